@@ -1,0 +1,1 @@
+"""Blocking client for the Tinker training and sampling API."""
