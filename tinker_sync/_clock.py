@@ -1,0 +1,45 @@
+"""Time as an argument: what is it now, and wait for something at most so long.
+
+Everything that waits or measures takes a `Clock`, so a test can hand in one that never sleeps.  Waiting is always
+waiting *for an event*: a loop that must stop can then be woken at once.  Any thread may use `SYSTEM_CLOCK`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """A source of time.  Implementations are thread-safe."""
+
+    def now(self) -> float:
+        """Monotonic seconds, for durations and deadlines; the zero point means nothing."""
+
+    def time(self) -> float:
+        """Seconds since the epoch, for what is shown or compared with a server's date."""
+
+    def wait(self, event: threading.Event, timeout_s: float) -> bool:
+        """Wait until `event` is set or `timeout_s` has passed; True when the event is set."""
+
+
+class SystemClock:
+    """The clock of this machine.  Has no state, so any thread may use it.
+
+    >>> SystemClock().wait(threading.Event(), 0)
+    False
+    """
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def time(self) -> float:
+        return time.time()
+
+    def wait(self, event: threading.Event, timeout_s: float) -> bool:
+        # Event.wait overflows on inf and on anything over TIMEOUT_MAX (about 292 years here).
+        return event.wait(min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
+
+
+SYSTEM_CLOCK = SystemClock()
