@@ -1,0 +1,16 @@
+"""Rules for the whole suite; what they are is in `support/isolation.py`."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+from support import isolation
+
+# No deadline: the suite also runs on busy machines. No database: a failure prints what reproduces it.
+hypothesis.settings.register_profile("suite", deadline=None, database=None, print_blob=True)
+hypothesis.settings.load_profile("suite")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A plugin rather than fixtures in this file: those would not reach the doctests in the package.
+    config.pluginmanager.register(isolation, "tinker_sync-isolation")

@@ -1,0 +1,129 @@
+"""What every test and every doctest of the suite lives in.
+
+No test sees the user's own configuration, none reaches another machine, and none leaves a thread of ours
+running. `tests/conftest.py` registers this module as a plugin, so its fixtures also cover the doctests inside
+the package.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+# Read by the package, by requests, by the TLS stack or by the tokenizer library.
+_FOREIGN_SETTINGS = frozenset(
+    {
+        "ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
+        "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE",
+        "NETRC", "XDG_CONFIG_HOME", "XDG_CACHE_HOME",
+    }
+)  # fmt: skip
+_FOREIGN_PREFIXES = ("TINKER_", "HF_", "HUGGINGFACE_", "CLOUDFLARE_ACCESS_")
+
+_home_numbers = itertools.count()
+
+
+def foreign_settings(names: Iterator[str] | list[str]) -> list[str]:
+    """Those environment variables that would let the user's own configuration into a test."""
+    return [
+        name
+        for name in names
+        if name.upper() in _FOREIGN_SETTINGS or name.upper().startswith(_FOREIGN_PREFIXES)
+    ]
+
+
+@pytest.fixture(scope="session")
+def _homes(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return tmp_path_factory.mktemp("homes")
+
+
+@pytest.fixture(autouse=True)
+def isolated_environment(monkeypatch: pytest.MonkeyPatch, _homes: Any) -> None:
+    """An environment without settings of ours or of the network stack, and an empty home directory."""
+    for name in foreign_settings(list(os.environ)):
+        monkeypatch.delenv(name)
+    home = _homes / str(next(_home_numbers))
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("USERPROFILE", str(home))
+
+
+class OffMachine(RuntimeError):
+    """A test tried to reach something other than this machine. Not an OSError: no retry may swallow it."""
+
+
+def is_local(address: Any) -> bool:
+    """Whether a socket address stays on this machine: a path, or a loopback literal or name."""
+    if not isinstance(address, tuple):
+        return True  # AF_UNIX and friends
+    host = address[0]
+    if isinstance(host, bytes):
+        host = host.decode("ascii", "replace")
+    if host in (None, "", "localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host.split("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Sockets connect to this machine only, and only its own names resolve.
+
+    Names under `.invalid` never resolve anywhere, so a test may use them to see how a failed lookup is
+    handled. Anything else fails the test at its end too, should the code under test swallow the exception.
+    """
+    attempts: list[Any] = []
+
+    def check(address: Any) -> None:
+        if not is_local(address):
+            attempts.append(address)
+            raise OffMachine(f"a test may not reach {address!r}")
+
+    real_connect, real_connect_ex = socket.socket.connect, socket.socket.connect_ex
+    real_getaddrinfo = socket.getaddrinfo
+
+    def connect(self: socket.socket, address: Any) -> None:
+        check(address)
+        real_connect(self, address)
+
+    def connect_ex(self: socket.socket, address: Any) -> int:
+        check(address)
+        return real_connect_ex(self, address)
+
+    def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(host, str) and host.rstrip(".").endswith(".invalid"):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        check((host, 0))
+        return real_getaddrinfo(host, *args, **kwargs)
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    monkeypatch.setattr(socket.socket, "connect_ex", connect_ex)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    yield
+    if attempts:
+        pytest.fail(f"the test tried to reach {attempts!r}", pytrace=False)
+
+
+def our_threads() -> set[threading.Thread]:
+    """Threads of the package that are alive now."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("tinker-")}
+
+
+@pytest.fixture(autouse=True)
+def no_thread_outlives_its_test() -> Iterator[None]:
+    """Whoever starts a thread in a test also stops and joins it in that test."""
+    before = our_threads()
+    yield
+    left = our_threads() - before
+    if left:
+        names = sorted(thread.name for thread in left)
+        pytest.fail(f"threads that outlive their test: {', '.join(names)}", pytrace=False)

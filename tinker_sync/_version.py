@@ -1,0 +1,6 @@
+"""The package's name and version. A leaf: the build reads this file without importing the package."""
+
+from __future__ import annotations
+
+__title__ = "tinker_sync"
+__version__ = "0.1.0"
