@@ -1,0 +1,45 @@
+"""Moments as RFC 3339 text, both ways, the same on every Python we support."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta, timezone
+
+_RFC_3339 = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)(?:[Tt ](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d+))?)?\s*([Zz]|[+-]\d\d:?\d\d)?)?", re.ASCII
+)
+
+
+def parse_moment(text: str) -> datetime:
+    """A datetime from RFC 3339 text; without an offset it stays naive. Raises ValueError.
+
+    >>> parse_moment("2026-01-31T12:00:00Z")
+    datetime.datetime(2026, 1, 31, 12, 0, tzinfo=datetime.timezone.utc)
+    """
+    match = _RFC_3339.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"not an RFC 3339 moment: {text[:40]!r}")
+    year, month, day, hour, minute, second, fraction, offset = match.groups()
+    microsecond = int((fraction or "0").ljust(6, "0")[:6])
+    parts = (int(year), int(month), int(day), int(hour or 0), int(minute or 0), int(second or 0), microsecond)
+    return datetime(*parts, tzinfo=_zone(offset))
+
+
+def _zone(offset: str | None) -> timezone | None:
+    if offset is None:
+        return None
+    if offset in "Zz":
+        return timezone.utc
+    digits = offset[1:].replace(":", "")
+    away = timedelta(hours=int(digits[:2]), minutes=int(digits[2:]))
+    return timezone(-away if offset[0] == "-" else away)
+
+
+def format_moment(moment: datetime) -> str:
+    """RFC 3339 text; UTC is written Z.
+
+    >>> format_moment(datetime(2026, 1, 31, tzinfo=timezone.utc))
+    '2026-01-31T00:00:00Z'
+    """
+    text = moment.isoformat()
+    return text[:-6] + "Z" if text.endswith("+00:00") else text
