@@ -1,7 +1,7 @@
 """Comparison with the reference client; runs only where that client is installed.
 
-`pip install -e '.[interop,test]' && pytest tests/interop` runs it. Without the reference client nothing here is
-imported, so the default suite does not need it.
+`pip install -e '.[interop,test]' && pytest tests/interop` runs it. Without the reference client nothing here
+is imported, so the default suite does not need it.
 """
 
 from __future__ import annotations

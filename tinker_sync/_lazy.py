@@ -1,0 +1,61 @@
+"""Public names that load the module they live in on first use (PEP 562).
+
+A leaf: it knows no other module of the package. Any thread may come in; the import system does the locking.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+
+def lazy_names(
+    package: str, homes: Mapping[str, Iterable[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The `__getattr__` and `__dir__` of a package whose public names live in other modules.
+
+    Args:
+        package: `__name__` of the package.
+        homes: The public names that live in each module, by the module's full name. A module directly inside
+            the package is a lazy attribute of it as well.
+
+    >>> import tinker_sync
+    >>> tinker_sync.AdamParms
+    Traceback (most recent call last):
+    AttributeError: module 'tinker_sync' has no attribute 'AdamParms', did you mean 'AdamParams'?
+    """
+    home_of = {name: module for module, names in homes.items() for name in names}
+    inside = f"{package}."
+    submodules = {
+        module[len(inside) :]: module
+        for module in homes
+        if module.startswith(inside) and "." not in module[len(inside) :]
+    }
+
+    def lookup(name: str) -> Any:
+        if name in home_of:
+            value = getattr(importlib.import_module(home_of[name]), name)
+        elif name in submodules:
+            value = importlib.import_module(submodules[name])
+        else:
+            # With `name` and without `obj`, or the interpreter would add a second suggestion in tracebacks.
+            raise AttributeError(_unknown(package, name, [*home_of, *submodules]), name=name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def listing() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *home_of, *submodules})
+
+    return lookup, listing
+
+
+def _unknown(package: str, name: str, known: list[str]) -> str:
+    message = f"module {package!r} has no attribute {name!r}"
+    if name.startswith("__"):  # the interpreter and its tools probe for many of these
+        return message
+    import difflib  # only after a typing error
+
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"{message}, did you mean {close[0]!r}?" if close else message
