@@ -1,0 +1,114 @@
+"""Rooms import only from rooms above them; nobody loads an event loop or the reference client."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tinker_sync
+
+# From top to bottom. A module may import from rooms above its own and from its own.
+ROOMS = (
+    *("_version", "_lazy", "_clock", "_secret", "errors", "_observe"),
+    *("config", "types", "wire", "transport", "runtime", "telemetry", "clients", "local", "cli"),
+)
+# Rooms above that are closed all the same: values and codecs are pure, the embedded server knows no client.
+CLOSED = {
+    "types": {"config"},
+    "wire": {"config"},
+    "local": {"transport", "runtime", "telemetry", "clients"},
+    "cli": {"transport", "runtime", "telemetry"},
+}
+FOREIGN = {"tinker"}
+NOT_AT_IMPORT = {"asyncio"}
+
+
+def imported(node: ast.AST) -> list[str]:
+    """Full names of what an import statement brings in, `a.b.c` for `from a.b import c`."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names]
+    return []
+
+
+def violations(package: Path) -> Iterator[str]:
+    for path in sorted(package.rglob("*.py")):
+        place = path.relative_to(package)
+        room = place.parts[0].removesuffix(".py")
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if room not in (*ROOMS, "__init__"):
+            yield f"{place}: {room} is not a room"
+            continue
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        later = {id(node) for function in functions for node in ast.walk(function)}
+        for node in ast.walk(tree):
+            for name in imported(node):
+                top, _, inside = name.partition(".")
+                target = inside.partition(".")[0]
+                if top in FOREIGN or not top:
+                    yield f"{place}:{node.lineno}: imports {name}"
+                if top in NOT_AT_IMPORT and id(node) not in later:
+                    yield f"{place}:{node.lineno}: imports {name} when it is loaded"
+                # The front door lists everything by name and loads nothing.
+                if top != package.name or room in ("__init__", target):
+                    continue
+                if target not in ROOMS[: ROOMS.index(room)] or target in CLOSED.get(room, ()):
+                    yield f"{place}:{node.lineno}: {room} imports from {target or package.name}"
+
+
+def test_imports_point_up() -> None:
+    assert list(violations(Path(tinker_sync.__file__).parent)) == []
+
+
+def test_the_package_is_what_was_read() -> None:
+    package = Path(tinker_sync.__file__).parent
+    assert {"types", "wire", "transport", "errors"} <= {path.stem for path in package.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("place", "line", "complaint"),
+    [
+        ("types/datum.py", "from tinker_sync.wire.json import encode", "types imports from wire"),
+        ("types/datum.py", "import tinker_sync.wire.json", "types imports from wire"),
+        ("types/datum.py", "def f():\n    from tinker_sync import wire", "types imports from wire"),
+        ("types/datum.py", "if TYPE_CHECKING:\n    from tinker_sync import wire", "types imports from wire"),
+        ("types/datum.py", "from tinker_sync import Datum", "types imports from Datum"),
+        ("types/datum.py", "import tinker_sync", "types imports from tinker_sync"),
+        ("errors.py", "from tinker_sync.types import Datum", "errors imports from types"),
+        ("local/server.py", "from tinker_sync.clients import service", "local imports from clients"),
+        ("wire/json.py", "from tinker_sync.config import Settings", "wire imports from config"),
+        ("wire/json.py", "from . import proto", "imports ..proto"),
+        ("wire/json.py", "try:\n    import asyncio\nfinally:\n    pass", "imports asyncio when it is loaded"),
+        ("wire/json.py", "import asyncio", "imports asyncio when it is loaded"),
+        ("cli/main.py", "def f():\n    import tinker.types", "imports tinker.types"),
+        ("__init__.py", "from tinker import Datum", "imports tinker.Datum"),
+        ("utils.py", "import os", "utils is not a room"),
+    ],
+)
+def test_a_violation_is_seen(tmp_path: Path, place: str, line: str, complaint: str) -> None:
+    path = tmp_path / "tinker_sync" / place
+    path.parent.mkdir(parents=True)
+    path.write_text(line, encoding="utf-8")
+    found = list(violations(tmp_path / "tinker_sync"))
+    assert len(found) == 1
+    assert found[0].endswith(complaint)
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        ("wire/json.py", "from tinker_sync.types import Datum\nfrom tinker_sync.wire import endpoints"),
+        ("transport/http.py", "from tinker_sync.errors import APIError\nimport requests"),
+        ("__init__.py", "from tinker_sync.types import Datum"),
+        ("local/server.py", "def run():\n    import asyncio"),
+    ],
+)
+def test_what_is_allowed_passes(tmp_path: Path, place: str, line: str) -> None:
+    path = tmp_path / "tinker_sync" / place
+    path.parent.mkdir(parents=True)
+    path.write_text(line, encoding="utf-8")
+    assert list(violations(tmp_path / "tinker_sync")) == []
