@@ -1,0 +1,730 @@
+"""Every exception of the package, sorted by what the reader of it can do.
+
+Any module may import this one; it knows nothing of sockets or codecs. All of it pickles and copies with every attribute. What an
+error keeps of a request and its answer is copied into small records that hold no credentials, so that an error may be logged,
+sent to another process or pasted into a report.
+
+    TinkerError
+      APIError                      something between us and the server; `.request_id`, `.method`, `.path`, `.attempts`
+        APIStatusError              the server said no; one leaf for each status a person reacts to differently
+        APIConnectionError          no answer; APITimeoutError when it was silence
+        APIResponseValidationError  an answer that does not make sense
+      RequestFailedError            accepted first, failed later
+      InvalidInputError             cannot be sent as given          (also a ValueError)
+      ConfigurationError            settings, variables, key file    (also a ValueError)
+      CredentialError               no usable key or token
+      UnsupportedByServerError      this server cannot do that
+      MissingExtraError             an optional dependency is absent (also an ImportError)
+      WireError                     bytes that do not decode
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from http import HTTPStatus
+from typing import Any, ClassVar, Final
+
+from attrs import field, frozen
+
+from tinker_sync._secret import HeaderMap, Secret, mask_headers, mask_json, mask_text, mask_url
+
+__all__ = [
+    "APIConnectionError",
+    "APIError",
+    "APIResponseValidationError",
+    "APIStatusError",
+    "APITimeoutError",
+    "AuthenticationError",
+    "BadRequestError",
+    "BillingError",
+    "ConfigurationError",
+    "ConflictError",
+    "CredentialError",
+    "ExperimentalWarning",
+    "InternalServerError",
+    "InvalidInputError",
+    "MissingExtraError",
+    "NotFoundError",
+    "PermissionDeniedError",
+    "RateLimitError",
+    "RequestErrorCategory",
+    "RequestFailedError",
+    "RequestInfo",
+    "ResponseInfo",
+    "TinkerError",
+    "UnprocessableEntityError",
+    "UnsupportedByServerError",
+    "WireError",
+]
+
+# An error must not keep a large answer alive, nor print pages of it.
+MAX_KEPT_BYTES: Final = 64 * 1024
+_MAX_WORDS: Final = 2000
+_MAX_PROBLEMS: Final = 20
+
+
+class ExperimentalWarning(FutureWarning):
+    """The feature works today and may change or go without notice.
+
+    >>> import warnings
+    >>> warnings.filterwarnings("ignore", category=ExperimentalWarning)
+    """
+
+
+class RequestErrorCategory(str, Enum):
+    """Whose fault a failed request was, as the server sees it. Any text the list does not know is `Unknown`.
+
+    >>> str(RequestErrorCategory("user")), RequestErrorCategory("something new")
+    ('user', <RequestErrorCategory.Unknown: 'unknown'>)
+    """
+
+    Unknown = "unknown"
+    Server = "server"
+    User = "user"
+
+    __str__ = str.__str__
+    __format__ = str.__format__
+
+    @classmethod
+    def _missing_(cls, value: object) -> RequestErrorCategory:
+        return cls.Unknown
+
+
+def _header_map(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> HeaderMap:
+    return HeaderMap(mask_headers(headers))
+
+
+def _bounded(content: bytes) -> bytes:
+    return bytes(content[:MAX_KEPT_BYTES])
+
+
+@frozen(kw_only=True)
+class RequestInfo:
+    """What an error keeps of the request: no credentials, whatever it was made from.
+
+    >>> RequestInfo(method="GET", url="https://host/api/v1/x?token=abc", headers={"X-API-Key": "tml-secret"})
+    RequestInfo(method='GET', url='https://host/api/v1/x?token=***', headers=HeaderMap({'X-API-Key': '***'}))
+    """
+
+    method: str
+    url: str = field(converter=mask_url)
+    headers: HeaderMap = field(factory=HeaderMap, converter=_header_map)
+
+    @property
+    def path(self) -> str:
+        """The path of the address, without query."""
+        rest = self.url.split("://", 1)[-1]
+        path = "/" + rest.split("/", 1)[1] if "/" in rest else "/"
+        return re.split(r"[?#]", path, maxsplit=1)[0]
+
+
+@frozen(kw_only=True)
+class ResponseInfo:
+    """What an error keeps of the answer: status, headers without credentials, and the first 64 KiB of the body.
+
+    >>> ResponseInfo(status_code=404, content=b'{"detail": "no such run"}').json()
+    {'detail': 'no such run'}
+    """
+
+    status_code: int
+    headers: HeaderMap = field(factory=HeaderMap, converter=_header_map)
+    content: bytes = field(default=b"", converter=_bounded, repr=False)
+    request: RequestInfo | None = None
+
+    @property
+    def text(self) -> str:
+        """The body as text; bytes that are no UTF-8 become replacement characters."""
+        return self.content.decode("utf-8", "replace")
+
+    def json(self) -> Any:
+        """Parse the body as JSON; `ValueError` when it is none."""
+        return json.loads(self.content)
+
+
+def _request_info(request: Any) -> RequestInfo | None:
+    """Accept our record or the request object of an HTTP library."""
+    if request is None or isinstance(request, RequestInfo):
+        return request
+    return RequestInfo(
+        method=str(getattr(request, "method", None) or ""),
+        url=str(getattr(request, "url", None) or ""),
+        headers=_plain_headers(request),
+    )
+
+
+def _response_info(response: Any) -> ResponseInfo | None:
+    """Accept our record or the answer object of an HTTP library."""
+    if response is None or isinstance(response, ResponseInfo):
+        return response
+    try:
+        content = response.content
+    except Exception:  # a streamed body that was never read; the error matters more than its body
+        content = b""
+    try:
+        request = response.request
+    except Exception:  # httpx raises where a response has no request
+        request = None
+    return ResponseInfo(
+        status_code=int(response.status_code),
+        headers=_plain_headers(response),
+        content=content if isinstance(content, bytes) else b"",
+        request=_request_info(request),
+    )
+
+
+def _plain_headers(source: Any) -> dict[str, str]:
+    headers = getattr(source, "headers", None)
+    return mask_headers(headers) if isinstance(headers, Mapping) else {}
+
+
+def _rebuild(cls: type[TinkerError], args: tuple[object, ...]) -> TinkerError:
+    return cls.__new__(cls, *args)
+
+
+class TinkerError(Exception):
+    """Everything this package raises on purpose is one of these.
+
+    >>> try:
+    ...     raise RequestFailedError("out of memory", "req-1", "server")
+    ... except TinkerError as error:
+    ...     print(error)
+    out of memory (request req-1, server). This is the server's fault; try again later.
+    """
+
+    # Constructors of the leaves differ; recreating from the attributes serves them all, a subclass of a user's too.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args), {**self.__dict__}
+
+
+class APIError(TinkerError):
+    """Something went wrong between this program and the server.
+
+    Args:
+        message: What happened, in the server's words where it had some.
+        request: The request; anything with `method`, `url` and `headers`.
+        body: The answer's body: parsed JSON, else text, else None.
+        request_id: The id the server gave the request.
+        method, path: Taken from `request` unless given.
+        attempts: How many times it was tried.
+
+    >>> print(APIError("odd answer", method="GET", path="/api/v1/x", attempts=3))
+    odd answer (GET /api/v1/x, 3 attempts)
+    """
+
+    advice: ClassVar[str] = ""
+
+    message: str
+    request: RequestInfo | None
+    body: Any
+    request_id: str | None
+    method: str | None
+    path: str | None
+    attempts: int | None
+
+    def __init__(
+        self,
+        message: str,
+        request: Any = None,
+        *,
+        body: Any = None,
+        request_id: str | None = None,
+        method: str | None = None,
+        path: str | None = None,
+        attempts: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.request = _request_info(request)
+        self.body = body
+        self.request_id = request_id
+        self.method = method or (self.request.method if self.request else None)
+        self.path = path or (self.request.path if self.request else None)
+        self.attempts = attempts
+
+    def __str__(self) -> str:
+        return _sentence(self._headline() + self._whereabouts(), self._advice())
+
+    def _headline(self) -> str:
+        return self.message
+
+    def _advice(self) -> str:
+        return self.advice
+
+    def _whereabouts(self) -> str:
+        """`(POST /api/v1/x, request req-1, 3 attempts)`, as far as known."""
+        call = " ".join(part for part in (self.method, self.path) if part)
+        known = [
+            call,
+            f"request {self.request_id}" if self.request_id else "",
+            f"{self.attempts} attempts" if self.attempts and self.attempts > 1 else "",
+        ]
+        listed = ", ".join(part for part in known if part)
+        return f" ({listed})" if listed else ""
+
+
+def _sentence(statement: str, advice: str) -> str:
+    if not advice:
+        return statement
+    return f"{statement.rstrip('.')}. {advice}"
+
+
+class APIResponseValidationError(APIError):
+    """The server answered, and the answer does not make sense.
+
+    >>> print(APIResponseValidationError("$.model_id: missing", method="POST", path="/api/v1/create_model"))
+    $.model_id: missing (POST /api/v1/create_model). The server may speak another version of the protocol.
+    """
+
+    advice = "The server may speak another version of the protocol."
+
+    response: ResponseInfo | None
+    status_code: int | None
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        response: Any = None,
+        body: Any = None,
+        request: Any = None,
+        status_code: int | None = None,
+        request_id: str | None = None,
+        method: str | None = None,
+        path: str | None = None,
+        attempts: int | None = None,
+    ) -> None:
+        self.response = _response_info(response)
+        super().__init__(
+            message or "The server's answer does not have the expected form.",
+            request if request is not None or self.response is None else self.response.request,
+            body=body,
+            request_id=request_id or _id_header(self.response),
+            method=method,
+            path=path,
+            attempts=attempts,
+        )
+        self.status_code = status_code or (self.response.status_code if self.response else None)
+
+
+class APIStatusError(APIError):
+    """The server answered with a status that means no.
+
+    The leaves differ by what helps: `BadRequestError` and `UnprocessableEntityError` (mend the input), `AuthenticationError` and
+    `PermissionDeniedError` (the key), `BillingError` (the account), `NotFoundError`, `ConflictError`, `RateLimitError` (wait),
+    `InternalServerError` (later, or report). 408, 410, 425 and other 4xx have none.
+
+    `message` holds the server's words, `body` the parsed JSON or else the text, `retry_after_s` the pause the server asked for.
+
+    >>> error = APIStatusError.from_reply(404, {"x-request-id": "r-9"}, b'{"detail": "no such run"}')
+    >>> type(error).__name__, error.status_code, error.message, error.request_id
+    ('NotFoundError', 404, 'no such run', 'r-9')
+    """
+
+    response: ResponseInfo | None
+    status_code: int
+    retry_after_s: float | None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        response: Any = None,
+        body: Any = None,
+        status_code: int | None = None,
+        request: Any = None,
+        request_id: str | None = None,
+        method: str | None = None,
+        path: str | None = None,
+        attempts: int | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        self.response = _response_info(response)
+        super().__init__(
+            message,
+            request if request is not None or self.response is None else self.response.request,
+            body=body,
+            request_id=request_id or _id_header(self.response),
+            method=method,
+            path=path,
+            attempts=attempts,
+        )
+        if status_code is None and self.response is not None:
+            status_code = self.response.status_code
+        # The leaves carry their status as a class attribute; only the open-ended classes must be told.
+        self.status_code = status_code if status_code is not None else getattr(type(self), "status_code", 0)
+        self.retry_after_s = retry_after_s
+
+    @classmethod
+    def from_reply(
+        cls,
+        status_code: int,
+        headers: Mapping[str, str],
+        content: bytes,
+        *,
+        request: Any = None,
+        request_id: str | None = None,
+        method: str | None = None,
+        path: str | None = None,
+        attempts: int | None = None,
+        retry_after_s: float | None = None,
+        secrets: Iterable[str | Secret] = (),
+    ) -> APIStatusError:
+        """Make the error that fits an answer: the leaf by its status, the words from its body.
+
+        Args:
+            status_code: The HTTP status.
+            headers: The answer's headers.
+            content: The answer's body, undone of any content encoding.
+            request: The request; anything with `method`, `url` and `headers`.
+            request_id: The id the server gave the request; default the answer's `X-Request-Id`.
+            method, path: Taken from `request` unless given.
+            attempts: How many times it was tried.
+            retry_after_s: The pause the server asked for.
+            secrets: Values that must not appear in the error, should the server repeat them.
+        """
+        body, kept = _read_body(content, tuple(secrets))
+        request = _request_info(request)
+        return status_error_class(status_code)(
+            words_of(body) or _reason(status_code),
+            response=ResponseInfo(status_code=status_code, headers=headers, content=kept, request=request),
+            body=body,
+            status_code=status_code,
+            request_id=request_id,
+            method=method,
+            path=path,
+            attempts=attempts,
+            retry_after_s=retry_after_s,
+        )
+
+    def _headline(self) -> str:
+        reason = _reason(self.status_code)
+        return f"{self.status_code} {reason}" + (f": {self.message}" if self.message != reason else "")
+
+    def _advice(self) -> str:
+        if self.retry_after_s:
+            return f"{self.advice} The server asks to wait {self.retry_after_s:g} s.".strip()
+        return self.advice
+
+
+class BadRequestError(APIStatusError):
+    """400: the server refuses the request as it is."""
+
+    status_code = 400
+    advice = "Change the request; sending it again as it is will not help."
+
+
+class AuthenticationError(APIStatusError):
+    """401: the server does not accept the key or token."""
+
+    status_code = 401
+    advice = "Check the API key: the api_key argument, TINKER_API_KEY, or the stored key (`tinker-sync auth login`)."
+
+
+class BillingError(APIStatusError):
+    """402: the account cannot pay, or billing is not set up."""
+
+    status_code = 402
+    advice = "Set up or renew billing in the console: https://tinker.thinkingmachines.ai"
+
+
+class PermissionDeniedError(APIStatusError):
+    """403: the key is good, but not for this."""
+
+    status_code = 403
+    advice = "The key is valid but not allowed to do this; check its organization and project, and who owns the object."
+
+
+class NotFoundError(APIStatusError):
+    """404: there is no such object, or this server has no such call."""
+
+    status_code = 404
+    advice = "Check the id or path; the object may have expired, or the server may not offer this call."
+
+
+class ConflictError(APIStatusError):
+    """409: the object is in another state than the request assumes."""
+
+    status_code = 409
+    advice = "The object changed or is in use; look at its present state before repeating."
+
+
+class UnprocessableEntityError(APIStatusError):
+    """422: the server understands the form of the request but not its content."""
+
+    status_code = 422
+    advice = "Change the fields named above; sending the request again as it is will not help."
+
+
+class RateLimitError(APIStatusError):
+    """429: too much at once. `retry_after_s` says how long to wait, where the server told."""
+
+    status_code = 429
+    advice = "Send less at a time, or wait before repeating."
+
+
+class InternalServerError(APIStatusError):
+    """500 and above: the server or something before it failed."""
+
+    advice = "This is the server's fault; try again later, and report the request if it stays."
+
+
+class APIConnectionError(APIError):
+    """The server could not be reached, or the connection broke before its answer.
+
+    >>> print(APIConnectionError(method="GET", path="/api/v1/x"))
+    Connection error (GET /api/v1/x). Check the network, any proxy, and the base URL.
+    """
+
+    advice = "Check the network, any proxy, and the base URL."
+
+    def __init__(
+        self,
+        message: str = "Connection error.",
+        request: Any = None,
+        *,
+        body: Any = None,
+        request_id: str | None = None,
+        method: str | None = None,
+        path: str | None = None,
+        attempts: int | None = None,
+    ) -> None:
+        super().__init__(
+            message, request, body=body, request_id=request_id, method=method, path=path, attempts=attempts
+        )
+
+    def _headline(self) -> str:
+        return self.message.rstrip(".")
+
+
+class APITimeoutError(APIConnectionError):
+    """The server stayed silent for longer than the timeout allows.
+
+    >>> APITimeoutError().message
+    'Request timed out.'
+    """
+
+    advice = "The server may be busy or unreachable; a longer timeout may help."
+
+    def __init__(
+        self,
+        message: str = "Request timed out.",
+        request: Any = None,
+        *,
+        body: Any = None,
+        request_id: str | None = None,
+        method: str | None = None,
+        path: str | None = None,
+        attempts: int | None = None,
+    ) -> None:
+        super().__init__(
+            message, request, body=body, request_id=request_id, method=method, path=path, attempts=attempts
+        )
+
+
+class RequestFailedError(TinkerError):
+    """The server took the request and later reported that it failed.
+
+    >>> error = RequestFailedError("tokens out of range", request_id="req-1", category=RequestErrorCategory.User)
+    >>> print(error)
+    tokens out of range (request req-1, user). Change the input; the same request will fail again.
+    """
+
+    _ADVICE: ClassVar[dict[RequestErrorCategory, str]] = {
+        RequestErrorCategory.User: "Change the input; the same request will fail again.",
+        RequestErrorCategory.Server: "This is the server's fault; try again later.",
+        RequestErrorCategory.Unknown: "",
+    }
+
+    message: str
+    request_id: str
+    category: RequestErrorCategory
+
+    def __init__(self, message: str, request_id: str, category: RequestErrorCategory | str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.request_id = request_id
+        self.category = RequestErrorCategory(category)
+
+    def __str__(self) -> str:
+        statement = f"{self.message.rstrip('.')} (request {self.request_id}, {self.category})"
+        return _sentence(statement, self._ADVICE[self.category])
+
+
+class InvalidInputError(TinkerError, ValueError):
+    """What the user gave cannot be sent; nothing was. `problems` lists all that is wrong, one text each.
+
+    >>> print(InvalidInputError("data[0].loss_fn_inputs['weights'][3]: nan is not finite"))
+    data[0].loss_fn_inputs['weights'][3]: nan is not finite
+    >>> print(InvalidInputError(["top_p: 2 is above 1", "max_tokens: -1 is negative"]))
+    2 problems:
+      top_p: 2 is above 1
+      max_tokens: -1 is negative
+    """
+
+    problems: tuple[str, ...]
+
+    def __init__(self, problems: str | Iterable[str]) -> None:
+        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        super().__init__(*self.problems)
+
+    def __str__(self) -> str:
+        if len(self.problems) <= 1:
+            return "".join(self.problems)
+        lines = [f"  {problem}" for problem in self.problems[:_MAX_PROBLEMS]]
+        hidden = len(self.problems) - len(lines)
+        if hidden:
+            lines.append(f"  ... and {hidden} more")
+        return "\n".join([f"{len(self.problems)} problems:", *lines])
+
+
+class WireError(TinkerError):
+    """Bytes from the other side do not decode. `path` says where, such as `$.sequences[2].stop_reason`.
+
+    >>> print(WireError("not one of 'stop', 'length'", path="$.sequences[2].stop_reason"))
+    $.sequences[2].stop_reason: not one of 'stop', 'length'
+    """
+
+    message: str
+    path: str
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class ConfigurationError(TinkerError, ValueError):
+    """A setting, an environment variable or the credentials file cannot be used as it is."""
+
+
+class CredentialError(TinkerError):
+    """There is no usable key or token: none is configured, the credential command failed, or no new token is to be had."""
+
+
+class UnsupportedByServerError(TinkerError):
+    """The server at this address does not offer what was asked; nothing was sent.
+
+    >>> print(UnsupportedByServerError("this server samples without prompt_alt_tokens_k", feature="prompt_alt_tokens_k"))
+    this server samples without prompt_alt_tokens_k
+    """
+
+    message: str
+    feature: str | None
+
+    def __init__(self, message: str, *, feature: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.feature = feature
+
+
+class MissingExtraError(TinkerError, ImportError):
+    """A feature needs an optional dependency that is not installed.
+
+    >>> print(MissingExtraError("speed", feature="zstd request bodies"))
+    zstd request bodies: not installed. pip install 'tinker_sync[speed]'
+    """
+
+    extra: str
+    feature: str | None
+
+    def __init__(self, extra: str, *, feature: str | None = None) -> None:
+        self.extra = extra
+        self.feature = feature
+        what = f"{feature}: not installed." if feature else f"The extra {extra!r} is not installed."
+        super().__init__(f"{what} pip install 'tinker_sync[{extra}]'")
+
+
+_LEAVES: Final[Mapping[int, type[APIStatusError]]] = {
+    400: BadRequestError,
+    401: AuthenticationError,
+    402: BillingError,
+    403: PermissionDeniedError,
+    404: NotFoundError,
+    409: ConflictError,
+    422: UnprocessableEntityError,
+    429: RateLimitError,
+}
+
+
+def status_error_class(status_code: int) -> type[APIStatusError]:
+    """Give the leaf for a status; `APIStatusError` itself where there is none.
+
+    >>> [status_error_class(s).__name__ for s in (402, 410, 503)]
+    ['BillingError', 'APIStatusError', 'InternalServerError']
+    """
+    if status_code >= 500:
+        return InternalServerError
+    return _LEAVES.get(status_code, APIStatusError)
+
+
+def words_of(body: Any) -> str:
+    """Find what a server says went wrong in the body of its answer, whichever of the known forms it has.
+
+    `{"error": ...}`, `{"detail": text}`, `{"detail": [{"loc", "msg"}]}`, `{"error_message"}`, `{"message"}`, and plain text.
+
+    >>> words_of({"detail": [{"loc": ["body", "seq_id"], "msg": "Field required"}]})
+    'body.seq_id: Field required'
+    >>> words_of({"error": "unknown model", "category": "user"}), words_of("Bad gateway\\n")
+    ('unknown model', 'Bad gateway')
+    """
+    words = _find_words(body, 0).strip()
+    return words if len(words) <= _MAX_WORDS else f"{words[:_MAX_WORDS]}... ({len(words)} characters)"
+
+
+def _find_words(body: Any, depth: int) -> str:
+    if isinstance(body, str):
+        return _title_of_page(body)
+    if body is None or depth > 3:
+        return ""
+    if isinstance(body, dict):
+        for name in ("error", "detail", "error_message", "message", "msg", "title"):
+            if body.get(name):
+                return _find_words(body[name], depth + 1)
+    if isinstance(body, list) and body and all(isinstance(item, dict) and "msg" in item for item in body):
+        shown = [_complaint(item) for item in body[:_MAX_PROBLEMS]]
+        more = len(body) - len(shown)
+        return "; ".join(shown) + (f"; and {more} more" if more else "")
+    return json.dumps(body, ensure_ascii=False, default=str) if body not in ({}, []) else ""
+
+
+def _complaint(item: Mapping[str, Any]) -> str:
+    place = item.get("loc")
+    where = ".".join(str(part) for part in place) if isinstance(place, list) else ""
+    return f"{where}: {item['msg']}" if where else str(item["msg"])
+
+
+def _title_of_page(text: str) -> str:
+    """Proxies answer with web pages; their title is the part to read."""
+    if not text.lstrip().startswith("<"):
+        return text
+    title = re.search(r"<title[^>]*>(.*?)</title>", text[:MAX_KEPT_BYTES], re.IGNORECASE | re.DOTALL)
+    return title[1] if title else text
+
+
+def _read_body(content: bytes, secrets: tuple[str | Secret, ...]) -> tuple[Any, bytes]:
+    """Parse the body and mask what it repeats of ours; also give the bytes that may be kept."""
+    text = content[:MAX_KEPT_BYTES].decode("utf-8", "replace")
+    try:
+        tree = json.loads(content)
+    except (ValueError, RecursionError):
+        masked = mask_text(text, secrets)
+        return masked or None, content if masked == text else masked.encode()
+    masked_tree = mask_json(tree, secrets)
+    return masked_tree, content if masked_tree == tree else json.dumps(masked_tree).encode()
+
+
+def _id_header(response: ResponseInfo | None) -> str | None:
+    return response.headers.get("x-request-id") if response is not None else None
+
+
+def _reason(status_code: int) -> str:
+    try:
+        return HTTPStatus(status_code).phrase
+    except ValueError:
+        return "error status"
