@@ -1,0 +1,276 @@
+"""The front doors: every public name is there for whoever looks, and loads only when it is used.
+
+What depends on what is loaded already runs in an interpreter of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tinker_sync
+import tinker_sync.types
+
+PACKAGES = ["tinker_sync", "tinker_sync.types"]
+HEAVY = {"numpy", "requests", "urllib3", "tokenizers", "cattrs", "orjson", "torch", "asyncio"}
+
+
+def fresh(code: str) -> str:
+    """What `code` prints in an interpreter that has loaded nothing of ours yet."""
+    root = str(Path(tinker_sync.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env=os.environ | {"PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def source(package: str) -> ast.Module:
+    return ast.parse(Path(str(importlib.import_module(package).__file__)).read_text(encoding="utf-8"))
+
+
+def checked_names(package: str) -> dict[str, list[str]]:
+    """What type checkers import, by module."""
+    guarded = [
+        node
+        for block in source(package).body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in block.body
+    ]
+    assert all(isinstance(node, ast.ImportFrom) and node.level == 0 for node in guarded)
+    return {
+        str(node.module): [alias.name for alias in node.names]
+        for node in guarded
+        if isinstance(node, ast.ImportFrom) and all(alias.asname is None for alias in node.names)
+    }
+
+
+def public_names(module: Path) -> set[str]:
+    """Public classes and type aliases that a module of types defines."""
+    names: set[str] = set()
+    for node in ast.parse(module.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return {name for name in names if not name.startswith("_") and not name.isupper()}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_checkers_the_table_and_star_import_agree(package: str) -> None:
+    module = importlib.import_module(package)
+    checked = checked_names(package)
+    submodules = set(checked.pop(package, []))
+    table = {home: list(names) for home, names in module._HOMES.items()}
+    assert checked == table
+    listed = [name for names in table.values() for name in names]
+    assert len(listed) == len(set(listed))
+    constants = {name for name in module.__all__ if name.startswith("__")}
+    assert sorted(module.__all__) == sorted({*listed, *submodules, *constants})
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_list_of_names_is_a_literal(package: str) -> None:
+    [assigned] = [
+        node.value
+        for node in source(package).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    assert ast.literal_eval(assigned) == importlib.import_module(package).__all__
+
+
+def test_every_type_is_exported_from_the_module_that_defines_it() -> None:
+    folder = Path(tinker_sync.types.__file__).parent
+    defined = {
+        f"tinker_sync.types.{path.stem}": public_names(path)
+        for path in folder.glob("*.py")
+        if not path.stem.startswith("_")
+    }
+    table = {home: set(names) for home, names in tinker_sync.types._HOMES.items()}
+    # The one enum that errors carry too lives with the errors.
+    assert table.pop("tinker_sync.errors") == {"RequestErrorCategory"}
+    assert table == {home: names for home, names in defined.items() if names}
+
+
+def test_every_error_is_offered() -> None:
+    from tinker_sync import errors
+
+    classes = {
+        name
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and issubclass(value, Exception) and not name.startswith("_")
+    }
+    assert classes <= set(tinker_sync.__all__)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_name_resolves_once(package: str) -> None:
+    module = importlib.import_module(package)
+    for name in module.__all__:
+        value = getattr(module, name)
+        assert vars(module)[name] is value
+        assert getattr(module, name) is value
+
+
+def test_import_loads_nothing_else() -> None:
+    new = fresh("import sys; before = {*sys.modules}; import tinker_sync; print(*{*sys.modules} - before)")
+    names = set(new.split())
+    assert {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names} == {
+        "tinker_sync",
+        "tinker_sync._lazy",
+        "tinker_sync._version",
+    }
+    assert not names & HEAVY
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "tinker_sync.AdamParams(learning_rate=1e-4)",
+        "tinker_sync.SamplingParams(max_tokens=8)",
+        "tinker_sync.LoraConfig(rank=8)",
+        "tinker_sync.RateLimitError",
+        "tinker_sync.Timeout()",
+        "tinker_sync.types",
+    ],
+)
+def test_names_that_need_no_arrays_and_no_network_load_neither(use: str) -> None:
+    loaded = set(fresh(f"import sys, tinker_sync; {use}; print(*sys.modules)").split())
+    assert loaded & HEAVY == set()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_star_import_brings_every_name(package: str) -> None:
+    got = fresh(f"from {package} import *; print(*[name for name in dir()])").split()
+    assert set(importlib.import_module(package).__all__) <= set(got)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_dir_lists_every_name_and_loads_none(package: str) -> None:
+    code = f"import sys, {package} as m; print(*dir(m)); print(*sys.modules)"
+    listed, loaded = (set(line.split()) for line in fresh(code).splitlines())
+    assert set(importlib.import_module(package).__all__) <= listed
+    assert not loaded & HEAVY
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_help_shows_every_name(package: str) -> None:
+    text = fresh(f"import pydoc, {package} as m; print(pydoc.render_doc(m, renderer=pydoc.plaintext))")
+    contents = {word.strip("|,()=") for word in text.split()}
+    own = {name for name in importlib.import_module(package).__all__ if not name.startswith("__")}
+    assert own - {"errors", "types"} <= contents | {word.rpartition(".")[2] for word in contents}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_getmembers_sees_every_name(package: str) -> None:
+    got = fresh(f"import inspect, {package} as m; print(*dict(inspect.getmembers(m)))").split()
+    assert set(importlib.import_module(package).__all__) <= set(got)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tinker_sync.types",
+        "tinker_sync.errors",
+        "tinker_sync.config",
+        "tinker_sync.types.tensor_data",
+        "tinker_sync.types.datum",
+    ],
+)
+def test_modules_are_attributes_without_being_imported(path: str) -> None:
+    assert fresh(f"import tinker_sync; print({path}.__name__)").strip() == path
+
+
+def test_a_module_imports_the_usual_way() -> None:
+    code = (
+        "from tinker_sync.types.tensor_data import TensorData as a; from tinker_sync import TensorData as b"
+    )
+    assert fresh(f"{code}; print(a is b)").strip() == "True"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_classes_pickle_by_name_and_survive_deepcopy(package: str) -> None:
+    module = importlib.import_module(package)
+    classes = [name for name in module.__all__ if inspect.isclass(getattr(module, name))]
+    assert classes
+    pickled = pickle.dumps({name: getattr(module, name) for name in classes})
+    code = (
+        f"import copy, pickle, {package} as m; classes = pickle.loads({pickled!r});"
+        "print(all(getattr(m, n) is c and copy.deepcopy(c) is c for n, c in classes.items()))"
+    )
+    assert fresh(code).strip() == "True"
+
+
+def test_first_use_from_many_threads_gives_one_class() -> None:
+    code = """
+import threading, tinker_sync
+from concurrent.futures import ThreadPoolExecutor
+gate = threading.Barrier(8)
+def use(_):
+    gate.wait(10)
+    return tinker_sync.Datum
+with ThreadPoolExecutor(8) as pool:
+    print(len(set(pool.map(use, range(8)))))
+"""
+    assert fresh(code).strip() == "1"
+
+
+@pytest.mark.parametrize(
+    ("package", "wrong", "right"),
+    [
+        ("tinker_sync", "AdamParms", "AdamParams"),
+        ("tinker_sync", "datum", "Datum"),
+        ("tinker_sync", "type", "types"),
+        ("tinker_sync.types", "SamplingParam", "SamplingParams"),
+        ("tinker_sync.types", "tensordata", "tensor_data"),
+    ],
+)
+def test_a_mistyped_name_is_an_attribute_error_with_the_right_one(
+    package: str, wrong: str, right: str
+) -> None:
+    with pytest.raises(AttributeError, match=f"no attribute '{wrong}', did you mean '{right}'") as caught:
+        getattr(importlib.import_module(package), wrong)
+    assert caught.value.name == wrong
+
+
+def test_a_traceback_suggests_once() -> None:
+    code = (
+        "import traceback, tinker_sync\ntry: tinker_sync.Datm\nexcept AttributeError: traceback.print_exc()"
+    )
+    root = str(Path(tinker_sync.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr.lower().count("did you mean") == 1
+
+
+def test_an_unknown_name_without_a_likeness_gets_no_suggestion() -> None:
+    with pytest.raises(AttributeError, match=r"has no attribute 'qqqqqqqq'$"):
+        tinker_sync.qqqqqqqq  # noqa: B018  # the access is the test
+    assert not hasattr(tinker_sync, "__wrapped__")
+    assert not hasattr(tinker_sync.types, "_HOMES_")
+
+
+def test_reload_keeps_the_door_open() -> None:
+    code = "import importlib, tinker_sync as t; t.Datum; importlib.reload(t); print(t.Datum.__name__)"
+    assert fresh(code).strip() == "Datum"
