@@ -1,12 +1,13 @@
-"""What may be watched while requests go over the network: frozen records, and the protocol of who receives them.
+"""What may be watched while requests go over the network: frozen records, and who receives them.
 
-A leaf without behaviour. Whoever sends calls `observe` on the thread that sends, never while holding a lock, and goes on
-when it raises. The records hold no header, no body, no query and no credential, so they may be stored or shown.
+A leaf without behaviour. Whoever sends calls `observe` on the thread that sends, never while holding a
+lock, and goes on when it raises. The records hold no header, no body, no query and no credential, so they may
+be stored or shown.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, Union
+from typing import Protocol
 
 from attrs import frozen
 
@@ -81,11 +82,11 @@ class Redirected:
     """False: credentials stay behind."""
 
 
-Event = Union[RequestSent, ReplyReceived, RequestLost, RetryScheduled, Redirected]
+Event = RequestSent | ReplyReceived | RequestLost | RetryScheduled | Redirected
 
 
 class Observer(Protocol):
-    """Receives what happens to requests, on the thread it happens on; be quick, and expect several threads."""
+    """Receives what happens to requests, on the thread it happens on. Be quick; expect several threads."""
 
     def observe(self, event: Event) -> None:
         """Take note of an event. What it raises is logged and otherwise ignored."""

@@ -22,7 +22,9 @@ class FakeClock:
     (False, 1002.5, [2.5])
     """
 
-    def __init__(self, now_s: float = 1000.0, time_s: float = 1_750_000_000.0, *, automatic: bool = True) -> None:
+    def __init__(
+        self, now_s: float = 1000.0, time_s: float = 1_750_000_000.0, *, automatic: bool = True
+    ) -> None:
         self.automatic = automatic
         self._changed = threading.Condition()
         self._now_s = now_s  # guarded by _changed
