@@ -30,6 +30,16 @@ if TYPE_CHECKING:
         ModelInputChunk,
         TokenSequence,
     )
+    from tinker_sync.types.sampling import (
+        PromptAltTokens,
+        SampledSequence,
+        SampleRequest,
+        SampleResponse,
+        SamplingParams,
+        Stop,
+        TopkList,
+        TopkLogprobs,
+    )
     from tinker_sync.types.tensor_data import (
         TensorData,
     )
@@ -60,6 +70,16 @@ _HOMES = {
         "ModelInputChunk",
         "TokenSequence",
     ),
+    "tinker_sync.types.sampling": (
+        "PromptAltTokens",
+        "SampleRequest",
+        "SampleResponse",
+        "SampledSequence",
+        "SamplingParams",
+        "Stop",
+        "TopkList",
+        "TopkLogprobs",
+    ),
     "tinker_sync.types.tensor_data": ("TensorData",),
     "tinker_sync.types.training": (
         "ForwardBackwardInput",
@@ -85,12 +105,20 @@ __all__ = [
     "LossFnOutput",
     "ModelInput",
     "ModelInputChunk",
+    "PromptAltTokens",
     "PromptProvenanceSpan",
     "ProvenanceSpans",
     "RequestErrorCategory",
+    "SampleRequest",
+    "SampleResponse",
     "SampledProvenanceSpan",
+    "SampledSequence",
+    "SamplingParams",
+    "Stop",
     "TensorData",
     "TokenSequence",
+    "TopkList",
+    "TopkLogprobs",
 ]
 
 if not TYPE_CHECKING:  # a checker that sees these would let every mistyped name pass
