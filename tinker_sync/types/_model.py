@@ -1,10 +1,10 @@
 """The base of every model: one class decorator, one mixin, and a converter for each annotation.
 
-A model is a frozen, slotted attrs class. `model` reads the annotations once, when the class is made, and gives every
-field a converter that accepts what is exact (an int for a float, a numpy integer for an int, a mapping for a nested
-model) and refuses the rest with an `InvalidInputError` that names the class and the field.
+A model is a frozen, slotted attrs class. `model` reads the annotations once, when the class is made, and
+gives every field a converter that accepts what is exact (an int for a float, a numpy integer for an int, a
+mapping for a nested model) and refuses the rest with an `InvalidInputError` that names class and field.
 
-Nothing here does I/O or knows a wire format; `_fields_out` is the one place that says which names a model shows.
+Nothing here does I/O or knows a wire format; `_fields_out` alone says which names a model shows.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Model:
         7
         """
         source = copy.deepcopy(self) if deep else self
-        return cast("Self", attrs.evolve(cast("Any", source), **dict(update or {})))
+        return source._evolved(dict(update or {}))
 
     @classmethod
     def model_validate(cls, value: Any) -> Self:
@@ -139,7 +139,10 @@ class Model:
         >>> Cursor.model_validate({"offset": 0, "limit": 20, "total_count": 3, "new": True}).limit
         20
         """
-        return cast("Self", model_from(cls, value, cls.__name__))
+        return model_from(cls, value, cls.__name__)
+
+    def _evolved(self, changes: dict[str, Any]) -> Self:
+        return cast("Self", attrs.evolve(cast("Any", self), **changes))
 
     def __repr__(self) -> str:
         shown = (f"{name}={short_repr(value)}" for name, value in self._repr_items())
@@ -165,7 +168,7 @@ def _remember_field_names(cls: type) -> tuple[str, ...]:
     return names
 
 
-# --------------------------------------------------------------------------------------------------- the decorator
+# ---------------------------------------------------------------------------------------- the decorator
 
 
 @overload
@@ -182,7 +185,7 @@ def model(cls: type[T] | None = None, *, kw_only: bool = True, eq: bool = True) 
     """
 
     def decorate(plain: type[T]) -> type[T]:
-        made = attrs.define(
+        return attrs.define(
             plain,
             frozen=True,
             slots=True,
@@ -194,8 +197,6 @@ def model(cls: type[T] | None = None, *, kw_only: bool = True, eq: bool = True) 
             field_transformer=_bind_converters,
             auto_attribs=True,
         )
-        made.__match_args__ = () if kw_only else made.__match_args__
-        return made
 
     return decorate if cls is None else decorate(cls)
 
@@ -204,23 +205,25 @@ def _bind_converters(cls: type, fields: list[attrs.Attribute[Any]]) -> list[attr
     namespace = {**vars(sys.modules[cls.__module__]), **vars(cls)}
     bound = []
     for field in fields:
-        annotation = field.type
+        annotation: Any = field.type
         if isinstance(annotation, str):
             # Our own modules' annotations, evaluated as `typing.get_type_hints` does.
             annotation = eval(annotation, namespace)  # noqa: S307
-        converter = field.converter
+        converter: Any = field.converter
         if converter is None:
             converter = converter_for(annotation, f"{cls.__name__}.{field.name}")
         bound.append(field.evolve(type=annotation, converter=converter))
     return bound
 
 
-# --------------------------------------------------------------------------------------------------- converters
+# ------------------------------------------------------------------------------------------- converters
 
 
 def refuse(where: str, expected: str, value: object) -> InvalidInputError:
     """The error for a value of the wrong kind: where, what was expected, what came."""
-    return InvalidInputError(f"{where}: expected {expected}, got {short_repr(value)} ({type(value).__name__})")
+    return InvalidInputError(
+        f"{where}: expected {expected}, got {short_repr(value)} ({type(value).__name__})"
+    )
 
 
 def converter_for(annotation: Any, where: str) -> Converter | None:
@@ -258,7 +261,7 @@ def _integer(value: Any, where: str) -> int:
     if type(value) is int:
         return value
     if isinstance(value, str):
-        return _parsed(int, value, where, "a whole number")
+        return int(_parsed(int, value, where, "a whole number"))
     if isinstance(value, float) and value.is_integer():
         return int(value)
     try:
@@ -275,7 +278,7 @@ def _number(value: Any, where: str) -> float:
     if type(value) is float:
         return value
     if isinstance(value, str):
-        return _parsed(float, value, where, "a number")
+        return float(_parsed(float, value, where, "a number"))
     as_float = _try_float(value)
     if as_float is None:
         raise refuse(where, "a number", value)
@@ -299,7 +302,16 @@ def _parsed(kind: Callable[[str], Any], value: str, where: str, expected: str) -
         raise refuse(where, expected, value) from None
 
 
-_FLAG_WORDS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False, "on": True, "off": False}
+_FLAG_WORDS = {
+    "true": True,
+    "false": False,
+    "1": True,
+    "0": False,
+    "yes": True,
+    "no": False,
+    "on": True,
+    "off": False,
+}
 
 
 def _flag(value: Any, where: str) -> bool:
@@ -509,7 +521,7 @@ def model_from(cls: type[ModelT], value: Any, where: str) -> ModelT:
         raise InvalidInputError(f"{where}: {error}") from None
 
 
-# --------------------------------------------------------------------------------------------------- dumping, repr
+# ---------------------------------------------------------------------------------------- dumping, repr
 
 
 @attrs.frozen
@@ -532,6 +544,8 @@ def _dump_model(value: Model, options: _DumpOptions) -> dict[str, Any]:
 
 
 def _defaults_of(cls: type) -> dict[str, Any]:
+    if not attrs.has(cls):
+        return {}
     defaults = {}
     for field in attrs.fields(cast("Any", cls)):
         if isinstance(field.default, attrs.Factory):  # type: ignore[arg-type]  # Factory is a class at run time

@@ -1,0 +1,278 @@
+"""`Datum`, one training example, and the spans that say where its tokens came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.types._arrays import (
+    AnyArray,
+    array_of,
+    dtype_name,
+    first,
+    is_torch,
+    place,
+    to_float32,
+    to_int64,
+)
+from tinker_sync.types._model import Model, model
+from tinker_sync.types.model_input import EncodedTextChunk, ModelInput
+from tinker_sync.types.tensor_data import TensorData
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from typing_extensions import Self
+
+__all__ = [
+    "Datum",
+    "LossFnInputs",
+    "LossFnOutput",
+    "PromptProvenanceSpan",
+    "ProvenanceSpans",
+    "SampledProvenanceSpan",
+]
+
+LossFnInputs: TypeAlias = dict[str, TensorData]
+"""The tensors a loss reads, by name."""
+
+LossFnOutput: TypeAlias = dict[str, TensorData]
+"""The tensors a loss returns for one datum, by name."""
+
+_KNOWN_DTYPES = {
+    "target_tokens": "int64",
+    "weights": "float32",
+    "advantages": "float32",
+    "logprobs": "float32",
+    "clip_low_threshold": "float32",
+    "clip_high_threshold": "float32",
+    "sequence_ratio_mask": "float32",
+}
+"""What a list under a known name becomes; under other names the numbers themselves decide."""
+
+_PER_TOKEN = tuple(name for name in _KNOWN_DTYPES if name != "target_tokens")
+_FINITE = ("weights", "advantages", "logprobs")
+_SPARSE_FROM_TORCH = ("target_tokens", "weights")
+
+
+@model
+class _Span(Model):
+    sequence_id: str
+    offset: int = 0
+    length: int
+
+    def __attrs_post_init__(self) -> None:
+        kind = type(self).__name__
+        if not self.sequence_id:
+            raise InvalidInputError(f"{kind}.sequence_id: expected the id of a sampled sequence, got ''")
+        if self.offset < 0:
+            raise InvalidInputError(f"{kind}.offset: expected 0 or more, got {self.offset}")
+        if self.length < 0:
+            raise InvalidInputError(f"{kind}.length: expected 0 or more, got {self.length}")
+
+
+@model
+class PromptProvenanceSpan(_Span):
+    """A run of tokens that stood in the prompt of the named sequence, from `offset` on.
+
+    >>> PromptProvenanceSpan(sequence_id="seq-1", length=12).offset
+    0
+    """
+
+
+@model
+class SampledProvenanceSpan(_Span):
+    """A run of tokens that the named sequence sampled, from `offset` on.
+
+    >>> SampledProvenanceSpan(sequence_id="seq-1", offset=2, length=5).length
+    5
+    """
+
+
+ProvenanceSpans: TypeAlias = list[PromptProvenanceSpan | SampledProvenanceSpan]
+"""Runs that tile one field of a datum, in order."""
+
+
+def _tensors(given: Any) -> dict[str, TensorData]:
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"Datum.loss_fn_inputs: expected a mapping of names to tensors, got {type(given).__name__}"
+        )
+    return {name: _tensor(name, value) for name, value in given.items()}
+
+
+def _tensor(name: str, value: Any) -> TensorData:
+    if isinstance(value, TensorData):
+        return value
+    where = f"loss_fn_inputs[{name!r}]"
+    if is_torch(value):
+        if value.ndim == 2 and name in _SPARSE_FROM_TORCH:
+            return TensorData.from_torch_sparse(value)
+        return TensorData.from_torch(value)
+    if isinstance(value, Mapping):
+        return TensorData(**value)
+    values = array_of(value, where)
+    dtype = dtype_name(values)
+    if name == "target_tokens":
+        # Whole floats are exact; anything else would train on another token than the one meant.
+        dtype = "int64"
+    elif not isinstance(value, np.ndarray):
+        dtype = _dtype_of_list(name, value, dtype)
+    converted: AnyArray = to_int64(values, where) if dtype == "int64" else to_float32(values, where)
+    return TensorData._wrap(converted, dtype, list(converted.shape))
+
+
+def _dtype_of_list(name: str, value: Sequence[Any], inferred: Any) -> Any:
+    if name in _KNOWN_DTYPES:
+        return _KNOWN_DTYPES[name]
+    # An empty list has no numbers to go by; float32 is what most inputs are.
+    return inferred if len(value) else "float32"
+
+
+def _spans(given: Any) -> ProvenanceSpans | None:
+    if given is None:
+        return None
+    spans = list(given)
+    for index, span in enumerate(spans):
+        if not isinstance(span, (PromptProvenanceSpan, SampledProvenanceSpan)):
+            raise TypeError(
+                f"Datum: span {index} must be a PromptProvenanceSpan or SampledProvenanceSpan, "
+                f"got {type(span).__name__}"
+            )
+    return spans
+
+
+@model(kw_only=False)
+class Datum(Model):
+    """One training example: what the model reads and what the loss needs.
+
+    Lists, tuples, ranges, numpy arrays and torch tensors become `TensorData`; arrays that have the wire's
+    dtype are kept, not copied. Position i of `model_input` predicts `target_tokens[i]`.
+
+    >>> datum = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4], "weights": [0, 1, 1]})
+    >>> datum.loss_fn_inputs["weights"]
+    TensorData(data=[0.0, 1.0, 1.0], dtype='float32', shape=[3])
+    """
+
+    model_input: ModelInput
+    loss_fn_inputs: LossFnInputs = attrs.field(factory=dict, converter=_tensors)
+    model_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
+    """Runs that tile `model_input`."""
+    loss_fn_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
+    """Runs that tile `target_tokens`."""
+
+    def __attrs_post_init__(self) -> None:
+        if (self.model_input_spans is None) != (self.loss_fn_input_spans is None):
+            raise AssertionError(
+                "Datum: provenance comes in pairs; give model_input_spans and loss_fn_input_spans, or neither"
+            )
+
+    def with_provenance(self, model_input: ProvenanceSpans, loss_fn_inputs: ProvenanceSpans) -> Self:
+        """A copy that says where its tokens came from.
+
+        Args:
+            model_input: runs whose lengths add up to that of `model_input`.
+            loss_fn_inputs: runs whose lengths add up to that of `target_tokens`.
+
+        Raises:
+            InvalidInputError: the runs do not tile their field.
+
+        >>> datum = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+        >>> run = SampledProvenanceSpan(sequence_id="seq-1", length=2)
+        >>> datum.with_provenance(model_input=[run], loss_fn_inputs=[run]).model_input_spans == [run]
+        True
+        """
+        _refuse_gaps("with_provenance(model_input)", model_input, self.model_input.length)
+        targets = self.loss_fn_inputs.get("target_tokens")
+        if targets is not None and targets.shape is not None and len(targets.shape) == 1:
+            _refuse_gaps("with_provenance(loss_fn_inputs)", loss_fn_inputs, targets.shape[0])
+        return self._evolved({"model_input_spans": model_input, "loss_fn_input_spans": loss_fn_inputs})
+
+    def validate(self, path: str = "datum") -> None:
+        """Check everything that every server would refuse, and say all of it at once.
+
+        Args:
+            path: how errors call this datum.
+
+        Raises:
+            InvalidInputError: `problems` lists each with its place, such as
+                ``data[3].loss_fn_inputs['weights'][17]: expected a finite number, got nan``.
+
+        >>> Datum(ModelInput.empty()).validate("data[3]")
+        Traceback (most recent call last):
+            ...
+        tinker_sync.errors.InvalidInputError: data[3].model_input: is empty
+        """
+        refuse_all(self.problems(path))
+
+    def problems(self, path: str = "datum") -> list[str]:
+        """What `validate` would complain about, as text; empty when nothing is wrong.
+
+        >>> Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3, 4]}).problems()
+        ["datum.loss_fn_inputs['target_tokens']: has length 3, model_input has 2"]
+        """
+        return list(self._problems(path))
+
+    def _problems(self, path: str) -> Iterator[str]:
+        yield from _token_problems(self.model_input, f"{path}.model_input")
+        length = self.model_input.known_length()
+        if length == 0:
+            yield f"{path}.model_input: is empty"
+        targets = self.loss_fn_inputs.get("target_tokens")
+        rows = None if targets is None else _rows(targets)
+        if rows is not None and length and rows != length:
+            yield f"{path}.loss_fn_inputs['target_tokens']: has length {rows}, model_input has {length}"
+        yield from self._input_problems(path, rows)
+        yield from _span_problems(self.model_input_spans, length, f"{path}.model_input_spans")
+        yield from _span_problems(self.loss_fn_input_spans, rows, f"{path}.loss_fn_input_spans")
+
+    def _input_problems(self, path: str, rows: int | None) -> Iterator[str]:
+        for name, tensor in self.loss_fn_inputs.items():
+            where = f"{path}.loss_fn_inputs[{name!r}]"
+            own_rows = _rows(tensor)
+            if name in _PER_TOKEN and rows is not None and own_rows is not None and own_rows != rows:
+                yield f"{where}: has length {own_rows}, target_tokens has {rows}"
+            values = tensor._numpy
+            if name in _FINITE and values.dtype.kind == "f" and not np.isfinite(values).all():
+                bad = ~np.isfinite(values)
+                yield f"{place(where, bad)}: expected a finite number, got {first(values, bad)}"
+
+
+def _rows(tensor: TensorData) -> int | None:
+    """The first dimension; None for a scalar, which belongs to no position."""
+    if tensor.is_sparse and tensor.shape is not None:
+        return tensor.shape[0]
+    return tensor._numpy.shape[0] if tensor._numpy.ndim else None
+
+
+def _token_problems(model_input: ModelInput, where: str) -> Iterator[str]:
+    for index, chunk in enumerate(model_input.chunks):
+        if isinstance(chunk, EncodedTextChunk):
+            try:
+                chunk.as_int32()
+            except InvalidInputError as error:
+                yield str(error).replace("EncodedTextChunk", f"{where}.chunks[{index}]", 1)
+
+
+def _span_problems(spans: ProvenanceSpans | None, length: int | None, where: str) -> Iterator[str]:
+    if spans is None or length is None:
+        return
+    covered = sum(span.length for span in spans)
+    if covered != length:
+        yield f"{where}: cover {covered} positions of {length}"
+
+
+def _refuse_gaps(where: str, spans: ProvenanceSpans, length: int) -> None:
+    covered = sum(span.length for span in spans)
+    if covered != length:
+        raise InvalidInputError(f"{where}: the runs cover {covered} positions, the field has {length}")
+
+
+def refuse_all(problems: Sequence[str]) -> None:
+    """Raise one error that lists every problem; do nothing when there is none."""
+    if problems:
+        raise InvalidInputError(problems)

@@ -1,0 +1,279 @@
+"""What a model reads: chunks of tokens, images and audio, and `ModelInput`, the list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.types._arrays import (
+    Int32Array,
+    array_of_torch,
+    is_torch,
+    quick_hash,
+    same_values,
+    tokens_as_int32,
+)
+from tinker_sync.types._model import Model, model, refuse
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from typing_extensions import Self
+
+__all__ = [
+    "DmelChunk",
+    "EncodedTextChunk",
+    "ImageAssetPointerChunk",
+    "ImageChunk",
+    "ModelInput",
+    "ModelInputChunk",
+]
+
+TokenSequence: TypeAlias = Sequence[int] | npt.NDArray[Any]
+
+
+def _kept_tokens(tokens: Any) -> TokenSequence:
+    """What was given, after a look at every id. Other iterables become a list, torch tensors numpy views."""
+    where = "EncodedTextChunk.tokens"
+    if isinstance(tokens, str):
+        raise refuse(where, "token ids (encode text with the model's tokenizer first)", tokens)
+    if is_torch(tokens):
+        tokens = array_of_torch(tokens)
+    elif not isinstance(tokens, (list, tuple, range, np.ndarray)):
+        if not isinstance(tokens, Iterable):
+            raise refuse(where, "a sequence of token ids", tokens)
+        tokens = list(tokens)
+    if isinstance(tokens, np.ndarray) and tokens.ndim == 1 and tokens.dtype == np.int32:
+        return tokens
+    exact = tokens_as_int32(tokens, where)
+    if isinstance(tokens, np.ndarray):
+        return tokens if tokens.dtype.kind in "iu" else exact
+    # Text such as "4" and whole floats were understood above; keep the ids they stand for.
+    plain = all(type(token) is int for token in tokens)
+    return tokens if plain else cast("list[int]", exact.tolist())
+
+
+@model(eq=False)
+class EncodedTextChunk(Model):
+    """Token ids, in whatever container they came; an array stays an array.
+
+    >>> EncodedTextChunk(tokens=[1, 2, 3]).length
+    3
+    >>> EncodedTextChunk(tokens=range(3)) == EncodedTextChunk(tokens=np.arange(3))
+    True
+    """
+
+    tokens: TokenSequence = attrs.field(converter=_kept_tokens)
+    type: Literal["encoded_text"] = "encoded_text"
+
+    @property
+    def length(self) -> int:
+        """How many tokens there are."""
+        return len(self.tokens)
+
+    def as_int32(self) -> Int32Array:
+        """The ids as they travel: a contiguous int32 array, the user's own where it is one."""
+        return tokens_as_int32(self.tokens, "EncodedTextChunk.tokens")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, EncodedTextChunk):
+            return NotImplemented
+        return self.tokens is other.tokens or same_values(self.as_int32(), other.as_int32())
+
+    def __hash__(self) -> int:
+        return quick_hash(self.as_int32())
+
+
+class _Picture(Model):
+    """What both image chunks share: a length only if the user says what to expect."""
+
+    __slots__ = ()
+
+    expected_tokens: int | None
+
+    @property
+    def length(self) -> int:
+        """The tokens the image is expected to take; `InvalidInputError` when `expected_tokens` is not set."""
+        if self.expected_tokens is None:
+            raise InvalidInputError(f"{type(self).__name__}: the length is not known; set expected_tokens")
+        return self.expected_tokens
+
+
+@model
+class ImageChunk(_Picture):
+    """An image file's bytes. Base64 text is decoded.
+
+    >>> ImageChunk(data=b"...", format="png", expected_tokens=64).length
+    64
+    """
+
+    data: bytes
+    format: Literal["png", "jpeg"]
+    expected_tokens: int | None = None
+    type: Literal["image"] = "image"
+
+
+@model
+class ImageAssetPointerChunk(_Picture):
+    """An image that the server fetches itself. Only servers that take JSON bodies can read it in training.
+
+    >>> ImageAssetPointerChunk(format="png", location="asset://cat", expected_tokens=64).length
+    64
+    """
+
+    format: Literal["png", "jpeg"]
+    location: str
+    expected_tokens: int | None = None
+    type: Literal["image_asset_pointer"] = "image_asset_pointer"
+
+
+@model
+class DmelChunk(Model):
+    """Audio: a serialized tensor container of discretised mel frames. Base64 text is decoded.
+
+    >>> DmelChunk(dmel=bytes([0, 1, 12])).length
+    12
+    """
+
+    dmel: bytes
+    type: Literal["dmel"] = "dmel"
+
+    @property
+    def length(self) -> int:
+        """The container's first dimension. Raises `InvalidInputError` when the header is broken."""
+        return _container_shape(self.dmel)[0]
+
+
+ModelInputChunk: TypeAlias = EncodedTextChunk | ImageAssetPointerChunk | ImageChunk | DmelChunk
+"""One piece of a prompt."""
+
+
+@model
+class ModelInput(Model):
+    """A prompt or a training input: chunks in order.
+
+    >>> prompt = ModelInput.from_ints([1, 2]).append_int(3)
+    >>> prompt.length, prompt.to_ints()
+    (3, [1, 2, 3])
+    """
+
+    chunks: list[ModelInputChunk]
+
+    @classmethod
+    def from_ints(cls, tokens: TokenSequence) -> Self:
+        """One text chunk of these token ids; a numpy array is kept as it is.
+
+        >>> ModelInput.from_ints(np.arange(4)).length
+        4
+        """
+        return cls(chunks=[EncodedTextChunk(tokens=tokens)])
+
+    @classmethod
+    def empty(cls) -> Self:
+        """No chunks at all.
+
+        >>> ModelInput.empty().length
+        0
+        """
+        return cls(chunks=[])
+
+    def to_ints(self) -> list[int]:
+        """All token ids as one list. Raises `InvalidInputError` if there is anything but text.
+
+        >>> ModelInput.from_ints((5, 6)).to_ints()
+        [5, 6]
+        """
+        tokens: list[int] = []
+        for index, chunk in enumerate(self.chunks):
+            if not isinstance(chunk, EncodedTextChunk):
+                raise InvalidInputError(
+                    f"ModelInput.to_ints: chunks[{index}] is a {type(chunk).__name__}, which has no token ids"
+                )
+            held = chunk.tokens
+            tokens.extend(held.tolist() if isinstance(held, np.ndarray) else held)
+        return tokens
+
+    @property
+    def length(self) -> int:
+        """The context it takes. Raises `InvalidInputError` for an image without `expected_tokens`."""
+        return sum(chunk.length for chunk in self.chunks)
+
+    def append(self, chunk: ModelInputChunk) -> Self:
+        """A new input with one more chunk.
+
+        >>> ModelInput.empty().append(EncodedTextChunk(tokens=[1])).length
+        1
+        """
+        return type(self)(chunks=[*self.chunks, chunk])
+
+    def append_int(self, token: int) -> Self:
+        """A new input with one more token, in a chunk of its own.
+
+        >>> len(ModelInput.from_ints([1]).append_int(2).chunks)
+        2
+        """
+        return self.append(EncodedTextChunk(tokens=[token]))
+
+    def known_length(self) -> int | None:
+        """The length where every chunk tells its own, else None.
+
+        >>> ModelInput(chunks=[ImageChunk(data=b"", format="png")]).known_length() is None
+        True
+        """
+        total = 0
+        for chunk in self.chunks:
+            # What an image is expected to take is advice; only the server knows.
+            if not isinstance(chunk, EncodedTextChunk):
+                return None
+            total += chunk.length
+        return total
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.chunks))
+
+
+_CONSTANT_TENSOR = 254
+_LAST_DTYPE = 7
+_MAX_VARINT_BITS = 63
+
+
+def _container_shape(container: bytes) -> tuple[int, ...]:
+    """The shape in a tensor container's header: marker, dtype, how many dimensions, each as a varint."""
+    octets = iter(container)
+    kind = _next_octet(octets)
+    if kind == _CONSTANT_TENSOR:
+        kind = _next_octet(octets)
+    if kind > _LAST_DTYPE:
+        raise InvalidInputError(f"DmelChunk.dmel: unknown dtype {kind} in the tensor header")
+    dimensions = _next_varint(octets)
+    if dimensions == 0:
+        raise InvalidInputError("DmelChunk.dmel: the tensor has no dimensions")
+    if dimensions > len(container):
+        raise InvalidInputError("DmelChunk.dmel: the tensor header is cut short")
+    return tuple(_next_varint(octets) for _ in range(dimensions))
+
+
+def _next_octet(octets: Iterator[int]) -> int:
+    octet = next(octets, None)
+    if octet is None:
+        raise InvalidInputError("DmelChunk.dmel: the tensor header is cut short")
+    return octet
+
+
+def _next_varint(octets: Iterator[int]) -> int:
+    value = 0
+    for shift in range(0, _MAX_VARINT_BITS + 1, 7):
+        octet = _next_octet(octets)
+        value |= (octet & 0x7F) << shift
+        if octet < 0x80:
+            break
+    else:
+        value = -1
+    if not 0 <= value < 2**_MAX_VARINT_BITS:
+        raise InvalidInputError("DmelChunk.dmel: a number in the tensor header is too large")
+    return value

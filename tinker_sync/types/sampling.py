@@ -1,0 +1,330 @@
+"""Sampling: parameters, the request, and the response with its array and list views."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+import numpy as np
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.types._arrays import AnyArray, values_key
+from tinker_sync.types._model import Model, model, refuse
+from tinker_sync.types.datum import refuse_all
+from tinker_sync.types.model_input import ModelInput
+from tinker_sync.types.tensor_data import TensorData
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+
+__all__ = [
+    "PromptAltTokens",
+    "SampleRequest",
+    "SampleResponse",
+    "SampledSequence",
+    "SamplingParams",
+    "TopkLogprobs",
+]
+
+NO_LOGPROB = -99999.0
+"""In an empty top-k cell, beside token id 0."""
+
+Stop: TypeAlias = str | Sequence[str] | Sequence[int] | None
+TopkList: TypeAlias = list[list[tuple[int, float]] | None]
+
+
+def _stop(given: Any) -> Stop:
+    where = "SamplingParams.stop"
+    if given is None or isinstance(given, str):
+        return given
+    if hasattr(given, "tolist"):
+        given = given.tolist()
+    if isinstance(given, (bytes, dict, set)) or not isinstance(given, Sequence):
+        raise refuse(where, "text, a list of texts or a list of token ids", given)
+    if all(isinstance(item, str) for item in given):
+        return given if isinstance(given, (list, tuple)) else list(given)
+    tokens = []
+    for index, item in enumerate(given):
+        if isinstance(item, (str, bool)) or not hasattr(item, "__index__"):
+            raise refuse(f"{where}[{index}]", "a token id like the others, not a mixture", item)
+        tokens.append(int(item))
+    return tokens
+
+
+@model
+class SamplingParams(Model):
+    """How to sample.
+
+    >>> SamplingParams(max_tokens=16, temperature=0.7, stop=["\\n"]).top_p
+    1.0
+    """
+
+    __response__ = True
+
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: Stop = attrs.field(default=None, converter=_stop)
+    """None stops at the model's end token; an empty list never stops before `max_tokens`."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = -1
+    """-1 is off."""
+    top_p: float = 1.0
+
+    def __attrs_post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 0:
+            raise InvalidInputError(f"SamplingParams.max_tokens: expected 0 or more, got {self.max_tokens}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise InvalidInputError(
+                f"SamplingParams.top_p: expected more than 0 and at most 1, got {self.top_p}"
+            )
+        if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
+            raise InvalidInputError(f"SamplingParams.temperature: expected 0 or more, got {self.temperature}")
+
+
+@model(kw_only=False)
+class TopkLogprobs(Model):
+    """The k likeliest tokens at each position, as two matrices; an empty cell is token 0 with -99999.0.
+
+    >>> top = TopkLogprobs(np.array([[5, 6]]), np.array([[-0.1, -2.5]], dtype=np.float32))
+    >>> top.token_ids.shape
+    (1, 2)
+    """
+
+    token_ids: AnyArray = attrs.field(converter=np.asarray, eq=values_key)
+    logprobs: AnyArray = attrs.field(converter=np.asarray, eq=values_key)
+
+    def to_lists(self) -> TopkList:
+        """For each position its (token id, log-probability) pairs; None where nothing was computed.
+
+        >>> TopkLogprobs(np.array([[5, 0]]), np.array([[-1.5, -99999.0]])).to_lists()
+        [[(5, -1.5)]]
+        """
+        if self.token_ids.size == 0:
+            return []
+        rows = zip(self.token_ids.tolist(), self.logprobs.tolist(), strict=True)
+        return [_filled_cells(ids, logprobs) for ids, logprobs in rows]
+
+
+def _filled_cells(ids: list[int], logprobs: list[float]) -> list[tuple[int, float]] | None:
+    cells = list(zip(ids, logprobs, strict=True))
+    if cells[0] == (0, NO_LOGPROB):
+        return None
+    while cells[-1] == (0, NO_LOGPROB):
+        cells.pop()
+    return cells
+
+
+@model(kw_only=False)
+class PromptAltTokens(Model):
+    """Tokens drawn in place of each prompt token after the first: row i covers prompt token i + 1.
+
+    >>> tokens, logprobs = TensorData([7, 8], "int64", [1, 2]), TensorData([-1, -2], "float32", [1, 2])
+    >>> PromptAltTokens(tokens, logprobs).tokens.tolist()
+    [[7, 8]]
+    """
+
+    tokens: TensorData
+    logprobs: TensorData
+
+
+def _optional_array(value: Any) -> AnyArray | None:
+    return None if value is None else np.asarray(value)
+
+
+def _optional_list(value: Any) -> list[Any] | None:
+    return None if value is None else list(value)
+
+
+def _array_field() -> Any:
+    return attrs.field(default=None, repr=False, converter=_optional_array, eq=values_key)
+
+
+def _list_field(name: str) -> Any:
+    """A list given in place of an array."""
+    return attrs.field(default=None, repr=False, converter=_optional_list, alias=name)
+
+
+def _views_field() -> Any:
+    """Lists made of arrays at the first look."""
+    return attrs.field(factory=dict, init=False, repr=False, eq=False)
+
+
+def _view(views: Any, name: str, make: Callable[[], Any]) -> Any:
+    """The list under a name, made on first use. Two threads may both make it; all see the one kept first."""
+    return views[name] if name in views else views.setdefault(name, make())
+
+
+@model(kw_only=False)
+class SampledSequence(Model):
+    """One sampled continuation: arrays as they came, and lists made at the first look.
+
+    >>> sequence = SampledSequence("length", "seq-1", np.array([5, 6]), np.array([-1.0, -2.0]))
+    >>> sequence.tokens, sequence.logprobs
+    ([5, 6], [-1.0, -2.0])
+    """
+
+    stop_reason: Literal["length", "stop"]
+    sequence_id: str | None = None
+    """Names this sequence in provenance spans; None where the server gives no ids."""
+    tokens_np: AnyArray | None = _array_field()
+    logprobs_np: AnyArray | None = _array_field()
+    topk_logprobs_np: TopkLogprobs | None = attrs.field(default=None, repr=False)
+    _tokens_list: list[int] | None = _list_field("_tokens_list")
+    _logprobs_list: list[float] | None = _list_field("_logprobs_list")
+    _topk_logprobs_list: TopkList | None = _list_field("_topk_logprobs_list")
+    _views: object = _views_field()
+
+    @property
+    def tokens(self) -> list[int]:
+        """The token ids as a list."""
+        if self._tokens_list is not None:
+            return self._tokens_list
+        array = self.tokens_np
+        made: list[int] = _view(self._views, "tokens", lambda: [] if array is None else array.tolist())
+        return made
+
+    @property
+    def logprobs(self) -> list[float] | None:
+        """The log-probability of each token as a list; None if there are none."""
+        array = self.logprobs_np
+        if array is None or self._logprobs_list is not None:
+            return self._logprobs_list
+        made: list[float] = _view(self._views, "logprobs", array.tolist)
+        return made
+
+    @property
+    def topk_logprobs(self) -> TopkList | None:
+        """The likeliest tokens at each position as lists of pairs; None if not asked for."""
+        topk = self.topk_logprobs_np
+        if topk is None or self._topk_logprobs_list is not None:
+            return self._topk_logprobs_list
+        made: TopkList = _view(self._views, "topk_logprobs", topk.to_lists)
+        return made
+
+
+@model(kw_only=False)
+class SampleResponse(Model):
+    """What a sample request returned: the sequences, and what was computed about the prompt.
+
+    >>> response = SampleResponse([], np.array([np.nan, -0.5], dtype=np.float32))
+    >>> response.prompt_logprobs
+    [None, -0.5]
+    """
+
+    __response__ = True
+
+    sequences: list[SampledSequence]
+    prompt_logprobs_np: AnyArray | None = _array_field()
+    """NaN where a position was not scored, such as the first."""
+    topk_prompt_logprobs_np: TopkLogprobs | None = attrs.field(default=None, repr=False)
+    target_prompt_logprobs: TensorData | None = None
+    prompt_cache_hit_tokens: int = 0
+    prompt_alt_tokens: PromptAltTokens | None = None
+    _prompt_logprobs_list: list[float | None] | None = _list_field("_prompt_logprobs_list")
+    _topk_prompt_logprobs_list: TopkList | None = _list_field("_topk_prompt_logprobs_list")
+    _views: object = _views_field()
+
+    @property
+    def prompt_logprobs(self) -> list[float | None] | None:
+        """The log-probability of each prompt token, None where it was not scored; None if not asked for."""
+        array = self.prompt_logprobs_np
+        if array is None or self._prompt_logprobs_list is not None:
+            return self._prompt_logprobs_list
+        made: list[float | None] = _view(self._views, "prompt_logprobs", lambda: _none_for_nan(array))
+        return made
+
+    @property
+    def topk_prompt_logprobs(self) -> TopkList | None:
+        """The likeliest tokens at each prompt position as lists of pairs; None if not asked for."""
+        topk = self.topk_prompt_logprobs_np
+        if topk is None or self._topk_prompt_logprobs_list is not None:
+            return self._topk_prompt_logprobs_list
+        made: TopkList = _view(self._views, "topk_prompt_logprobs", topk.to_lists)
+        return made
+
+
+def _none_for_nan(array: AnyArray) -> list[float | None]:
+    return [None if value != value else value for value in array.tolist()]
+
+
+@model
+class SampleRequest(Model):
+    """One request for samples of a prompt.
+
+    >>> prompt = ModelInput.from_ints([1, 2])
+    >>> SampleRequest(prompt=prompt, sampling_params=SamplingParams(max_tokens=4)).num_samples
+    1
+    """
+
+    num_samples: int = 1
+    prompt: ModelInput
+    sampling_params: SamplingParams
+    base_model: str | None = None
+    model_path: str | None = None
+    sampling_session_id: str | None = None
+    seq_id: int | None = None
+    prompt_logprobs: bool | None = None
+    topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+    target_prompt_logprobs: TensorData | None = None
+    """Token ids to score, one row for each prompt position after the first; -1 asks for nothing."""
+    prompt_alt_tokens_k: int = 0
+    prompt_logprobs_last_n: int | None = None
+    record_stability_info: bool | None = None
+    type: Literal["sample"] = "sample"
+
+    def validate(self) -> None:
+        """Check everything that every server would refuse, and say all of it at once.
+
+        Raises:
+            InvalidInputError: `problems` lists each with its place.
+
+        >>> SampleRequest(
+        ...     prompt=ModelInput.from_ints([1]), sampling_params=SamplingParams(), num_samples=0
+        ... ).validate()
+        Traceback (most recent call last):
+            ...
+        tinker_sync.errors.InvalidInputError: num_samples: expected 1 or more, got 0
+        """
+        refuse_all(list(self._problems()))
+
+    def _problems(self) -> Iterator[str]:
+        if self.num_samples < 1:
+            yield f"num_samples: expected 1 or more, got {self.num_samples}"
+        for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"):
+            if getattr(self, name) < 0:
+                yield f"{name}: expected 0 or more, got {getattr(self, name)}"
+        length = self.prompt.known_length()
+        yield from self._last_n_problems(length)
+        yield from self._target_problems(length)
+
+    def _last_n_problems(self, length: int | None) -> Iterator[str]:
+        last_n = self.prompt_logprobs_last_n
+        if last_n is None:
+            return
+        if last_n < 1:
+            yield f"prompt_logprobs_last_n: expected 1 or more, got {last_n}"
+        elif length is not None and last_n > length - 1:
+            most = length - 1
+            yield f"prompt_logprobs_last_n: expected at most {most} for a prompt of {length}, got {last_n}"
+        if not self.prompt_logprobs:
+            yield "prompt_logprobs_last_n: needs prompt log-probabilities; set include_prompt_logprobs=True"
+
+    def _target_problems(self, length: int | None) -> Iterator[str]:
+        targets = self.target_prompt_logprobs
+        if targets is None:
+            return
+        shape = targets.shape if targets.shape is not None else list(targets._numpy.shape)
+        if targets.dtype != "int64":
+            yield f"target_prompt_logprobs: expected int64 token ids, got {targets.dtype}"
+        if len(shape) != 2:
+            yield f"target_prompt_logprobs: expected two dimensions, got shape {shape}"
+        elif length is not None and shape[0] != length - 1:
+            yield (
+                f"target_prompt_logprobs: expected {length - 1} rows, "
+                f"one for each prompt token after the first, got {shape[0]}"
+            )

@@ -1,0 +1,417 @@
+"""`TensorData`: one tensor, dense or sparse, over numpy arrays, with all it can do without torch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from tinker_sync.errors import InvalidInputError, MissingExtraError
+from tinker_sync.types._arrays import (
+    AnyArray,
+    Int64Array,
+    array_of,
+    array_of_torch,
+    dtype_name,
+    is_torch,
+    quick_hash,
+    same_values,
+    to_float32,
+    to_int64,
+)
+from tinker_sync.types._model import Model, short_repr
+
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import Self
+
+    from tinker_sync.types.scalars import TensorDtype
+
+__all__ = ["TensorData"]
+
+_NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
+
+
+class TensorData(Model):
+    """Values of one tensor with their wire dtype, dense or sparse CSR. Immutable; threads may share it.
+
+    An array that already has the dtype is kept, not copied: do not write into it while a request is under
+    way.
+    Two tensors are equal when dtype, shape, layout and values are (NaN equals NaN).
+
+    >>> TensorData(data=[1, 2, 3], dtype="int64")
+    TensorData(data=[1, 2, 3], dtype='int64', shape=None)
+    >>> TensorData.from_numpy_sparse(np.eye(8)).tolist()[0]
+    [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    """
+
+    __slots__ = ("_col", "_crow", "_numpy", "dtype", "shape")
+
+    dtype: TensorDtype
+    shape: list[int] | None
+    """The dense shape. None: one dimension, as long as the data."""
+    _numpy: AnyArray
+    _crow: Int64Array | None
+    _col: Int64Array | None
+
+    def __init__(
+        self,
+        data: Iterable[float] | AnyArray | None = None,
+        dtype: TensorDtype | None = None,
+        shape: Sequence[int] | None = None,
+        sparse_crow_indices: Sequence[int] | AnyArray | None = None,
+        sparse_col_indices: Sequence[int] | AnyArray | None = None,
+    ) -> None:
+        """Take values under a wire dtype.
+
+        Args:
+            data: the values: any sequence, numpy array or torch tensor of numbers; sparse: the listed cells.
+            dtype: "int64" or "float32".
+            shape: the dense shape; needed for a sparse tensor.
+            sparse_crow_indices: CSR row pointers, one more than there are rows.
+            sparse_col_indices: CSR column of each listed cell.
+
+        Raises:
+            TypeError: no dtype, or data of a kind that holds no numbers.
+            InvalidInputError: a value that the dtype cannot hold, a shape that does not fit, broken indices.
+        """
+        if dtype is None:
+            raise TypeError("TensorData: dtype is required, 'int64' or 'float32'")
+        if dtype not in _NUMPY_DTYPES:
+            raise InvalidInputError(f"TensorData.dtype: expected 'int64' or 'float32', got {dtype!r}")
+        if data is None:
+            values = np.empty(0, dtype=_NUMPY_DTYPES[dtype])
+        else:
+            given = data if hasattr(data, "__len__") else list(data)
+            values = _cast(array_of(given, "TensorData.data"), dtype, "TensorData.data")
+        dense_shape = None if shape is None else _checked_shape(shape)
+        crow = col = None
+        if sparse_crow_indices is not None or sparse_col_indices is not None:
+            crow, col = _checked_csr(values, dense_shape, sparse_crow_indices, sparse_col_indices)
+        elif dense_shape is not None and list(values.shape) != dense_shape:
+            values = _reshaped(values, dense_shape)
+        self._assign(values, dtype, dense_shape, crow, col)
+
+    def _assign(
+        self,
+        values: AnyArray,
+        dtype: TensorDtype,
+        shape: list[int] | None,
+        crow: Int64Array | None,
+        col: Int64Array | None,
+    ) -> None:
+        put = object.__setattr__
+        put(self, "_numpy", values)
+        put(self, "dtype", dtype)
+        put(self, "shape", shape)
+        put(self, "_crow", crow)
+        put(self, "_col", col)
+
+    @classmethod
+    def _wrap(
+        cls,
+        values: AnyArray,
+        dtype: TensorDtype,
+        shape: list[int] | None,
+        crow: Int64Array | None = None,
+        col: Int64Array | None = None,
+    ) -> Self:
+        """A tensor over arrays that the caller has already checked; nothing is copied."""
+        made = cls.__new__(cls)
+        made._assign(values, dtype, shape, crow, col)
+        return made
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"TensorData is immutable: cannot set {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"TensorData is immutable: cannot delete {name!r}")
+
+    # ------------------------------------------------------------------------------------- what it holds
+
+    @property
+    def data(self) -> list[int] | list[float]:
+        """The stored values as one flat list, made anew at each access.
+
+        >>> TensorData(data=[[1, 2], [3, 4]], dtype="int64", shape=[2, 2]).data
+        [1, 2, 3, 4]
+        """
+        return cast("list[int] | list[float]", self._numpy.reshape(-1).tolist())
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the tensor is stored as CSR.
+
+        >>> TensorData(data=[1], dtype="int64").is_sparse
+        False
+        """
+        return self._crow is not None
+
+    @property
+    def sparse_crow_indices(self) -> list[int] | None:
+        """CSR row pointers as a list; None for a dense tensor.
+
+        >>> TensorData([7.0], "float32", [2, 9], [0, 0, 1], [4]).sparse_crow_indices
+        [0, 0, 1]
+        """
+        return None if self._crow is None else cast("list[int]", self._crow.tolist())
+
+    @property
+    def sparse_col_indices(self) -> list[int] | None:
+        """CSR column of each stored value as a list; None for a dense tensor.
+
+        >>> TensorData([7.0], "float32", [2, 9], [0, 0, 1], [4]).sparse_col_indices
+        [4]
+        """
+        return None if self._col is None else cast("list[int]", self._col.tolist())
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes of what is stored: values and CSR indices.
+
+        >>> TensorData(data=[1.0, 2.0], dtype="float32").nbytes
+        8
+        """
+        indices = 0 if self._crow is None or self._col is None else self._crow.nbytes + self._col.nbytes
+        return self._numpy.nbytes + indices
+
+    def _fields_out(self) -> dict[str, Any]:
+        return {
+            "data": self.data,
+            "dtype": self.dtype,
+            "shape": self.shape,
+            "sparse_crow_indices": self.sparse_crow_indices,
+            "sparse_col_indices": self.sparse_col_indices,
+        }
+
+    def _evolved(self, changes: dict[str, Any]) -> Self:
+        kept = {
+            "data": self._numpy,
+            "dtype": self.dtype,
+            "shape": self.shape,
+            "sparse_crow_indices": self._crow,
+            "sparse_col_indices": self._col,
+        }
+        return type(self)(**{**kept, **changes})
+
+    # ---------------------------------------------------------------------------------------- making one
+
+    @classmethod
+    def from_numpy(cls, array: npt.ArrayLike) -> Self:
+        """A dense tensor of an array: floats become float32, whole numbers and booleans int64.
+
+        >>> TensorData.from_numpy(np.array([1, 2], dtype=np.uint8)).dtype
+        'int64'
+        """
+        values = array_of(np.asarray(array), "TensorData.from_numpy")
+        dtype = dtype_name(values)
+        return cls._wrap(_cast(values, dtype, "TensorData.from_numpy"), dtype, list(values.shape))
+
+    @classmethod
+    def from_torch(cls, tensor: torch.Tensor) -> Self:
+        """A dense tensor of a torch tensor, sharing its memory where it can. Gradients are not followed."""
+        return cls.from_numpy(array_of_torch(tensor))
+
+    @classmethod
+    def from_numpy_sparse(cls, array: npt.ArrayLike, pad_value: int = 0) -> Self:
+        """A 2-D array as CSR without the cells equal to `pad_value`, where that is smaller; else dense.
+
+        >>> TensorData.from_numpy_sparse(np.diag([5] * 9)).sparse_col_indices
+        [0, 1, 2, 3, 4, 5, 6, 7, 8]
+        """
+        pad = _checked_pad(pad_value)
+        dense = cls.from_numpy(array)
+        values = dense._numpy
+        if values.ndim != 2:
+            return dense
+        listed = values != pad
+        nnz = int(np.count_nonzero(listed))
+        rows, columns = values.shape
+        if rows + 1 + 2 * nnz >= rows * columns:
+            return dense
+        crow = np.zeros(rows + 1, dtype=np.int64)
+        np.cumsum(np.count_nonzero(listed, axis=1), out=crow[1:])
+        col = np.nonzero(listed)[1].astype(np.int64, copy=False)
+        return cls._wrap(values[listed], dense.dtype, [rows, columns], crow, col)
+
+    @classmethod
+    def from_torch_sparse(cls, tensor: torch.Tensor, pad_value: int = 0) -> Self:
+        """The torch twin of `from_numpy_sparse`."""
+        return cls.from_numpy_sparse(array_of_torch(tensor), pad_value)
+
+    # ------------------------------------------------------------------------------------- taking it out
+
+    def to_numpy(self, pad_value: int = 0) -> AnyArray:
+        """The dense array: the stored one itself, or a new one with `pad_value` in the cells CSR leaves out.
+
+        >>> TensorData([7.0], "float32", [2, 3], [0, 0, 1], [2]).to_numpy(pad_value=-1).tolist()
+        [[-1.0, -1.0, -1.0], [-1.0, -1.0, 7.0]]
+        """
+        if self._crow is None or self._col is None or self.shape is None:
+            return self._numpy
+        dense = np.full(self.shape, _checked_pad(pad_value), dtype=self._numpy.dtype)
+        rows = np.repeat(np.arange(self.shape[0]), np.diff(self._crow))
+        dense[rows, self._col] = self._numpy
+        return dense
+
+    def to_torch(self, pad_value: int = 0) -> torch.Tensor:
+        """The dense torch tensor; shares memory with `to_numpy()` where that may be written to.
+
+        Raises:
+            MissingExtraError: torch is not installed.
+        """
+        try:
+            import torch
+        except ImportError:
+            raise MissingExtraError("torch", feature="TensorData.to_torch") from None
+        values = self.to_numpy(pad_value)
+        if not values.flags.writeable:
+            values = values.copy()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.from_numpy(np.ascontiguousarray(values))
+
+    def tolist(self, pad_value: int = 0) -> list[Any]:
+        """The dense values as nested lists.
+
+        >>> TensorData(data=[1, 2, 3, 4], dtype="int64", shape=[2, 2]).tolist()
+        [[1, 2], [3, 4]]
+        """
+        return cast("list[Any]", self.to_numpy(pad_value).tolist())
+
+    # ------------------------------------------------------------------------------------- being a value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorData):
+            return NotImplemented
+        return (
+            self.dtype == other.dtype
+            and self._effective_shape == other._effective_shape
+            and same_values(self._numpy, other._numpy)
+            and same_values(self._crow, other._crow)
+            and same_values(self._col, other._col)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.dtype, tuple(self._effective_shape), quick_hash(self._numpy)))
+
+    @property
+    def _effective_shape(self) -> tuple[int, ...]:
+        return self._numpy.shape if self.shape is None or self._crow is None else tuple(self.shape)
+
+    def _repr_items(self) -> Iterable[tuple[str, Any]]:
+        flat = self._numpy.reshape(-1)
+        yield "data", _Head(flat)
+        yield "dtype", self.dtype
+        yield "shape", self.shape
+        if self.is_sparse:
+            yield "stored", self._numpy.size
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (
+            type(self),
+            np.ascontiguousarray(self._numpy),
+            self.dtype,
+            self.shape,
+            self._crow,
+            self._col,
+        )
+
+
+class _Head:
+    """The first values of an array, as a list is shown."""
+
+    def __init__(self, flat: AnyArray) -> None:
+        self._flat = flat
+
+    def __repr__(self) -> str:
+        size = self._flat.size
+        if size <= 8:
+            return short_repr(self._flat.tolist())
+        return f"{short_repr(self._flat[:3].tolist())[:-1]}, … {size} items]"
+
+
+def _rebuild(
+    cls: type[TensorData],
+    values: AnyArray,
+    dtype: TensorDtype,
+    shape: list[int] | None,
+    crow: Int64Array | None,
+    col: Int64Array | None,
+) -> TensorData:
+    return cls._wrap(values, dtype, shape, crow, col)
+
+
+def _cast(values: AnyArray, dtype: Literal["int64", "float32"], where: str) -> AnyArray:
+    return to_int64(values, where) if dtype == "int64" else to_float32(values, where)
+
+
+def _checked_shape(shape: Sequence[int]) -> list[int]:
+    sizes = [int(size) for size in shape]
+    if any(size < 0 for size in sizes):
+        raise InvalidInputError(f"TensorData.shape: expected sizes of 0 or more, got {sizes}")
+    return sizes
+
+
+def _reshaped(values: AnyArray, shape: list[int]) -> AnyArray:
+    try:
+        return values.reshape(shape)
+    except ValueError:
+        raise InvalidInputError(
+            f"TensorData.shape: {values.size} values do not fill the shape {shape}"
+        ) from None
+
+
+def _checked_csr(
+    values: AnyArray, shape: list[int] | None, crow: Any, col: Any
+) -> tuple[Int64Array, Int64Array]:
+    """The index arrays of a CSR tensor, if they describe one."""
+    if crow is None or col is None:
+        raise InvalidInputError(
+            "TensorData: sparse_crow_indices and sparse_col_indices go together; one is missing"
+        )
+    if shape is None or len(shape) != 2:
+        raise InvalidInputError(f"TensorData.shape: a sparse tensor needs its 2-D dense shape, got {shape}")
+    crow = to_int64(array_of(crow, "TensorData.sparse_crow_indices"), "TensorData.sparse_crow_indices")
+    col = to_int64(array_of(col, "TensorData.sparse_col_indices"), "TensorData.sparse_col_indices")
+    problem = csr_problem(values.size, shape, crow, col)
+    if problem is not None:
+        raise InvalidInputError(f"TensorData.{problem}")
+    return crow, col
+
+
+def csr_problem(nnz: int, shape: Sequence[int], crow: Int64Array, col: Int64Array) -> str | None:
+    """What is wrong with these CSR indices for `nnz` stored values of a dense shape; None if nothing is."""
+    rows, columns = shape
+    if crow.ndim != 1 or crow.size != rows + 1:
+        return f"sparse_crow_indices: {rows} rows need {rows + 1} pointers, got {crow.size}"
+    if col.ndim != 1 or col.size != nnz:
+        return f"sparse_col_indices: {nnz} values need as many columns, got {col.size}"
+    if crow[0] != 0 or crow[-1] != nnz or bool(np.any(crow[1:] < crow[:-1])):
+        return f"sparse_crow_indices: must rise from 0 to the {nnz} stored values"
+    if nnz and (int(col.min()) < 0 or int(col.max()) >= columns):
+        return f"sparse_col_indices: columns must lie in 0 … {columns - 1}"
+    return None
+
+
+def _checked_pad(pad_value: Any) -> int:
+    if isinstance(pad_value, bool) or not isinstance(pad_value, (int, np.integer)):
+        raise TypeError(f"pad_value: expected a whole number, got {pad_value!r} ({type(pad_value).__name__})")
+    return int(pad_value)
+
+
+def tensor_of(value: Any, where: str) -> TensorData:
+    """What a user gave for a tensor field, as a tensor."""
+    if isinstance(value, TensorData):
+        return value
+    if is_torch(value):
+        return TensorData.from_torch(value)
+    values = array_of(value, where)
+    dtype = dtype_name(values)
+    return TensorData._wrap(_cast(values, dtype, where), dtype, list(values.shape))

@@ -1,0 +1,114 @@
+"""Forward and backward passes: what is asked for and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.types._model import Model, model
+from tinker_sync.types.datum import Datum, LossFnOutput, refuse_all
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+__all__ = ["ForwardBackwardInput", "ForwardBackwardOutput", "ForwardBackwardRequest", "ForwardRequest"]
+
+LossFnConfig: TypeAlias = Mapping[str, float | str]
+
+
+def _data(given: Any) -> list[Datum]:
+    data = list(given)
+    for index, datum in enumerate(data):
+        if not isinstance(datum, Datum):
+            raise TypeError(f"data[{index}]: expected a Datum, got {type(datum).__name__}")
+    return data
+
+
+def _config(given: Any) -> LossFnConfig | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"loss_fn_config: expected a mapping of names to numbers or text, got {type(given).__name__}"
+        )
+    return {name: _setting(name, value) for name, value in given.items()}
+
+
+def _setting(name: str, value: Any) -> float | str:
+    if isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        kind = type(value).__name__
+        raise InvalidInputError(f"loss_fn_config[{name!r}]: expected a number or text, got {kind}") from None
+
+
+@model(kw_only=False)
+class ForwardBackwardInput(Model):
+    """The examples, the loss and its settings.
+
+    >>> from tinker_sync.types import ModelInput
+    >>> example = Datum(ModelInput.from_ints([1]), {"target_tokens": [2]})
+    >>> ForwardBackwardInput([example], "cross_entropy").loss_fn
+    'cross_entropy'
+    """
+
+    data: list[Datum] = attrs.field(converter=_data)
+    loss_fn: str
+    loss_fn_config: LossFnConfig | None = attrs.field(default=None, converter=_config)
+
+    def validate(self) -> None:
+        """Check every datum and say all that is wrong at once.
+
+        Raises:
+            InvalidInputError: `problems` names each place, such as ``data[3].loss_fn_inputs['weights'][17]``.
+
+        >>> ForwardBackwardInput([], "cross_entropy").validate()
+        Traceback (most recent call last):
+            ...
+        tinker_sync.errors.InvalidInputError: data: is empty; give at least one Datum
+        """
+        refuse_all(list(self._problems()))
+
+    def _problems(self) -> Iterator[str]:
+        if not self.data:
+            yield "data: is empty; give at least one Datum"
+        for index, datum in enumerate(self.data):
+            yield from datum._problems(f"data[{index}]")
+
+
+@model(kw_only=False)
+class ForwardBackwardRequest(Model):
+    """One numbered forward and backward pass of a model."""
+
+    forward_backward_input: ForwardBackwardInput
+    model_id: str
+    seq_id: int | None = None
+
+
+@model(kw_only=False)
+class ForwardRequest(Model):
+    """One numbered forward pass of a model; only servers of older protocols have a call of its own for it."""
+
+    forward_input: ForwardBackwardInput
+    model_id: str
+    seq_id: int | None = None
+
+
+@model(kw_only=False)
+class ForwardBackwardOutput(Model):
+    """What a pass returned: one record of tensors a datum, and metrics named ``name:reduction``.
+
+    >>> ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 1.5}).metrics["loss:sum"]
+    1.5
+    """
+
+    __response__ = True
+
+    loss_fn_output_type: str
+    loss_fn_outputs: list[LossFnOutput] = attrs.field(converter=list)
+    metrics: dict[str, float] = attrs.field(factory=dict, converter=dict)
