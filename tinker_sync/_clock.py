@@ -1,7 +1,8 @@
 """Time as an argument: what is it now, and wait for something at most so long.
 
-Everything that waits or measures takes a `Clock`, so a test can hand in one that never sleeps.  Waiting is always
-waiting *for an event*: a loop that must stop can then be woken at once.  Any thread may use `SYSTEM_CLOCK`.
+Everything that waits or measures takes a `Clock`, so a test can hand in one that never sleeps. Waiting is
+always waiting *for an event*: a loop that must stop can then be woken at once. Any thread may use
+`SYSTEM_CLOCK`.
 """
 
 from __future__ import annotations

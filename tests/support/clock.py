@@ -6,16 +6,16 @@ import threading
 
 # How long a test may wait for a thread to arrive somewhere before we call it a hang.
 PATIENCE_S = 10.0
-# A parked waiter must notice both its event and `advance`; threading cannot wait for two things, so it looks this often.
+# A thread cannot wait for two things; a parked waiter looks this often for its event and for `advance`.
 _LOOK_S = 0.002
 
 
 class FakeClock:
-    """A `Clock` that never sleeps.  Thread-safe.
+    """A `Clock` that never sleeps. Thread-safe.
 
-    By default `wait` advances the clock by the whole timeout and returns, so a retry loop runs at full speed and
-    `waits` tells how long it would have slept.  With `automatic=False` a waiter parks until `advance` reaches its
-    deadline or its event is set; `await_waiters` tells when it has arrived.
+    By default `wait` advances the clock by the whole timeout and returns, so a retry loop runs at full speed
+    and `waits` tells how long it would have slept. With `automatic=False` a waiter parks until `advance`
+    reaches its deadline or its event is set; `await_waiters` tells when it has arrived.
 
     >>> clock = FakeClock()
     >>> clock.wait(threading.Event(), 2.5), clock.now(), clock.waits
