@@ -1,12 +1,12 @@
 """Every exception of the package, sorted by what the reader of it can do.
 
-Any module may import this one; it knows nothing of sockets or codecs. All of it pickles and copies with every attribute. What an
-error keeps of a request and its answer is copied into small records that hold no credentials, so that an error may be logged,
-sent to another process or pasted into a report.
+Any module may import this one; it knows nothing of sockets or codecs. Every error pickles and copies with all
+its attributes. What an error keeps of a request and its answer is held in small records without credentials,
+so it may be logged, sent to another process or pasted into a report.
 
     TinkerError
-      APIError                      something between us and the server; `.request_id`, `.method`, `.path`, `.attempts`
-        APIStatusError              the server said no; one leaf for each status a person reacts to differently
+      APIError                      something between us and the server: request_id, method, path, attempts
+        APIStatusError              the server said no; a leaf for each status people react to differently
         APIConnectionError          no answer; APITimeoutError when it was silence
         APIResponseValidationError  an answer that does not make sense
       RequestFailedError            accepted first, failed later
@@ -20,16 +20,12 @@ sent to another process or pasted into a report.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
-from attrs import field, frozen
-
-from tinker_sync._secret import HeaderMap, Secret, mask_headers, mask_json, mask_text, mask_url
+from tinker_sync._evidence import RequestInfo, ResponseInfo, read_body, reason, words_of
+from tinker_sync._secret import Secret, mask_headers, mask_text
 
 __all__ = [
     "APIConnectionError",
@@ -60,9 +56,6 @@ __all__ = [
     "WireError",
 ]
 
-# An error must not keep a large answer alive, nor print pages of it.
-MAX_KEPT_BYTES: Final = 64 * 1024
-_MAX_WORDS: Final = 2000
 _MAX_PROBLEMS: Final = 20
 
 
@@ -85,99 +78,15 @@ class RequestErrorCategory(str, Enum):
     Server = "server"
     User = "user"
 
-    __str__ = str.__str__
-    __format__ = str.__format__
+    def __str__(self) -> str:
+        return self.value
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)  # 3.10 and 3.12 disagree about the format of such enums
 
     @classmethod
-    def _missing_(cls, value: object) -> RequestErrorCategory:
+    def _missing_(cls, value: object) -> RequestErrorCategory:  # noqa: ARG003 - the enum machinery gives it
         return cls.Unknown
-
-
-def _header_map(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> HeaderMap:
-    return HeaderMap(mask_headers(headers))
-
-
-def _bounded(content: bytes) -> bytes:
-    return bytes(content[:MAX_KEPT_BYTES])
-
-
-@frozen(kw_only=True)
-class RequestInfo:
-    """What an error keeps of the request: no credentials, whatever it was made from.
-
-    >>> RequestInfo(method="GET", url="https://host/api/v1/x?token=abc", headers={"X-API-Key": "tml-secret"})
-    RequestInfo(method='GET', url='https://host/api/v1/x?token=***', headers=HeaderMap({'X-API-Key': '***'}))
-    """
-
-    method: str
-    url: str = field(converter=mask_url)
-    headers: HeaderMap = field(factory=HeaderMap, converter=_header_map)
-
-    @property
-    def path(self) -> str:
-        """The path of the address, without query."""
-        rest = self.url.split("://", 1)[-1]
-        path = "/" + rest.split("/", 1)[1] if "/" in rest else "/"
-        return re.split(r"[?#]", path, maxsplit=1)[0]
-
-
-@frozen(kw_only=True)
-class ResponseInfo:
-    """What an error keeps of the answer: status, headers without credentials, and the first 64 KiB of the body.
-
-    >>> ResponseInfo(status_code=404, content=b'{"detail": "no such run"}').json()
-    {'detail': 'no such run'}
-    """
-
-    status_code: int
-    headers: HeaderMap = field(factory=HeaderMap, converter=_header_map)
-    content: bytes = field(default=b"", converter=_bounded, repr=False)
-    request: RequestInfo | None = None
-
-    @property
-    def text(self) -> str:
-        """The body as text; bytes that are no UTF-8 become replacement characters."""
-        return self.content.decode("utf-8", "replace")
-
-    def json(self) -> Any:
-        """Parse the body as JSON; `ValueError` when it is none."""
-        return json.loads(self.content)
-
-
-def _request_info(request: Any) -> RequestInfo | None:
-    """Accept our record or the request object of an HTTP library."""
-    if request is None or isinstance(request, RequestInfo):
-        return request
-    return RequestInfo(
-        method=str(getattr(request, "method", None) or ""),
-        url=str(getattr(request, "url", None) or ""),
-        headers=_plain_headers(request),
-    )
-
-
-def _response_info(response: Any) -> ResponseInfo | None:
-    """Accept our record or the answer object of an HTTP library."""
-    if response is None or isinstance(response, ResponseInfo):
-        return response
-    try:
-        content = response.content
-    except Exception:  # a streamed body that was never read; the error matters more than its body
-        content = b""
-    try:
-        request = response.request
-    except Exception:  # httpx raises where a response has no request
-        request = None
-    return ResponseInfo(
-        status_code=int(response.status_code),
-        headers=_plain_headers(response),
-        content=content if isinstance(content, bytes) else b"",
-        request=_request_info(request),
-    )
-
-
-def _plain_headers(source: Any) -> dict[str, str]:
-    headers = getattr(source, "headers", None)
-    return mask_headers(headers) if isinstance(headers, Mapping) else {}
 
 
 def _rebuild(cls: type[TinkerError], args: tuple[object, ...]) -> TinkerError:
@@ -194,7 +103,7 @@ class TinkerError(Exception):
     out of memory (request req-1, server). This is the server's fault; try again later.
     """
 
-    # Constructors of the leaves differ; recreating from the attributes serves them all, a subclass of a user's too.
+    # Constructors differ; recreating from the attributes serves them all, and subclasses of users too.
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args), {**self.__dict__}
 
@@ -235,9 +144,10 @@ class APIError(TinkerError):
         path: str | None = None,
         attempts: int | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.request = _request_info(request)
+        # Messages often quote a library below us, and those quote addresses with passwords.
+        self.message = mask_text(message)
+        super().__init__(self.message)
+        self.request = RequestInfo.of(request)
         self.body = body
         self.request_id = request_id
         self.method = method or (self.request.method if self.request else None)
@@ -248,7 +158,7 @@ class APIError(TinkerError):
         return _sentence(self._headline() + self._whereabouts(), self._advice())
 
     def _headline(self) -> str:
-        return self.message
+        return self.message.rstrip(".")
 
     def _advice(self) -> str:
         return self.advice
@@ -296,7 +206,7 @@ class APIResponseValidationError(APIError):
         path: str | None = None,
         attempts: int | None = None,
     ) -> None:
-        self.response = _response_info(response)
+        self.response = ResponseInfo.of(response)
         super().__init__(
             message or "The server's answer does not have the expected form.",
             request if request is not None or self.response is None else self.response.request,
@@ -312,11 +222,13 @@ class APIResponseValidationError(APIError):
 class APIStatusError(APIError):
     """The server answered with a status that means no.
 
-    The leaves differ by what helps: `BadRequestError` and `UnprocessableEntityError` (mend the input), `AuthenticationError` and
-    `PermissionDeniedError` (the key), `BillingError` (the account), `NotFoundError`, `ConflictError`, `RateLimitError` (wait),
-    `InternalServerError` (later, or report). 408, 410, 425 and other 4xx have none.
+    The leaves differ by what helps: `BadRequestError` and `UnprocessableEntityError` (mend the input),
+    `AuthenticationError` and `PermissionDeniedError` (the key), `BillingError` (the account),
+    `NotFoundError`, `ConflictError`, `RateLimitError` (wait), `InternalServerError` (later, or report).
+    408, 410, 425 and other 4xx have none.
 
-    `message` holds the server's words, `body` the parsed JSON or else the text, `retry_after_s` the pause the server asked for.
+    `message` holds the server's words, `body` the parsed JSON or else the text, `retry_after_s` the pause the
+    server asked for.
 
     >>> error = APIStatusError.from_reply(404, {"x-request-id": "r-9"}, b'{"detail": "no such run"}')
     >>> type(error).__name__, error.status_code, error.message, error.request_id
@@ -341,7 +253,7 @@ class APIStatusError(APIError):
         attempts: int | None = None,
         retry_after_s: float | None = None,
     ) -> None:
-        self.response = _response_info(response)
+        self.response = ResponseInfo.of(response)
         super().__init__(
             message,
             request if request is not None or self.response is None else self.response.request,
@@ -385,11 +297,14 @@ class APIStatusError(APIError):
             retry_after_s: The pause the server asked for.
             secrets: Values that must not appear in the error, should the server repeat them.
         """
-        body, kept = _read_body(content, tuple(secrets))
-        request = _request_info(request)
+        known = tuple(secrets)
+        body, kept = read_body(content, known)
+        request = RequestInfo.of(request)
         return status_error_class(status_code)(
-            words_of(body) or _reason(status_code),
-            response=ResponseInfo(status_code=status_code, headers=headers, content=kept, request=request),
+            words_of(body) or reason(status_code),
+            response=ResponseInfo(
+                status_code=status_code, headers=mask_headers(headers, known), content=kept, request=request
+            ),
             body=body,
             status_code=status_code,
             request_id=request_id,
@@ -400,8 +315,11 @@ class APIStatusError(APIError):
         )
 
     def _headline(self) -> str:
-        reason = _reason(self.status_code)
-        return f"{self.status_code} {reason}" + (f": {self.message}" if self.message != reason else "")
+        words = super()._headline()
+        if not self.status_code:  # made by hand, without an answer
+            return words
+        name = reason(self.status_code)
+        return f"{self.status_code} {name}" + (f": {words}" if words != name else "")
 
     def _advice(self) -> str:
         if self.retry_after_s:
@@ -420,7 +338,7 @@ class AuthenticationError(APIStatusError):
     """401: the server does not accept the key or token."""
 
     status_code = 401
-    advice = "Check the API key: the api_key argument, TINKER_API_KEY, or the stored key (`tinker-sync auth login`)."
+    advice = "Check the API key: the api_key argument, TINKER_API_KEY, or `tinker-sync auth login`."
 
 
 class BillingError(APIStatusError):
@@ -434,7 +352,7 @@ class PermissionDeniedError(APIStatusError):
     """403: the key is good, but not for this."""
 
     status_code = 403
-    advice = "The key is valid but not allowed to do this; check its organization and project, and who owns the object."
+    advice = "The key may not do this; check its organization and project, and who owns the object."
 
 
 class NotFoundError(APIStatusError):
@@ -479,10 +397,11 @@ class APIConnectionError(APIError):
     """
 
     advice = "Check the network, any proxy, and the base URL."
+    default_message: ClassVar[str] = "Connection error."
 
     def __init__(
         self,
-        message: str = "Connection error.",
+        message: str | None = None,
         request: Any = None,
         *,
         body: Any = None,
@@ -492,11 +411,14 @@ class APIConnectionError(APIError):
         attempts: int | None = None,
     ) -> None:
         super().__init__(
-            message, request, body=body, request_id=request_id, method=method, path=path, attempts=attempts
+            message or self.default_message,
+            request,
+            body=body,
+            request_id=request_id,
+            method=method,
+            path=path,
+            attempts=attempts,
         )
-
-    def _headline(self) -> str:
-        return self.message.rstrip(".")
 
 
 class APITimeoutError(APIConnectionError):
@@ -507,28 +429,13 @@ class APITimeoutError(APIConnectionError):
     """
 
     advice = "The server may be busy or unreachable; a longer timeout may help."
-
-    def __init__(
-        self,
-        message: str = "Request timed out.",
-        request: Any = None,
-        *,
-        body: Any = None,
-        request_id: str | None = None,
-        method: str | None = None,
-        path: str | None = None,
-        attempts: int | None = None,
-    ) -> None:
-        super().__init__(
-            message, request, body=body, request_id=request_id, method=method, path=path, attempts=attempts
-        )
+    default_message = "Request timed out."
 
 
 class RequestFailedError(TinkerError):
     """The server took the request and later reported that it failed.
 
-    >>> error = RequestFailedError("tokens out of range", request_id="req-1", category=RequestErrorCategory.User)
-    >>> print(error)
+    >>> print(RequestFailedError("tokens out of range", request_id="req-1", category="user"))
     tokens out of range (request req-1, user). Change the input; the same request will fail again.
     """
 
@@ -543,8 +450,8 @@ class RequestFailedError(TinkerError):
     category: RequestErrorCategory
 
     def __init__(self, message: str, request_id: str, category: RequestErrorCategory | str) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = mask_text(message)
+        super().__init__(self.message)
         self.request_id = request_id
         self.category = RequestErrorCategory(category)
 
@@ -604,14 +511,14 @@ class ConfigurationError(TinkerError, ValueError):
 
 
 class CredentialError(TinkerError):
-    """There is no usable key or token: none is configured, the credential command failed, or no new token is to be had."""
+    """There is no usable key or token: none configured, the command failed, or no new token is to be had."""
 
 
 class UnsupportedByServerError(TinkerError):
     """The server at this address does not offer what was asked; nothing was sent.
 
-    >>> print(UnsupportedByServerError("this server samples without prompt_alt_tokens_k", feature="prompt_alt_tokens_k"))
-    this server samples without prompt_alt_tokens_k
+    >>> print(UnsupportedByServerError("this server knows no custom losses", feature="create_custom_loss"))
+    this server knows no custom losses
     """
 
     message: str
@@ -663,68 +570,5 @@ def status_error_class(status_code: int) -> type[APIStatusError]:
     return _LEAVES.get(status_code, APIStatusError)
 
 
-def words_of(body: Any) -> str:
-    """Find what a server says went wrong in the body of its answer, whichever of the known forms it has.
-
-    `{"error": ...}`, `{"detail": text}`, `{"detail": [{"loc", "msg"}]}`, `{"error_message"}`, `{"message"}`, and plain text.
-
-    >>> words_of({"detail": [{"loc": ["body", "seq_id"], "msg": "Field required"}]})
-    'body.seq_id: Field required'
-    >>> words_of({"error": "unknown model", "category": "user"}), words_of("Bad gateway\\n")
-    ('unknown model', 'Bad gateway')
-    """
-    words = _find_words(body, 0).strip()
-    return words if len(words) <= _MAX_WORDS else f"{words[:_MAX_WORDS]}... ({len(words)} characters)"
-
-
-def _find_words(body: Any, depth: int) -> str:
-    if isinstance(body, str):
-        return _title_of_page(body)
-    if body is None or depth > 3:
-        return ""
-    if isinstance(body, dict):
-        for name in ("error", "detail", "error_message", "message", "msg", "title"):
-            if body.get(name):
-                return _find_words(body[name], depth + 1)
-    if isinstance(body, list) and body and all(isinstance(item, dict) and "msg" in item for item in body):
-        shown = [_complaint(item) for item in body[:_MAX_PROBLEMS]]
-        more = len(body) - len(shown)
-        return "; ".join(shown) + (f"; and {more} more" if more else "")
-    return json.dumps(body, ensure_ascii=False, default=str) if body not in ({}, []) else ""
-
-
-def _complaint(item: Mapping[str, Any]) -> str:
-    place = item.get("loc")
-    where = ".".join(str(part) for part in place) if isinstance(place, list) else ""
-    return f"{where}: {item['msg']}" if where else str(item["msg"])
-
-
-def _title_of_page(text: str) -> str:
-    """Proxies answer with web pages; their title is the part to read."""
-    if not text.lstrip().startswith("<"):
-        return text
-    title = re.search(r"<title[^>]*>(.*?)</title>", text[:MAX_KEPT_BYTES], re.IGNORECASE | re.DOTALL)
-    return title[1] if title else text
-
-
-def _read_body(content: bytes, secrets: tuple[str | Secret, ...]) -> tuple[Any, bytes]:
-    """Parse the body and mask what it repeats of ours; also give the bytes that may be kept."""
-    text = content[:MAX_KEPT_BYTES].decode("utf-8", "replace")
-    try:
-        tree = json.loads(content)
-    except (ValueError, RecursionError):
-        masked = mask_text(text, secrets)
-        return masked or None, content if masked == text else masked.encode()
-    masked_tree = mask_json(tree, secrets)
-    return masked_tree, content if masked_tree == tree else json.dumps(masked_tree).encode()
-
-
 def _id_header(response: ResponseInfo | None) -> str | None:
     return response.headers.get("x-request-id") if response is not None else None
-
-
-def _reason(status_code: int) -> str:
-    try:
-        return HTTPStatus(status_code).phrase
-    except ValueError:
-        return "error status"
