@@ -1,0 +1,131 @@
+"""Undoing the content encoding of an answer, within a limit.
+
+Pure functions; any thread. A few hundred bytes can unfold to gigabytes, so every step is told how much may
+still come out, and stops there.
+"""
+
+from __future__ import annotations
+
+import zlib
+from functools import lru_cache
+from typing import Any, Final
+
+from tinker_sync.transport.http1 import MalformedReply, ReplyTooLarge
+
+# Nobody honest stacks more than two encodings.
+_MAX_CODINGS: Final = 3
+# What RFC 9659 allows a zstd body in HTTP; a larger window is memory the server would make us allocate.
+_ZSTD_WINDOW_BYTES: Final = 8 * 1024 * 1024
+# zstandard takes no output limit: 4 bytes of input may give 128 KiB, so one step gives at most 16 MiB.
+_ZSTD_STEP_BYTES: Final = 512
+# Each member costs a copy of what follows it.
+_MAX_MEMBERS: Final = 100
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_GZIP: Final = 31
+_ZLIB: Final = 15
+_RAW_DEFLATE: Final = -15
+
+
+@lru_cache(maxsize=1)
+def _zstandard() -> Any | None:
+    try:
+        import zstandard
+    except ImportError:
+        return None
+    return zstandard
+
+
+def accepted_encodings() -> str:
+    """The value of `Accept-Encoding`: what `decode` can undo here.
+
+    >>> accepted_encodings().startswith("gzip, deflate")
+    True
+    """
+    return "gzip, deflate, zstd" if _zstandard() else "gzip, deflate"
+
+
+def decode(body: bytes, encoding: str | None, *, limit: int) -> bytes:
+    """Undo the encodings of a `Content-Encoding` header.
+
+    Raises:
+        MalformedReply: The body does not fit its encoding, ends too early, or is in one nobody asked for.
+        ReplyTooLarge: More than `limit` bytes would come out.
+
+    >>> import gzip
+    >>> decode(gzip.compress(b"hello"), "gzip", limit=100)
+    b'hello'
+    """
+    if not encoding:
+        return body
+    codings = [name.strip().lower() for name in encoding.split(",")]
+    if len(codings) > _MAX_CODINGS:
+        raise MalformedReply(f"{len(codings)} content encodings on top of each other")
+    for coding in reversed(codings):
+        body = _undo(body, coding, limit)
+    return body
+
+
+def _undo(body: bytes, coding: str, limit: int) -> bytes:
+    if coding in ("", "identity"):
+        return body
+    if not body:  # an empty answer may keep the header
+        return body
+    if coding in ("gzip", "x-gzip"):
+        return _undo_zlib(body, _GZIP, limit)
+    if coding == "deflate":
+        # The name means zlib's wrapping; some servers send the bare stream.
+        return _undo_zlib(body, _ZLIB if _has_zlib_header(body) else _RAW_DEFLATE, limit)
+    zstandard = _zstandard()
+    if coding == "zstd" and zstandard:
+        return _undo_zstd(zstandard, body, limit)
+    raise MalformedReply(f"content encoding {coding[:20]!r} was not asked for")
+
+
+def _has_zlib_header(body: bytes) -> bool:
+    return len(body) >= 2 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0
+
+
+def _undo_zlib(body: bytes, window_bits: int, limit: int) -> bytes:
+    pieces: list[bytes] = []
+    room = limit
+    rest = body
+    try:
+        for _ in range(_MAX_MEMBERS):
+            member = zlib.decompressobj(window_bits)
+            pieces.append(member.decompress(rest, room + 1))
+            room -= len(pieces[-1])
+            _check(room, limit, ended=member.eof)
+            rest = member.unused_data
+            if not rest.startswith(_GZIP_MAGIC):  # servers pad, and only gzip goes on with another member
+                return b"".join(pieces)
+    except zlib.error as error:
+        raise MalformedReply(f"the compressed answer is damaged: {error}") from error
+    raise MalformedReply(f"the compressed answer has over {_MAX_MEMBERS} members")
+
+
+def _undo_zstd(zstandard: Any, body: bytes, limit: int) -> bytes:
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+    frame = decompressor.decompressobj()
+    pieces: list[bytes] = []
+    room = limit
+    at = 0
+    try:
+        while at < len(body):
+            if frame.eof:
+                frame = decompressor.decompressobj()
+            step = body[at : at + _ZSTD_STEP_BYTES]
+            pieces.append(frame.decompress(step))
+            at += len(step) - (len(frame.unused_data) if frame.eof else 0)
+            room -= len(pieces[-1])
+            _check(room, limit, ended=True)
+    except zstandard.ZstdError as error:
+        raise MalformedReply(f"the compressed answer is damaged: {error}") from error
+    _check(room, limit, ended=frame.eof)
+    return b"".join(pieces)
+
+
+def _check(room: int, limit: int, *, ended: bool) -> None:
+    if room < 0:
+        raise ReplyTooLarge(f"the answer unfolds to more than the limit of {limit} bytes")
+    if not ended:
+        raise MalformedReply("the compressed answer ends too early")

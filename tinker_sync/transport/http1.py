@@ -1,0 +1,326 @@
+"""HTTP/1.1 as bytes: the head of a request, and a parser that takes an answer piece by piece.
+
+Pure: no socket, no thread, no clock. One poller can so hold thousands of half-received answers, which
+`http.client` cannot, and a blocking reader uses the same code. It reads what RFC 9112 allows and refuses the
+rest.
+
+Guarantees: whatever the bytes, `feed` and `eof` raise only `MalformedReply` or `ReplyTooLarge`, keep no more
+than the limits allow, and take time linear in the input. A parser belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import Enum, auto
+from typing import Final
+
+from tinker_sync.errors import InvalidInputError
+
+# Signed redirect addresses and security policies make heads of 20 KB real; 256 KB is nobody's head.
+MAX_HEAD_BYTES: Final = 256 * 1024
+# Interim answers (1xx) are rare; a server that sends a hundred is not going to answer.
+_MAX_INTERIM: Final = 100
+_MAX_CHUNK_LINE_BYTES: Final = 4096
+_RECEIVE_BYTES: Final = 64 * 1024
+_MAX_RECEIVE_BYTES: Final = 1024 * 1024
+
+_HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
+_FOLD: Final = re.compile(r"\r?\n[ \t]+")
+_STATUS_LINE: Final = re.compile(r"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\x00]*)?")
+_TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_TARGET: Final = re.compile(r"[\x21-\x7e]+")
+# Line ends would let a value add headers of its own; NUL ends the value in some servers.
+_BAD_VALUE: Final = re.compile(r"[\r\n\x00]")
+_DIGITS: Final = re.compile(r"[0-9]{1,18}")
+_CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?")
+
+
+class MalformedReply(Exception):
+    """The bytes are no HTTP answer, or end before the answer does."""
+
+
+class ReplyTooLarge(Exception):
+    """An answer is, or says it is, larger than the limit."""
+
+
+class Quiet(bytes):
+    """Bytes whose repr shows only their length: a head holds the key, and tracebacks print locals."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} bytes>"
+
+
+def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -> Quiet:
+    """Write the first lines of a request, up to and including the empty line.
+
+    Raises:
+        InvalidInputError: Something in it could not go over the wire as one header; the value is not shown.
+
+    >>> bytes(request_head("GET", "/x?a=1", [("Host", "h")]))
+    b'GET /x?a=1 HTTP/1.1\\r\\nHost: h\\r\\n\\r\\n'
+    """
+    if not _TOKEN.fullmatch(method) or not _TARGET.fullmatch(target):
+        raise InvalidInputError(f"{method!r} {target!r} is no request line")
+    checked = [_header_line(name, value) for name, value in headers]
+    return Quiet(b"".join([f"{method} {target} HTTP/1.1\r\n".encode("ascii"), *checked, b"\r\n"]))
+
+
+def _header_line(name: str, value: str) -> Quiet:
+    if not _TOKEN.fullmatch(name):
+        raise InvalidInputError(f"{name!r} is no header name")
+    if _BAD_VALUE.search(value):
+        raise InvalidInputError(f"header {name}: the value holds a line end or NUL")
+    try:
+        return Quiet(b"%b: %b\r\n" % (name.encode("ascii"), value.encode("latin-1")))
+    except UnicodeEncodeError:
+        # Not chained: the codec's exception carries the value.
+        raise InvalidInputError(f"header {name}: the value holds characters outside latin-1") from None
+
+
+class _State(Enum):
+    """Where the parser stands.
+
+    HEAD -> LENGTH | CHUNK_SIZE | UNTIL_CLOSE | DONE, and HEAD again after an interim answer;
+    CHUNK_SIZE -> CHUNK_DATA -> CHUNK_END -> CHUNK_SIZE; after the last chunk CHUNK_SIZE -> TRAILER -> DONE;
+    LENGTH -> DONE; UNTIL_CLOSE -> DONE by `eof` alone. DONE is final.
+    """
+
+    HEAD = auto()
+    LENGTH = auto()
+    CHUNK_SIZE = auto()
+    CHUNK_DATA = auto()
+    CHUNK_END = auto()
+    TRAILER = auto()
+    UNTIL_CLOSE = auto()
+    DONE = auto()
+
+
+class ReplyParser:
+    """One answer, in whatever pieces it arrives. For one thread at a time.
+
+    >>> parser = ReplyParser("GET", max_body_bytes=100)
+    >>> parser.feed(b"HTTP/1.1 200 OK\\r\\nContent-Length: 5\\r\\n\\r\\nhel")
+    >>> parser.done
+    False
+    >>> parser.feed(b"lo")
+    >>> parser.done, parser.status, parser.body()
+    (True, 200, b'hello')
+    """
+
+    def __init__(self, method: str, *, max_body_bytes: int) -> None:
+        self.status = 0
+        self.headers: list[tuple[str, str]] = []
+        self.keep_alive = False
+        """Whether the connection may carry another request once this answer is done."""
+        self.started = False
+        """Whether a single byte of an answer has come."""
+        self._method = method
+        self._max_body_bytes = max_body_bytes
+        self._state = _State.HEAD
+        self._text = bytearray()  # an unfinished head, chunk line or trailer
+        self._trailer_bytes = 0
+        self._interim = 0
+        self._remaining = 0  # of the body or the chunk, where its length is known
+        self._size = 0
+        self._pieces: list[bytes] = []
+
+    @property
+    def done(self) -> bool:
+        return self._state is _State.DONE
+
+    @property
+    def wants(self) -> int:
+        """How many bytes a receive should ask for."""
+        if self._state is _State.LENGTH or self._state is _State.CHUNK_DATA:
+            return min(max(self._remaining, _RECEIVE_BYTES), _MAX_RECEIVE_BYTES)
+        return _RECEIVE_BYTES
+
+    def body(self) -> bytes:
+        """The body as received, its content encoding not undone."""
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the connection; what comes after the answer makes it unfit for another.
+
+        Raises:
+            MalformedReply: No answer can begin with the bytes so far.
+            ReplyTooLarge: The head or the body is larger than allowed, or announces to be.
+        """
+        self.started = True
+        at = 0
+        while at < len(data):
+            if self._state is _State.DONE:
+                self.keep_alive = False
+                return
+            at = _STEPS[self._state](self, data, at)
+
+    def eof(self) -> None:
+        """The other side has closed. Ends an answer that lasts until then, and breaks every other."""
+        if self._state is _State.UNTIL_CLOSE:
+            self._state = _State.DONE
+        elif self._state is not _State.DONE:
+            raise MalformedReply(f"the connection was closed {self._place()}")
+
+    def _place(self) -> str:
+        if not self.started:
+            return "without an answer"
+        if self._state is _State.HEAD:
+            return "within the head of the answer"
+        if self._state is _State.LENGTH:
+            return f"after {self._size} of {self._size + self._remaining} bytes"
+        return f"after {self._size} bytes of a chunked answer, before its end"
+
+    def _take_head(self, data: bytes, at: int) -> int:
+        text = self._text
+        searched = max(0, len(text) - 3)  # the empty line may have begun in the piece before
+        text += data[at:]
+        if not text.startswith(b"HTTP/"[: len(text)]):
+            raise MalformedReply(f"the answer is not HTTP, it begins with {bytes(text[:12])!r}")
+        found = _HEAD_END.search(text, searched)
+        if (found.start() if found else len(text)) > MAX_HEAD_BYTES:
+            raise ReplyTooLarge(f"the head of the answer is over {MAX_HEAD_BYTES} bytes")
+        if found is None:
+            return len(data)
+        self._text = bytearray()
+        self._begin(text[: found.start()].decode("latin-1"))
+        return len(data) - (len(text) - found.end())
+
+    def _begin(self, head: str) -> None:
+        """Read a whole head and decide how the body ends (RFC 9112, section 6.3)."""
+        if "\n " in head or "\n\t" in head:  # the obsolete way of breaking long values
+            head = _FOLD.sub(" ", head)
+        first, *lines = head.split("\n")
+        match = _STATUS_LINE.fullmatch(first.rstrip("\r"))
+        if match is None:
+            raise MalformedReply(f"no status line: {first[:40]!r}")
+        self.status = int(match[2])
+        if 100 <= self.status < 200:
+            self._skip_interim()
+            return
+        self.headers = _header_pairs(lines)
+        connection = _tokens(self._values("connection"))
+        self.keep_alive = "keep-alive" in connection if match[1] == "0" else "close" not in connection
+        self._state = self._framing()
+
+    def _skip_interim(self) -> None:
+        self._interim += 1
+        if self.status == 101 or self._interim > _MAX_INTERIM:
+            raise MalformedReply(f"interim answers ({self.status}) in place of an answer")
+
+    def _framing(self) -> _State:
+        if self._method == "HEAD" or self.status in (204, 304):
+            return _State.DONE
+        lengths = set(_tokens(self._values("content-length")))
+        codings = [coding for coding in _tokens(self._values("transfer-encoding")) if coding != "identity"]
+        if codings:
+            if codings != ["chunked"]:
+                raise MalformedReply(f"transfer coding {', '.join(codings)[:40]!r} was not asked for")
+            if lengths:
+                self.keep_alive = False  # two lengths: whoever stands between may have believed the other one
+            return _State.CHUNK_SIZE
+        if lengths:
+            return self._known_length(lengths)
+        self.keep_alive = False
+        return _State.UNTIL_CLOSE
+
+    def _known_length(self, lengths: set[str]) -> _State:
+        (length, *others) = lengths
+        if others or not _DIGITS.fullmatch(length):
+            raise MalformedReply("the answer has no sensible Content-Length")
+        self._remaining = int(length)
+        self._refuse_over(self._remaining)
+        return _State.LENGTH if self._remaining else _State.DONE
+
+    def _values(self, name: str) -> list[str]:
+        return [value for header, value in self.headers if header.lower() == name]
+
+    def _refuse_over(self, size: int) -> None:
+        if size > self._max_body_bytes:
+            raise ReplyTooLarge(f"the answer is over the limit of {self._max_body_bytes} bytes")
+
+    def _keep(self, data: bytes, at: int, end: int) -> int:
+        end = min(end, len(data))
+        self._size += end - at
+        self._refuse_over(self._size)
+        self._pieces.append(data if end - at == len(data) else data[at:end])
+        return end
+
+    def _take_counted(self, data: bytes, at: int) -> int:
+        end = self._keep(data, at, at + self._remaining)
+        self._remaining -= end - at
+        if not self._remaining:
+            self._state = _State.CHUNK_END if self._state is _State.CHUNK_DATA else _State.DONE
+        return end
+
+    def _take_all(self, data: bytes, at: int) -> int:
+        return self._keep(data, at, len(data))
+
+    def _line(self, data: bytes, at: int) -> tuple[bytes | None, int]:
+        """A whole line without its end, or None until there is one; and where the next begins."""
+        found = data.find(b"\n", at)
+        end = found if found >= 0 else len(data)
+        self._text += data[at:end]
+        if len(self._text) > _MAX_CHUNK_LINE_BYTES:
+            raise MalformedReply("a line of a chunked answer does not end")
+        if found < 0:
+            return None, end
+        line, self._text = bytes(self._text), bytearray()
+        return line.rstrip(b"\r"), end + 1
+
+    def _take_chunk_size(self, data: bytes, at: int) -> int:
+        line, at = self._line(data, at)
+        if line is None:
+            return at
+        match = _CHUNK_SIZE.fullmatch(line)
+        if match is None:
+            raise MalformedReply(f"{line[:20]!r} is no chunk size")
+        self._remaining = int(match[1], 16)
+        self._refuse_over(self._size + self._remaining)
+        self._state = _State.CHUNK_DATA if self._remaining else _State.TRAILER
+        return at
+
+    def _take_chunk_end(self, data: bytes, at: int) -> int:
+        line, at = self._line(data, at)
+        if line:
+            raise MalformedReply("a chunk is longer than it said")
+        if line is not None:
+            self._state = _State.CHUNK_SIZE
+        return at
+
+    def _take_trailer(self, data: bytes, at: int) -> int:
+        begin = at
+        line, at = self._line(data, at)
+        self._trailer_bytes += at - begin
+        if self._trailer_bytes > MAX_HEAD_BYTES:
+            raise ReplyTooLarge(f"the trailer of the answer is over {MAX_HEAD_BYTES} bytes")
+        if line == b"":
+            self._state = _State.DONE
+        return at
+
+
+_STEPS: Final = {
+    _State.HEAD: ReplyParser._take_head,
+    _State.LENGTH: ReplyParser._take_counted,
+    _State.CHUNK_SIZE: ReplyParser._take_chunk_size,
+    _State.CHUNK_DATA: ReplyParser._take_counted,
+    _State.CHUNK_END: ReplyParser._take_chunk_end,
+    _State.TRAILER: ReplyParser._take_trailer,
+    _State.UNTIL_CLOSE: ReplyParser._take_all,
+}
+
+
+def _header_pairs(lines: list[str]) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon or not _TOKEN.fullmatch(name):
+            raise MalformedReply("a line of the head is no header")
+        pairs.append((name, value.strip(" \t\r")))
+    return pairs
+
+
+def _tokens(values: list[str]) -> list[str]:
+    return [token.strip().lower() for value in values for token in value.split(",") if token.strip()]
