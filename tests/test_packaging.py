@@ -1,0 +1,213 @@
+"""What is declared about the package is true of its files."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import fnmatch
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tinker_sync
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "tinker_sync"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+TOP_LEVEL = {
+    "setup.cfg",
+    "setup.py",
+    "tinker_sync",
+    "tests",
+    "benchmarks",
+    "CHANGELOG.md",
+    "README.md",
+    "LICENSE",
+}
+# What a build or an interpreter leaves behind; none of it is tracked.
+LEFTOVERS = ("build", "dist", "*.egg-info", "__pycache__")
+
+
+def config() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read(ROOT / "setup.cfg", encoding="utf-8")
+    return parser
+
+
+def requirements(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+
+
+def name_of(requirement: str) -> str:
+    return re.split(r"[^A-Za-z0-9_.-]", requirement.strip())[0].lower()
+
+
+CORE = requirements(config()["options"]["install_requires"])
+EXTRAS = {extra: requirements(text) for extra, text in config()["options.extras_require"].items()}
+
+
+def test_the_core_needs_six_packages() -> None:
+    assert {name_of(line) for line in CORE} == {
+        "requests",
+        "urllib3",
+        "attrs",
+        "cattrs",
+        "tokenizers",
+        "numpy",
+    }
+
+
+def test_the_extras_are_the_promised_ones() -> None:
+    assert set(EXTRAS) == {"speed", "cli", "local", "torch", "test", "interop", "all"}
+    assert {name_of(line) for line in EXTRAS["speed"]} == {"orjson", "zstandard"}
+    assert {name_of(line) for line in EXTRAS["cli"]} == {"click", "rich"}
+    assert "tinker==0.36.0" in {line.split(";")[0].strip() for line in EXTRAS["interop"]}
+    assert EXTRAS["all"] == ["tinker-sync[speed,cli,local]"]
+
+
+@pytest.mark.parametrize("extra", ["core", "speed", "cli", "local", "torch", "test"])
+def test_every_requirement_has_a_lower_bound_and_no_upper(extra: str) -> None:
+    for line in CORE if extra == "core" else EXTRAS[extra]:
+        assert re.fullmatch(r"[A-Za-z0-9_-]+>=[0-9.]+", line), line
+
+
+def third_party(path: Path) -> Iterator[tuple[str, bool]]:
+    """Top-level names of foreign imports, and whether loading the module insists on them."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    optional = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.Try, ast.If))
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [str(node.module)]
+        for name in names:
+            top = name.partition(".")[0]
+            if top not in sys.stdlib_module_names and top != "tinker_sync":
+                yield top, id(node) not in optional
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_what_a_module_imports_is_declared(path: Path) -> None:
+    provided = {"attr": "attrs"}
+    core = {name_of(line) for line in CORE}
+    room = path.relative_to(PACKAGE).parts[0]
+    # The command line and the embedded server may insist on their own extra.
+    own = {name_of(line) for line in EXTRAS.get(room, [])}
+    offered = {name_of(line) for extra in ("speed", "cli", "local", "torch") for line in EXTRAS[extra]}
+    for name, needed in third_party(path):
+        package = provided.get(name, name)
+        if needed:
+            assert package in core | own, f"{name} is needed by {path.name} and not required"
+        else:
+            # typing_extensions is part of every type checker and imported by nothing else.
+            assert package in core | own | offered | {"typing_extensions"}, f"nothing offers {name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_module_says_what_it_is(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert len(ast.get_docstring(tree) or "") > 10
+    if len(tree.body) > 1:
+        assert ast.unparse(tree.body[1]) == "from __future__ import annotations"
+
+
+def test_the_core_loads_without_any_extra() -> None:
+    extras = [name_of(line) for extra in ("speed", "cli", "local", "torch", "test") for line in EXTRAS[extra]]
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({extras!r}))\n"
+        "import importlib, pkgutil, tinker_sync\n"
+        "from tinker_sync import *\n"
+        "from tinker_sync.types import *\n"
+        "for room in ('wire', 'transport', 'runtime'):\n"
+        "    package = importlib.import_module(f'tinker_sync.{room}')\n"
+        "    for found in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "        importlib.import_module(found.name)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_version_is_written_once() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", tinker_sync.__version__)
+    assert tinker_sync.__title__ == "tinker_sync"
+    assert config()["metadata"]["version"] == "attr: tinker_sync._version.__version__"
+
+
+def test_the_installed_version_is_this_one() -> None:
+    try:
+        installed = importlib.metadata.version("tinker-sync")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("runs from the tree, nothing is installed")
+    assert installed == tinker_sync.__version__
+
+
+def test_the_python_range_is_declared() -> None:
+    declared = config()
+    assert declared["options"]["python_requires"] == ">=3.10"
+    minors = re.findall(r"Python :: 3\.(\d+)", declared["metadata"]["classifiers"])
+    assert minors == ["10", "11", "12", "13"]
+
+
+def test_the_typing_marker_ships() -> None:
+    assert (PACKAGE / "py.typed").read_text(encoding="utf-8") == ""
+    assert config()["options.package_data"]["tinker_sync"] == "py.typed"
+
+
+def test_every_room_is_a_package() -> None:
+    folders = {path.parent for path in MODULES}
+    assert all((folder / "__init__.py").exists() for folder in folders)
+
+
+def test_setup_is_two_lines() -> None:
+    assert (ROOT / "setup.py").read_text(encoding="utf-8") == "from setuptools import setup\nsetup()\n"
+
+
+def test_the_top_level_is_tidy() -> None:
+    shown = {
+        name
+        for name in os.listdir(ROOT)
+        if not name.startswith(".") and not any(fnmatch.fnmatch(name, left) for left in LEFTOVERS)
+    }
+    assert shown == TOP_LEVEL
+
+
+def test_the_licence_is_whole() -> None:
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert len(text) > 11_000
+
+
+def test_the_changelog_has_unreleased_on_top() -> None:
+    headings = re.findall(
+        r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    assert headings[0] == "Unreleased"
+
+
+def test_one_command_runs_all_checks() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert script.read_text(encoding="utf-8").startswith("#!/usr/bin/env bash\n")
+    subprocess.run(["bash", "-n", str(script)], check=True, timeout=30)
