@@ -6,17 +6,25 @@ import re
 from datetime import datetime, timedelta, timezone
 
 _RFC_3339 = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)(?:[Tt ](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d+))?)?\s*([Zz]|[+-]\d\d:?\d\d)?)?",
+    r"(\d{4})-(\d\d)-(\d\d)(?:[Tt _](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d+))?)?\s*([Zz]|[+-]\d\d:?\d\d)?)?",
     re.ASCII,
 )
+_DIGITS = re.compile(r"[+-]?\d+(?:\.\d+)?", re.ASCII)
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MOST_SECONDS = 2e10
+"""The year 2603. No moment of ours is later, so larger numbers count milliseconds."""
 
 
 def parse_moment(text: str) -> datetime:
-    """A datetime from RFC 3339 text; without an offset it stays naive. Raises ValueError.
+    """A datetime from RFC 3339 text; without an offset it stays naive. Digits count seconds since 1970.
+
+    Raises ValueError, or OverflowError for digits beyond the year 9999.
 
     >>> parse_moment("2026-01-31T12:00:00Z")
     datetime.datetime(2026, 1, 31, 12, 0, tzinfo=datetime.timezone.utc)
     """
+    if _DIGITS.fullmatch(text):
+        return from_unix_time(float(text))
     match = _RFC_3339.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"not an RFC 3339 moment: {text[:40]!r}")
@@ -24,6 +32,16 @@ def parse_moment(text: str) -> datetime:
     microsecond = int((fraction or "0").ljust(6, "0")[:6])
     parts = (int(year), int(month), int(day), int(hour or 0), int(minute or 0), int(second or 0), microsecond)
     return datetime(*parts, tzinfo=_zone(offset))
+
+
+def from_unix_time(number: float) -> datetime:
+    """A datetime in UTC from seconds, or milliseconds, since 1970. Raises ValueError or OverflowError.
+
+    >>> from_unix_time(1_700_000_000) == from_unix_time(1_700_000_000_000)
+    True
+    """
+    seconds = number if abs(number) <= _MOST_SECONDS else number / 1000
+    return _EPOCH + timedelta(seconds=seconds)
 
 
 def _zone(offset: str | None) -> timezone | None:
