@@ -18,13 +18,13 @@ def names_have_their_types(datum: Datum, failure: tinker_sync.RateLimitError) ->
     assert_type(tinker_sync.types.AdamParams(), AdamParams)
     assert_type(datum.loss_fn_inputs["weights"], TensorData)
     assert_type(tinker_sync.__version__, str)
-    problem: errors.APIStatusError = failure
-    print(problem.status_code)
+    refusal: errors.APIStatusError = failure
+    assert_type(refusal.request_id, str | None)
 
 
 def a_mistyped_name_is_seen() -> None:
-    tinker_sync.Datm  # type: ignore[attr-defined]
-    tinker_sync.types.TensorDate  # type: ignore[attr-defined]
+    assert tinker_sync.Datm  # type: ignore[attr-defined]
+    assert tinker_sync.types.TensorDate  # type: ignore[attr-defined]
 
 
 def a_mistyped_argument_is_seen() -> None:
