@@ -1,0 +1,139 @@
+"""The rules every test lives under hold: each one is broken once, in a test run of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+
+BREACHES = {
+    "a thread that outlives its test": (
+        """
+import threading
+gate = threading.Event()
+def test_starts():
+    threading.Thread(target=gate.wait, name="tinker-poll", daemon=True).start()
+def test_next_is_not_blamed():
+    pass
+""",
+        "threads that outlive their test: tinker-poll",
+    ),
+    "a connection off this machine": (
+        """
+import socket
+def test_connects():
+    with socket.socket() as one:
+        one.connect(("192.0.2.1", 80))
+def test_next_is_not_blamed():
+    pass
+""",
+        "may not reach ('192.0.2.1', 80)",
+    ),
+    "a swallowed connection off this machine": (
+        """
+import socket
+def test_connects():
+    try:
+        socket.create_connection(("example.com", 443), timeout=1)
+    except Exception:
+        pass
+def test_next_is_not_blamed():
+    pass
+""",
+        "the test tried to reach [('example.com', 0)]",
+    ),
+    "an exception in a thread": (
+        """
+import threading
+def test_raises():
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+def test_next_is_not_blamed():
+    pass
+""",
+        "PytestUnhandledThreadExceptionWarning",
+    ),
+    "a file nobody closed": (
+        """
+import gc, os
+def test_opens():
+    open(os.devnull)
+    gc.collect()
+def test_next_is_not_blamed():
+    pass
+""",
+        "ResourceWarning",
+    ),
+    "an expected failure that passes": (
+        """
+import pytest
+@pytest.mark.xfail
+def test_passes():
+    pass
+def test_next_is_not_blamed():
+    pass
+""",
+        "XPASS(strict)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "complaint"), BREACHES.values(), ids=BREACHES.keys())
+def test_a_breach_fails_its_test_only(tmp_path: Path, code: str, complaint: str) -> None:
+    (tmp_path / "setup.cfg").write_text(
+        (TESTS.parent / "setup.cfg").read_text(encoding="utf-8"), encoding="utf-8"
+    )
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (folder / "test_breach.py").write_text(code, encoding="utf-8")
+    (folder / "conftest.py").write_text((TESTS / "conftest.py").read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / "support").symlink_to(TESTS / "support")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_breach.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(TESTS.parent)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert complaint in done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert "1 passed" in last or "2 passed" in last, done.stdout
+    assert "1 failed" in last or "1 error" in last, done.stdout
+
+
+def test_the_users_configuration_is_out_of_sight(tmp_path: Path) -> None:
+    names = {name.upper() for name in os.environ}
+    assert not [name for name in names if name.startswith("TINKER_") or name.endswith("_PROXY")]
+    assert not names & {"REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "NETRC"}
+    assert list(Path.home().iterdir()) == []
+    assert Path("~").expanduser() == Path.home()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_test_leaves_its_home_untouched_for_the_next() -> None:
+    assert not (Path.home() / "mark").exists()
+    (Path.home() / "mark").touch()
+
+
+test_and_the_next_finds_it_clean = test_one_test_leaves_its_home_untouched_for_the_next
+
+
+def test_this_machine_is_within_reach() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for host in ("127.0.0.1", "localhost"):
+            socket.create_connection((host, server.getsockname()[1]), timeout=5).close()
+
+
+def test_a_name_that_cannot_exist_does_not_resolve() -> None:
+    with pytest.raises(socket.gaierror):
+        socket.getaddrinfo("nowhere.invalid", 443)
