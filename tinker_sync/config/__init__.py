@@ -1,0 +1,23 @@
+"""What the user configured: arguments, environment variables and the credentials file, resolved once.
+
+Nothing here opens a connection or starts a process. `Settings` is frozen, so every thread may read it.
+"""
+
+from __future__ import annotations
+
+from tinker_sync._secret import HeaderMap, Secret
+from tinker_sync.config.address import CONSOLE_URL, DEFAULT_BASE_URL
+from tinker_sync.config.credentials_file import CredentialsFile, StoredKey
+from tinker_sync.config.settings import Settings
+from tinker_sync.config.timeout import Timeout
+
+__all__ = [
+    "CONSOLE_URL",
+    "DEFAULT_BASE_URL",
+    "CredentialsFile",
+    "HeaderMap",
+    "Secret",
+    "Settings",
+    "StoredKey",
+    "Timeout",
+]

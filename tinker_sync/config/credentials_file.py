@@ -1,0 +1,236 @@
+"""The keys kept in `~/.tinker/credentials.json`, which the reference client shares.
+
+Each operation reads the file anew and replaces it whole, so any thread may call; of two writers at the same
+moment the later wins. What the file holds beyond our knowledge survives a rewrite. No error shows content:
+parsers put the text they failed on into their exceptions, so those are not chained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from attrs import field, frozen
+
+from tinker_sync._secret import Secret
+from tinker_sync.errors import ConfigurationError
+
+_DIRECTORY_MODE: Final = 0o700
+_FILE_MODE: Final = 0o600
+_VERSION: Final = 1
+
+
+@frozen(kw_only=True)
+class StoredKey:
+    """One key of the credentials file.
+
+    `manual` keys were pasted in by the user, `generated` ones made by an older command line for itself
+    (logging out deletes those on the server, too).
+
+    >>> StoredKey(key=Secret("tml-example"), name="laptop")
+    StoredKey(key=Secret('***'), name='laptop', type='manual', note=None, organization=None, email=None)
+    """
+
+    key: Secret
+    name: str
+    type: Literal["manual", "generated"] = "manual"
+    note: str | None = None
+    organization: str | None = None
+    email: str | None = None
+
+
+@frozen
+class CredentialsFile:
+    """Named API keys, and which of them is the default.
+
+    >>> import tempfile
+    >>> store = CredentialsFile(Path(tempfile.mkdtemp()) / "credentials.json")
+    >>> store.add("k1", StoredKey(key=Secret("tml-example"), name="laptop"), make_default=True)
+    >>> store.default_id(), store.default_key().name
+    ('k1', 'laptop')
+    """
+
+    path: Path = field(converter=Path)
+
+    @path.default
+    def _where_it_is(self) -> Path:
+        return Path(os.path.expanduser("~")) / ".tinker" / "credentials.json"
+
+    def keys(self) -> dict[str, StoredKey]:
+        """Give all stored keys by their ids.
+
+        Raises:
+            ConfigurationError: The file cannot be read or has another form; so for every method.
+        """
+        return {key_id: _stored(record) for key_id, record in self._load()["keys"].items()}
+
+    def default_id(self) -> str | None:
+        """Give the id of the default key; None when there is none, or it names a key that is not stored."""
+        tree = self._load()
+        return tree["default"] if tree.get("default") in tree["keys"] else None
+
+    def default_key(self) -> StoredKey | None:
+        """Give the default key, or None."""
+        tree = self._load()
+        record = tree["keys"].get(tree.get("default"))
+        return None if record is None else _stored(record)
+
+    def add(self, key_id: str, stored: StoredKey, *, make_default: bool = False) -> None:
+        """Store a key under an id, in place of any other under it."""
+        record = _record(stored)
+        problem = _record_problem(record)
+        if problem:
+            raise ConfigurationError(f"the key {key_id!r} cannot be stored: {problem}")
+        tree = self._load()
+        tree["keys"][key_id] = record
+        if make_default:
+            tree["default"] = key_id
+        self._save(tree)
+
+    def delete(self, key_id: str) -> None:
+        """Remove a key; when it was the default, there is none then. `KeyError` when it is not stored."""
+        tree = self._load()
+        del tree["keys"][key_id]
+        if tree.get("default") == key_id:
+            del tree["default"]
+        self._save(tree)
+
+    def set_default(self, key_id: str | None) -> None:
+        """Make a stored key the default, or with None no key. `KeyError` when it is not stored."""
+        tree = self._load()
+        if key_id is None:
+            tree.pop("default", None)
+        elif key_id in tree["keys"]:
+            tree["default"] = key_id
+        else:
+            raise KeyError(key_id)
+        self._save(tree)
+
+    def _load(self) -> dict[str, Any]:
+        tree, problem = _parse(self.path)
+        if problem:
+            raise ConfigurationError(f"the credentials file {self.path} {problem}; repair it or move it away")
+        return tree
+
+    def _save(self, tree: dict[str, Any]) -> None:
+        tree = {"version": _VERSION, **{name: value for name, value in tree.items() if value is not None}}
+        # Whoever links the file into place wants the target written, not the link replaced.
+        problem = _replace(Path(os.path.realpath(self.path)), tree)
+        if problem:
+            raise ConfigurationError(f"the credentials file {self.path} cannot be written: {problem}")
+
+
+def _parse(path: Path) -> tuple[dict[str, Any], str]:
+    """Read and check the file: its tree, and what is wrong with it. The keys come out with masked reprs."""
+    try:
+        tree = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {"keys": {}}, ""
+    except OSError as error:
+        return {}, f"cannot be read: {error.strerror}"
+    except json.JSONDecodeError as error:
+        return {}, f"is not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+    except UnicodeDecodeError:
+        return {}, "is not UTF-8 text"
+    except RecursionError:
+        return {}, "is nested too deeply"
+    problem = _problem_of(tree)
+    if problem:
+        return {}, problem
+    tree["keys"] = {
+        key_id: {**record, "key": Secret(record["key"]).reveal()}
+        for key_id, record in tree.get("keys", {}).items()
+    }
+    return tree, ""
+
+
+def _problem_of(tree: Any) -> str:
+    if not isinstance(tree, dict):
+        return "does not hold a JSON object"
+    if tree.get("version", _VERSION) != _VERSION:
+        return f"has a version other than {_VERSION}, which this package does not know"
+    if not isinstance(tree.get("default"), (str, type(None))):
+        return "has a 'default' that is no text"
+    if not isinstance(tree.get("keys", {}), dict):
+        return "has 'keys' that are no object"
+    for key_id, record in tree.get("keys", {}).items():
+        problem = _record_problem(record)
+        if problem:
+            return f"has a wrong entry keys[{key_id!r}]: {problem}"
+    return ""
+
+
+def _record_problem(record: Any) -> str:
+    if not isinstance(record, dict):
+        return "no object"
+    if record.get("type") not in ("manual", "generated"):
+        return "'type' is neither 'manual' nor 'generated'"
+    for name in ("key", "name"):
+        if not isinstance(record.get(name), str):
+            return f"{name!r} is missing or no text"
+    if not isinstance(record.get("note"), (str, type(None))):
+        return "'note' is no text"
+    details = record.get("details")
+    if details is None:
+        return "'details' are missing" if record["type"] == "generated" else ""
+    if _detail(details, "org_details", "name") is None or _detail(details, "user_details", "email") is None:
+        return "'details' do not name the organization and the user's e-mail address"
+    return ""
+
+
+def _detail(details: Any, group: str, name: str) -> str | None:
+    inner = details.get(group) if isinstance(details, Mapping) else None
+    value = inner.get(name) if isinstance(inner, Mapping) else None
+    return value if isinstance(value, str) else None
+
+
+def _stored(record: Mapping[str, Any]) -> StoredKey:
+    details = record.get("details")
+    return StoredKey(
+        key=Secret(record["key"]),
+        name=record["name"],
+        type=record["type"],
+        note=record.get("note"),
+        organization=_detail(details, "org_details", "name"),
+        email=_detail(details, "user_details", "email"),
+    )
+
+
+def _record(stored: StoredKey) -> dict[str, Any]:
+    record: dict[str, Any] = {"type": stored.type, "key": stored.key.reveal(), "name": stored.name}
+    if stored.note is not None:
+        record["note"] = stored.note
+    if stored.organization is not None and stored.email is not None:
+        record["details"] = {
+            "org_details": {"name": stored.organization},
+            "user_details": {"email": stored.email},
+        }
+    return record
+
+
+def _replace(path: Path, tree: Mapping[str, Any]) -> str:
+    """Put a new file in the old one's place at once, readable by its owner alone; tell what went wrong."""
+    try:
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.chmod(_DIRECTORY_MODE)
+        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(tree, file, indent=2)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(draft, _FILE_MODE)
+            os.replace(draft, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+            raise
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return ""

@@ -1,0 +1,71 @@
+"""How long to wait for what."""
+
+from __future__ import annotations
+
+import math
+
+from attrs import Attribute, field, frozen
+
+from tinker_sync.errors import ConfigurationError
+
+
+def _positive(_: object, attribute: Attribute[float], value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigurationError(f"timeout.{attribute.name} must be a number of seconds, not {value!r}")
+    if not (value > 0 and math.isfinite(value)):
+        raise ConfigurationError(
+            f"timeout.{attribute.name} must be a positive number of seconds, not {value!r}"
+        )
+
+
+def _positive_or_none(instance: object, attribute: Attribute[float | None], value: object) -> None:
+    if value is not None:
+        _positive(instance, attribute, value)  # type: ignore[arg-type]  # only the attribute's name is read
+
+
+@frozen
+class Timeout:
+    """Limits on silence, in seconds. None of them limits how long a transfer takes while data flows.
+
+    Args:
+        connect: Until the connection stands, TLS included.
+        read: From the end of the request to the first byte of the answer.
+        idle: Between two pieces of an answer that has begun; `read` unless given.
+
+    >>> Timeout(read=120)
+    Timeout(connect=5.0, read=120.0, idle=None)
+    >>> Timeout.of(30), Timeout.of((3.05, 27))
+    (Timeout(connect=5.0, read=30.0, idle=None), Timeout(connect=3.05, read=27.0, idle=None))
+    """
+
+    connect: float = field(default=5.0, validator=_positive)
+    read: float = field(default=60.0, validator=_positive)
+    idle: float | None = field(default=None, validator=_positive_or_none)
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("connect", "read", "idle"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, float(value))
+
+    @property
+    def idle_s(self) -> float:
+        """The longest pause within an answer."""
+        return self.read if self.idle is None else self.idle
+
+    @classmethod
+    def of(cls, value: Timeout | float | tuple[float, float] | None) -> Timeout:
+        """Accept what people give for a timeout: one number (to read), a pair (connect, read), or None.
+
+        Raises:
+            ConfigurationError: It is none of these, or not positive.
+        """
+        if isinstance(value, Timeout):
+            return value
+        if value is None:
+            return cls()
+        if isinstance(value, (tuple, list)):
+            if len(value) != 2:
+                raise ConfigurationError(f"timeout takes a pair (connect, read), not {len(value)} values")
+            return cls(connect=value[0], read=value[1])
+        return cls(read=value)
