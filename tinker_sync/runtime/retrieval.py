@@ -1,0 +1,381 @@
+"""Asking for the result of one promise: every answer a server can give, and what follows from it.
+
+Pure: no socket, thread or clock. `Retrieval.ask` says what to send; `Retrieval.on` takes what came back and
+says what to do next. Whoever drives it sends, waits, and resolves the future; see `fetcher.py`.
+
+What ends a retrieval: the result, a failure the server reports, a status that means no, trouble that outlasts
+`TROUBLE_LIMIT_S`, or its driver's deadline. What does not: a long poll that expires, a paused queue.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import define, field, frozen
+
+from tinker_sync.errors import (
+    APIConnectionError,
+    APIResponseValidationError,
+    APIStatusError,
+    RequestErrorCategory,
+    RequestFailedError,
+    WireError,
+)
+from tinker_sync.transport.call import Reply, SendFailed
+from tinker_sync.wire import json as wire_json
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+PATH: Final = "/api/v1/retrieve_future"
+
+# Trouble is measured from the last answer that was none, so an hour of healthy polls uses up nothing.
+TROUBLE_LIMIT_S: Final = 300.0
+# A long poll that comes back faster is none; without a pause we would ask thousands of times a second.
+FLOOR_S: Final = 0.2
+_MAX_PAUSE_S: Final = 30.0
+_MAX_BAD_REQUESTS: Final = 3
+_MAX_NOT_FOUND: Final = 4
+_MAX_ODD_ANSWERS: Final = 3
+_BILLING_PAUSE_S: Final = 5.0
+_NOT_READY_PAUSE_S: Final = 1.0
+
+
+@frozen
+class Ask:
+    """Send the request now."""
+
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@frozen
+class Wait:
+    """Do nothing for a while, then ask."""
+
+    delay_s: float
+    why: str
+
+
+@frozen
+class TakeBytes:
+    """Reserve this much of the budget for answers, then ask."""
+
+    size: int
+
+
+@frozen
+class Finished:
+    """The result has come. `tree` is its parsed JSON; None when it is protobuf."""
+
+    reply: Reply
+    tree: Any
+
+
+@frozen
+class Failed:
+    """There will be no result."""
+
+    error: Exception
+
+
+@frozen
+class Gone:
+    """The server has forgotten the promise; only a new submission can help."""
+
+    error: Exception
+
+
+Action: TypeAlias = "Ask | Wait | TakeBytes | Finished | Failed | Gone"
+
+
+@frozen
+class QueueNotice:
+    """What a server said of a request that is not done: a state, and a reason if it gave one.
+
+    >>> QueueNotice("paused_rate_limit", None).paused
+    True
+    """
+
+    state: str
+    reason: str | None
+
+    @property
+    def paused(self) -> bool:
+        """Whether the server holds work back for now."""
+        return self.state in ("paused_capacity", "paused_rate_limit")
+
+
+def _jitter() -> float:
+    # Not for secrets: it only keeps many clients from asking in step.
+    return random.uniform(0.75, 1.0)  # noqa: S311
+
+
+@define
+class Retrieval:
+    """The state of one promise. For one thread at a time.
+
+    Args:
+        request_id: the promise.
+        request_type: what the server calls it in a header, such as "Sample".
+        wants_proto: whether the result may come as protobuf.
+        roundtrip_s: from the call to the receipt of the promise, told to the server once.
+        open_server: a server whose 400 and 422 report a failed request.
+        may_pause_billing: says whether a 402 is still to be waited out, each time one comes.
+        on_notice: told what the server says of its queue.
+        draw: the jitter, a factor of about 1.
+
+    >>> retrieval = Retrieval("req-1", "OptimStep")
+    >>> retrieval.ask().body
+    b'{"request_id":"req-1","allow_metadata_only":true}'
+    """
+
+    request_id: str
+    request_type: str
+    wants_proto: bool = field(default=False, kw_only=True)
+    roundtrip_s: float | None = field(default=None, kw_only=True)
+    open_server: bool = field(default=False, kw_only=True)
+    allow_metadata_only: bool = field(default=True, kw_only=True)
+    may_pause_billing: Callable[[], bool] = field(default=lambda: False, kw_only=True)
+    on_notice: Callable[[QueueNotice], None] = field(default=lambda _: None, kw_only=True)
+    draw: Callable[[], float] = field(default=_jitter, kw_only=True)
+
+    iteration: int = field(default=0, init=False)
+    """How often it was asked."""
+    last_words: str = field(default="", init=False)
+    """What the server, or the lack of one, said last; for the error of a deadline."""
+    _trouble_since: float | None = field(default=None, init=False)
+    _failures: int = field(default=0, init=False)
+    _connection_failures: int = field(default=0, init=False)
+    _quick_polls: int = field(default=0, init=False)
+    _bad_requests: int = field(default=0, init=False)
+    _not_found: int = field(default=0, init=False)
+    _odd_answers: int = field(default=0, init=False)
+
+    def ask(self) -> Ask:
+        """The next request; each call counts as one."""
+        headers = {
+            "X-Tinker-Request-Iteration": str(self.iteration),
+            "X-Tinker-Request-Type": self.request_type,
+        }
+        if self.iteration == 0 and self.roundtrip_s is not None:
+            headers["X-Tinker-Create-Promise-Roundtrip-Time"] = repr(self.roundtrip_s)
+        self.iteration += 1
+        body = {"request_id": self.request_id, "allow_metadata_only": self.allow_metadata_only}
+        return Ask(headers, wire_json.dumps(body))
+
+    def on(self, outcome: Reply | SendFailed, *, asked_at: float, now: float) -> Action:
+        """What to do about an answer, or the lack of one.
+
+        Args:
+            outcome: what the transport gave.
+            asked_at: when the request was sent, by the clock of `now`.
+            now: when the answer came.
+        """
+        if isinstance(outcome, SendFailed):
+            return self._on_no_answer(outcome, asked_at, now)
+        if 200 <= outcome.status < 300:
+            return self._on_success(outcome, asked_at, now)
+        return self._on_status(outcome, asked_at, now)
+
+    # -------------------------------------------------------------------------------------- no answer
+
+    def _on_no_answer(self, failed: SendFailed, asked_at: float, now: float) -> Action:
+        self.last_words = str(failed)
+        if failed.timed_out and failed.maybe_received:
+            # The server holds polls longer than we listen. It heard us; nothing is wrong.
+            return self._poll_again(asked_at, now)
+        if failed.final:
+            return Failed(self._connection_error(failed))
+        return self._back_off_connection(now, lambda: self._connection_error(failed))
+
+    def _back_off_connection(self, now: float, error: Callable[[], Exception]) -> Action:
+        pause_s = min(2.0**self._connection_failures, _MAX_PAUSE_S) * self.draw()
+        self._connection_failures = min(self._connection_failures + 1, 10)
+        return self._troubled(now, pause_s, "no answer", error)
+
+    def _connection_error(self, failed: SendFailed) -> Exception:
+        error = APIConnectionError(
+            f"no answer while waiting for the result of request {self.request_id}: {failed}",
+            request_id=self.request_id,
+            method="POST",
+            path=PATH,
+            attempts=self.iteration,
+        )
+        error.__cause__ = failed
+        return error
+
+    def _troubled(self, now: float, pause_s: float, why: str, error: Callable[[], Exception]) -> Action:
+        if self._trouble_since is None:
+            self._trouble_since = now
+        if now + pause_s - self._trouble_since > TROUBLE_LIMIT_S:
+            return Failed(error())
+        return Wait(pause_s, why)
+
+    def _healthy(self) -> None:
+        self._trouble_since = None
+        self._connection_failures = self._failures = 0
+
+    def _poll_again(self, asked_at: float, now: float) -> Action:
+        """A poll that ran its time is asked again at once; one that came back too soon only after a pause."""
+        self._healthy()
+        if now - asked_at >= FLOOR_S:
+            self._quick_polls = 0
+            return self.ask()
+        pause_s = min(FLOOR_S * 2.0**self._quick_polls, 5.0) * self.draw()
+        self._quick_polls = min(self._quick_polls + 1, 5)
+        return Wait(pause_s, "the long poll came back at once")
+
+    # -------------------------------------------------------------------------------------- 2xx
+
+    def _on_success(self, reply: Reply, asked_at: float, now: float) -> Action:
+        if "application/x-protobuf" in reply.headers.get("content-type", "").lower():
+            return Finished(reply, None)
+        try:
+            tree = wire_json.loads(reply.body)
+        except WireError as error:
+            return self._odd(reply, now, str(error))
+        if not isinstance(tree, dict):
+            return self._odd(reply, now, f"expected an object, got {type(tree).__name__}")
+        self._healthy()
+        if tree.get("type") == "try_again":
+            self._notice(tree)
+            return self._poll_again(asked_at, now)
+        if tree.get("status") == "complete_metadata":
+            return self._on_metadata(reply, tree, now)
+        return self._failure_in(tree) or Finished(reply, tree)
+
+    def _on_metadata(self, reply: Reply, tree: dict[str, Any], now: float) -> Action:
+        if not self.allow_metadata_only:
+            return self._odd(reply, now, "the size of the result, once more, in place of the result")
+        self.allow_metadata_only = False
+        size = tree.get("response_payload_size")
+        return TakeBytes(size if isinstance(size, int) and size > 0 else 0)
+
+    def _failure_in(self, tree: dict[str, Any]) -> Action | None:
+        message = tree.get("error")
+        if message is None and tree.get("type") == "RequestFailedResponse":
+            message = tree.get("error_message") or "the server gave no reason"
+        if message is None:
+            return None
+        category = tree.get("category")
+        return Failed(self._request_failed(str(message), category if isinstance(category, str) else None))
+
+    def _request_failed(self, message: str, category: str | None) -> RequestFailedError:
+        return RequestFailedError(message, self.request_id, RequestErrorCategory(category or "unknown"))
+
+    def _odd(self, reply: Reply, now: float, what: str) -> Action:
+        """An answer that makes no sense may come from something in between; ask a few times more."""
+        self.last_words = what
+        self._odd_answers += 1
+        error = APIResponseValidationError(
+            f"the result of request {self.request_id} does not have the expected form: {what}",
+            response=None,
+            status_code=reply.status,
+            request_id=self.request_id,
+            method="POST",
+            path=PATH,
+            attempts=self.iteration,
+        )
+        if self._odd_answers >= _MAX_ODD_ANSWERS:
+            return Failed(error)
+        return self._troubled(now, 2.0 ** (self._odd_answers - 1) * self.draw(), what, lambda: error)
+
+    def _notice(self, tree: Mapping[str, Any]) -> None:
+        state, reason = tree.get("queue_state"), tree.get("queue_state_reason")
+        notice = QueueNotice(str(state or "unknown"), reason if isinstance(reason, str) else None)
+        self.last_words = f"queue {notice.state}" + (f": {notice.reason}" if notice.reason else "")
+        self.on_notice(notice)
+
+    # -------------------------------------------------------------------------------------- other statuses
+
+    def _on_status(self, reply: Reply, asked_at: float, now: float) -> Action:
+        self.last_words = f"status {reply.status}"
+        if reply.status == 402 and self.may_pause_billing():
+            return Wait(_BILLING_PAUSE_S, "billing")
+        if reply.status == 408:
+            return self._on_expired_poll(reply, asked_at, now)
+        if reply.status == 429:
+            return self._on_too_many(reply, now)
+        if reply.status >= 500:
+            self._failures += 1
+            pause_s = min(0.5 * 2.0 ** min(self._failures - 1, 10), _MAX_PAUSE_S) * self.draw()
+            return self._troubled(now, pause_s, f"status {reply.status}", lambda: self._status_error(reply))
+        handler = _BY_STATUS.get(reply.status)
+        return handler(self, reply, now) if handler else Failed(self._status_error(reply))
+
+    def _on_expired_poll(self, reply: Reply, asked_at: float, now: float) -> Action:
+        try:
+            tree = wire_json.loads(reply.body)
+        except WireError:
+            tree = None
+        if tree is not None:
+            self._bad_requests = 0
+        if isinstance(tree, dict):
+            self._notice(tree)
+        return self._poll_again(asked_at, now)
+
+    def _on_too_many(self, reply: Reply, now: float) -> Action:
+        error = self._status_error(reply)
+        if error.retry_after_s is None:
+            return self._back_off_connection(now, lambda: error)
+        return self._troubled(now, error.retry_after_s, "status 429", lambda: error)
+
+    def _on_bad_request(self, reply: Reply, now: float) -> Action:
+        if not reply.body:
+            # A proxy's refusal, not the server's: it would have said what is bad.
+            return self._back_off_connection(now, lambda: self._status_error(reply))
+        self._bad_requests += 1
+        if self.open_server and self._bad_requests > 1:
+            return Failed(self._reported_failure(reply))
+        if self._bad_requests > _MAX_BAD_REQUESTS:
+            return Failed(self._status_error(reply))
+        return Wait(0.25 * 2.0 ** (self._bad_requests - 1) * self.draw(), "status 400")
+
+    def _on_unprocessable(self, reply: Reply, now: float) -> Action:
+        if not self.open_server:
+            return Failed(self._status_error(reply))
+        return self._on_bad_request(reply, now)
+
+    def _on_not_found(self, reply: Reply, _now: float) -> Action:
+        """Right after the submit another machine may not know of it yet."""
+        self._not_found += 1
+        if self._not_found >= _MAX_NOT_FOUND:
+            return Failed(self._status_error(reply))
+        return Wait(0.5 * 2.0 ** (self._not_found - 1) * self.draw(), "status 404")
+
+    def _on_gone(self, reply: Reply, _now: float) -> Action:
+        return Gone(self._status_error(reply))
+
+    def _on_not_ready(self, _reply: Reply, _now: float) -> Action:
+        self._healthy()
+        return Wait(_NOT_READY_PAUSE_S * self.draw(), "not ready")
+
+    def _reported_failure(self, reply: Reply) -> Exception:
+        """A failed request as open servers report it: the status only wraps the message."""
+        error = self._status_error(reply)
+        failed = self._request_failed(error.message, "user" if reply.status == 422 else None)
+        failed.__cause__ = error
+        return failed
+
+    def _status_error(self, reply: Reply) -> APIStatusError:
+        return APIStatusError.from_reply(
+            reply.status,
+            dict(reply.headers),
+            reply.body,
+            request_id=self.request_id,
+            method="POST",
+            path=PATH,
+            attempts=self.iteration,
+        )
+
+
+_BY_STATUS: Final[dict[int, Callable[[Retrieval, Reply, float], Action]]] = {
+    400: Retrieval._on_bad_request,
+    404: Retrieval._on_not_found,
+    410: Retrieval._on_gone,
+    422: Retrieval._on_unprocessable,
+    425: Retrieval._on_not_ready,
+}
