@@ -334,7 +334,7 @@ def _union(members: tuple[Any, ...], where: str) -> Converter:
 
 def tag_of(cls: type[Structured]) -> tuple[str, str] | None:
     """The field and text that tell this class from the others of its union, such as ("type", "image")."""
-    if cls.__tag__ is not None or cls.__open__:
+    if cls.__tag__ is not None:
         return cls.__tag__
     for name in ("type", "state"):
         field = getattr(attrs.fields(cast("Any", cls)), name, None)
@@ -351,7 +351,8 @@ def union_table(
     tags = {member: tag for member in members if (tag := tag_of(member)) is not None}
     by_tag = {text: member for member, (_, text) in tags.items()}
     name = next((name for name, _ in tags.values()), "type")
-    return name, by_tag, next((member for member in members if member.__open__), None)
+    untagged = (member for member in members if member not in tags)
+    return name, by_tag, next((member for member in untagged if member.__open__), None)
 
 
 def union_from(members: tuple[type[Structured], ...], value: Any, where: str) -> Any:

@@ -158,14 +158,15 @@ class Model(Structured):
 @overload
 def model(cls: type[T]) -> type[T]: ...
 @overload
-def model(*, kw_only: bool = ..., eq: bool = ...) -> Callable[[type[T]], type[T]]: ...
+def model(*, kw_only: bool = ..., eq: bool = ..., init: bool = ...) -> Callable[[type[T]], type[T]]: ...
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(attrs.field,))
-def model(cls: type[T] | None = None, *, kw_only: bool = True, eq: bool = True) -> Any:
+def model(cls: type[T] | None = None, *, kw_only: bool = True, eq: bool = True, init: bool = True) -> Any:
     """Make a model of an annotated class: frozen, slotted, compared by value, every field checked.
 
     Args:
         kw_only: False where scripts construct it with positional arguments.
         eq: False for a class that writes `__eq__` and `__hash__` itself.
+        init: False for a class that inherits its `__init__`; the made one is then `__attrs_init__`.
     """
 
     def decorate(plain: type[T]) -> type[T]:
@@ -175,6 +176,7 @@ def model(cls: type[T] | None = None, *, kw_only: bool = True, eq: bool = True) 
             slots=True,
             kw_only=kw_only,
             eq=eq,
+            init=init and "__init__" not in vars(plain),
             order=False,
             repr=False,
             str=False,

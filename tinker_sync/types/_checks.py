@@ -1,0 +1,56 @@
+"""Checks of a field after its conversion: ranges, lengths, time zones. Given as `attrs.field(validator=...)`.
+
+Only what the reference client refuses as well is refused; the text names class and field.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tinker_sync.errors import InvalidInputError
+
+Check = Callable[[Any, Any, Any], None]
+"""What attrs calls with the instance, the field and its value."""
+
+
+def in_range(*, ge: float, le: float = math.inf, lt: float = math.inf) -> Check:
+    """A number of at least `ge`, at most `le` and below `lt`. NaN and infinities are in no range."""
+    bounds = [f"{ge} or more"]
+    bounds += [f"at most {le}"] if le < math.inf else []
+    bounds += [f"less than {lt}"] if lt < math.inf else []
+
+    def check(instance: Any, field: Any, value: float) -> None:
+        if not (math.isfinite(value) and ge <= value <= le and value < lt):
+            raise _refuse(instance, field, " and ".join(bounds), value)
+
+    return check
+
+
+def finite(instance: Any, field: Any, value: float) -> None:
+    """No NaN, no infinity."""
+    if not math.isfinite(value):
+        raise _refuse(instance, field, "a finite number", value)
+
+
+def holds(least: int, most: float = math.inf) -> Check:
+    """A text or list of so many characters or items; None is none of its business."""
+    expected = f"{least} or more" if most == math.inf else f"{least} to {most}"
+
+    def check(instance: Any, field: Any, value: Any) -> None:
+        if value is not None and not least <= len(value) <= most:
+            unit = "characters" if isinstance(value, str) else "items"
+            raise _refuse(instance, field, f"{expected} {unit}", len(value))
+
+    return check
+
+
+def with_time_zone(instance: Any, field: Any, value: Any) -> None:
+    """A datetime that says which moment it is on every machine."""
+    if value.utcoffset() is None:
+        raise _refuse(instance, field, "a datetime with a time zone", value)
+
+
+def _refuse(instance: Any, field: Any, expected: str, got: object) -> InvalidInputError:
+    return InvalidInputError(f"{type(instance).__name__}.{field.name}: expected {expected}, got {got}")

@@ -1,0 +1,54 @@
+"""Addresses of the web console. Only for people to open; nothing here is ever called."""
+
+from __future__ import annotations
+
+from urllib.parse import quote, urlencode
+
+CONSOLE_URL = "https://tinker.thinkingmachines.ai"
+
+
+def sessions_url() -> str:
+    """The list of sessions."""
+    return f"{CONSOLE_URL}/sessions"
+
+
+def session_url(session_id: str) -> str:
+    """One session."""
+    return f"{CONSOLE_URL}/sessions/{session_id}"
+
+
+def training_run_url(training_run_id: str) -> str:
+    """One training run."""
+    return f"{CONSOLE_URL}/training_runs/{training_run_id}"
+
+
+def checkpoint_url(training_run_id: str, checkpoint_id: str) -> str:
+    """One checkpoint.
+
+    >>> checkpoint_url("run-1", "weights/final")
+    'https://tinker.thinkingmachines.ai/checkpoints/run-1/weights%2Ffinal'
+    """
+    return f"{CONSOLE_URL}/checkpoints/{quote(training_run_id, safe='')}/{quote(checkpoint_id, safe='')}"
+
+
+def playground_url(tinker_path: str) -> str:
+    """The playground, with a checkpoint to talk to.
+
+    >>> playground_url("tinker://run-1/sampler_weights/a")
+    'https://tinker.thinkingmachines.ai/playground?mode=checkpoint&checkpoint=tinker%3A%2F%2Frun-1%2Fsampler_weights%2Fa'
+    """
+    return f"{CONSOLE_URL}/playground?mode=checkpoint&checkpoint={quote(tinker_path, safe='')}"
+
+
+def new_api_key_url(key_name: str) -> str:
+    """The dialog that makes an API key, with the name filled in.
+
+    >>> new_api_key_url("my laptop")
+    'https://tinker.thinkingmachines.ai/keys?new_key=true&key_name=my+laptop'
+    """
+    return f"{CONSOLE_URL}/keys?{urlencode({'new_key': 'true', 'key_name': key_name})}"
+
+
+def api_key_url(key_id: str) -> str:
+    """One API key."""
+    return f"{CONSOLE_URL}/keys/{quote(key_id, safe='')}"

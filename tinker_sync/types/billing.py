@@ -1,0 +1,211 @@
+"""What an organization used and pays for, what it stores, and what was done in it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal, TypeAlias
+
+import attrs
+
+from tinker_sync.types._model import Model, model
+
+
+@model
+class GetBillingUsageRequest(Model):
+    """The usage from `starting_on` to before `ending_before`, both on the hour in UTC.
+
+    >>> request = GetBillingUsageRequest(starting_on="2026-01-30T00:00Z", ending_before="2026-01-31T00:00Z")
+    >>> request.ending_before - request.starting_on
+    datetime.timedelta(days=1)
+    """
+
+    starting_on: datetime
+    ending_before: datetime
+
+
+@model
+class TrainingBillingEvent(Model):
+    """Tokens of forward and backward passes."""
+
+    __response__ = True
+
+    type: Literal["training"] = "training"
+    token_count: int
+
+
+@model
+class SamplingPrefillBillingEvent(Model):
+    """Tokens of prompts; those the cache had cost less."""
+
+    __response__ = True
+
+    type: Literal["sampling_prefill"] = "sampling_prefill"
+    cached: bool
+    token_count: int
+
+
+@model
+class SamplingSampleBillingEvent(Model):
+    """Tokens that were sampled."""
+
+    __response__ = True
+
+    type: Literal["sampling_sample"] = "sampling_sample"
+    token_count: int
+
+
+@model
+class CheckpointBillingEvent(Model):
+    """Checkpoints that were saved."""
+
+    __response__ = True
+
+    type: Literal["checkpoint"] = "checkpoint"
+    count: int
+
+
+@model
+class StorageBillingEvent(Model):
+    """Checkpoints that lay in storage."""
+
+    __response__ = True
+
+    type: Literal["storage"] = "storage"
+    gigabyte_hours: float
+
+
+BillingEventInfo: TypeAlias = (
+    TrainingBillingEvent
+    | SamplingPrefillBillingEvent
+    | SamplingSampleBillingEvent
+    | CheckpointBillingEvent
+    | StorageBillingEvent
+)
+"""What was used; tell them apart by class or by `type`."""
+
+
+@model
+class BillingUsageEvent(Model):
+    """What was used of one thing in one hour, and by whom.
+
+    Attributes:
+        session_id: whose metadata is in `BillingUsageResponse.sessions`; None for storage.
+        estimated_cost_usd: before credits; None while there is no price. Tokens cost rate x count /
+            1,000,000, storage rate x gigabyte hours / 720.
+
+    >>> BillingUsageEvent(
+    ...     bucket_start="2026-01-30T00:00:00Z",
+    ...     bucket_end="2026-01-30T01:00:00Z",
+    ...     event_info={"type": "training", "token_count": 4096},
+    ... ).event_info.token_count
+    4096
+    """
+
+    __response__ = True
+
+    bucket_start: datetime
+    bucket_end: datetime
+    base_model: str | None = None
+    user_id: str | None = None
+    user_name: str | None = None
+    session_id: str | None = None
+    project_id: str | None = None
+    estimated_cost_usd: float | None = None
+    effective_rate_usd_per_million_tokens: float | None = None
+    effective_rate_usd_per_gigabyte_month: float | None = None
+    event_info: BillingEventInfo
+
+
+@model
+class BillingUsageSession(Model):
+    """What a session that was billed is known by."""
+
+    __response__ = True
+
+    user_metadata: dict[str, str] | None = None
+
+
+@model
+class BillingUsageResponse(Model):
+    """Usage hour by hour, and the sessions that appear in it.
+
+    Attributes:
+        sessions: by session id.
+        cost_data_through: costs before this moment come from invoices, later ones from the price list.
+
+    >>> BillingUsageResponse(data=[], sessions={"s-1": {"user_metadata": {"team": "a"}}}).sessions["s-1"]
+    BillingUsageSession(user_metadata={'team': 'a'})
+    """
+
+    __response__ = True
+
+    data: list[BillingUsageEvent]
+    sessions: dict[str, BillingUsageSession] = attrs.field(factory=dict)
+    cost_data_through: datetime | None = None
+
+
+@model
+class GetCurrentCheckpointStorageUsageRequest(Model):
+    """The storage in use now: of one project, or of all."""
+
+    project_id: str | None = None
+
+
+@model
+class CurrentCheckpointStorageUsageItem(Model):
+    """What one user stores in one project."""
+
+    __response__ = True
+
+    project_id: str | None = None
+    org_user_urn: str | None = None
+    user_email: str | None = None
+    user_name: str | None = None
+    checkpoint_count: int
+    size_bytes: int
+    size_gigabytes: float
+    estimated_monthly_cost_usd: float | None = None
+
+
+@model
+class CurrentCheckpointStorageUsageResponse(Model):
+    """What is stored now, and what a gigabyte costs a month.
+
+    >>> item = {"checkpoint_count": 2, "size_bytes": 10**9, "size_gigabytes": 1}
+    >>> CurrentCheckpointStorageUsageResponse(data=[item]).data[0].size_gigabytes
+    1.0
+    """
+
+    __response__ = True
+
+    effective_rate_usd_per_gigabyte_month: float | None = None
+    data: list[CurrentCheckpointStorageUsageItem]
+
+
+@model
+class AuditLogEntry(Model):
+    """One thing that was done, such as "checkpoint_read"; who did it to what is in `event_details`.
+
+    `model_id`, `tinker_path` and `purpose` are deprecated and set for checkpoints only.
+
+    >>> AuditLogEntry(timestamp="2026-01-31T12:00:00Z", event="checkpoint_read").event_details
+    {}
+    """
+
+    __response__ = True
+
+    timestamp: datetime
+    event: str
+    event_details: dict[str, object] = attrs.field(factory=dict)
+    model_id: str | None = None
+    tinker_path: str | None = None
+    purpose: str | None = None
+
+
+@model
+class AuditLogResponse(Model):
+    """The entries of one day."""
+
+    __response__ = True
+
+    entries: list[AuditLogEntry]

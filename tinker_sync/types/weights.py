@@ -1,0 +1,266 @@
+"""Saving, loading and copying weights: requests, and what they resolve to.
+
+An access token for somebody else's weights is sent, but is in no repr and in no error.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import attrs
+
+from tinker_sync.types._console import checkpoint_url, playground_url
+from tinker_sync.types._model import Model, model
+from tinker_sync.types.checkpoint import ParsedCheckpointTinkerPath
+from tinker_sync.types.optim import AdamOptimizerConfig, OptimizerConfig
+from tinker_sync.types.scalars import ModelID
+
+
+def _token_field() -> Any:
+    return attrs.field(default=None, repr=False)
+
+
+# ---------------------------------------------------------------------------------------------- saving
+
+
+@model
+class SaveWeightsRequest(Model):
+    """Save a model's weights and optimizer state, to train on from there.
+
+    Attributes:
+        path: the name of the checkpoint, not a path.
+        ttl_seconds: when the server may delete it; None is never.
+        overwrite: replace a checkpoint of the same name, its metadata too.
+
+    >>> SaveWeightsRequest(model_id="run-1", path="step-100", seq_id=7).overwrite
+    False
+    """
+
+    model_id: ModelID
+    path: str | None = None
+    seq_id: int | None = None
+    ttl_seconds: int | None = None
+    overwrite: bool = False
+    user_metadata: dict[str, str] | None = None
+    type: Literal["save_weights"] = "save_weights"
+
+
+@model
+class SaveWeightsResponse(Model):
+    """Where the weights and optimizer state were saved.
+
+    >>> SaveWeightsResponse(path="tinker://run-1/weights/final").get_console_url()
+    'https://tinker.thinkingmachines.ai/checkpoints/run-1/weights%2Ffinal'
+    """
+
+    __response__ = True
+
+    path: str
+    type: Literal["save_weights"] | None = None
+
+    def get_console_url(self) -> str:
+        """The page of this checkpoint in the web console. Raises `InvalidInputError` for a malformed path."""
+        return _console_url(self.path)
+
+
+@model
+class SaveWeightsForSamplerRequest(Model):
+    """Save a model's weights to sample from: by name, or for one sampling session that nobody else sees.
+
+    Attributes:
+        path: the name of the checkpoint; None with `sampling_session_seq_id`.
+        sampling_session_seq_id: the session's number of the sampling session to be.
+        ttl_seconds: when the server may delete it; None is never.
+
+    >>> SaveWeightsForSamplerRequest(model_id="run-1", sampling_session_seq_id=0, seq_id=7).path is None
+    True
+    """
+
+    model_id: ModelID
+    path: str | None = None
+    sampling_session_seq_id: int | None = None
+    seq_id: int | None = None
+    ttl_seconds: int | None = None
+    user_metadata: dict[str, str] | None = None
+    type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
+
+
+@model
+class SaveWeightsForSamplerResponse(Model):
+    """Where the weights to sample from were saved.
+
+    >>> saved = SaveWeightsForSamplerResponse(path="tinker://run-1/sampler_weights/a")
+    >>> saved.get_console_url()
+    'https://tinker.thinkingmachines.ai/checkpoints/run-1/sampler_weights%2Fa'
+    >>> saved.get_playground_url()
+    'https://tinker.thinkingmachines.ai/playground?mode=checkpoint&checkpoint=tinker%3A%2F%2Frun-1%2F...'
+    """
+
+    __response__ = True
+
+    path: str
+    type: Literal["save_weights_for_sampler"] | None = None
+
+    def get_console_url(self) -> str:
+        """The page of this checkpoint in the web console. Raises `InvalidInputError` for a malformed path."""
+        return _console_url(self.path)
+
+    def get_playground_url(self) -> str:
+        """The page of the web console where one can talk to this checkpoint."""
+        return playground_url(self.path)
+
+
+@model
+class SaveWeightsForSamplerResponseInternal(Model):
+    """What the server says of such a save: the path of a named one, the session of the other kind."""
+
+    __response__ = True
+
+    path: str | None = None
+    sampling_session_id: str | None = None
+    type: Literal["save_weights_for_sampler"] | None = None
+
+
+@model
+class SaveWeightsExternalRequest(Model):
+    """Export a model's adapter as files to download.
+
+    Attributes:
+        path: the name of the checkpoint, not a path.
+        age_encryption_recipients: public keys of the age format; each file is encrypted to all of them.
+
+    >>> SaveWeightsExternalRequest(model_id="run-1", path="final").age_encryption_recipients is None
+    True
+    """
+
+    model_id: ModelID
+    path: str
+    seq_id: int | None = None
+    ttl_seconds: int | None = None
+    age_encryption_recipients: list[str] | None = None
+    type: Literal["save_weights_external"] = "save_weights_external"
+
+
+@model
+class SaveWeightsExternalResponse(Model):
+    """Where the exported files are; `get_external_weights_urls` of a REST client gives their addresses.
+
+    >>> SaveWeightsExternalResponse(path="tinker://run-1/external_weights/final").path
+    'tinker://run-1/external_weights/final'
+    """
+
+    __response__ = True
+
+    path: str
+    type: Literal["save_weights_external"] | None = None
+
+
+@model
+class SaveWeightsExternalResponseInternal(Model):
+    """What the server says of an export, its size included."""
+
+    __response__ = True
+
+    path: str | None = None
+    size_bytes: int | None = None
+    type: Literal["save_weights_external"] | None = None
+
+
+def _console_url(path: str) -> str:
+    parsed = ParsedCheckpointTinkerPath.from_tinker_path(path)
+    return checkpoint_url(parsed.training_run_id, parsed.checkpoint_id)
+
+
+# ------------------------------------------------------------------------------------ loading, copying
+
+
+@model
+class LoadWeightsRequest(Model):
+    """Load a checkpoint into a model: an existing one (`model_id`), or a new one of a session.
+
+    Attributes:
+        session_id: with `model_seq_id`, makes the model as well; there is no `model_id` then.
+        base_model: another base for the new model, such as one with a longer context.
+        path: the checkpoint's ``tinker://`` path.
+        optimizer: load the optimizer state too.
+        optimizer_config: the optimizer of a new model that loads weights only.
+        weights_access_token: proves the right to read somebody else's weights.
+
+    >>> request = LoadWeightsRequest(
+    ...     session_id="s-1", model_seq_id=0, path="tinker://run-1/weights/a", optimizer=True
+    ... )
+    >>> request.model_dump(exclude_none=True)["optimizer"]
+    True
+    """
+
+    model_id: ModelID | None = None
+    seq_id: int | None = None
+    session_id: str | None = None
+    model_seq_id: int | None = None
+    base_model: str | None = None
+    user_metadata: dict[str, Any] | None = None
+    path: str
+    optimizer: bool
+    optimizer_config: OptimizerConfig | None = None
+    weights_access_token: str | None = _token_field()
+    type: Literal["load_weights"] = "load_weights"
+
+
+@model
+class LoadWeightsResponse(Model):
+    """The end of a load: from where, and into which model.
+
+    >>> LoadWeightsResponse(path="tinker://run-1/weights/a").model_id is None
+    True
+    """
+
+    __response__ = True
+
+    path: str | None = None
+    model_id: ModelID | None = None
+    type: Literal["load_weights"] | None = None
+
+
+@model
+class CopyWeightsRequest(Model):
+    """Copy a checkpoint into a project of one's own, or into a model slot of a session.
+
+    >>> request = CopyWeightsRequest(source_path="tinker://run-1/weights/a", weights_access_token="secret")
+    >>> "secret" in repr(request)
+    False
+    """
+
+    session_id: str | None = None
+    model_seq_id: int | None = None
+    destination_project_id: str | None = None
+    source_path: str
+    ttl_seconds: int | None = None
+    weights_access_token: str | None = _token_field()
+
+
+@model
+class CopyWeightsResponse(Model):
+    """The path of the copy."""
+
+    __response__ = True
+
+    tinker_path: str
+
+
+@model
+class WeightsInfoResponse(Model):
+    """What must be known of a checkpoint to make a model that can load it.
+
+    >>> WeightsInfoResponse(base_model="org/base", is_lora=True, lora_rank=32).optimizer_config.type
+    'adamw'
+    """
+
+    __response__ = True
+
+    base_model: str
+    optimizer_config: OptimizerConfig = AdamOptimizerConfig()
+    is_lora: bool
+    lora_rank: int | None = None
+    train_unembed: bool | None = None
+    train_mlp: bool | None = None
+    train_attn: bool | None = None
