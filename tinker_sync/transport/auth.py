@@ -1,0 +1,195 @@
+"""Which credential goes with which call.
+
+Three sources: a static key, a command that prints one, and the exchange of either for a short-lived token.
+The vendor's servers take keys of known kinds and tell whether they want tokens; other servers take any key,
+or none. `KeyRing` hands the text out at the moment of sending; everywhere else it is a `Secret`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._secret import Secret
+from tinker_sync.config import Settings
+from tinker_sync.errors import CredentialError
+from tinker_sync.transport.credential_command import CredentialCommand
+from tinker_sync.transport.tokens import Grant, TokenCache, claims_of, read_grant
+
+__all__ = ["Grant", "KeyRing", "choose_source", "read_grant", "static_key"]
+
+_KEY_PREFIX: Final = "tml-"
+_JWT_PREFIX: Final = "eyJ"
+# Tokens of this issuer, given as the key, tell who the user is.
+_IDENTITY_ISSUER: Final = "passport-"
+
+_MISSING: Final = (
+    "there is no API key: pass api_key, set TINKER_API_KEY, or store one with `tinker-sync auth login`"
+)
+_COMMAND_REQUIRED: Final = (
+    "your organization requires dynamic credentials: set TINKER_CREDENTIAL_CMD to a command that prints one"
+)
+_COMMAND_USELESS: Final = (
+    "this server takes a static API key only, so TINKER_CREDENTIAL_CMD does not help here: "
+    "pass api_key or set TINKER_API_KEY"
+)
+
+
+def choose_source(settings: Settings, *, enforce_cmd: bool) -> Secret | CredentialCommand | None:
+    """Find the long-lived credential: for the first call of a client, and for the token exchange.
+
+    Args:
+        settings: Where the key and the command are.
+        enforce_cmd: The server wants what the command prints; only a key that is a token may stand in.
+
+    Returns:
+        A key, a command to run for one, or None where another server than the vendor's may go without.
+
+    Raises:
+        CredentialError: There is none, or it is of no known kind; the text says what to do.
+
+    >>> choose_source(Settings.resolve(api_key="tml-example"), enforce_cmd=False)
+    Secret('***')
+    """
+    key, command = settings.api_key, _command_of(settings)
+    if key is not None and _is_jwt(key):
+        return key
+    if enforce_cmd:
+        if command is None:
+            raise CredentialError(_COMMAND_REQUIRED)
+        return command
+    if key is not None and (command is None or _has_known_prefix(settings, key)):
+        return _checked(settings, key)
+    if command is None and settings.is_vendor_host:
+        raise CredentialError(_MISSING)
+    return command
+
+
+def static_key(settings: Settings) -> Secret | None:
+    """Find the credential for ordinary calls to a server that exchanges no tokens.
+
+    Raises:
+        CredentialError: The vendor's server needs one and there is none, or it is of no known kind.
+    """
+    if settings.api_key is not None:
+        return _checked(settings, settings.api_key)
+    if settings.is_vendor_host:
+        raise CredentialError(_COMMAND_USELESS if settings.credential_cmd else _MISSING)
+    return None
+
+
+class KeyRing:
+    """The credentials of one client. Thread-safe.
+
+    It starts with the long-lived credential; once the server has said that it wants tokens, `use_exchange`
+    changes over. A thread may call `step` after every `next_refresh_in_s`, to renew tokens ahead of time.
+
+    >>> ring = KeyRing(Settings.resolve(api_key="tml-example"))
+    >>> ring.credential() == "tml-example", ring.for_exchange() == "tml-example"
+    (True, True)
+    """
+
+    def __init__(self, settings: Settings, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._settings = settings
+        self._clock = clock
+        # Both are written by the thread that sets the client up, before others come in.
+        self._enforce_cmd = False
+        self._tokens = _printed_tokens(settings, clock)
+        self._printed: Secret | None = None  # the command's last output, for masking; replaced by any thread
+
+    def credential(self) -> str:
+        """Give the credential for an ordinary call; empty where none is to be sent. Its repr is masked.
+
+        Raises:
+            CredentialError: There is none.
+            TinkerError: The token exchange failed, and there is no token from before.
+        """
+        if self._tokens is not None:
+            return self._tokens.get().reveal()
+        key = static_key(self._settings)
+        return key.reveal() if key else ""
+
+    def for_exchange(self) -> str:
+        """Give the long-lived credential, for the first call of a client and for the token exchange itself.
+
+        Runs the credential command when that is the source. Empty where none is to be sent.
+        """
+        secret = self._long_lived()
+        return secret.reveal() if secret else ""
+
+    def use_exchange(self, fetch_token: Callable[[], Grant], *, enforce_cmd: bool = False) -> None:
+        """From now on send tokens with ordinary calls.
+
+        Args:
+            fetch_token: Makes the exchange call with `for_exchange` and reads its answer with `read_grant`.
+            enforce_cmd: The server wants the credential command's output exchanged, not a static key.
+        """
+        self._enforce_cmd = enforce_cmd
+        self._tokens = TokenCache(fetch_token, self._clock)
+
+    def check(self) -> None:
+        """Raise `CredentialError` when there is no usable credential, without running anything."""
+        choose_source(self._settings, enforce_cmd=self._enforce_cmd)
+
+    def step(self) -> None:
+        """Renew the token if it is time to. A failure is logged and tried again later."""
+        if self._tokens is not None:
+            self._tokens.step()
+
+    def next_refresh_in_s(self) -> float | None:
+        """When to call `step` next; None while there is nothing to renew."""
+        return None if self._tokens is None else self._tokens.next_step_in_s()
+
+    def identity(self) -> Mapping[str, Any] | None:
+        """Read who the user is from the token: `sub`, `org_id`, `email`. None when no token tells.
+
+        May fetch a token, and raises as `credential` does.
+        """
+        if self._tokens is not None:
+            return claims_of(self._tokens.get()) or None
+        claims = claims_of(self._settings.api_key) if self._settings.api_key else {}
+        return claims if str(claims.get("iss", "")).startswith(_IDENTITY_ISSUER) else None
+
+    @property
+    def secrets(self) -> tuple[Secret, ...]:
+        """Every value that must not show up in logs and errors: the settings', and the present token."""
+        token = self._tokens.current if self._tokens else None
+        return (*self._settings.secrets, *(secret for secret in (token, self._printed) if secret))
+
+    def _long_lived(self) -> Secret | None:
+        source = choose_source(self._settings, enforce_cmd=self._enforce_cmd)
+        if isinstance(source, CredentialCommand):
+            self._printed = source.run()
+            return self._printed
+        return source
+
+
+def _printed_tokens(settings: Settings, clock: Clock) -> TokenCache | None:
+    """At servers without our vendor's exchange, what the command prints is itself the credential."""
+    command = _command_of(settings)
+    if command is None or settings.api_key is not None or settings.is_vendor_host:
+        return None
+    return TokenCache(lambda: Grant(command.run()), clock)
+
+
+def _command_of(settings: Settings) -> CredentialCommand | None:
+    command = settings.credential_cmd
+    return CredentialCommand(command, settings.credential_cmd_timeout_s) if command else None
+
+
+def _is_jwt(key: Secret) -> bool:
+    return key.reveal().startswith(_JWT_PREFIX)
+
+
+def _has_known_prefix(settings: Settings, key: Secret) -> bool:
+    return not settings.is_vendor_host or key.reveal().startswith((_KEY_PREFIX, _JWT_PREFIX))
+
+
+def _checked(settings: Settings, key: Secret) -> Secret:
+    if not _has_known_prefix(settings, key):
+        name = {"environment": "TINKER_API_KEY", "stored": "the stored API key"}.get(
+            settings.api_key_source or "", "api_key"
+        )
+        raise CredentialError(f"{name} must start with '{_KEY_PREFIX}'; is it complete, and of this service?")
+    return key

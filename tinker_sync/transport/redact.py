@@ -1,0 +1,141 @@
+"""What may be logged of a call and its answer.
+
+Whatever the transport writes goes through here, at the moment of writing. Pure functions; any thread may come
+in. The rules themselves (which names, which forms) are in `tinker_sync._secret`, since errors obey them too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from tinker_sync._secret import (
+    MASK,
+    HeaderMap,
+    Secret,
+    is_secret_header,
+    is_secret_name,
+    mask_headers,
+    mask_json,
+    mask_text,
+    mask_url,
+)
+from tinker_sync.transport.call import Call
+
+__all__ = ["curl", "redact_body", "redact_headers", "redact_json", "redact_text", "redact_url"]
+
+# More of a body than this nobody reads in a log, nor pastes into a shell.
+_SHOWN_CHARACTERS: Final = 2048
+_TEXT_BYTES: Final = 64 * 1024
+# Stands in a body where the shell is to put a variable; no JSON encoder escapes it.
+_SLOT: Final = re.compile(r"@\{(\w+)\}@")
+
+_VARIABLES: Final[Mapping[str, str]] = {
+    "x-api-key": "TINKER_API_KEY",
+    "cf-access-client-id": "CLOUDFLARE_ACCESS_CLIENT_ID",
+    "cf-access-client-secret": "CLOUDFLARE_ACCESS_CLIENT_SECRET",
+}
+
+redact_headers = mask_headers
+redact_text = mask_text
+redact_url = mask_url
+redact_json = mask_json
+
+
+def redact_body(content: bytes | None, content_type: str, secrets: Iterable[str | Secret] = ()) -> str:
+    """Show the beginning of a body: text masked, other bytes by their number.
+
+    >>> redact_body(b'{"path": "p", "weights_access_token": "abc"}', "application/json")
+    '{"path": "p", "weights_access_token": "***"}'
+    >>> redact_body(b"\\x0a\\x05probe", "application/x-protobuf")
+    '<7 bytes of application/x-protobuf>'
+    """
+    if not content:
+        return ""
+    is_text = "json" in content_type or content_type.startswith("text/")
+    if not is_text or len(content) > _TEXT_BYTES:
+        return f"<{len(content)} bytes of {content_type or 'unknown type'}>"
+    shown = mask_text(content.decode("utf-8", "replace"), secrets)
+    if len(shown) <= _SHOWN_CHARACTERS:
+        return shown
+    return f"{shown[:_SHOWN_CHARACTERS]}... ({len(content)} bytes)"
+
+
+def curl(call: Call, base_url: str, headers: Mapping[str, str] | None = None) -> str:
+    """Render a call as a command line that runs once the variables in it are set.
+
+    Secrets appear as variables: the key as `$TINKER_API_KEY`, others under the name of their header or field.
+    A body that is long or no text has to be put into a file `body.bin` first.
+
+    Args:
+        call: The call.
+        base_url: Where it goes.
+        headers: What is really sent, the credential included; without it, what the call itself says.
+
+    >>> call = Call(method="POST", path="/api/v1/auth/token", body=b"{}")
+    >>> print(curl(call, "https://host/pre"))
+    curl -sS -X POST https://host/pre/api/v1/auth/token -H 'Accept: application/json' \
+-H 'Content-Type: application/json' -H "X-API-Key: $TINKER_API_KEY" --data-raw '{}'
+    """
+    address = base_url + call.path + (f"?{call.query}" if call.query else "")
+    words = ["curl", "-sS", "-X", call.method, shlex.quote(mask_url(address))]
+    for name, value in (headers if headers is not None else _headers_of(call)).items():
+        words += ["-H", _quoted_header(name, value)]
+    if call.body is not None:
+        words += _data(call, call.body)
+    return " ".join(words)
+
+
+def _headers_of(call: Call) -> dict[str, str]:
+    headers = {"Accept": call.accept}
+    if call.method not in ("GET", "HEAD"):
+        headers["Content-Type"] = call.content_type
+    headers.update(call.headers)
+    if call.credential != "none":
+        headers["X-API-Key"] = MASK
+    return headers
+
+
+def _data(call: Call, body: bytes) -> list[str]:
+    encoded = "content-encoding" in HeaderMap(call.headers)
+    if len(body) <= _TEXT_BYTES and call.content_type.startswith("application/json") and not encoded:
+        text = _quoted_json(body)
+        if text:
+            return ["--data-raw", text]
+    return ["--data-binary", "@body.bin"]
+
+
+def _quoted_header(name: str, value: str) -> str:
+    if is_secret_header(name):
+        return f'"{name}: ${_variable(name)}"'
+    return shlex.quote(f"{name}: {mask_text(str(value))}")
+
+
+def _quoted_json(body: bytes) -> str:
+    """The body in single quotes, opened where a variable stands."""
+    try:
+        text = json.dumps(_with_slots(json.loads(body)), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return ""
+    return _SLOT.sub(lambda match: f"'\"${match[1]}\"'", shlex.quote(text))
+
+
+def _with_slots(tree: Any) -> Any:
+    """A JSON tree with slots in place of its secret fields."""
+    if isinstance(tree, dict):
+        return {
+            name: f"@{{{_variable(name)}}}@"
+            if isinstance(value, str) and is_secret_name(name)
+            else _with_slots(value)
+            for name, value in tree.items()
+        }
+    if isinstance(tree, list):
+        return [_with_slots(item) for item in tree]
+    return mask_text(tree) if isinstance(tree, str) else tree
+
+
+def _variable(name: str) -> str:
+    return _VARIABLES.get(name.lower()) or re.sub(r"\W", "_", name).upper()
