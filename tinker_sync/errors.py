@@ -39,6 +39,7 @@ __all__ = [
     "ConfigurationError",
     "ConflictError",
     "CredentialError",
+    "DeadlineError",
     "ExperimentalWarning",
     "InternalServerError",
     "InvalidInputError",
@@ -430,6 +431,41 @@ class APITimeoutError(APIConnectionError):
 
     advice = "The server may be busy or unreachable; a longer timeout may help."
     default_message = "Request timed out."
+
+
+class DeadlineError(APITimeoutError):
+    """A call took longer than its deadline. The server may still finish it; this client no longer waits.
+
+    >>> error = DeadlineError("no result", request_id="req-1", attempts=9, waited_s=60.0, last_words="queue paused")
+    >>> print(error)
+    no result (request req-1, 9 attempts) after 60 s; last heard: queue paused. Give a longer deadline, or look \
+for the request at the server by its id.
+    """
+
+    advice = "Give a longer deadline, or look for the request at the server by its id."
+
+    waited_s: float
+    last_words: str
+
+    def __init__(
+        self,
+        message: str | None = None,
+        request: Any = None,
+        *,
+        request_id: str | None = None,
+        method: str | None = None,
+        path: str | None = None,
+        attempts: int | None = None,
+        waited_s: float = 0.0,
+        last_words: str = "",
+    ) -> None:
+        super().__init__(message, request, request_id=request_id, method=method, path=path, attempts=attempts)
+        self.waited_s = waited_s
+        self.last_words = mask_text(last_words)
+
+    def _whereabouts(self) -> str:
+        heard = f"; last heard: {self.last_words}" if self.last_words else ""
+        return f"{super()._whereabouts()} after {self.waited_s:g} s{heard}"
 
 
 class RequestFailedError(TinkerError):

@@ -1,0 +1,317 @@
+"""Bringing home what the server owes: one `Fetch` drives the retrieval of one promise over the poller.
+
+Every step runs on a worker, or on the thread that starts it; none waits. A fetch ends exactly once: its future
+is resolved, failed, or was cancelled by its user, or `on_gone` takes over where the server forgot the promise.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from attrs import frozen
+
+from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync.config import Timeout
+from tinker_sync.errors import (
+    APIResponseValidationError,
+    DeadlineError,
+    InvalidInputError,
+    TinkerError,
+    UnsupportedByServerError,
+    WireError,
+)
+from tinker_sync.runtime.retrieval import (
+    PATH,
+    Action,
+    Ask,
+    Finished,
+    Gone,
+    QueueNotice,
+    Retrieval,
+    TakeBytes,
+    Wait,
+)
+from tinker_sync.transport.call import Call, Reply, SendFailed
+
+if TYPE_CHECKING:
+    from tinker_sync.runtime.byte_budget import ByteBudget
+    from tinker_sync.runtime.futures import APIFuture
+    from tinker_sync.runtime.poller import Poller, Ticket
+
+T = TypeVar("T")
+
+# The server holds a poll for about 30 s; what is silent for longer is asked again.
+POLL_TIMEOUT_S: Final = 45.0
+_PROTO_FIRST: Final = "application/x-protobuf, application/json"
+
+Decode = Callable[[Reply, Any], T]
+"""Makes the result of a reply and its parsed JSON (None for protobuf)."""
+
+_log = logging.getLogger(__name__)
+
+
+@frozen
+class Promise:
+    """Work the server has accepted.
+
+    >>> Promise("req-1", "OptimStep").wants_proto
+    False
+    """
+
+    request_id: str
+    request_type: str
+    wants_proto: bool = False
+    roundtrip_s: float | None = None
+    """From the call to the receipt of the promise."""
+    announced_bytes: int | None = None
+    """The result is ready and this large, as a poll for many has said."""
+
+
+class Fetcher:
+    """Starts fetches; what they share. Thread-safe.
+
+    Args:
+        poller: carries the requests.
+        inflight: bounds the answers under way, in bytes.
+        open_server: whether 400 and 422 on retrieval report failed requests.
+        may_pause_billing: whether a 402 is still to be waited out.
+        on_notice: told what the server says of its queue, with the promise it said it of.
+        clock: what time it is.
+    """
+
+    def __init__(
+        self,
+        poller: Poller,
+        inflight: ByteBudget,
+        *,
+        open_server: bool = False,
+        may_pause_billing: Callable[[], bool] = lambda: False,
+        on_notice: Callable[[QueueNotice, Promise], None] = lambda _notice, _promise: None,
+        read_timeout_s: float = POLL_TIMEOUT_S,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.poller = poller
+        self.inflight = inflight
+        self.open_server = open_server
+        self.may_pause_billing = may_pause_billing
+        self.on_notice = on_notice
+        self.timeout = Timeout(read=read_timeout_s, idle=POLL_TIMEOUT_S)
+        self.clock = clock
+
+    def fetch(
+        self,
+        promise: Promise,
+        future: APIFuture[T],
+        decode: Decode[T],
+        *,
+        deadline_at: float = math.inf,
+        on_gone: Callable[[Exception], object] | None = None,
+    ) -> Fetch[T]:
+        """Resolve `future` with what the promise turns into.
+
+        Args:
+            promise: what to ask for.
+            future: who waits.
+            decode: runs on a worker; what it raises fails the future.
+            deadline_at: the moment of the clock at which to give up.
+            on_gone: called instead of failing the future when the server has forgotten the promise.
+        """
+        fetch = Fetch(self, promise, future, decode, deadline_at, on_gone)
+        fetch.begin()
+        return fetch
+
+
+class Fetch(Generic[T]):
+    """The retrieval of one promise. Its steps follow each other, so no two threads are in it at once."""
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        promise: Promise,
+        future: APIFuture[T],
+        decode: Decode[T],
+        deadline_at: float,
+        on_gone: Callable[[Exception], object] | None,
+    ) -> None:
+        self._fetcher = fetcher
+        self._promise = promise
+        self._future = future
+        self._decode = decode
+        self._deadline_at = deadline_at
+        self._on_gone = on_gone
+        self._began_at = fetcher.clock.now()
+        self._asked_at = self._began_at
+        self._held_bytes = 0
+        self._ticket: Ticket | None = None
+        self._retrieval = Retrieval(
+            promise.request_id,
+            promise.request_type,
+            wants_proto=promise.wants_proto,
+            roundtrip_s=promise.roundtrip_s,
+            open_server=fetcher.open_server,
+            allow_metadata_only=not promise.announced_bytes,
+            may_pause_billing=fetcher.may_pause_billing,
+            on_notice=self._notice,
+        )
+
+    def begin(self) -> None:
+        """Ask for the first time."""
+        size = self._promise.announced_bytes
+        if size:
+            self._take_bytes(size)
+        else:
+            self._ask(self._retrieval.ask())
+
+    def abandon(self) -> None:
+        """Nobody waits any more: stop asking."""
+        ticket = self._ticket
+        if ticket is not None and ticket.cancel():
+            self._release()
+
+    # -------------------------------------------------------------------------------------- steps
+
+    def _ask(self, ask: Ask) -> None:
+        clock = self._fetcher.clock
+        left_s = self._deadline_at - clock.now()
+        if self._future.done():
+            self._release()
+        elif left_s <= 0:
+            self._fail(self._deadline_error())
+        else:
+            self._asked_at = clock.now()
+            call = Call(
+                method="POST",
+                path=PATH,
+                body=ask.body,
+                headers=ask.headers,
+                accept=_PROTO_FIRST if self._promise.wants_proto else "application/json",
+                timeout=self._fetcher.timeout,
+                deadline_s=None if math.isinf(left_s) else left_s,
+                max_retries=0,
+            )
+            self._ticket = self._fetcher.poller.start(call, self._on_outcome)
+
+    def _ask_again(self) -> None:
+        self._ask(self._retrieval.ask())
+
+    def _on_outcome(self, outcome: Reply | SendFailed) -> None:
+        now = self._fetcher.clock.now()
+        if isinstance(outcome, SendFailed) and now >= self._deadline_at:
+            self._fail(self._deadline_error())
+            return
+        try:
+            action = self._retrieval.on(outcome, asked_at=self._asked_at, now=now)
+        except Exception as error:  # noqa: BLE001  # whatever it was, somebody waits for the result
+            self._fail(error)
+            return
+        self._act(action, now)
+
+    def _act(self, action: Action, now: float) -> None:
+        if isinstance(action, Finished):
+            self._finish(action)
+        elif isinstance(action, Ask):
+            self._ask(action)
+        elif isinstance(action, Wait):
+            self._wait(action, now)
+        elif isinstance(action, TakeBytes):
+            self._take_bytes(action.size)
+        elif isinstance(action, Gone) and self._on_gone is not None:
+            self._release()
+            self._on_gone(action.error)
+        else:
+            self._fail(action.error)
+
+    def _wait(self, wait: Wait, now: float) -> None:
+        if now + wait.delay_s >= self._deadline_at:
+            self._fail(self._deadline_error())
+        else:
+            self._ticket = self._fetcher.poller.after(wait.delay_s, self._ask_again)
+
+    def _take_bytes(self, size: int) -> None:
+        def go_on(granted: bool) -> None:
+            # Called by whoever made room, maybe in the middle of its own work: go on from a worker.
+            if granted:
+                self._held_bytes = size
+                self._ticket = self._fetcher.poller.after(0.0, self._ask_again)
+
+        try:
+            self._fetcher.inflight.when_free(size, go_on)
+        except TinkerError as closed:
+            self._fail(closed)
+
+    # -------------------------------------------------------------------------------------- ends
+
+    def _finish(self, finished: Finished) -> None:
+        try:
+            value = self._decode(finished.reply, finished.tree)
+        except (WireError, InvalidInputError) as error:
+            self._fail(self._odd_result(finished.reply, error))
+        except Exception as error:  # noqa: BLE001  # it belongs to whoever waits
+            self._fail(error)
+        else:
+            self._release()
+            self._future.resolve(value)
+
+    def _fail(self, error: Exception) -> None:
+        self._release()
+        self._future.fail(error)
+
+    def _release(self) -> None:
+        size, self._held_bytes = self._held_bytes, 0
+        if size:
+            self._fetcher.inflight.release(size)
+
+    def _odd_result(self, reply: Reply, cause: Exception) -> Exception:
+        if isinstance(cause, UnsupportedByServerError):
+            return cause
+        error = APIResponseValidationError(
+            f"the result of request {self._promise.request_id} cannot be read: {cause}",
+            status_code=reply.status,
+            request_id=self._promise.request_id,
+            method="POST",
+            path=PATH,
+            attempts=self._retrieval.iteration,
+        )
+        error.__cause__ = cause
+        return error
+
+    def _deadline_error(self) -> Exception:
+        waited_s = self._fetcher.clock.now() - self._began_at
+        return DeadlineError(
+            f"no result of {self._promise.request_type} within the deadline",
+            request_id=self._promise.request_id,
+            method="POST",
+            path=PATH,
+            attempts=self._retrieval.iteration,
+            waited_s=waited_s,
+            last_words=self._retrieval.last_words,
+        )
+
+    def _notice(self, notice: QueueNotice) -> None:
+        if notice.paused:
+            self._future.mark_paused(notice.reason or notice.state)
+        else:
+            self._future.mark_waiting()
+        try:
+            self._fetcher.on_notice(notice, self._promise)
+        except Exception:  # noqa: BLE001  # news must not cost the result
+            _log.exception("a queue observer failed")
+
+
+def decode_with(decode_proto: Callable[[bytes], T], decode_tree: Callable[[Any], T]) -> Decode[T]:
+    """A decoder for results that may come either way.
+
+    >>> decode_with(lambda body: "proto", lambda tree: "json")(Reply(200, {}, b""), {})
+    'json'
+    """
+    return partial(_decode_either, decode_proto, decode_tree)
+
+
+def _decode_either(
+    decode_proto: Callable[[bytes], T], decode_tree: Callable[[Any], T], reply: Reply, tree: Any
+) -> T:
+    return decode_proto(reply.body) if tree is None else decode_tree(tree)
