@@ -1,7 +1,8 @@
 """Bringing home what the server owes: one `Fetch` drives the retrieval of one promise over the poller.
 
-Every step runs on a worker, or on the thread that starts it; none waits. A fetch ends exactly once: its future
-is resolved, failed, or was cancelled by its user, or `on_gone` takes over where the server forgot the promise.
+Every step runs on a worker, or on the thread that starts it; none waits. A fetch ends exactly once: its
+future is resolved, failed, or was cancelled by its user, or `on_gone` takes over where the server forgot the
+promise.
 """
 
 from __future__ import annotations

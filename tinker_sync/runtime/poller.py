@@ -46,7 +46,7 @@ class Exchange(Protocol):
 
     @property
     def expires_at_s(self) -> float: ...
-    def fileno(self) -> int | None: ...
+    def fileno(self) -> int: ...
     def step(self) -> Reply | None: ...
     def finish(self) -> Reply: ...
     def abort(self) -> None: ...
@@ -231,7 +231,7 @@ class Poller:
             return
         ticket.exchange = exchange
         # A user's own adapter shows no socket: its request holds this worker until the answer is here.
-        outcome = _outcome_of(exchange.finish) if exchange.fileno() is None else None
+        outcome = _outcome_of(exchange.finish) if exchange.fileno() < 0 else None
         if outcome is None:
             self._watch(ticket)
         else:
@@ -509,9 +509,7 @@ class _Leftovers:
 
 def _descriptor_of(ticket: Ticket) -> int:
     """The number of a request's socket; -1 where there is none any more."""
-    exchange = ticket.exchange
-    descriptor = exchange.fileno() if exchange is not None else None
-    return -1 if descriptor is None else descriptor
+    return -1 if ticket.exchange is None else ticket.exchange.fileno()
 
 
 def _outcome_of(read: Callable[[], Reply | None]) -> Outcome | None:
