@@ -1,0 +1,197 @@
+"""A call that has been sent and whose answer has not been read yet, over all its redirects.
+
+The seam for a poller. Put `fileno()` into a selector; when it is readable, or `expires_at_s` has come, call
+`step()`: it takes what has arrived without blocking, and returns the reply once that is whole. After a
+redirect or a replaced connection `fileno()` is another one (and connecting may have blocked for a moment), so
+ask again after every `step`. A `fileno()` of -1 means that the user's session has to do the sending: give
+such an exchange to a thread and call `finish()`.
+
+An exchange belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tinker_sync._clock import Clock
+from tinker_sync._observe import Event, Redirected, ReplyReceived, RequestLost, RequestSent
+from tinker_sync.transport import content
+from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.transport.hop import MAX_REDIRECTS, REDIRECTS, Hop, RedirectRefused, redirected
+from tinker_sync.transport.http1 import MalformedReply, ReplyTooLarge
+from tinker_sync.transport.launch import Launcher, Line
+from tinker_sync.transport.socket_line import Limits, RawReply
+
+
+class Exchange:
+    """One attempt of a call; `Http.open` makes it."""
+
+    def __init__(
+        self,
+        call: Call,
+        hop: Hop,
+        limits: Limits,
+        launcher: Launcher,
+        clock: Clock,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._call = call
+        self._hop = hop
+        self._limits = limits
+        self._launcher = launcher
+        self._clock = clock
+        self._tell = tell
+        self._began_s = clock.now()
+        self._redirects = 0
+        self._taken = False  # an earlier address has processed the request and sent us on with a GET
+        self._line: Line
+        self._begin()
+
+    @property
+    def call(self) -> Call:
+        return self._call
+
+    def fileno(self) -> int:
+        """The socket to wait for, or -1 when there is none: see the module's text."""
+        return self._line.fileno()
+
+    @property
+    def expires_at_s(self) -> float:
+        """The moment of the clock at which `step` should be called even if nothing has arrived."""
+        return self._line.expires_at_s
+
+    def step(self) -> Reply | None:
+        """Take what has arrived; the reply, once it is whole.
+
+        Raises:
+            SendFailed: There will be none.
+        """
+        return self._ask(self._line.step)
+
+    def finish(self) -> Reply:
+        """Wait for the reply.
+
+        Raises:
+            SendFailed: There will be none.
+        """
+        while True:
+            reply = self._ask(self._line.finish)
+            if reply is not None:
+                return reply
+
+    def close(self) -> None:
+        """Give the exchange up; its connection is closed. Does nothing once the reply is there."""
+        self._line.abort()
+
+    @property
+    def _repeatable(self) -> bool:
+        return self._call.repeatable or self._hop.method in ("GET", "HEAD")
+
+    def _begin(self) -> None:
+        try:
+            self._send(fresh=self._call.fresh)
+        except SendFailed as failed:
+            self._replace_or_raise(failed)
+
+    def _send(self, *, fresh: bool) -> None:
+        self._line = self._launcher.launch(self._hop, self._limits, repeatable=self._repeatable, fresh=fresh)
+        self._tell(
+            RequestSent(
+                method=self._hop.method,
+                path=self._call.path,
+                attempt=self._call.attempt,
+                size_bytes=len(self._hop.body or b""),
+            )
+        )
+
+    def _ask(self, line: Callable[[], RawReply | None]) -> Reply | None:
+        try:
+            raw = line()
+        except SendFailed as failed:
+            self._replace_or_raise(failed)
+            return None
+        return None if raw is None else self._conclude(raw)
+
+    def _replace_or_raise(self, failed: SendFailed) -> None:
+        """Send again over a new connection where an old one has let us down and nothing can happen twice."""
+        if failed.stale and (self._repeatable or not failed.maybe_received):
+            try:
+                self._send(fresh=True)
+            except SendFailed as again:
+                failed = again
+            else:
+                return
+        raise self._lost(failed)
+
+    def _conclude(self, raw: RawReply) -> Reply | None:
+        self._launcher.keep_cookies(self._hop, raw)
+        location = _header(raw, "location")
+        if self._call.follow_redirects and raw.status in REDIRECTS and location:
+            self._follow(raw.status, location)
+            return None
+        try:
+            body = content.decode(
+                raw.body, _header(raw, "content-encoding"), limit=self._limits.max_body_bytes
+            )
+        except (MalformedReply, ReplyTooLarge) as error:
+            final = isinstance(error, ReplyTooLarge)
+            raise self._lost(SendFailed(str(error), maybe_received=True, final=final)) from error
+        self._tell(
+            ReplyReceived(
+                method=self._call.method,
+                path=self._call.path,
+                attempt=self._call.attempt,
+                status=raw.status,
+                size_bytes=len(body),
+                duration_s=self._clock.now() - self._began_s,
+            )
+        )
+        return Reply(raw.status, _joined(raw.headers), body)
+
+    def _follow(self, status: int, location: str) -> None:
+        self._redirects += 1
+        before = self._hop
+        if self._redirects > MAX_REDIRECTS:
+            problem = f"the server redirects more than {MAX_REDIRECTS} times"
+            raise self._lost(SendFailed(problem, maybe_received=True, final=True))
+        try:
+            self._hop = redirected(before, status, location)
+        except RedirectRefused as error:
+            raise self._lost(SendFailed(str(error), maybe_received=True, final=True)) from error
+        self._taken = self._taken or self._hop.method != before.method
+        self._tell(
+            Redirected(
+                method=self._call.method,
+                path=self._call.path,
+                status=status,
+                same_origin=self._hop.origin == before.origin,
+            )
+        )
+        self._begin()
+
+    def _lost(self, failed: SendFailed) -> SendFailed:
+        failed.maybe_received = failed.maybe_received or self._taken
+        self._tell(
+            RequestLost(
+                method=self._call.method,
+                path=self._call.path,
+                attempt=self._call.attempt,
+                reason=type(failed.cause or failed).__name__,
+                maybe_received=failed.maybe_received,
+                duration_s=self._clock.now() - self._began_s,
+            )
+        )
+        return failed
+
+
+def _header(raw: RawReply, name: str) -> str | None:
+    return next((value for header, value in raw.headers if header.lower() == name), None)
+
+
+def _joined(headers: list[tuple[str, str]]) -> dict[str, str]:
+    """One value for each name: several lines of one mean the same as one with commas."""
+    joined: dict[str, str] = {}
+    for name, value in headers:
+        key = name.lower()
+        joined[key] = f"{joined[key]}, {value}" if key in joined else value
+    return joined

@@ -1,0 +1,142 @@
+"""One blocking round trip: a `Call` goes out, a `Reply` comes back, or `SendFailed` says why not.
+
+One attempt and no retries; those are `caller.py`. Redirects are followed here, and a pooled connection that
+the server had closed in the meantime is replaced here where nothing can happen twice by it.
+
+`Http.open` is the seam for a poller; `exchange.py` says how to use it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._observe import Event, Observer
+from tinker_sync._secret import Secret
+from tinker_sync.config import Settings
+from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.transport.exchange import Exchange
+from tinker_sync.transport.headers import HeaderLayers
+from tinker_sync.transport.hop import Hop
+from tinker_sync.transport.launch import Launcher
+from tinker_sync.transport.pools import MAX_IDLE, Origin, Pools
+from tinker_sync.transport.session import SessionRules
+from tinker_sync.transport.socket_line import Limits
+
+__all__ = ["Call", "Credentials", "Exchange", "Http", "Reply", "SendFailed"]
+
+_logger = logging.getLogger(__name__)
+
+
+class Credentials(Protocol):
+    """Where keys come from; `KeyRing` is one."""
+
+    def credential(self) -> str: ...
+    def for_exchange(self) -> str: ...
+
+
+class Http:
+    """Sends calls to one base URL. Thread-safe.
+
+    Args:
+        settings: Address, timeouts, headers, the user's session.
+        keys: Where credentials come from, asked at each attempt; None sends none.
+        clock: Time.
+        observer: Told of every request, answer and failure.
+        max_idle: How many connections are kept for later.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: Credentials | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        observer: Observer | None = None,
+        max_idle: int = MAX_IDLE,
+    ) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._clock = clock
+        self._observer = observer
+        self._base = urlsplit(settings.base_url)
+        self._origin = Origin.of(self._base)
+        self._layers = HeaderLayers(settings)
+        self._rules = SessionRules(settings.session)
+        self._pools = Pools(clock, max_idle=max_idle)
+        self._launcher = Launcher(self._rules, self._pools, clock)
+
+    def send(self, call: Call) -> Reply:
+        """Send a call once and wait for its answer, whatever its status.
+
+        Raises:
+            SendFailed: There is no answer.
+            CredentialError: There is no key to send it with.
+        """
+        return self.open(call).finish()
+
+    def open(self, call: Call) -> Exchange:
+        """Send a call and leave its answer to be read later. Connecting and sending may block.
+
+        Raises:
+            SendFailed: It could not be sent.
+            CredentialError: There is no key to send it with.
+        """
+        return Exchange(
+            call, self._first_hop(call), self._limits(call), self._launcher, self._clock, self._tell
+        )
+
+    def forget_idle(self) -> None:
+        """Let the next requests go over new connections."""
+        self._pools.forget_idle()
+
+    def close(self) -> None:
+        """Close all connections; what is under way fails. May be called twice, from any thread."""
+        self._pools.close()
+        self._rules.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._pools.closed
+
+    def renew_after_fork(self) -> None:
+        """Leave the parent's connections alone, in a forked child. The first call would do it as well."""
+        self._pools.renew_after_fork()
+        self._rules.renew_after_fork()
+
+    def __repr__(self) -> str:
+        return f"<Http {self._origin}{self._base.path} {self._pools!r}>"
+
+    def _first_hop(self, call: Call) -> Hop:
+        url = self._base._replace(path=self._base.path + call.path, query=call.query)
+        headers = self._layers.compose(call, self._credential(call), self._rules.headers())
+        return Hop(call.method, url, self._origin, headers, call.body)
+
+    def _credential(self, call: Call) -> Secret | None:
+        if self._keys is None or call.credential == "none":
+            return None
+        ring = self._keys
+        text = ring.for_exchange() if call.credential == "exchange" else ring.credential()
+        return Secret(text) if text else None
+
+    def _limits(self, call: Call) -> Limits:
+        timeout = call.timeout or self._settings.timeout
+        left_s = math.inf if call.deadline_s is None else call.deadline_s
+        return Limits(
+            connect_s=timeout.connect,
+            read_s=timeout.read,
+            idle_s=timeout.idle_s,
+            give_up_s=self._clock.now() + left_s,
+            max_body_bytes=self._settings.max_body_bytes,
+        )
+
+    def _tell(self, event: Event) -> None:
+        if self._observer is None:
+            return
+        try:
+            self._observer.observe(event)
+        except Exception:
+            _logger.exception("an observer raised; the request goes on")

@@ -1,0 +1,339 @@
+"""Connections to one server after another, kept open between requests.
+
+A `Route` says how an origin is reached (directly or through an HTTP proxy, with which TLS settings); `Pools`
+keeps the idle connections of each route. Connections are urllib3's, so proxies, tunnels, certificates and
+socket options work as in requests; what is written and read on their sockets is left to `socket_line.py`.
+
+Any thread may take and give back; a connection itself belongs to the one thread that took it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import ssl
+import threading
+from collections import deque
+from collections.abc import Mapping
+from http.client import HTTPException
+from typing import Any, Final
+from urllib.parse import SplitResult, urlsplit
+
+from attrs import field, frozen
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import ConnectTimeoutError, HTTPError
+from urllib3.util import wait_for_read
+
+from tinker_sync._clock import Clock
+from tinker_sync._secret import HeaderMap, mask_url
+
+# Enough for every long poll of a busy client to come back to its connection; idle ones cost a file each.
+MAX_IDLE: Final = 1000
+# Most balancers and servers drop what has been silent for a minute; a request on that would be a gamble.
+MAX_IDLE_S: Final = 50.0
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_TUNNEL_REFUSED: Final = re.compile(r"Tunnel connection failed: (\d{3})")
+
+
+def _socket_options() -> list[tuple[int, int, int]]:
+    """No delay for small requests; and probes that notice a dead peer behind a long poll within a minute."""
+    options = [
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    ]
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):  # not on every system
+            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
+    return options
+
+
+_SOCKET_OPTIONS: Final = _socket_options()
+
+
+@frozen
+class Origin:
+    """Scheme, host and port: what credentials are bound to.
+
+    >>> Origin.of("HTTPS://Host/x?y"), Origin.of("https://host:443") == Origin.of("https://host")
+    (Origin(scheme='https', host='host', port=443), True)
+    """
+
+    scheme: str
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, url: str | SplitResult) -> Origin:
+        """The origin of an address.
+
+        Raises:
+            ValueError: It has no http or https scheme, no host, or an impossible port.
+        """
+        parts = urlsplit(url) if isinstance(url, str) else url
+        scheme = parts.scheme.lower()
+        if scheme not in _DEFAULT_PORTS or not parts.hostname:
+            raise ValueError("not an http or https address")
+        host = parts.hostname
+        if not host.isascii():
+            host = host.encode("idna").decode("ascii")
+        return cls(scheme, host, parts.port or _DEFAULT_PORTS[scheme])
+
+    @property
+    def netloc(self) -> str:
+        """Host and, unless it is the usual one, port; as in a `Host` header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.netloc}"
+
+
+@frozen(eq=False)
+class Route:
+    """How an origin is reached. Compared by identity: each is made once."""
+
+    origin: Origin
+    tls: ssl.SSLContext | None = None
+    """For an https origin."""
+    proxy: Origin | None = None
+    """An HTTP proxy: a tunnel to https origins; for others it is asked for the whole address."""
+    proxy_headers: Mapping[str, str] = field(factory=HeaderMap, converter=HeaderMap)
+
+    @property
+    def forwarded(self) -> bool:
+        """Whether the proxy itself reads the requests."""
+        return self.proxy is not None and self.origin.scheme == "http"
+
+
+class ConnectFailed(Exception):
+    """No connection came about; nothing of the request was sent."""
+
+    def __init__(self, message: str, *, timed_out: bool = False, final: bool = False) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
+        self.final = final
+        """Another try would end the same way: a certificate, a proxy that refuses us."""
+
+
+class Connection:
+    """An open connection and what its keeper must know of it."""
+
+    __slots__ = ("_http", "idle_since_s", "requests", "route", "sock")
+
+    def __init__(self, route: Route, http: HTTPConnection) -> None:
+        self.route = route
+        self.requests = 0
+        """How many answers have been read from it."""
+        self.idle_since_s = 0.0
+        self.sock: socket.socket = http.sock
+        self._http = http
+
+    def close(self) -> None:
+        """Close it; the other side sees the end of the connection."""
+        # A TLS socket that the peer reset may raise here; it is closed all the same.
+        with contextlib.suppress(OSError):
+            self._http.close()
+
+    def interrupt(self) -> None:
+        """Wake the thread that reads or writes on it; that thread closes it."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def is_quiet(self) -> bool:
+        """Whether nothing has come since the last answer. An idle server says nothing but goodbye."""
+        try:
+            return not wait_for_read(self.sock, timeout=0)
+        except (OSError, ValueError):  # closed under our hands
+            return False
+
+
+def connect(route: Route, timeout_s: float | None) -> Connection:
+    """Open a connection: name, TCP, tunnel and TLS, each step within `timeout_s`.
+
+    Raises:
+        ConnectFailed: With what went wrong; the text holds no credentials.
+    """
+    http = _unconnected(route, timeout_s)
+    try:
+        http.connect()
+    except (OSError, HTTPError, HTTPException, ValueError) as error:
+        http.close()
+        raise _explain(error, route) from _without_frames(error)
+    except BaseException:  # Ctrl-C
+        http.close()
+        raise
+    return Connection(route, http)
+
+
+def _unconnected(route: Route, timeout_s: float | None) -> HTTPConnection:
+    peer = route.proxy or route.origin
+    options: dict[str, Any] = {"timeout": timeout_s, "socket_options": _SOCKET_OPTIONS}
+    if route.origin.scheme == "http":
+        return HTTPConnection(peer.host, peer.port, **options)
+    http = HTTPSConnection(peer.host, peer.port, ssl_context=route.tls, **options)
+    if route.proxy:
+        http.set_tunnel(route.origin.host, route.origin.port, headers=dict(route.proxy_headers))
+    return http
+
+
+def _without_frames(error: Exception) -> Exception:
+    """Cut the traceback: its frames hold the proxy's password, and say nothing the message does not."""
+    return error.with_traceback(None)
+
+
+def _explain(error: Exception, route: Route) -> ConnectFailed:
+    refused = _TUNNEL_REFUSED.search(str(error))
+    if refused:
+        status = int(refused[1])
+        hint = ": it asks for a user name and password" if status == 407 else ""
+        return ConnectFailed(
+            f"the proxy {route.proxy} refused the tunnel with status {status}{hint}",
+            final=400 <= status < 500,
+        )
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return ConnectFailed(
+            f"the certificate of {route.origin} is not trusted: {error.verify_message}", final=True
+        )
+    where = f"the proxy {route.proxy}" if route.proxy else str(route.origin)
+    return ConnectFailed(
+        f"cannot connect to {where}: {mask_url(_reason(error))}",
+        timed_out=isinstance(error, (ConnectTimeoutError, TimeoutError)),
+        final=isinstance(error, ValueError),  # a host no resolver takes
+    )
+
+
+def _reason(error: Exception) -> str:
+    """The text without the address of a Python object that urllib3 puts before it."""
+    if isinstance(error, HTTPError):
+        return str(error).rpartition(": ")[2] or type(error).__name__
+    return str(error) or type(error).__name__
+
+
+class Pools:
+    """Open connections by route, idle ones to be taken again. Thread-safe.
+
+    A forked child starts with none: it closes its copies of the parent's on first use, which the parent's own
+    and the server do not notice.
+    """
+
+    def __init__(self, clock: Clock, *, max_idle: int = MAX_IDLE, max_idle_s: float = MAX_IDLE_S) -> None:
+        self._clock = clock
+        self._max_idle = max_idle
+        self._max_idle_s = max_idle_s
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: dict[Route, deque[Connection]] = {}  # guarded by _lock; the last used is last
+        self._idle_count = 0  # guarded by _lock
+        self._busy: set[Connection] = set()  # guarded by _lock
+        self._closed = False  # guarded by _lock; final
+
+    def take(self, route: Route, *, max_idle_s: float | None = None) -> Connection | None:
+        """An idle connection the server has not closed, or None. Whoever takes one gives it back.
+
+        Args:
+            route: Where to.
+            max_idle_s: Not one that has been idle for longer than this.
+        """
+        self._notice_fork()
+        allowed_s = self._max_idle_s if max_idle_s is None else min(max_idle_s, self._max_idle_s)
+        oldest_s = self._clock.now() - allowed_s
+        while True:
+            with self._lock:
+                idle = self._idle.get(route)
+                if not idle or self._closed:
+                    return None
+                if idle[-1].idle_since_s < oldest_s:  # the others are older still
+                    return None
+                connection = idle.pop()
+                self._idle_count -= 1
+                self._busy.add(connection)
+            if connection.is_quiet():
+                return connection
+            self.discard(connection)
+
+    def adopt(self, connection: Connection) -> bool:
+        """Count a new connection as taken. False when the pools are closed: then nobody wants it."""
+        self._notice_fork()
+        with self._lock:
+            if not self._closed:
+                self._busy.add(connection)
+            return not self._closed
+
+    def give_back(self, connection: Connection) -> None:
+        """Take a connection whose answer was read to its end."""
+        now_s = self._clock.now()
+        connection.idle_since_s = now_s
+        with self._lock:
+            ours = connection in self._busy  # not so after a fork, or once closed
+            self._busy.discard(connection)
+            keep = ours and not self._closed and self._idle_count < self._max_idle
+            if keep:
+                self._idle.setdefault(connection.route, deque()).append(connection)
+                self._idle_count += 1
+            expired = self._expired_locked(now_s - self._max_idle_s)
+        for old in expired if keep else [connection, *expired]:
+            old.close()
+
+    def discard(self, connection: Connection) -> None:
+        """Close a connection that is fit for nothing more."""
+        with self._lock:
+            self._busy.discard(connection)
+        connection.close()
+
+    def forget_idle(self) -> None:
+        """Close what is idle, so that the next requests go over new connections."""
+        self._notice_fork()
+        with self._lock:
+            idle = self._take_all_idle_locked()
+        for connection in idle:
+            connection.close()
+
+    def close(self) -> None:
+        """Close what is idle and interrupt what is under way. May be called twice, from any thread."""
+        self._notice_fork()
+        with self._lock:
+            self._closed = True
+            idle = self._take_all_idle_locked()
+            busy = list(self._busy)
+        for connection in idle:
+            connection.close()
+        for connection in busy:
+            connection.interrupt()
+
+    @property
+    def closed(self) -> bool:
+        with self._lock:
+            return self._closed
+
+    def renew_after_fork(self) -> None:
+        """Start without connections, in a child process; its only thread calls this, or nobody does."""
+        inherited = [*self._busy, *(c for idle in self._idle.values() for c in idle)]
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # the old one may be held by a thread that only the parent has
+        self._idle, self._idle_count, self._busy = {}, 0, set()
+        for connection in inherited:
+            connection.close()
+
+    def __repr__(self) -> str:
+        with self._lock:
+            state = "closed" if self._closed else "open"
+            return f"<Pools {state}, {self._idle_count} idle, {len(self._busy)} busy>"
+
+    def _notice_fork(self) -> None:
+        if self._pid != os.getpid():
+            self.renew_after_fork()
+
+    def _take_all_idle_locked(self) -> list[Connection]:
+        taken = [connection for idle in self._idle.values() for connection in idle]
+        self._idle, self._idle_count = {}, 0
+        return taken
+
+    def _expired_locked(self, limit_s: float) -> list[Connection]:
+        expired = []
+        for idle in self._idle.values():
+            while idle and idle[0].idle_since_s < limit_s:
+                expired.append(idle.popleft())
+        self._idle_count -= len(expired)
+        return expired

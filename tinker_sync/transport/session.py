@@ -1,0 +1,248 @@
+"""What a `requests.Session` says about reaching servers, read off for our own connections.
+
+The user's session carries proxies, certificates, `trust_env`, extra headers, authentication, cookies and
+mounted adapters. What can be read off is; what cannot (adapters of other kinds, hooks, SOCKS, subclasses)
+makes a `Way` without a route, and `session_line.py` sends through the session itself.
+
+Any thread may come in. Proxies, certificates and adapters are read when an origin is first contacted;
+headers, user name and password, and cookies with every request.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import ssl
+import threading
+import urllib.request
+from collections.abc import Mapping
+from email.message import Message
+from typing import Any, Final
+
+import requests
+import requests.adapters
+import requests.auth
+import requests.cookies
+import requests.utils
+from attrs import frozen
+from urllib3.util.ssl_ import create_urllib3_context
+
+from tinker_sync._secret import HeaderMap, Secret, mask_url
+from tinker_sync.errors import ConfigurationError
+from tinker_sync.transport.pools import Origin, Route
+
+_NONE: Final = HeaderMap()
+
+
+@frozen
+class Way:
+    """How requests to one origin travel."""
+
+    route: Route | None
+    """For our own connections; None when the session itself has to send."""
+    options: Mapping[str, Any]
+    """`proxies`, `verify` and `cert` for `Session.send`."""
+    netrc: str | None = None
+    """An `Authorization` from the user's netrc file; its repr is masked."""
+
+
+class SessionRules:
+    """Reads a session; makes a plain one when the user gave none. Thread-safe."""
+
+    def __init__(self, session: requests.Session | None) -> None:
+        self.session = session if session is not None else requests.Session()
+        self._given = session is not None
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._ways: dict[Origin, Way] = {}  # guarded by _lock
+        self._contexts: dict[object, ssl.SSLContext] = {}  # guarded by _lock
+
+    def way_to(self, origin: Origin) -> Way:
+        """How to reach an origin; always the same object for one origin.
+
+        Raises:
+            ConfigurationError: A certificate file cannot be used.
+        """
+        if self._pid != os.getpid():
+            self.renew_after_fork()
+        with self._lock:
+            way = self._ways.get(origin)
+        if way is None:
+            found = self._find_way(origin)
+            with self._lock:  # two threads may have looked; the first one's finding stays
+                way = self._ways.setdefault(origin, found)
+        return way
+
+    def headers(self) -> Mapping[str, str]:
+        """The headers the user put into the session, without what requests puts into every session."""
+        if not self._given:
+            return _NONE
+        usual = requests.utils.default_headers()
+        return HeaderMap(
+            {
+                str(name): _text(value)
+                for name, value in self.session.headers.items()
+                if usual.get(name) != value
+            }
+        )
+
+    def authorization(self, origin: Origin) -> str | None:
+        """The value of `Authorization` for an origin: of the session, else of the netrc file."""
+        auth = self.session.auth
+        if type(auth) is requests.auth.HTTPBasicAuth:
+            return _basic(auth.username, auth.password)
+        if isinstance(auth, tuple):
+            return _basic(*auth)
+        return self.way_to(origin).netrc if auth is None else None
+
+    def cookies_for(self, url: str) -> str | None:
+        """The value of `Cookie` for an address."""
+        if not self.session.cookies:
+            return None
+        request = urllib.request.Request(url)  # noqa: S310 - opened by nobody: the jar asks it for its parts
+        self.session.cookies.add_cookie_header(request)
+        cookies = request.get_header("Cookie")
+        return Secret(cookies).reveal() if cookies else None
+
+    def keep_cookies(self, url: str, headers: list[tuple[str, str]]) -> None:
+        """Store the cookies an answer sets."""
+        values = [value for name, value in headers if name.lower() == "set-cookie"]
+        if values:
+            request = urllib.request.Request(url)  # noqa: S310 - as above
+            self.session.cookies.extract_cookies(_CookieReply(values), request)  # type: ignore[arg-type]
+
+    def renew_after_fork(self) -> None:
+        """Leave the parent's connections alone, in a forked child; the session stays usable."""
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # the old one may be held by a thread that only the parent has
+        for adapter in self.session.adapters.values():
+            adapter.close()
+
+    def close(self) -> None:
+        """Close the session if it is ours; a user's session is the user's to close."""
+        if not self._given:
+            self.session.close()
+
+    def _find_way(self, origin: Origin) -> Way:
+        url = f"{origin}/"
+        merged: Mapping[str, Any] = self.session.merge_environment_settings(url, {}, None, None, None)
+        options = {name: merged[name] for name in ("proxies", "verify", "cert")}
+        return Way(
+            route=self._route(origin, url, options),
+            options=options,
+            netrc=self._netrc(url),
+        )
+
+    def _netrc(self, url: str) -> str | None:
+        # Only for a session of the user's own: who just gives an API key expects no password to go along.
+        if not self._given or not self.session.trust_env:
+            return None
+        found = requests.utils.get_netrc_auth(url)
+        return _basic(*found) if found else None
+
+    def _route(self, origin: Origin, url: str, options: Mapping[str, Any]) -> Route | None:
+        proxy = requests.utils.select_proxy(url, options["proxies"])
+        if not self._is_plain(url) or not _is_plain_proxy(proxy):
+            return None
+        tls = self._context(options["verify"], options["cert"]) if origin.scheme == "https" else None
+        if not proxy:
+            return Route(origin, tls)
+        if "://" not in proxy:
+            proxy = f"http://{proxy}"
+        try:
+            return Route(origin, tls, Origin.of(proxy), _proxy_headers(proxy))
+        except ValueError:
+            raise ConfigurationError(f"the proxy address {mask_url(proxy)!r} is not valid") from None
+
+    def _is_plain(self, url: str) -> bool:
+        session = self.session
+        adapter = session.get_adapter(url)
+        return (
+            type(session) is requests.Session
+            and not any(session.hooks.values())
+            and not session.params
+            and type(session.auth) in (type(None), tuple, requests.auth.HTTPBasicAuth)
+            and type(adapter) is requests.adapters.HTTPAdapter
+            and not adapter.max_retries.total
+            and not getattr(adapter, "_pool_block", False)
+        )
+
+    def _context(self, verify: bool | str | None, cert: str | tuple[str, str] | None) -> ssl.SSLContext:
+        key = (verify, cert)
+        with self._lock:
+            context = self._contexts.get(key)
+        if context is None:
+            made = _make_context(verify, cert)
+            with self._lock:
+                context = self._contexts.setdefault(key, made)
+        return context
+
+
+class _CookieReply:
+    """As much of an answer as a cookie jar reads."""
+
+    def __init__(self, values: list[str]) -> None:
+        self._message = Message()
+        for value in values:
+            self._message["Set-Cookie"] = value
+
+    def info(self) -> Message:
+        return self._message
+
+
+def _make_context(verify: bool | str | None, cert: str | tuple[str, str] | None) -> ssl.SSLContext:
+    if verify is False:
+        context = create_urllib3_context(cert_reqs=ssl.CERT_NONE)
+    else:
+        context = create_urllib3_context(cert_reqs=ssl.CERT_REQUIRED)
+        path = verify if isinstance(verify, str) else requests.utils.DEFAULT_CA_BUNDLE_PATH
+        try:
+            _trust(context, path)
+        except OSError as error:
+            raise ConfigurationError(f"the trusted certificates {path!r} cannot be used: {error}") from error
+    if cert:
+        files = (cert,) if isinstance(cert, str) else tuple(cert)
+        try:
+            context.load_cert_chain(*files)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the client certificate {files[0]!r} cannot be used: {error}"
+            ) from error
+    return context
+
+
+def _trust(context: ssl.SSLContext, path: str) -> None:
+    if os.path.isdir(path):
+        context.load_verify_locations(capath=path)
+    else:
+        context.load_verify_locations(cafile=path)
+
+
+def _is_plain_proxy(proxy: str | None) -> bool:
+    """Whether our own connections can use it: SOCKS and TLS to the proxy are left to requests."""
+    if not proxy:
+        return True
+    scheme, separator, _ = proxy.partition("://")
+    return not separator or scheme.lower() == "http"
+
+
+def _proxy_headers(proxy: str) -> dict[str, str]:
+    user, password = requests.utils.get_auth_from_url(proxy)
+    return {"Proxy-Authorization": _basic(user, password)} if user else {}
+
+
+def _basic(user: str | bytes, password: str | bytes) -> str:
+    text = b":".join(part if isinstance(part, bytes) else _latin1(part) for part in (user, password))
+    return Secret("Basic " + base64.b64encode(text).decode("ascii")).reveal()
+
+
+def _latin1(text: str) -> bytes:
+    """As requests encodes them; what latin-1 lacks goes as UTF-8, where RFC 7617 is heading."""
+    try:
+        return text.encode("latin-1")
+    except UnicodeEncodeError:
+        return text.encode("utf-8")
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else value

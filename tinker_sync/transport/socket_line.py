@@ -1,0 +1,208 @@
+"""One request on one connection, and the reading of its answer.
+
+A `SocketLine` is the seam between blocking callers and a poller: its request has been sent; `finish` blocks
+until the answer is whole, `step` takes what has arrived and never blocks. Both use the same parser, so they
+may be mixed. A line belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import ssl
+from typing import Final, NoReturn
+
+from attrs import frozen
+
+from tinker_sync._clock import Clock
+from tinker_sync.transport.call import SendFailed
+from tinker_sync.transport.http1 import MalformedReply, Quiet, ReplyParser, ReplyTooLarge
+from tinker_sync.transport.pools import Connection, Pools
+
+# A socket's timeout covers one whole `sendall`: in pieces it limits standing still, not the upload.
+_SEND_BYTES: Final = 256 * 1024
+_NOTHING_YET: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+@frozen
+class RawReply:
+    """An answer as it came, its content encoding not undone."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+@frozen
+class Limits:
+    """How long one request may be silent, and when it has to be over."""
+
+    connect_s: float
+    read_s: float
+    """Until the first byte of the answer; also for each piece of the request."""
+    idle_s: float
+    """Between two pieces of an answer that has begun."""
+    give_up_s: float
+    """A moment of the clock after which nothing more is waited for."""
+    max_body_bytes: int
+
+
+class SocketLine:
+    """A request under way on a connection. Gives the connection back itself, when done or failed."""
+
+    def __init__(
+        self, connection: Connection, pools: Pools, clock: Clock, method: str, limits: Limits
+    ) -> None:
+        self._connection = connection
+        self._pools = pools
+        self._clock = clock
+        self._limits = limits
+        self._parser = ReplyParser(method, max_body_bytes=limits.max_body_bytes)
+        self._sent = False
+        self._over = False
+        self._silence_ends_s = math.inf
+
+    def fileno(self) -> int:
+        """The socket's number, for a selector; readable means that `step` will get on."""
+        return self._connection.sock.fileno()
+
+    @property
+    def expires_at_s(self) -> float:
+        """The moment of the clock after which `step` fails for want of news."""
+        return min(self._silence_ends_s, self._limits.give_up_s)
+
+    def send(self, head: Quiet, body: bytes | None) -> None:
+        """Send the request, or find that the server has answered and closed before its end.
+
+        Raises:
+            SendFailed: The connection broke first: a request cut short was not received.
+        """
+        sock = self._connection.sock
+        try:
+            for piece in _pieces(head, body):
+                self._begin_silence(self._limits.read_s)
+                sock.settimeout(self._left_s())
+                sock.sendall(piece)
+            self._sent = True
+            self._begin_silence(self._limits.read_s)
+        except OSError as error:
+            if not self._answered_early():
+                self._fail(error)
+        except BaseException:
+            self.abort()
+            raise
+
+    def step(self) -> RawReply | None:
+        """Take what has arrived; the answer, once it is whole. Never blocks.
+
+        Raises:
+            SendFailed: There will be no answer, or none came in time.
+        """
+        sock = self._connection.sock
+        try:
+            sock.settimeout(0)
+            while not self._parser.done:
+                self._take(sock.recv(self._parser.wants))
+        except _NOTHING_YET:
+            if self._clock.now() >= self.expires_at_s:
+                self._fail(TimeoutError("timed out"))
+            return None
+        except (OSError, MalformedReply, ReplyTooLarge) as error:
+            self._fail(error)
+        return self._conclude()
+
+    def finish(self) -> RawReply:
+        """Wait for the answer.
+
+        Raises:
+            SendFailed: There will be none, or it did not come in time.
+        """
+        sock = self._connection.sock
+        try:
+            while not self._parser.done:
+                sock.settimeout(self._left_s())
+                self._take(sock.recv(self._parser.wants))
+        except (OSError, MalformedReply, ReplyTooLarge) as error:
+            self._fail(error)
+        except BaseException:  # Ctrl-C leaves half an answer on the connection
+            self.abort()
+            raise
+        return self._conclude()
+
+    def abort(self) -> None:
+        """Give up: close the connection. Does nothing when the line is over."""
+        if not self._over:
+            self._over = True
+            self._pools.discard(self._connection)
+
+    def _begin_silence(self, limit_s: float) -> None:
+        self._silence_ends_s = self._clock.now() + limit_s
+
+    def _left_s(self) -> float | None:
+        left_s = self.expires_at_s - self._clock.now()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        return left_s if math.isfinite(left_s) else None
+
+    def _take(self, data: bytes) -> None:
+        if data:
+            self._parser.feed(data)
+            self._begin_silence(self._limits.idle_s)
+        else:
+            self._parser.eof()
+
+    def _answered_early(self) -> bool:
+        """A server may refuse a large body without reading it to its end; its answer is then already here."""
+        sock = self._connection.sock
+        try:
+            sock.settimeout(0)
+            while not self._parser.done:
+                self._take(sock.recv(self._parser.wants))
+        except (OSError, MalformedReply, ReplyTooLarge):
+            return False
+        self._parser.keep_alive = False
+        return True
+
+    def _conclude(self) -> RawReply:
+        if not self._over:
+            self._over = True
+            self._connection.requests += 1
+            if self._parser.keep_alive:
+                self._pools.give_back(self._connection)
+            else:
+                self._pools.discard(self._connection)
+        return RawReply(self._parser.status, self._parser.headers, self._parser.body())
+
+    def _fail(self, error: Exception) -> NoReturn:
+        self.abort()
+        timed_out = isinstance(error, TimeoutError)
+        unheard = not self._parser.started and not timed_out
+        raise SendFailed(
+            self._describe(error),
+            maybe_received=self._sent,
+            timed_out=timed_out,
+            stale=unheard and self._connection.requests > 0 and not self._pools.closed,
+            final=isinstance(error, ReplyTooLarge) or self._pools.closed,
+        ) from error
+
+    def _describe(self, error: Exception) -> str:
+        if self._pools.closed:
+            return "the client was closed while the request was under way"
+        if isinstance(error, TimeoutError):
+            if not self._sent:
+                return "the server stopped reading the request"
+            return "the answer stopped coming" if self._parser.started else "no answer came in time"
+        if isinstance(error, (MalformedReply, ReplyTooLarge)):
+            return str(error)
+        return (
+            f"the connection broke: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+        )
+
+
+def _pieces(head: Quiet, body: bytes | None) -> list[bytes | memoryview]:
+    """The request in parts for `sendall`; a small body shares the packet of its head."""
+    if not body:
+        return [head]
+    if len(body) <= _SEND_BYTES:
+        return [Quiet(head + body)]
+    view = memoryview(body)
+    return [head, *(view[at : at + _SEND_BYTES] for at in range(0, len(body), _SEND_BYTES))]
