@@ -46,9 +46,8 @@ class RequestInfo:
     @property
     def path(self) -> str:
         """The path of the address, without query."""
-        rest = self.url.split("://", 1)[-1]
-        path = "/" + rest.split("/", 1)[1] if "/" in rest else "/"
-        return re.split(r"[?#]", path, maxsplit=1)[0]
+        rest = re.split(r"[?#]", self.url, maxsplit=1)[0].split("://", 1)[-1]
+        return "/" + rest.partition("/")[2]
 
     @classmethod
     def of(cls, request: Any) -> RequestInfo | None:

@@ -7,7 +7,8 @@ so it may be logged, sent to another process or pasted into a report.
     TinkerError
       APIError                      something between us and the server: request_id, method, path, attempts
         APIStatusError              the server said no; a leaf for each status people react to differently
-        APIConnectionError          no answer; APITimeoutError when it was silence
+        APIConnectionError          no answer; APITimeoutError when it was silence, DeadlineError when
+                                    the caller's own limit was over
         APIResponseValidationError  an answer that does not make sense
       RequestFailedError            accepted first, failed later
       InvalidInputError             cannot be sent as given          (also a ValueError)

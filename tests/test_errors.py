@@ -1,0 +1,342 @@
+"""The exception tree: what each error says, keeps, and survives."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import pickle
+from typing import Any
+
+import pytest
+import requests
+
+from tinker_sync import errors
+from tinker_sync.errors import (
+    APIConnectionError,
+    APIError,
+    APIResponseValidationError,
+    APIStatusError,
+    APITimeoutError,
+    InvalidInputError,
+    MissingExtraError,
+    RequestErrorCategory,
+    RequestFailedError,
+    RequestInfo,
+    ResponseInfo,
+    TinkerError,
+    UnsupportedByServerError,
+    WireError,
+)
+
+KEY = "tml-planted-key-0123456789"
+REQUEST = RequestInfo(method="POST", url="https://h/pre/api/v1/asample?x=1", headers={"X-API-Key": KEY})
+RESPONSE = ResponseInfo(
+    status_code=404, headers={"X-Request-Id": "r-7", "Set-Cookie": "s=1"}, content=b"{}", request=REQUEST
+)
+DETAILS: dict[str, Any] = {"request": REQUEST, "request_id": "r-1", "attempts": 3}
+
+INSTANCES = [
+    TinkerError("m"),
+    APIError("m", body={"a": [1]}, **DETAILS),
+    APIResponseValidationError("m", response=RESPONSE, body="b", **DETAILS),
+    APIStatusError("m", response=RESPONSE, body={"error": "m"}, retry_after_s=2.5, **DETAILS),
+    *(
+        APIStatusError.from_reply(
+            status, {"X-Request-Id": "r"}, b'{"detail": "m"}', request=REQUEST, attempts=2
+        )
+        for status in (400, 401, 402, 403, 404, 408, 409, 410, 422, 425, 429, 500, 503)
+    ),
+    APIConnectionError(**DETAILS),
+    APITimeoutError(request=REQUEST),
+    errors.DeadlineError(request=REQUEST, waited_s=3.5, last_words="queue paused"),
+    RequestFailedError("m", request_id="r", category=RequestErrorCategory.User),
+    InvalidInputError(["one", "two"]),
+    WireError("m", path="$.a"),
+    errors.ConfigurationError("m"),
+    errors.CredentialError("m"),
+    UnsupportedByServerError("m", feature="f"),
+    MissingExtraError("speed", feature="zstd"),
+]
+
+
+@pytest.mark.parametrize("error", INSTANCES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    "reproduce",
+    [copy.copy, copy.deepcopy, *(lambda e, p=p: pickle.loads(pickle.dumps(e, p)) for p in range(2, 6))],
+)
+def test_survives_copying_and_pickling(error: TinkerError, reproduce: Any) -> None:
+    again = reproduce(error)
+    assert type(again) is type(error)
+    assert vars(again) == vars(error)
+    assert again.args == error.args
+    assert str(again) == str(error)
+    assert repr(again) == repr(error)
+
+
+def test_every_error_has_an_instance_here() -> None:
+    made = {type(error) for error in INSTANCES}
+    public = {
+        value for name, value in vars(errors).items() if name in errors.__all__ and inspect.isclass(value)
+    }
+    assert {cls for cls in public if issubclass(cls, TinkerError)} == made
+
+
+def test_a_subclass_of_a_user_with_another_constructor_survives() -> None:
+    error = pickle.loads(pickle.dumps(OfTheUser(7, note="n")))
+    assert (error.number, error.note, str(error)) == (7, "n", "number 7")
+
+
+class OfTheUser(errors.ConflictError):
+    def __init__(self, number: int, *, note: str) -> None:
+        super().__init__(f"number {number}")
+        self.number, self.note = number, note
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def test_tree_is_the_documented_one() -> None:
+    expected = {
+        "APIError": TinkerError,
+        "APIResponseValidationError": APIError,
+        "APIStatusError": APIError,
+        "APIConnectionError": APIError,
+        "APITimeoutError": APIConnectionError,
+        "RequestFailedError": TinkerError,
+        **dict.fromkeys(
+            ["BadRequestError", "AuthenticationError", "BillingError", "PermissionDeniedError"],
+            APIStatusError,
+        ),
+        **dict.fromkeys(["NotFoundError", "ConflictError", "UnprocessableEntityError"], APIStatusError),
+        **dict.fromkeys(["RateLimitError", "InternalServerError"], APIStatusError),
+    }
+    assert {name: getattr(errors, name).__bases__ for name in expected} == {
+        name: (base,) for name, base in expected.items()
+    }
+    assert issubclass(InvalidInputError, ValueError)
+    assert issubclass(errors.ConfigurationError, ValueError)
+    assert issubclass(MissingExtraError, ImportError)
+    assert issubclass(errors.ExperimentalWarning, FutureWarning)
+
+
+@pytest.mark.parametrize(
+    ("status", "name"),
+    [
+        (400, "BadRequestError"),
+        (401, "AuthenticationError"),
+        (402, "BillingError"),
+        (403, "PermissionDeniedError"),
+        (404, "NotFoundError"),
+        (408, "APIStatusError"),
+        (409, "ConflictError"),
+        (410, "APIStatusError"),
+        (415, "APIStatusError"),
+        (422, "UnprocessableEntityError"),
+        (425, "APIStatusError"),
+        (429, "RateLimitError"),
+        (500, "InternalServerError"),
+        (503, "InternalServerError"),
+        (599, "InternalServerError"),
+    ],
+)
+def test_leaf_by_status(status: int, name: str) -> None:
+    error = APIStatusError.from_reply(status, {}, b"")
+    assert (type(error).__name__, error.status_code) == (name, status)
+
+
+@pytest.mark.parametrize(
+    ("content", "message", "body"),
+    [
+        (b'{"error": "no model", "category": "user"}', "no model", {"error": "no model", "category": "user"}),
+        (b'{"detail": "Future failed: oom"}', "Future failed: oom", {"detail": "Future failed: oom"}),
+        (
+            b'{"type": "RequestFailedResponse", "error_message": "bad"}',
+            "bad",
+            {"type": "RequestFailedResponse", "error_message": "bad"},
+        ),
+        (
+            b'{"error": {"message": "nested", "code": 3}}',
+            "nested",
+            {"error": {"message": "nested", "code": 3}},
+        ),
+        (b'{"detail": {"reason": "odd"}}', '{"reason": "odd"}', {"detail": {"reason": "odd"}}),
+        (b"upstream went away\n", "upstream went away", "upstream went away\n"),
+        (b"<html><head><title>502 Bad Gateway</title></head></html>", "502 Bad Gateway", ...),
+        (b'"just text"', "just text", "just text"),
+        (b"[]", "Not Found", []),
+        (b"{}", "Not Found", {}),
+        (b"", "Not Found", None),
+        (b"null", "Not Found", None),
+        (b'{"error": ""}', '{"error": ""}', {"error": ""}),
+        (b"\xff\xfe", "\ufffd\ufffd", "\ufffd\ufffd"),
+        (b"[" * 100_000, ..., ...),
+    ],
+)
+def test_body_forms(content: bytes, message: str, body: Any) -> None:
+    error = APIStatusError.from_reply(404, {}, content)
+    if message is not ...:
+        assert error.message == message
+    if body is not ...:
+        assert error.body == body
+    assert len(str(error)) < 3000
+
+
+def test_validation_report_names_each_field() -> None:
+    report = {
+        "detail": [
+            {"type": "missing", "loc": ["body", "seq_id"], "msg": "Field required", "input": {}},
+            {"type": "int", "loc": ["body", "data", 3], "msg": "not a number"},
+            {"msg": "no place"},
+        ]
+    }
+    error = APIStatusError.from_reply(422, {}, json.dumps(report).encode())
+    assert error.message == "body.seq_id: Field required; body.data.3: not a number; no place"
+
+
+def test_long_reports_are_cut_and_counted() -> None:
+    report = {"detail": [{"loc": ["body", n], "msg": "bad"} for n in range(500)]}
+    error = APIStatusError.from_reply(422, {}, json.dumps(report).encode())
+    assert error.message.endswith("; and 480 more")
+    text = APIStatusError.from_reply(500, {}, b"x" * 1_000_000)
+    assert text.message.endswith("... (65536 characters)")
+    assert text.response is not None
+    assert len(text.response.content) == 65536
+
+
+def test_text_is_something_to_act_on() -> None:
+    error = APIStatusError.from_reply(
+        401,
+        {"x-request-id": "r-9"},
+        b'{"detail": "Invalid JWT"}',
+        method="POST",
+        path="/api/v1/asample",
+        attempts=3,
+    )
+    assert str(error) == (
+        "401 Unauthorized: Invalid JWT (POST /api/v1/asample, request r-9, 3 attempts). "
+        "Check the API key: the api_key argument, TINKER_API_KEY, or `tinker-sync auth login`."
+    )
+
+
+def test_text_tells_how_long_to_wait() -> None:
+    error = APIStatusError.from_reply(429, {}, b"", method="GET", path="/x", attempts=1, retry_after_s=2.5)
+    assert str(error) == (
+        "429 Too Many Requests (GET /x). Send less at a time, or wait before repeating. "
+        "The server asks to wait 2.5 s."
+    )
+
+
+@pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 409, 422, 429, 500])
+def test_every_leaf_gives_advice(status: int) -> None:
+    assert len(type(APIStatusError.from_reply(status, {}, b"")).advice) > 20
+
+
+def test_attributes_may_be_completed_later() -> None:
+    error = APIConnectionError(request=REQUEST)
+    error.attempts = 11
+    error.request_id = "req-5"
+    assert "(POST /pre/api/v1/asample, request req-5, 11 attempts)" in str(error)
+
+
+def test_constructor_forms_of_the_reference_client() -> None:
+    body = {"error": "m"}
+    status = errors.NotFoundError("m", response=RESPONSE, body=body)
+    assert (status.status_code, status.response, status.request, status.body) == (
+        404,
+        RESPONSE,
+        REQUEST,
+        body,
+    )
+    assert (status.message, status.request_id) == ("m", "r-7")
+    assert APIConnectionError(request=REQUEST).message == "Connection error."
+    assert APIConnectionError(request=REQUEST, message="reset").message == "reset"
+    assert APITimeoutError(request=REQUEST).message == "Request timed out."
+    assert APITimeoutError(request=REQUEST).request is REQUEST
+    odd = APIResponseValidationError(response=RESPONSE, body=body)
+    assert (odd.status_code, odd.response, odd.body) == (404, RESPONSE, body)
+    failed = RequestFailedError("m", request_id="r", category=RequestErrorCategory.Server)
+    assert (failed.message, failed.request_id, failed.category) == ("m", "r", RequestErrorCategory.Server)
+
+
+def test_leaves_know_their_status_without_an_answer() -> None:
+    assert errors.RateLimitError("slow down").status_code == 429
+    assert str(errors.ConflictError("taken")).startswith("409 Conflict: taken.")
+
+
+def test_objects_of_http_libraries_are_taken_over_without_their_secrets() -> None:
+    sent = requests.Request(
+        "POST", "https://me:hidden@h/api/v1/x?sig=abc", headers={"X-API-Key": KEY, "Accept": "*/*"}
+    ).prepare()
+    answer = requests.Response()
+    answer.status_code = 403
+    answer._content = b'{"detail": "no"}'
+    answer.request = sent
+    answer.headers["X-Request-Id"] = "r-3"
+    error = errors.PermissionDeniedError("m", response=answer, body=None)
+    assert error.request is not None
+    assert error.response is not None
+    assert error.request.url == "https://***@h/api/v1/x?sig=***"
+    assert error.request.headers["x-api-key"] == "***"
+    assert error.request.headers["accept"] == "*/*"
+    assert (error.method, error.path, error.request_id) == ("POST", "/api/v1/x", "r-3")
+    assert error.response.json() == {"detail": "no"}
+    assert KEY not in repr(pickle.loads(pickle.dumps(error)).__dict__)
+
+
+def test_what_the_server_repeats_of_our_secrets_is_masked() -> None:
+    content = json.dumps(
+        {"detail": [{"loc": ["body", "weights_access_token"], "msg": "bad", "input": "opaque-1"}], "saw": KEY}
+    ).encode()
+    error = APIStatusError.from_reply(422, {"X-Echo": "opaque-22"}, content, secrets=["opaque-22"])
+    assert error.response is not None
+    everything = repr((vars(error), error.response.content, error.args, dict(error.response.headers)))
+    assert KEY not in everything
+    assert "opaque" not in everything
+    assert APIConnectionError(f"bad proxy http://u:{KEY}@p:1/").message == "bad proxy http://***@p:1/"
+
+
+@pytest.mark.parametrize(
+    ("value", "member"),
+    [
+        ("user", RequestErrorCategory.User),
+        ("server", RequestErrorCategory.Server),
+        ("unknown", RequestErrorCategory.Unknown),
+        ("", RequestErrorCategory.Unknown),
+        ("brand new", RequestErrorCategory.Unknown),
+        (None, RequestErrorCategory.Unknown),
+        (RequestErrorCategory.User, RequestErrorCategory.User),
+    ],
+)
+def test_category(value: Any, member: RequestErrorCategory) -> None:
+    category = RequestErrorCategory(value)
+    assert category is member
+    assert str(category) == f"{category}" == category.value == category
+    assert pickle.loads(pickle.dumps(category)) is category
+
+
+def test_invalid_input_tells_everything_at_once_but_not_without_end() -> None:
+    error = InvalidInputError(f"data[{n}]: bad" for n in range(30))
+    assert len(error.problems) == 30
+    assert str(error).splitlines()[0] == "30 problems:"
+    assert str(error).splitlines()[-1] == "  ... and 10 more"
+    assert error.problems[29] == "data[29]: bad"
+
+
+def test_missing_extra_names_the_command() -> None:
+    assert "pip install 'tinker_sync[cli]'" in str(MissingExtraError("cli"))
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("https://h", "/"),
+        ("https://h/", "/"),
+        ("https://h/a/b?q#f", "/a/b"),
+        ("https://h?q=/x", "/"),
+        ("", "/"),
+        ("h/x", "/x"),
+    ],
+)
+def test_path_of_a_request(url: str, path: str) -> None:
+    assert RequestInfo(method="GET", url=url).path == path

@@ -1,0 +1,357 @@
+"""Secrets do not show, and what looks like one is recognised."""
+
+from __future__ import annotations
+
+import copy
+import hmac
+import json
+import pickle
+import time
+import traceback
+from typing import Any
+
+import attrs
+import pytest
+
+from tinker_sync._secret import (
+    HeaderMap,
+    Secret,
+    is_secret_header,
+    is_secret_name,
+    is_secret_parameter,
+    mask_headers,
+    mask_json,
+    mask_text,
+    mask_url,
+)
+
+TEXT = "tml-planted-key-0123456789"
+JWT = "eyJhbGciOiJub25lIn0.eyJzdWIiOiJ1MSJ9.c2ln"
+
+
+@attrs.frozen
+class Holder:
+    key: Secret
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        repr,
+        str,
+        format,
+        ascii,
+        lambda s: f"{s} {s!r} {s:>9}",
+        lambda s: "%s %r" % (s, s),  # noqa: UP031 - one more way to show it
+        lambda s: repr([s, {"k": s}]),
+        lambda s: repr(Holder(s)),
+        lambda s: repr(attrs.asdict(Holder(s))),
+        lambda s: repr(dir(s)) + repr(type(s).__dict__),
+        lambda s: repr(s.reveal()),
+        lambda s: repr({"X-API-Key": s.reveal()}),
+    ],
+)
+def test_does_not_show(show: Any) -> None:
+    assert TEXT not in show(Secret(TEXT))
+
+
+@pytest.mark.parametrize(
+    "serialise",
+    [json.dumps, vars, pickle.dumps, lambda s: pickle.dumps(s.reveal())],
+)
+def test_refuses_to_be_serialised(serialise: Any) -> None:
+    with pytest.raises((TypeError, AttributeError)) as caught:
+        serialise(Secret(TEXT))
+    assert TEXT not in str(caught.value)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_no_pickle_protocol_takes_it(protocol: int) -> None:
+    for value in (Secret(TEXT), Secret(TEXT).reveal(), Holder(Secret(TEXT))):
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            pickle.dumps(value, protocol)
+
+
+def test_a_traceback_with_locals_does_not_show_it() -> None:
+    def send(key: Secret) -> None:
+        headers = {"X-API-Key": key.reveal()}
+        raise RuntimeError(f"no connection with {len(headers)} headers")
+
+    with pytest.raises(RuntimeError) as caught:
+        send(Secret(TEXT))
+    shown = "".join(traceback.TracebackException.from_exception(caught.value, capture_locals=True).format())
+    assert "headers = {" in shown
+    assert TEXT not in shown
+
+
+def test_what_is_revealed_is_the_text() -> None:
+    revealed = Secret(TEXT).reveal()
+    assert isinstance(revealed, str)
+    assert revealed == TEXT
+    assert (f"{revealed}", revealed.encode(), json.dumps({"k": revealed})) == (
+        TEXT,
+        TEXT.encode(),
+        json.dumps({"k": TEXT}),
+    )
+    assert copy.deepcopy({"k": revealed}) == {"k": TEXT}
+
+
+def test_copies_are_the_same_object() -> None:
+    secret = Secret(TEXT)
+    assert copy.copy(secret) is secret
+    assert copy.deepcopy([secret])[0] is secret
+
+
+def test_equality(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    def compare(a: bytes, b: bytes) -> bool:
+        compared.append((a, b))
+        return a == b
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    assert Secret("a\ud800é") == Secret("a\ud800é")
+    assert Secret("a") != Secret("b")
+    assert len(compared) == 2
+    assert Secret("a") != "a"
+    assert len({Secret("a"), Secret("a"), Secret("b")}) == 2
+
+
+def test_does_not_change() -> None:
+    secret = Secret(TEXT)
+    with pytest.raises(AttributeError):
+        secret._text = "x"  # type: ignore[assignment]  # what is tested
+    with pytest.raises(AttributeError):
+        del secret._text
+    assert secret.reveal() == TEXT
+
+
+@pytest.mark.parametrize("wrong", [b"bytes", None, 3, Secret("x")])
+def test_takes_text_only(wrong: Any) -> None:
+    with pytest.raises(TypeError):
+        Secret(wrong)
+
+
+def test_truth() -> None:
+    assert Secret("x")
+    assert not Secret("")
+
+
+# ----------------------------------------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("X-API-Key", "authorization", "Proxy-Authorization", "Cookie", "Set-Cookie", "X-Team-Key"),
+        *("CF-Access-Client-Id", "CF-Access-Client-Secret", "CF-Access-Jwt-Assertion"),
+        *("X-Tinker-Weights-Access-Token", "X-Auth", "X-Amz-Security-Token", "X-Csrf-Token", "Private-Token"),
+    ],
+)
+def test_secret_headers(name: str) -> None:
+    assert is_secret_header(name)
+    assert is_secret_header(name.upper())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Accept", "X-Idempotency-Key", "User-Agent", "X-Request-Id", "Content-Type", "X-Author", "Keep-Alive"],
+)
+def test_plain_headers(name: str) -> None:
+    assert not is_secret_header(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["weights_access_token", "jwt", "password", "apiKey", "api_key", "clientSecret", "accessKeyId", "token"],
+)
+def test_secret_fields(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tokens", "max_tokens", "stop_tokens", "key", "monkey", "keys", "designation", "sigma", "path", ""],
+)
+def test_plain_fields(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("X-Amz-Signature", "X-Amz-Credential", "X-Amz-Security-Token", "X-Goog-Signature", "sig", "token"),
+        *("Signature", "key", "Policy", "Key-Pair-Id", "AWSAccessKeyId", "GoogleAccessId", "access_token"),
+    ],
+)
+def test_secret_parameters(name: str) -> None:
+    assert is_secret_parameter(name)
+
+
+# ----------------------------------------------------------------------------------------------- masks
+
+
+@pytest.mark.parametrize(
+    ("url", "masked"),
+    [
+        ("https://h/p", "https://h/p"),
+        ("http://user:pass@h:1/p?q=1", "http://***@h:1/p?q=1"),
+        ("http://us@er:p@ss@h/p", "http://***@h/p"),
+        (
+            "https://b/o?X-Amz-Date=1&X-Amz-Signature=s&part=2",
+            "https://b/o?X-Amz-Date=1&X-Amz-Signature=***&part=2",
+        ),
+        ("https://b/o?X%2DAmz%2DSignature=s", "https://b/o?X%2DAmz%2DSignature=***"),
+        ("https://b/o?sig=a%2Fb#token=t", "https://b/o?sig=***#token=***"),
+        ("/path?key=s", "/path?key=***"),
+        ("https://h/a@b?x=c@d", "https://h/a@b?x=c@d"),
+        ("", ""),
+    ],
+)
+def test_urls(url: str, masked: str) -> None:
+    assert mask_url(url) == masked
+    assert mask_url(masked) == masked
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        (f"invalid key {TEXT}.", "invalid key ***."),
+        (f"token {JWT} expired", "token *** expired"),
+        ("Authorization: Bearer abcdef.ghi", "Authorization: ***"),
+        ("sent Basic dXNlcjpwYXNz to it", "sent Basic *** to it"),
+        ("X-API-Key: whatever, Accept: x", "X-API-Key: ***, Accept: x"),
+        ("{'X-Api-Key': 'opaque', 'a': 'b'}", "{'X-Api-Key': '***', 'a': 'b'}"),
+        ('{"weights_access_token": "a\\"b", "path": "p"}', '{"weights_access_token": "***", "path": "p"}'),
+        (
+            "Max retries with url: /x?token=abc (Caused by ...)",
+            "Max retries with url: /x?token=*** (Caused by ...)",
+        ),
+        ("ProxyError('http://me:pw@proxy:3128')", "ProxyError('http://***@proxy:3128')"),
+        ("the api_key must start with the 'tml-' prefix", "the api_key must start with the 'tml-' prefix"),
+        ("tinker://run-1/weights/step-3", "tinker://run-1/weights/step-3"),
+        ("tml:organization:abc", "tml:organization:abc"),
+        ("max_tokens=3 is fine", "max_tokens=3 is fine"),
+    ],
+)
+def test_texts(text: str, masked: str) -> None:
+    assert mask_text(text) == masked
+
+
+def test_known_values_go_in_every_spelling() -> None:
+    known = Secret("p@ss/wörd +1")
+    text = "a p@ss/wörd +1 b p%40ss%2Fw%C3%B6rd%20%2B1 c p%40ss%2Fw%C3%B6rd+%2B1 d"
+    assert mask_text(text, [known]) == "a *** b *** c *** d"
+
+
+def test_a_known_value_inside_another_leaves_no_rest() -> None:
+    assert mask_text("secret-and-more secret-", ["secret-", "secret-and-more"]) == "*** ***"
+
+
+def test_too_short_values_do_not_blank_out_words() -> None:
+    assert mask_text("a cat on a mat", ["a", "cat", ""]) == "a cat on a mat"
+
+
+def test_json_trees() -> None:
+    tree = {
+        "path": f"https://u:p@h/{TEXT}",
+        "weights_access_token": "opaque",
+        "deep": [{"jwt": "j", "tokens": [1, 2]}, None, 1.5, True],
+        "token": 17,
+        "detail": [
+            {"loc": ["body", "weights_access_token"], "msg": "bad", "input": {"any": "thing"}, "ctx": 1}
+        ],
+    }
+    assert mask_json(tree) == {
+        "path": "https://***@h/***",
+        "weights_access_token": "***",
+        "deep": [{"jwt": "***", "tokens": [1, 2]}, None, 1.5, True],
+        "token": 17,
+        "detail": [{"loc": ["body", "weights_access_token"], "msg": "bad", "input": "***", "ctx": "***"}],
+    }
+    assert tree["weights_access_token"] == "opaque"
+
+
+def test_json_deeper_than_the_stack() -> None:
+    tree: Any = "opaque-value"
+    for _ in range(50_000):
+        tree = [tree]
+    assert "opaque-value" not in json.dumps(mask_json(tree))
+
+
+def test_headers() -> None:
+    headers = {
+        "X-API-Key": TEXT,
+        "Location": "https://b/o?sig=s",
+        "X-Note": TEXT,
+        "X-Bytes": b"v",
+        "X-Known": "value-1",
+    }
+    assert mask_headers(headers, ["value-1"]) == {  # type: ignore[arg-type]  # libraries below use bytes
+        "X-API-Key": "***",
+        "Location": "https://b/o?sig=***",
+        "X-Note": "***",
+        "X-Bytes": "v",
+        "X-Known": "***",
+    }
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "a" * 200_000,
+        "a:" * 100_000,
+        "http://" * 30_000,
+        "http://a" * 30_000,
+        "?a=" * 60_000,
+        "&" * 200_000,
+        '"a":"' * 40_000,
+        "'a':\"" * 40_000,
+        '"a":"' + '\\"' * 100_000,
+        "Bearer " * 30_000,
+        "authorization" * 15_000,
+        "authorization:" * 15_000,
+        "eyJ" * 60_000,
+        "tml-" * 50_000,
+        "eyJaaaaaaaa." * 15_000,
+        " " * 200_000,
+        '"a"' + " " * 200_000,
+    ],
+    ids=lambda text: text[:12],
+)
+def test_time_is_linear_in_the_length(hostile: str) -> None:
+    def cpu_s(text: str) -> float:
+        begin = time.process_time()
+        mask_text(text)
+        return time.process_time() - begin
+
+    # A quadratic pattern takes minutes for these; linear ones some milliseconds.
+    assert cpu_s(hostile) < 2.0
+
+
+# ------------------------------------------------------------------------------------------ header map
+
+
+def test_header_map_finds_any_case_and_keeps_order() -> None:
+    headers = HeaderMap({"B": "2", "a": "1", "X-API-Key": TEXT})
+    assert (headers["b"], headers["A"], headers["x-api-key"]) == ("2", "1", TEXT)
+    assert list(headers) == ["B", "a", "X-API-Key"]
+    assert ("B" in headers, "b" in headers, "c" in headers, 3 in headers) == (True, True, False, False)
+    assert len(headers) == 3
+    assert headers.get("nothing") is None
+    assert HeaderMap([("A", "1"), ("a", "2")]) == {"A": "2"}
+
+
+def test_header_map_equality_and_hash_ignore_case_of_names() -> None:
+    assert HeaderMap({"A": "1"}) == HeaderMap({"a": "1"}) == {"A": "1"}
+    assert HeaderMap({"A": "1"}) != HeaderMap({"A": "2"})
+    assert HeaderMap() != 3
+    assert hash(HeaderMap({"A": "1", "b": "2"})) == hash(HeaderMap({"B": "2", "a": "1"}))
+
+
+def test_header_map_shows_and_pickles_no_secret() -> None:
+    headers = HeaderMap({"X-API-Key": TEXT, "Accept": "*/*"})
+    assert TEXT not in repr(headers) + repr(dict(headers)) + repr(list(headers.items()))
+    again = pickle.loads(pickle.dumps(headers))
+    assert dict(again) == {"X-API-Key": "***", "Accept": "*/*"}
+    assert copy.copy(headers) is copy.deepcopy(headers) is headers
