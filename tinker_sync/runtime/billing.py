@@ -1,0 +1,58 @@
+"""What a 402 means: for a while, that somebody is about to pay; after that, that nobody is."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Final
+
+from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync.runtime import _fork
+
+PAUSE_S: Final = 5.0
+_LOG_EVERY_S: Final = 60.0
+# Silence for this long means that the last incident is over, and the next 402 begins another.
+_INCIDENT_ENDS_AFTER_S: Final = 300.0
+
+_log = logging.getLogger("tinker_sync.billing")
+
+
+class BillingPause:
+    """Decides whether to wait out a 402. Thread-safe.
+
+    >>> BillingPause(3600).may_pause()
+    True
+    >>> BillingPause(0).may_pause()
+    False
+    """
+
+    def __init__(self, max_pause_s: float, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.max_pause_s = max_pause_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._began_at: float | None = None  # guarded by _lock
+        self._seen_at: float | None = None  # guarded by _lock
+        self._logged_at: float | None = None  # guarded by _lock
+        _fork.renew_in_child(self)
+
+    def may_pause(self) -> bool:
+        """A 402 has come: True to try again in `PAUSE_S`, False to let it through."""
+        now = self._clock.now()
+        with self._lock:
+            if self._seen_at is None or now - self._seen_at > _INCIDENT_ENDS_AFTER_S:
+                self._began_at = self._logged_at = None
+            self._seen_at = now
+            began_at = self._began_at = now if self._began_at is None else self._began_at
+            over = now - began_at >= self.max_pause_s
+            say = over or self._logged_at is None or now - self._logged_at >= _LOG_EVERY_S
+            if say:
+                self._logged_at = now
+        if over:
+            _log.error("the account is still blocked after %.0f s; not waiting any longer", now - began_at)
+        elif say:
+            _log.warning("the account is blocked; waiting up to %.0f s for that to change", self.max_pause_s)
+        return not over
+
+    def renew_after_fork(self) -> None:
+        """The lock may have been held in the parent."""
+        self._lock = threading.Lock()
