@@ -1,7 +1,7 @@
 """Telling the server that a session is alive, on a thread that does nothing else.
 
-`step` sends one heartbeat and says how long to wait for the next. The thread is `tinker-heartbeat`; it holds its
-client weakly, so a client that is dropped ends its session's heartbeats too.
+`step` sends one heartbeat and says whether there will be another. The thread is `tinker-heartbeat`; what it
+calls should hold the client weakly, so that a client that is dropped ends its session's heartbeats too.
 """
 
 from __future__ import annotations
