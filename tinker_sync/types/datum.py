@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,23 +11,24 @@ import numpy as np
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import (
-    AnyArray,
-    array_of,
-    dtype_name,
+    array_like,
+    array_of_torch,
     first,
     is_torch,
     place,
-    to_float32,
-    to_int64,
+    wire_array,
 )
+from tinker_sync.types._convert import model_from
 from tinker_sync.types._model import Model, model
-from tinker_sync.types.model_input import EncodedTextChunk, ModelInput
+from tinker_sync.types.model_input import ModelInput
 from tinker_sync.types.tensor_data import TensorData
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
     from typing_extensions import Self
+
+    from tinker_sync.types.scalars import TensorDtype
 
 __all__ = [
     "Datum",
@@ -43,7 +45,7 @@ LossFnInputs: TypeAlias = dict[str, TensorData]
 LossFnOutput: TypeAlias = dict[str, TensorData]
 """The tensors a loss returns for one datum, by name."""
 
-_KNOWN_DTYPES = {
+_KNOWN_DTYPES: dict[str, TensorDtype] = {
     "target_tokens": "int64",
     "weights": "float32",
     "advantages": "float32",
@@ -108,29 +110,26 @@ def _tensors(given: Any) -> dict[str, TensorData]:
 def _tensor(name: str, value: Any) -> TensorData:
     if isinstance(value, TensorData):
         return value
+    if not isinstance(name, str):
+        raise TypeError(f"Datum.loss_fn_inputs: expected names in text, got {name!r}")
     where = f"loss_fn_inputs[{name!r}]"
-    if is_torch(value):
-        if value.ndim == 2 and name in _SPARSE_FROM_TORCH:
-            return TensorData.from_torch_sparse(value)
-        return TensorData.from_torch(value)
     if isinstance(value, Mapping):
-        return TensorData(**value)
-    values = array_of(value, where)
-    dtype = dtype_name(values)
-    if name == "target_tokens":
-        # Whole floats are exact; anything else would train on another token than the one meant.
-        dtype = "int64"
-    elif not isinstance(value, np.ndarray):
-        dtype = _dtype_of_list(name, value, dtype)
-    converted: AnyArray = to_int64(values, where) if dtype == "int64" else to_float32(values, where)
-    return TensorData._wrap(converted, dtype, list(converted.shape))
-
-
-def _dtype_of_list(name: str, value: Sequence[Any], inferred: Any) -> Any:
-    if name in _KNOWN_DTYPES:
-        return _KNOWN_DTYPES[name]
-    # An empty list has no numbers to go by; float32 is what most inputs are.
-    return inferred if len(value) else "float32"
+        return model_from(TensorData, value, where)
+    if isinstance(value, (int, float, np.generic)):
+        raise TypeError(
+            f"{where}: expected a list, numpy array or torch tensor, got one {type(value).__name__}"
+        )
+    # Whole floats are exact targets; anything else would train on another token than the one meant.
+    dtype: TensorDtype | None = "int64" if name == "target_tokens" else None
+    if is_torch(value):
+        values = wire_array(array_of_torch(value, where), where, dtype)
+        if name in _SPARSE_FROM_TORCH:
+            return TensorData.from_numpy_sparse(values)
+        return TensorData._of(values)
+    array = array_like(value, where)
+    if array is None:
+        array, dtype = value, _KNOWN_DTYPES.get(name)
+    return TensorData._of(wire_array(array, where, dtype))
 
 
 def _spans(given: Any) -> ProvenanceSpans | None:
@@ -218,44 +217,48 @@ class Datum(Model):
         return list(self._problems(path))
 
     def _problems(self, path: str) -> Iterator[str]:
-        yield from _token_problems(self.model_input, f"{path}.model_input")
         length = self.model_input.known_length()
         if length == 0:
             yield f"{path}.model_input: is empty"
         targets = self.loss_fn_inputs.get("target_tokens")
         rows = None if targets is None else _rows(targets)
-        if rows is not None and length and rows != length:
+        if targets is not None and length and not _may_have_length(targets, length):
             yield f"{path}.loss_fn_inputs['target_tokens']: has length {rows}, model_input has {length}"
-        yield from self._input_problems(path, rows)
-        yield from _span_problems(self.model_input_spans, length, f"{path}.model_input_spans")
-        yield from _span_problems(self.loss_fn_input_spans, rows, f"{path}.loss_fn_input_spans")
-
-    def _input_problems(self, path: str, rows: int | None) -> Iterator[str]:
         for name, tensor in self.loss_fn_inputs.items():
             where = f"{path}.loss_fn_inputs[{name!r}]"
-            own_rows = _rows(tensor)
-            if name in _PER_TOKEN and rows is not None and own_rows is not None and own_rows != rows:
-                yield f"{where}: has length {own_rows}, target_tokens has {rows}"
-            values = tensor._numpy
-            if name in _FINITE and values.dtype.kind == "f" and not np.isfinite(values).all():
-                bad = ~np.isfinite(values)
-                yield f"{place(where, bad)}: expected a finite number, got {first(values, bad)}"
+            if name in _PER_TOKEN and rows is not None and not _may_have_length(tensor, rows):
+                yield f"{where}: has length {_rows(tensor)}, target_tokens has {rows}"
+            if name in _FINITE:
+                yield from _finite_problems(tensor, where)
+        yield from _span_problems(self.model_input_spans, length, f"{path}.model_input_spans")
+        flat = targets is not None and targets._numpy.ndim == 1 and not targets.is_sparse
+        tiled = rows if flat else None
+        yield from _span_problems(self.loss_fn_input_spans, tiled, f"{path}.loss_fn_input_spans")
 
 
 def _rows(tensor: TensorData) -> int | None:
     """The first dimension; None for a scalar, which belongs to no position."""
-    if tensor.is_sparse and tensor.shape is not None:
-        return tensor.shape[0]
-    return tensor._numpy.shape[0] if tensor._numpy.ndim else None
+    shape = tensor._effective_shape
+    return shape[0] if shape else None
 
 
-def _token_problems(model_input: ModelInput, where: str) -> Iterator[str]:
-    for index, chunk in enumerate(model_input.chunks):
-        if isinstance(chunk, EncodedTextChunk):
-            try:
-                chunk.as_int32()
-            except InvalidInputError as error:
-                yield str(error).replace("EncodedTextChunk", f"{where}.chunks[{index}]", 1)
+def _may_have_length(tensor: TensorData, length: int) -> bool:
+    """Whether a server can read one row, or one value, for each of `length` positions."""
+    shape = tensor._effective_shape
+    return not shape or shape[0] == length or math.prod(shape) == length
+
+
+def _finite_problems(tensor: TensorData, where: str) -> Iterator[str]:
+    values = tensor._numpy
+    if values.dtype.kind != "f" or np.isfinite(values).all():
+        return
+    bad = ~np.isfinite(values)
+    at = place(where, bad)
+    if tensor._crow is not None and tensor._col is not None:
+        stored = int(np.argmax(bad))
+        row = int(np.searchsorted(tensor._crow, stored, side="right")) - 1
+        at = f"{where}[{row}][{int(tensor._col[stored])}]"
+    yield f"{at}: expected a finite number, got {first(values, bad)}"
 
 
 def _span_problems(spans: ProvenanceSpans | None, length: int | None, where: str) -> Iterator[str]:

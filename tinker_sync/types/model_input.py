@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Iterator, Sequence
+from operator import countOf
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import numpy as np
@@ -12,13 +13,12 @@ import numpy.typing as npt
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import (
     Int32Array,
-    array_of_torch,
-    is_torch,
     quick_hash,
     same_values,
+    token_container,
     tokens_as_int32,
 )
-from tinker_sync.types._model import Model, model, refuse
+from tinker_sync.types._model import Model, model
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -37,30 +37,28 @@ __all__ = [
 TokenSequence: TypeAlias = Sequence[int] | npt.NDArray[Any]
 
 
-def _kept_tokens(tokens: Any) -> TokenSequence:
-    """What was given, after a look at every id. Other iterables become a list, torch tensors numpy views."""
-    where = "EncodedTextChunk.tokens"
-    if isinstance(tokens, str):
-        raise refuse(where, "token ids (encode text with the model's tokenizer first)", tokens)
-    if is_torch(tokens):
-        tokens = array_of_torch(tokens)
-    elif not isinstance(tokens, (list, tuple, range, np.ndarray)):
-        if not isinstance(tokens, Iterable):
-            raise refuse(where, "a sequence of token ids", tokens)
-        tokens = list(tokens)
-    if isinstance(tokens, np.ndarray) and tokens.ndim == 1 and tokens.dtype == np.int32:
-        return tokens
-    exact = tokens_as_int32(tokens, where)
+_TOKENS = "EncodedTextChunk.tokens"
+
+
+def _kept_tokens(given: Any) -> TokenSequence:
+    """The container to keep, after a look at every id."""
+    tokens = token_container(given, _TOKENS)
     if isinstance(tokens, np.ndarray):
+        if tokens.ndim == 1 and tokens.dtype == np.int32:
+            return tokens
+        exact = tokens_as_int32(tokens, _TOKENS)
         return tokens if tokens.dtype.kind in "iu" else exact
-    # Text such as "4" and whole floats were understood above; keep the ids they stand for.
-    plain = all(type(token) is int for token in tokens)
-    return tokens if plain else cast("list[int]", exact.tolist())
+    exact = tokens_as_int32(tokens, _TOKENS)
+    if isinstance(tokens, range) or countOf(map(type, tokens), int) == len(tokens):
+        return tokens
+    # Text such as "4", whole floats and numpy's integers were understood above; keep what they stand for.
+    plain: list[int] = exact.tolist()
+    return tuple(plain) if isinstance(tokens, tuple) else plain
 
 
 @model(eq=False)
 class EncodedTextChunk(Model):
-    """Token ids, in whatever container they came; an array stays an array.
+    """Token ids, in whatever container they came; an array stays an array, and shared, a list is copied.
 
     >>> EncodedTextChunk(tokens=[1, 2, 3]).length
     3
@@ -78,7 +76,7 @@ class EncodedTextChunk(Model):
 
     def as_int32(self) -> Int32Array:
         """The ids as they travel: a contiguous int32 array, the user's own where it is one."""
-        return tokens_as_int32(self.tokens, "EncodedTextChunk.tokens")
+        return tokens_as_int32(self.tokens, _TOKENS)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, EncodedTextChunk):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import attrs
 import numpy as np
 
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.types._arrays import AnyArray, values_key
+from tinker_sync.types._arrays import AnyArray, ByValue
+from tinker_sync.types._convert import converter_for
 from tinker_sync.types._model import Model, model, refuse
 from tinker_sync.types.datum import refuse_all
 from tinker_sync.types.model_input import ModelInput
@@ -36,22 +37,32 @@ Stop: TypeAlias = str | Sequence[str] | Sequence[int] | None
 TopkList: TypeAlias = list[list[tuple[int, float]] | None]
 
 
+_STOP = "SamplingParams.stop"
+_as_text = cast("Callable[[Any], str]", converter_for(str, _STOP))
+_as_token = cast("Callable[[Any], int]", converter_for(int, _STOP))
+
+
 def _stop(given: Any) -> Stop:
-    where = "SamplingParams.stop"
     if given is None or isinstance(given, str):
         return given
-    if hasattr(given, "tolist"):
-        given = given.tolist()
-    if isinstance(given, (bytes, dict, set)) or not isinstance(given, Sequence):
-        raise refuse(where, "text, a list of texts or a list of token ids", given)
-    if all(isinstance(item, str) for item in given):
-        return given if isinstance(given, (list, tuple)) else list(given)
-    tokens = []
-    for index, item in enumerate(given):
-        if isinstance(item, (str, bool)) or not hasattr(item, "__index__"):
-            raise refuse(f"{where}[{index}]", "a token id like the others, not a mixture", item)
-        tokens.append(int(item))
-    return tokens
+    if isinstance(given, (bytes, bytearray)):
+        return _as_text(given)
+    held = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(held, Sequence):
+        raise refuse(_STOP, "text, a list of texts or a list of token ids", given)
+    items: list[Any] = list(held)
+    if all(isinstance(item, (str, bytes)) for item in items):
+        items = [_as_text(item) for item in items]
+    else:
+        items = [_stop_token(index, item) for index, item in enumerate(items)]
+    return tuple(items) if isinstance(held, tuple) else items
+
+
+def _stop_token(index: int, item: Any) -> int:
+    try:
+        return _as_token(item)
+    except InvalidInputError:
+        raise refuse(f"{_STOP}[{index}]", "a token id like the others", item) from None
 
 
 @model
@@ -94,15 +105,21 @@ class TopkLogprobs(Model):
     (1, 2)
     """
 
-    token_ids: AnyArray = attrs.field(converter=np.asarray, eq=values_key)
-    logprobs: AnyArray = attrs.field(converter=np.asarray, eq=values_key)
+    token_ids: AnyArray = attrs.field(converter=np.asarray, eq=ByValue)
+    logprobs: AnyArray = attrs.field(converter=np.asarray, eq=ByValue)
 
     def to_lists(self) -> TopkList:
         """For each position its (token id, log-probability) pairs; None where nothing was computed.
 
+        Raises:
+            InvalidInputError: the two are no matrices of one shape.
+
         >>> TopkLogprobs(np.array([[5, 0]]), np.array([[-1.5, -99999.0]])).to_lists()
         [[(5, -1.5)]]
         """
+        shapes = list(self.token_ids.shape), list(self.logprobs.shape)
+        if shapes[0] != shapes[1] or self.token_ids.ndim != 2:
+            raise InvalidInputError(f"TopkLogprobs: expected two matrices of one shape, got {shapes}")
         if self.token_ids.size == 0:
             return []
         rows = zip(self.token_ids.tolist(), self.logprobs.tolist(), strict=True)
@@ -140,7 +157,7 @@ def _optional_list(value: Any) -> list[Any] | None:
 
 
 def _array_field() -> Any:
-    return attrs.field(default=None, repr=False, converter=_optional_array, eq=values_key)
+    return attrs.field(default=None, repr=False, converter=_optional_array, eq=ByValue)
 
 
 def _list_field(name: str) -> Any:
@@ -248,7 +265,10 @@ class SampleResponse(Model):
 
 
 def _none_for_nan(array: AnyArray) -> list[float | None]:
-    return [None if value != value else value for value in array.tolist()]
+    values: list[float | None] = array.tolist()
+    for index in np.flatnonzero(np.isnan(array)):
+        values[index] = None
+    return values
 
 
 @model

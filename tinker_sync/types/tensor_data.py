@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +12,15 @@ from tinker_sync.errors import InvalidInputError, MissingExtraError
 from tinker_sync.types._arrays import (
     AnyArray,
     Int64Array,
-    array_of,
     array_of_torch,
     dtype_name,
-    is_torch,
     quick_hash,
     same_values,
-    to_float32,
-    to_int64,
+    wire_array,
 )
-from tinker_sync.types._model import Model, short_repr
+from tinker_sync.types._convert import converter_for
+from tinker_sync.types._csr import checked_indices, compressed, expanded
+from tinker_sync.types._model import Model, refuse, short_repr
 
 if TYPE_CHECKING:
     import torch
@@ -85,15 +83,17 @@ class TensorData(Model):
         if data is None:
             values = np.empty(0, dtype=_NUMPY_DTYPES[dtype])
         else:
-            given = data if hasattr(data, "__len__") else list(data)
-            values = _cast(array_of(given, "TensorData.data"), dtype, "TensorData.data")
-        dense_shape = None if shape is None else _checked_shape(shape)
+            given = list(data) if isinstance(data, Iterator) else data
+            values = wire_array(given, "TensorData.data", dtype)
+        sizes = None if shape is None else _sizes(shape)
         crow = col = None
         if sparse_crow_indices is not None or sparse_col_indices is not None:
-            crow, col = _checked_csr(values, dense_shape, sparse_crow_indices, sparse_col_indices)
-        elif dense_shape is not None and list(values.shape) != dense_shape:
-            values = _reshaped(values, dense_shape)
-        self._assign(values, dtype, dense_shape, crow, col)
+            values = values.reshape(-1)
+            crow, col = checked_indices(values, sizes, sparse_crow_indices, sparse_col_indices)
+        elif sizes is not None and list(values.shape) != sizes:
+            values = _reshaped(values, sizes)
+            sizes = list(values.shape)
+        self._assign(values, dtype, sizes, crow, col)
 
     def _assign(
         self,
@@ -200,20 +200,23 @@ class TensorData(Model):
     # ---------------------------------------------------------------------------------------- making one
 
     @classmethod
+    def _of(cls, values: AnyArray) -> Self:
+        """The dense tensor of an array that has a wire dtype."""
+        return cls._wrap(values, dtype_name(values), list(values.shape))
+
+    @classmethod
     def from_numpy(cls, array: npt.ArrayLike) -> Self:
         """A dense tensor of an array: floats become float32, whole numbers and booleans int64.
 
         >>> TensorData.from_numpy(np.array([1, 2], dtype=np.uint8)).dtype
         'int64'
         """
-        values = array_of(np.asarray(array), "TensorData.from_numpy")
-        dtype = dtype_name(values)
-        return cls._wrap(_cast(values, dtype, "TensorData.from_numpy"), dtype, list(values.shape))
+        return cls._of(wire_array(array, "TensorData.from_numpy"))
 
     @classmethod
     def from_torch(cls, tensor: torch.Tensor) -> Self:
         """A dense tensor of a torch tensor, sharing its memory where it can. Gradients are not followed."""
-        return cls.from_numpy(array_of_torch(tensor))
+        return cls._of(wire_array(tensor, "TensorData.from_torch"))
 
     @classmethod
     def from_numpy_sparse(cls, array: npt.ArrayLike, pad_value: int = 0) -> Self:
@@ -227,20 +230,16 @@ class TensorData(Model):
         values = dense._numpy
         if values.ndim != 2:
             return dense
-        listed = values != pad
-        nnz = int(np.count_nonzero(listed))
-        rows, columns = values.shape
-        if rows + 1 + 2 * nnz >= rows * columns:
+        parts = compressed(values, pad)
+        if parts is None:
             return dense
-        crow = np.zeros(rows + 1, dtype=np.int64)
-        np.cumsum(np.count_nonzero(listed, axis=1), out=crow[1:])
-        col = np.nonzero(listed)[1].astype(np.int64, copy=False)
-        return cls._wrap(values[listed], dense.dtype, [rows, columns], crow, col)
+        stored, crow, col = parts
+        return cls._wrap(stored, dense.dtype, list(values.shape), crow, col)
 
     @classmethod
     def from_torch_sparse(cls, tensor: torch.Tensor, pad_value: int = 0) -> Self:
         """The torch twin of `from_numpy_sparse`."""
-        return cls.from_numpy_sparse(array_of_torch(tensor), pad_value)
+        return cls.from_numpy_sparse(array_of_torch(tensor, "TensorData.from_torch_sparse"), pad_value)
 
     # ------------------------------------------------------------------------------------- taking it out
 
@@ -252,10 +251,8 @@ class TensorData(Model):
         """
         if self._crow is None or self._col is None or self.shape is None:
             return self._numpy
-        dense = np.full(self.shape, _checked_pad(pad_value), dtype=self._numpy.dtype)
-        rows = np.repeat(np.arange(self.shape[0]), np.diff(self._crow))
-        dense[rows, self._col] = self._numpy
-        return dense
+        pad = wire_array(_checked_pad(pad_value), "pad_value", self.dtype)
+        return expanded(self._numpy, self.shape, self._crow, self._col, pad)
 
     def to_torch(self, pad_value: int = 0) -> torch.Tensor:
         """The dense torch tensor; shares memory with `to_numpy()` where that may be written to.
@@ -268,11 +265,9 @@ class TensorData(Model):
         except ImportError:
             raise MissingExtraError("torch", feature="TensorData.to_torch") from None
         values = self.to_numpy(pad_value)
-        if not values.flags.writeable:
-            values = values.copy()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.from_numpy(np.ascontiguousarray(values))
+        if not values.flags.writeable or any(stride < 0 for stride in values.strides):
+            values = values.copy()  # torch has neither read-only tensors nor steps backwards
+        return torch.from_numpy(values)
 
     def tolist(self, pad_value: int = 0) -> list[Any]:
         """The dense values as nested lists.
@@ -303,8 +298,7 @@ class TensorData(Model):
         return self._numpy.shape if self.shape is None or self._crow is None else tuple(self.shape)
 
     def _repr_items(self) -> Iterable[tuple[str, Any]]:
-        flat = self._numpy.reshape(-1)
-        yield "data", _Head(flat)
+        yield "data", _Head(self._numpy)
         yield "dtype", self.dtype
         yield "shape", self.shape
         if self.is_sparse:
@@ -316,7 +310,7 @@ class TensorData(Model):
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (
             type(self),
-            np.ascontiguousarray(self._numpy),
+            self._numpy,
             self.dtype,
             self.shape,
             self._crow,
@@ -327,14 +321,14 @@ class TensorData(Model):
 class _Head:
     """The first values of an array, as a list is shown."""
 
-    def __init__(self, flat: AnyArray) -> None:
-        self._flat = flat
+    def __init__(self, array: AnyArray) -> None:
+        self._array = array
 
     def __repr__(self) -> str:
-        size = self._flat.size
-        if size <= 8:
-            return short_repr(self._flat.tolist())
-        return f"{short_repr(self._flat[:3].tolist())[:-1]}, … {size} items]"
+        size = self._array.size
+        # Not by `reshape(-1)`, which copies all of a transposed array.
+        head = self._array.flat[: 8 if size <= 8 else 3].tolist()
+        return short_repr(head) if size <= 8 else f"{short_repr(head)[:-1]}, … {size} items]"
 
 
 def _rebuild(
@@ -348,70 +342,26 @@ def _rebuild(
     return cls._wrap(values, dtype, shape, crow, col)
 
 
-def _cast(values: AnyArray, dtype: Literal["int64", "float32"], where: str) -> AnyArray:
-    return to_int64(values, where) if dtype == "int64" else to_float32(values, where)
+_size = cast("Callable[[Any], int]", converter_for(int, "TensorData.shape"))
 
 
-def _checked_shape(shape: Sequence[int]) -> list[int]:
-    sizes = [int(size) for size in shape]
-    if any(size < 0 for size in sizes):
-        raise InvalidInputError(f"TensorData.shape: expected sizes of 0 or more, got {sizes}")
-    return sizes
+def _sizes(shape: Iterable[Any]) -> list[int]:
+    if isinstance(shape, str) or not isinstance(shape, Iterable):
+        raise refuse("TensorData.shape", "a list of sizes", shape)
+    return [_size(size) for size in shape]
 
 
-def _reshaped(values: AnyArray, shape: list[int]) -> AnyArray:
+def _reshaped(values: AnyArray, sizes: list[int]) -> AnyArray:
+    """The values in a shape in which one size may be -1: as many as there are."""
     try:
-        return values.reshape(shape)
+        if min(sizes, default=0) >= -1:
+            return values.reshape(sizes)
     except ValueError:
-        raise InvalidInputError(
-            f"TensorData.shape: {values.size} values do not fill the shape {shape}"
-        ) from None
-
-
-def _checked_csr(
-    values: AnyArray, shape: list[int] | None, crow: Any, col: Any
-) -> tuple[Int64Array, Int64Array]:
-    """The index arrays of a CSR tensor, if they describe one."""
-    if crow is None or col is None:
-        raise InvalidInputError(
-            "TensorData: sparse_crow_indices and sparse_col_indices go together; one is missing"
-        )
-    if shape is None or len(shape) != 2:
-        raise InvalidInputError(f"TensorData.shape: a sparse tensor needs its 2-D dense shape, got {shape}")
-    crow = to_int64(array_of(crow, "TensorData.sparse_crow_indices"), "TensorData.sparse_crow_indices")
-    col = to_int64(array_of(col, "TensorData.sparse_col_indices"), "TensorData.sparse_col_indices")
-    problem = csr_problem(values.size, shape, crow, col)
-    if problem is not None:
-        raise InvalidInputError(f"TensorData.{problem}")
-    return crow, col
-
-
-def csr_problem(nnz: int, shape: Sequence[int], crow: Int64Array, col: Int64Array) -> str | None:
-    """What is wrong with these CSR indices for `nnz` stored values of a dense shape; None if nothing is."""
-    rows, columns = shape
-    if crow.ndim != 1 or crow.size != rows + 1:
-        return f"sparse_crow_indices: {rows} rows need {rows + 1} pointers, got {crow.size}"
-    if col.ndim != 1 or col.size != nnz:
-        return f"sparse_col_indices: {nnz} values need as many columns, got {col.size}"
-    if crow[0] != 0 or crow[-1] != nnz or bool(np.any(crow[1:] < crow[:-1])):
-        return f"sparse_crow_indices: must rise from 0 to the {nnz} stored values"
-    if nnz and (int(col.min()) < 0 or int(col.max()) >= columns):
-        return f"sparse_col_indices: columns must lie in 0 … {columns - 1}"
-    return None
+        pass
+    raise InvalidInputError(f"TensorData.shape: {values.size} values do not fill the shape {sizes}")
 
 
 def _checked_pad(pad_value: Any) -> int:
     if isinstance(pad_value, bool) or not isinstance(pad_value, (int, np.integer)):
         raise TypeError(f"pad_value: expected a whole number, got {pad_value!r} ({type(pad_value).__name__})")
     return int(pad_value)
-
-
-def tensor_of(value: Any, where: str) -> TensorData:
-    """What a user gave for a tensor field, as a tensor."""
-    if isinstance(value, TensorData):
-        return value
-    if is_torch(value):
-        return TensorData.from_torch(value)
-    values = array_of(value, where)
-    dtype = dtype_name(values)
-    return TensorData._wrap(_cast(values, dtype, where), dtype, list(values.shape))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
-from tinker_sync.errors import InvalidInputError
+from tinker_sync.types._convert import converter_for
 from tinker_sync.types._model import Model, model
 from tinker_sync.types.datum import Datum, LossFnOutput, refuse_all
 
@@ -40,11 +40,9 @@ def _config(given: Any) -> LossFnConfig | None:
 def _setting(name: str, value: Any) -> float | str:
     if isinstance(value, str):
         return value
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        kind = type(value).__name__
-        raise InvalidInputError(f"loss_fn_config[{name!r}]: expected a number or text, got {kind}") from None
+    # One converter a call: settings are few, and the error names which one it was.
+    convert = cast("Callable[[Any], float]", converter_for(float, f"loss_fn_config[{name!r}]"))
+    return convert(value)
 
 
 @model(kw_only=False)
