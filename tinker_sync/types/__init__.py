@@ -95,7 +95,6 @@ if TYPE_CHECKING:
         ImageChunk,
         ModelInput,
         ModelInputChunk,
-        TokenSequence,
     )
     from tinker_sync.types.optim import (
         AdamOptimizerConfig,
@@ -119,8 +118,6 @@ if TYPE_CHECKING:
         SampleRequest,
         SampleResponse,
         SamplingParams,
-        Stop,
-        TopkList,
         TopkLogprobs,
     )
     from tinker_sync.types.scalars import (
@@ -192,7 +189,6 @@ if TYPE_CHECKING:
         ForwardBackwardOutput,
         ForwardBackwardRequest,
         ForwardRequest,
-        LossFnConfig,
     )
     from tinker_sync.types.weights import (
         CopyWeightsRequest,
@@ -294,7 +290,6 @@ _HOMES = {
         "ImageChunk",
         "ModelInput",
         "ModelInputChunk",
-        "TokenSequence",
     ),
     "tinker_sync.types.optim": (
         "AdamOptimizerConfig",
@@ -318,8 +313,6 @@ _HOMES = {
         "SampleResponse",
         "SampledSequence",
         "SamplingParams",
-        "Stop",
-        "TopkList",
         "TopkLogprobs",
     ),
     "tinker_sync.types.scalars": (
@@ -389,7 +382,6 @@ _HOMES = {
         "ForwardBackwardOutput",
         "ForwardBackwardRequest",
         "ForwardRequest",
-        "LossFnConfig",
     ),
     "tinker_sync.types.weights": (
         "CopyWeightsRequest",
@@ -489,7 +481,6 @@ __all__ = [
     "LoadWeightsRequest",
     "LoadWeightsResponse",
     "LoraConfig",
-    "LossFnConfig",
     "LossFnInputs",
     "LossFnOutput",
     "LossFnType",
@@ -546,7 +537,6 @@ __all__ = [
     "SessionStatusQuery",
     "SessionSummary",
     "Severity",
-    "Stop",
     "StopReason",
     "StorageBillingEvent",
     "SupportedModel",
@@ -556,8 +546,6 @@ __all__ = [
     "TelemetrySendRequest",
     "TensorData",
     "TensorDtype",
-    "TokenSequence",
-    "TopkList",
     "TopkLogprobs",
     "TrainingBillingEvent",
     "TrainingRun",
