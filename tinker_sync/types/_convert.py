@@ -104,10 +104,10 @@ def short_repr(value: Any) -> str:
 
 
 def _short_scalar(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # the interpreter does not print whole numbers of thousands of digits
+    if isinstance(value, int) and value.bit_length() > 4096:
+        # Newer interpreters refuse to print whole numbers of thousands of digits.
         return f"<a number of {value.bit_length()} bits>"
+    text = repr(value)
     longest = 1000 if isinstance(value, str) else 200
     return text if len(text) <= longest else f"{text[: longest - 3]}…"
 

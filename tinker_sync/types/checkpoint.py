@@ -7,6 +7,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import attrs
+
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._model import Model, model
 from tinker_sync.types.scalars import CheckpointType
@@ -139,7 +141,7 @@ class ExternalWeightsUrlsResponse(Model):
 
     __response__ = True
 
-    urls: dict[str, str]
+    urls: dict[str, str] = attrs.field(repr=False)
     expires: datetime
 
     def _repr_items(self) -> Iterable[tuple[str, Any]]:

@@ -1,0 +1,154 @@
+"""Random constructor arguments for models, drawn from what their fields are declared as.
+
+Everything is plain: mappings stand for nested models, so that the same arguments fit two implementations.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import string
+import types
+from datetime import datetime, timedelta, timezone
+from enum import Enum
+from typing import Any, Literal, Union, get_args, get_origin
+
+import attrs
+
+import tinker_sync.types
+from tinker_sync.types._convert import tag_of
+from tinker_sync.types._model import Model
+
+ARRAYS = {"tensor_data", "model_input", "datum", "training", "sampling"}
+"""Modules whose models hold arrays; what they accept is theirs to test."""
+
+FAMILIES = ["muon", "adamw", "dimuon", "", "sgd ☃"]
+
+
+def exported_models() -> dict[str, type[Any]]:
+    """Every model class that `tinker_sync.types` offers, by name."""
+    found = {name: getattr(tinker_sync.types, name) for name in tinker_sync.types.__all__}
+    return {name: cls for name, cls in found.items() if inspect.isclass(cls) and issubclass(cls, Model)}
+
+
+def flat_models() -> dict[str, type[Any]]:
+    """Those without arrays."""
+    return {
+        name: cls
+        for name, cls in exported_models().items()
+        if cls.__module__.rpartition(".")[2] not in ARRAYS
+    }
+
+
+def random_arguments(rng: random.Random, cls: type[Any]) -> dict[str, Any]:
+    """Arguments for a model's constructor; what has a default is left out now and then."""
+    if cls.__open__:
+        return {"type": rng.choice(FAMILIES), **random_object(rng, depth=2)}
+    arguments = {}
+    for field in attrs.fields(cls):
+        if not field.init or (field.default is not attrs.NOTHING and rng.random() < 0.4):
+            continue
+        arguments[field.alias] = _CONSTRAINED.get((cls.__name__, field.name), _unconstrained)(rng, field.type)
+    return arguments
+
+
+def _unconstrained(rng: random.Random, annotation: Any) -> Any:
+    return random_value(rng, annotation)
+
+
+# What fields with a limit may hold.
+_CONSTRAINED: dict[tuple[str, str], Any] = {
+    ("DimuonParams", "learning_rate"): lambda rng, _: rng.choice([0, 0.5, 1e30]),
+    ("DimuonParams", "beta1"): lambda rng, _: rng.choice([0, 0.5, 0.999]),
+    ("DimuonParams", "grad_clip_norm"): lambda rng, _: rng.choice([-1, 0, 2.5]),
+    ("UserSearchOwner", "owner_urns"): lambda rng, _: [random_text(rng) for _ in range(rng.randint(1, 10))],
+    ("ClientFinishedSessionStatusQuery", "reasons"): lambda rng, _: rng.choice(
+        [None, ["success", "errored"]]
+    ),
+    ("SessionSearchRequest", "display_name"): lambda rng, _: rng.choice([None, "x", random_text(rng) + "y"]),
+    ("SessionSearchRequest", "statuses"): lambda rng, _: rng.choice([None, [{"type": "active"}]]),
+    ("SessionSearchRequest", "limit"): lambda rng, _: rng.randint(1, 200),
+    ("SessionSearchCursor", "last_created_at"): lambda rng, _: random_moment(rng, aware=True),
+}
+
+
+def random_value(rng: random.Random, annotation: Any) -> Any:
+    """A value for one annotation."""
+    if annotation in _SIMPLE:
+        return _SIMPLE[annotation](rng)
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return rng.choice(inner)
+    if origin in (Union, types.UnionType):
+        return _random_member(rng, inner)
+    if origin is list:
+        return [random_value(rng, inner[0]) for _ in range(rng.randint(0, 3))]
+    if origin is dict:
+        return {random_text(rng): random_value(rng, inner[1]) for _ in range(rng.randint(0, 3))}
+    if issubclass(annotation, Enum):
+        return rng.choice(list(annotation)).value
+    assert issubclass(annotation, Model), annotation
+    return random_arguments(rng, annotation)
+
+
+def _random_member(rng: random.Random, members: tuple[Any, ...]) -> Any:
+    if type(None) in members and rng.random() < 0.3:
+        return None
+    member = rng.choice([member for member in members if member is not type(None)])
+    value = random_value(rng, member)
+    if inspect.isclass(member) and issubclass(member, Model) and (tag := tag_of(member)):
+        # A tag has a default, but only the tag tells the members of a union apart.
+        return {**value, tag[0]: tag[1]}
+    return value
+
+
+def random_text(rng: random.Random) -> str:
+    """Short text of letters, or awkward characters, or nothing."""
+    alphabet = rng.choice([string.ascii_lowercase, ' "\\\n\x00/ée☃𝄞'])
+    return "".join(rng.choices(alphabet, k=rng.randint(0, 8)))
+
+
+def random_moment(rng: random.Random, *, aware: bool | None = None) -> datetime:
+    """A datetime in any year, with or without microseconds and a time zone."""
+    moment = datetime(1, 1, 3) + timedelta(days=rng.randrange(3_652_000), seconds=rng.randrange(86400))  # noqa: DTZ001
+    moment += timedelta(microseconds=rng.choice([0, 0, rng.randrange(1_000_000)]))
+    if aware is False or (aware is None and rng.random() < 0.3):
+        return moment
+    minutes = rng.choice([0, 0, 330, -480, 1])
+    return moment.replace(tzinfo=timezone(timedelta(minutes=minutes)))
+
+
+def random_object(rng: random.Random, *, depth: int = 3) -> dict[str, Any]:
+    """A JSON object whose names are identifiers."""
+    return {f"{rng.choice('abcxyz')}_{n}": random_json(rng, depth - 1) for n in range(rng.randint(0, 3))}
+
+
+def random_json(rng: random.Random, depth: int = 3) -> Any:
+    """Any JSON value, nulls in it."""
+    kind = rng.randrange(7 if depth > 0 else 5)
+    if kind == 5:
+        return [random_json(rng, depth - 1) for _ in range(rng.randint(0, 3))]
+    if kind == 6:
+        return random_object(rng, depth=depth)
+    return [None, rng.random() < 0.5, random_whole(rng), random_real(rng), random_text(rng)][kind]
+
+
+def random_whole(rng: random.Random) -> int:
+    """An int, of more than 64 bits now and then."""
+    return rng.choice([0, 1, -1, rng.randint(0, 1000), 2**53 + 1, -(2**63), 2**70])
+
+
+def random_real(rng: random.Random) -> float:
+    """A finite float, or an int for one."""
+    return rng.choice([0, 1, -0.0, 0.1, 1e-300, -1.5e300, rng.random(), rng.randint(-9, 9)])
+
+
+_SIMPLE: dict[Any, Any] = {
+    str: random_text,
+    int: random_whole,
+    float: random_real,
+    bool: lambda rng: rng.random() < 0.5,
+    datetime: random_moment,
+    Any: random_json,
+    object: random_json,
+}

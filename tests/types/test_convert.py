@@ -1,0 +1,273 @@
+"""What each annotation accepts, exactly, and how a refusal names its place."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import OrderedDict
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Any, Literal, Union
+
+import numpy as np
+import pytest
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.types._convert import converter_for, short_repr
+from tinker_sync.types._moment import format_moment, parse_moment
+
+UTC = timezone.utc
+
+
+class Word(str, enum.Enum):
+    ONE = "1"
+    A = "a"
+
+
+class Number(enum.Enum):
+    ONE = 1
+
+
+def convert(annotation: Any, value: Any) -> Any:
+    converter = converter_for(annotation, "X.f")
+    assert converter is not None
+    return converter(value)
+
+
+def refusal(annotation: Any, value: Any) -> str:
+    with pytest.raises(InvalidInputError) as caught:
+        convert(annotation, value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "expected"),
+    [
+        (str, "a", "a"),
+        (str, Word.A, "a"),
+        (str, np.str_("a"), "a"),
+        (str, "☃".encode(), "☃"),
+        (str, bytearray(b"a"), "a"),
+        (int, 1, 1),
+        (int, True, 1),
+        (int, "1", 1),
+        (int, " +1_000 ", 1000),
+        (int, "1.0", 1),
+        (int, b"-2", -2),
+        (int, 3.0, 3),
+        (int, 1e30, int(1e30)),
+        (int, Decimal(10**20 + 1), 10**20 + 1),
+        (int, Fraction(6, 2), 3),
+        (int, np.int64(3), 3),
+        (int, np.uint64(2**64 - 1), 2**64 - 1),
+        (int, np.float32(3), 3),
+        (int, np.bool_(True), 1),
+        (int, np.array(3), 3),
+        (int, np.array(3.0), 3),
+        (int, Number.ONE, 1),
+        (int, 2**70, 2**70),
+        (float, 1.5, 1.5),
+        (float, 1, 1.0),
+        (float, True, 1.0),
+        (float, " 1_0.5 ", 10.5),
+        (float, b"1e5", 1e5),
+        (float, "inf", math.inf),
+        (float, Decimal("0.1"), 0.1),
+        (float, Fraction(1, 4), 0.25),
+        (float, np.float32(0.5), 0.5),
+        (float, np.int8(-3), -3.0),
+        (float, np.array(1.5), 1.5),
+        (bool, True, True),
+        (bool, 0, False),
+        (bool, 1.0, True),
+        (bool, "Yes", True),
+        (bool, "t", True),
+        (bool, "OFF", False),
+        (bool, b"true", True),
+        (bool, np.bool_(False), False),
+        (bool, Decimal(1), True),
+        (bytes, b"a", b"a"),
+        (bytes, bytearray(b"a"), b"a"),
+        (bytes, memoryview(b"a"), b"a"),
+        (bytes, "aGk=", b"hi"),
+        (datetime, datetime(2026, 1, 31, tzinfo=UTC), datetime(2026, 1, 31, tzinfo=UTC)),
+        (datetime, "2026-01-31T12:00:00Z", datetime(2026, 1, 31, 12, tzinfo=UTC)),
+        (datetime, b"2026-01-31T12:00Z", datetime(2026, 1, 31, 12, tzinfo=UTC)),
+        (datetime, date(2026, 1, 31), datetime(2026, 1, 31)),  # noqa: DTZ001
+        (datetime, 1_700_000_000, datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)),
+        (datetime, 1_700_000_000_000, datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)),
+        (datetime, -1, datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC)),
+        (datetime, "1700000000.5", datetime(2023, 11, 14, 22, 13, 20, 500_000, tzinfo=UTC)),
+        (datetime, np.float64(0), datetime(1970, 1, 1, tzinfo=UTC)),
+        (Literal["png", "a"], np.str_("png"), "png"),
+        (Literal["png", "a"], Word.A, "a"),
+        (Literal[0, 1, 2], True, 1),
+        (Literal[0, 1, 2], 2.0, 2),
+        (Literal[0, 1, 2], np.int64(0), 0),
+        (Word, "a", Word.A),
+        (Word, Word.A, Word.A),
+        (list[str], ("a", "b"), ["a", "b"]),
+        (list[str], {"a": 1}.keys(), ["a"]),
+        (list[int], range(3), [0, 1, 2]),
+        (list[int], (n for n in "12"), [1, 2]),
+        (list[str], np.array(["a"]), ["a"]),
+        (list[Any], (None, 1), [None, 1]),
+        (dict[str, float], {"a": 1}, {"a": 1.0}),
+        (dict[str, str], MappingProxyType({"a": "b"}), {"a": "b"}),
+        (dict[str, str], OrderedDict({b"a": "b"}), {"a": "b"}),
+        (dict[str, Any], {"a": None}, {"a": None}),
+        (int | None, None, None),
+        (int | None, "1", 1),
+        (Union[float, None], 1, 1.0),  # noqa: UP007  # another class at run time than `float | None`
+        (Any | None, None, None),
+    ],
+)
+def test_equivalents_are_exact_and_of_the_annotated_type(annotation: Any, value: Any, expected: Any) -> None:
+    converted = convert(annotation, value)
+    assert converted == expected
+    assert type(converted) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        *[(str, value) for value in (1, None, b"\xff", ["a"], 1.5)],
+        *[(int, value) for value in (1.5, "1.5", "1e3", "", ".0", "1.", "x", None, [1], math.nan, math.inf)],
+        *[(int, value) for value in (Decimal("2.5"), Decimal("nan"), Fraction(3, 2), np.float32(3.5))],
+        *[(int, value) for value in (np.array([3]), np.array([[3]]), 1j, np.complex64(1), b"\xff", Word.A)],
+        *[(float, value) for value in ("", "x", None, [1.0], 10**400, np.array([1.5]), 1j, np.complex64(1))],
+        *[(bool, value) for value in (2, "2", 0.5, None, "", " true ", "maybe", math.nan, [True])],
+        *[(bytes, value) for value in ("no base64!", 5, None, [1])],
+        *[(datetime, value) for value in (True, None, "", "soon", "2026-02-30", math.nan, math.inf, 1e300)],
+        *[(datetime, value) for value in ("9" * 400, b"\xff", [2026], "2026-01-31T12:00:00+25:00")],
+        *[(Literal["png"], value) for value in ("PNG", b"png", None, ["png"])],
+        *[(Literal[0, 1], value) for value in ("1", 2, None, np.array([1]))],
+        *[(Word, value) for value in ("b", None, 1)],
+        *[(list[str], value) for value in ("ab", b"ab", {"a": 1}, 5, None, np.array("a"), ["a", 1])],
+        *[(dict[str, str], value) for value in ([("a", "b")], None, "a", {1: "b"}, {"a": 1})],
+        (int | None, "x"),
+    ],
+)
+def test_what_has_no_equivalent_is_refused(annotation: Any, value: Any) -> None:
+    assert refusal(annotation, value).startswith("X.f")
+
+
+def test_a_refusal_says_where_what_was_expected_and_what_came() -> None:
+    assert refusal(int, 1.5) == "X.f: expected a whole number, got 1.5 (float)"
+    assert refusal(Literal["a", "b"], 3) == "X.f: expected one of 'a', 'b', got 3 (int)"
+    assert refusal(list[list[int]], [[0], [1, 2, "x"]]) == "X.f[1][2]: expected a whole number, got 'x' (str)"
+    assert (
+        refusal(dict[str, list[bool]], {"k": [True, 7]}) == "X.f['k'][1]: expected true or false, got 7 (int)"
+    )
+    assert refusal(dict[str, int], {5: 1}) == "X.f key: expected text, got 5 (int)"
+    assert refusal(bytes, "?") == "X.f: the text is not base64; pass the raw bytes instead"
+
+
+def test_a_one_shot_iterable_in_a_list_is_read_once() -> None:
+    assert refusal(list[list[int]], [iter([1, "x"])]) == "X.f[0][1]: expected a whole number, got 'x' (str)"
+
+
+def test_an_error_of_the_users_own_iterable_is_the_users() -> None:
+    def broken() -> Any:
+        yield 1
+        raise TypeError("mine")
+
+    with pytest.raises(TypeError, match=r"^mine$"):
+        convert(list[int], broken())
+
+
+def test_containers_are_copied() -> None:
+    names, table = ["a"], {"a": None}
+    assert convert(list[Any], names) is not names
+    assert convert(dict[str, Any], table) is not table
+
+
+def test_anything_goes_where_anything_is_declared() -> None:
+    assert converter_for(Any, "X.f") is None
+    assert converter_for(object, "X.f") is None
+
+
+@pytest.mark.parametrize("annotation", [tuple[int, ...], int | str, set[str], Exception])
+def test_an_annotation_without_a_conversion_is_our_own_mistake(annotation: Any) -> None:
+    with pytest.raises(AssertionError, match=r"^X\.f"):
+        converter_for(annotation, "X.f")
+
+
+# ------------------------------------------------------------------------------------------- short_repr
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ([1, 2], "[1, 2]"),
+        ((1,), "(1)"),
+        (range(9), "[0, 1, 2, … 9 items]"),
+        (list(range(8)), "[0, 1, 2, 3, 4, 5, 6, 7]"),
+        ({"a": [b"xyz"]}, "{'a': [<3 bytes>]}"),
+        (dict.fromkeys(range(9)), "{" + ", ".join(f"{n}: None" for n in range(8)) + ", … 9 items}"),
+        (np.zeros((2, 3), np.float32), "array([2, 3], float32)"),
+        (np.float32(0.5), repr(np.float32(0.5))),
+        (b"abc", "<3 bytes>"),
+        (memoryview(b"abc"), "<3 bytes>"),
+        (None, "None"),
+    ],
+)
+def test_reprs_are_short(value: object, shown: str) -> None:
+    assert short_repr(value) == shown
+
+
+def test_long_text_is_cut() -> None:
+    assert len(short_repr("a" * 5000)) < 1001
+    assert len(short_repr({"a" * 5000})) < 201
+    assert short_repr("a" * 900) == repr("a" * 900)
+
+
+def test_a_number_that_cannot_be_printed_can_be_refused() -> None:
+    assert short_repr(2**1000) == f"{2**1000}"[:197] + "…"
+    assert refusal(float, 10**5000) == "X.f: expected a number, got <a number of 16610 bits> (int)"
+
+
+# --------------------------------------------------------------------------------------------- moments
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("2026-01-31T12:30:45Z", datetime(2026, 1, 31, 12, 30, 45, tzinfo=UTC)),
+        ("2026-01-31t12:30:45z", datetime(2026, 1, 31, 12, 30, 45, tzinfo=UTC)),
+        ("2026-01-31 12:30:45+00:00", datetime(2026, 1, 31, 12, 30, 45, tzinfo=UTC)),
+        ("2026-01-31T12:30:45.1Z", datetime(2026, 1, 31, 12, 30, 45, 100_000, tzinfo=UTC)),
+        ("2026-01-31T12:30:45,123456789Z", datetime(2026, 1, 31, 12, 30, 45, 123_456, tzinfo=UTC)),
+        (
+            "2026-01-31_12:30:45+0530",
+            datetime(2026, 1, 31, 12, 30, 45, tzinfo=timezone(timedelta(hours=5.5))),
+        ),
+        ("2026-01-31T12:30-08:00", datetime(2026, 1, 31, 12, 30, tzinfo=timezone(timedelta(hours=-8)))),
+        ("2026-01-31", datetime(2026, 1, 31)),  # noqa: DTZ001
+        ("2026-01-31T12:30:45", datetime(2026, 1, 31, 12, 30, 45)),  # noqa: DTZ001
+        ("20000000000", datetime(2603, 10, 11, 11, 33, 20, tzinfo=UTC)),
+        ("20000000001", datetime(1970, 8, 20, 11, 33, 20, 1000, tzinfo=UTC)),
+    ],
+)
+def test_moments_of_text(text: str, moment: datetime) -> None:
+    parsed = parse_moment(text)
+    assert parsed == moment
+    assert parsed.utcoffset() == moment.utcoffset()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-", "x", "2026-1-31", "2026-01-31T12", "2026-01-31T24:00:00Z", "2026-13-01", "٢٠٢٦-01-31"]
+)
+def test_no_moment(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_moment(text)
+
+
+@pytest.mark.parametrize("minutes", [0, 1, 330, -480, -1439])
+def test_moments_come_back_from_their_text(minutes: int) -> None:
+    moment = datetime(2026, 1, 31, 12, 30, 45, 5, tzinfo=timezone(timedelta(minutes=minutes)))
+    text = format_moment(moment)
+    assert parse_moment(text) == moment
+    assert text.endswith("Z") is (minutes == 0)

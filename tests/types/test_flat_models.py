@@ -1,0 +1,147 @@
+"""What holds for every model without arrays, on random instances of each."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import pickle
+import random
+from typing import Any
+
+import attrs
+import pytest
+from support.random_models import flat_models, random_arguments
+
+import tinker_sync.types
+from tinker_sync.errors import InvalidInputError, RequestErrorCategory
+
+MODELS = flat_models()
+OPEN = {"OptimParamsBase", "OptimizerConfigBase"}
+INSTANCES = 20
+
+every_model = pytest.mark.parametrize("cls", MODELS.values(), ids=MODELS)
+
+
+def instances(cls: type[Any]) -> list[Any]:
+    rng = random.Random(cls.__name__)
+    return [cls(**random_arguments(rng, cls)) for _ in range(INSTANCES)]
+
+
+def hashable(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def test_there_are_models() -> None:
+    assert len(MODELS) > 100
+    assert {name for name, cls in MODELS.items() if cls.__open__} == OPEN
+
+
+@every_model
+def test_only_names_are_taken_and_only_known_ones(cls: type[Any]) -> None:
+    made = random_arguments(random.Random(1), cls)
+    if made:
+        with pytest.raises(TypeError):
+            cls(*made.values())
+    if cls.__name__ not in OPEN:
+        with pytest.raises(TypeError, match="no_such_field"):
+            cls(**made, no_such_field=1)
+
+
+@every_model
+def test_what_is_required_is_missed(cls: type[Any]) -> None:
+    made = {**random_arguments(random.Random(2), cls)}
+    required = [field.name for field in attrs.fields(cls) if field.init and field.default is attrs.NOTHING]
+    for name in required:
+        with pytest.raises(TypeError, match=name):
+            cls(**{other: value for other, value in made.items() if other != name})
+    if not required:
+        cls()
+
+
+@every_model
+def test_unknown_fields_are_ignored_in_answers_and_refused_in_requests(cls: type[Any]) -> None:
+    made = {**random_arguments(random.Random(3), cls), "no_such_field": 1}
+    if cls.__response__:
+        assert "no_such_field" not in cls.model_validate(made).model_dump()
+    elif cls.__open__:
+        assert cls.model_validate(made).no_such_field == 1
+    else:
+        with pytest.raises(InvalidInputError, match="no_such_field"):
+            cls.model_validate(made)
+
+
+@every_model
+def test_requests_and_answers_are_told_apart_by_name(cls: type[Any]) -> None:
+    if cls.__name__.endswith(("Response", "ResponseInternal")):
+        assert cls.__response__
+    if cls.__name__.endswith(("Request", "Params", "Config", "Query", "Owner")):
+        assert not cls.__response__
+
+
+@every_model
+def test_instances_survive_copies_and_pickles(cls: type[Any]) -> None:
+    for made in instances(cls):
+        assert copy.deepcopy(made) == made
+        assert pickle.loads(pickle.dumps(made)) == made
+        assert made.model_copy() == made
+        assert made.model_copy(deep=True) == made
+
+
+@every_model
+def test_instances_come_back_from_their_dumps(cls: type[Any]) -> None:
+    for made in instances(cls):
+        assert cls.model_validate(made.model_dump()) == made
+        assert cls.model_validate(json.loads(made.model_dump_json())) == made
+
+
+@every_model
+def test_instances_cannot_be_changed(cls: type[Any]) -> None:
+    made = instances(cls)[0]
+    assert not hasattr(made, "__dict__")
+    for field in attrs.fields(cls):
+        with pytest.raises(AttributeError):
+            setattr(made, field.name, None)
+
+
+@every_model
+def test_hashing_follows_the_values(cls: type[Any]) -> None:
+    rng = random.Random(cls.__name__)
+    for _ in range(INSTANCES):
+        arguments = random_arguments(rng, cls)
+        one, same = cls(**copy.deepcopy(arguments)), cls(**arguments)
+        assert one == same
+        fields = [field for field in attrs.fields(cls) if field.hash is not False]
+        if all(hashable(getattr(one, field.name)) for field in fields):
+            assert hash(one) == hash(same)
+        else:
+            assert not hashable(one)
+
+
+@every_model
+def test_reprs_are_one_line_and_name_the_class(cls: type[Any]) -> None:
+    for made in instances(cls):
+        assert repr(made).startswith(f"{cls.__name__}(")
+        assert "\n" not in repr(made)
+
+
+@every_model
+def test_every_model_says_what_it_is_for(cls: type[Any]) -> None:
+    assert cls.__doc__
+    assert cls.__doc__[0].isupper() or cls.__doc__[0] == "`"
+    assert cls.__doc__.splitlines()[0].endswith(".")
+
+
+@every_model
+def test_signatures_show_the_declared_types(cls: type[Any]) -> None:
+    for parameter in inspect.signature(cls).parameters.values():
+        assert parameter.annotation is not inspect.Parameter.empty
+        assert parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+
+
+def test_the_error_category_is_the_one_errors_carry() -> None:
+    assert tinker_sync.types.RequestErrorCategory is RequestErrorCategory

@@ -1,0 +1,72 @@
+"""Promises and completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tinker_sync.errors import InvalidInputError, RequestErrorCategory
+from tinker_sync.types import (
+    FutureFailed,
+    FutureFinished,
+    FuturesRetrieveRequest,
+    FuturesRetrieveResponse,
+    RequestFailedResponse,
+    TryAgainResponse,
+    UntypedAPIFuture,
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "category"),
+    [
+        ("user", RequestErrorCategory.User),
+        ("server", RequestErrorCategory.Server),
+        (RequestErrorCategory.User, RequestErrorCategory.User),
+        ("something new", RequestErrorCategory.Unknown),
+        (None, RequestErrorCategory.Unknown),
+    ],
+)
+def test_a_category_nobody_knows_is_unknown(given: Any, category: RequestErrorCategory) -> None:
+    failed = RequestFailedResponse.model_validate({"error": "e", "category": given})
+    assert failed.category is category
+    assert failed.model_dump(mode="json") == {"error": "e", "category": category.value}
+
+
+def test_completions_are_told_by_their_state() -> None:
+    reply = FuturesRetrieveResponse.model_validate(
+        {
+            "completions": [
+                {"state": "finished", "request_id": "a", "response_payload_uncompressed_size": 5},
+                {"state": "failed", "request_id": "b"},
+            ],
+            "cursor": 2,
+        }
+    )
+    assert reply.completions == [
+        FutureFinished(request_id="a", response_payload_uncompressed_size=5),
+        FutureFailed(request_id="b"),
+    ]
+    with pytest.raises(
+        InvalidInputError, match=r"\.completions\[1\]\.state: expected one of 'finished', 'failed'"
+    ):
+        FuturesRetrieveResponse(completions=[reply.completions[0], {"state": "lost"}], cursor=0)
+
+
+def test_a_question_travels_with_its_defaults() -> None:
+    request = FuturesRetrieveRequest(target={"sampling_session_id": "s"})
+    assert request.model_dump(exclude_none=True) == {
+        "target": {"type": "sampling_session", "sampling_session_id": "s", "cloned_sampler_id": 0},
+        "prev_cursor": 0,
+        "retrieved_request_ids": [],
+    }
+
+
+def test_a_promise_ignores_what_it_does_not_know() -> None:
+    assert UntypedAPIFuture.model_validate({"request_id": "r", "eta": 5}) == UntypedAPIFuture(request_id="r")
+
+
+def test_a_queue_state_nobody_knows_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"^TryAgainResponse\.queue_state: "):
+        TryAgainResponse(request_id="r", queue_state="asleep")

@@ -1,0 +1,513 @@
+"""The base of all models: construction, refusals, dumping, copying, reprs, unions of models."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import inspect
+import json
+import math
+import pickle
+import traceback
+from collections.abc import Iterable
+from datetime import date, datetime, timezone
+from typing import Any, Literal, TypeAlias
+
+import attrs
+import numpy as np
+import pytest
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.types._convert import field_names, model_from, relocated, tag_of, union_table
+from tinker_sync.types._model import Model, model
+
+SECRET = "marked-secret-77"
+
+
+class Colour(str, enum.Enum):
+    RED = "red"
+
+
+@model
+class Leaf(Model):
+    size: int
+    name: str = "leaf"
+
+
+@model
+class Twig(Leaf):
+    name: str = "twig"
+    green: bool = True
+
+
+@model
+class Received(Model):
+    __response__ = True
+
+    leaf: Leaf
+    notes: dict[str, Any] = attrs.field(factory=dict)
+
+
+@model(kw_only=False)
+class Pair(Model):
+    left: float
+    right: float | None = None
+
+
+@model
+class Tree(Model):
+    leaves: list[Leaf] = attrs.field(factory=list)
+    best: Leaf | None = None
+    colour: Colour = Colour.RED
+    planted: datetime | None = None
+    anything: Any = None
+    ratio: float = 1
+
+
+@model
+class Locked(Model):
+    door: str
+    key: str | None = attrs.field(default=None, repr=False)
+    ring: dict[str, str] | None = attrs.field(default=None, repr=False)
+
+
+@model
+class Circle(Model):
+    type: Literal["circle"] = "circle"
+    radius: float = 1
+
+
+@model
+class Square(Model):
+    type: Literal["square"] = "square"
+    side: float
+    radius: float = 0
+
+
+@model
+class Dot(Model):
+    weight: float = 1
+
+
+@model(init=False)
+class Shape(Model):
+    __open__ = True
+
+    type: str
+    _extras: dict[str, Any] = attrs.field(factory=dict, init=False)
+
+    def __init__(self, *, type: str, **extras: Any) -> None:  # noqa: A002
+        self.__attrs_init__(type=type)
+        self._extras.update(extras)
+
+    def _fields_out(self) -> dict[str, Any]:
+        return {"type": self.type, **self._extras}
+
+
+@model
+class SampleStarted(Model):
+    __tag__ = ("event", "START")
+
+    event: str
+
+
+@model
+class SampleEnded(Model):
+    __tag__ = ("event", "END")
+
+    event: str
+
+
+Closed: TypeAlias = Circle | Square
+WithOpen: TypeAlias = Circle | Shape
+Untagged: TypeAlias = Dot | Shape
+Event: TypeAlias = SampleStarted | SampleEnded
+
+
+@model
+class Drawing(Model):
+    closed: Closed = Circle()
+    with_open: WithOpen | None = None
+    untagged: Untagged = Dot()
+    events: list[Event] = attrs.field(factory=list)
+    many: dict[str, Closed] = attrs.field(factory=dict)
+
+
+@model
+class Holder(Model):
+    """Holds an array, as some models do."""
+
+    values: Any = None
+    other: Any = attrs.field(default=None, converter=lambda value: value)
+
+
+# ---------------------------------------------------------------------------------------- construction
+
+
+def test_fields_are_converted_and_checked_once_made() -> None:
+    tree = Tree(
+        leaves=({"size": "3"}, Leaf(size=4)), best={"size": 1.0}, colour="red", planted="2026-01-31T12:00:00Z"
+    )
+    assert tree.leaves == [Leaf(size=3), Leaf(size=4)]
+    assert tree.best == Leaf(size=1)
+    assert tree.colour is Colour.RED
+    assert tree.planted == datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
+    assert type(tree.ratio) is float  # the default 1 too
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Leaf(siez=3),
+        lambda: Leaf(size=3, naem="x"),
+        lambda: Leaf(),
+        lambda: Leaf(3),
+        lambda: Received(leaf=Leaf(size=1), new_field=1),
+        lambda: Twig(3),
+        lambda: Shape(),
+        lambda: Shape("circle"),
+    ],
+)
+def test_a_name_mistyped_missing_or_left_out_is_a_type_error(make: Any) -> None:
+    with pytest.raises(TypeError):
+        make()
+
+
+def test_positional_arguments_where_the_model_takes_them() -> None:
+    assert Pair(1, 2) == Pair(left=1.0, right=2.0)
+    assert Pair.__match_args__ == ("left", "right")
+    assert Leaf.__match_args__ == ()
+
+
+def test_models_cannot_be_changed_nor_extended() -> None:
+    leaf = Leaf(size=1)
+    with pytest.raises(AttributeError):
+        leaf.size = 2
+    with pytest.raises(AttributeError):
+        leaf.other = 2
+    with pytest.raises(AttributeError):
+        del leaf.size
+    assert not hasattr(leaf, "__dict__")
+
+
+def test_a_default_container_belongs_to_one_instance() -> None:
+    Tree().leaves.append(Leaf(size=1))
+    assert Tree().leaves == []
+
+
+def test_a_subclass_has_the_fields_of_its_base_under_its_own_name() -> None:
+    assert field_names(Twig) == ("size", "name", "green")
+    assert Twig(size="2") == Twig(size=2, name="twig", green=True)
+    with pytest.raises(InvalidInputError, match=r"^Twig\.size: expected a whole number, got 'x' \(str\)$"):
+        Twig(size="x")
+    with pytest.raises(InvalidInputError, match=r"^Leaf\.size: "):
+        Leaf(size="x")
+    assert Tree(best=Twig(size=1)).best == Twig(size=1)
+    assert Twig(size=1, name="leaf") != Leaf(size=1)
+
+
+def test_the_signature_shows_what_is_declared() -> None:
+    shown = {name: p.annotation for name, p in inspect.signature(Tree).parameters.items()}
+    assert shown["leaves"] == list[Leaf]
+    assert shown["best"] == Leaf | None
+    assert shown["ratio"] is float
+    assert inspect.signature(Leaf).parameters["size"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+# -------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Leaf(size=1.5), "Leaf.size: expected a whole number, got 1.5 (float)"),
+        (lambda: Leaf(size=None), "Leaf.size: expected a whole number, got None (NoneType)"),
+        (lambda: Tree(best={"size": []}), "Tree.best.size: expected a whole number, got [] (list)"),
+        (
+            lambda: Tree(leaves=[{"size": 1}, {"size": 2, "name": 3}]),
+            "Tree.leaves[1].name: expected text, got 3 (int)",
+        ),
+        (lambda: Tree(leaves=[{}]), "Tree.leaves[0]: Leaf missing 1 required keyword-only argument: 'size'"),
+        (
+            lambda: Tree(best={"size": 1, "x": 2}),
+            "Tree.best: Leaf got an unexpected keyword argument 'x'",
+        ),
+        (lambda: Tree(best={1: 2, "size": 1}), "Tree.best: Leaf keywords must be strings"),
+        (lambda: Tree(best=5), "Tree.best: expected Leaf or a mapping of its fields, got int"),
+        (lambda: Tree(colour="blue"), "Tree.colour: expected one of 'red', got 'blue' (str)"),
+        (
+            lambda: Drawing(many={"a": {"type": "square", "side": "x"}}),
+            "Drawing.many['a'].side: expected a number, got 'x' (str)",
+        ),
+        (
+            lambda: Drawing(closed={"type": "cube"}),
+            "Drawing.closed.type: expected one of 'circle', 'square', got 'cube' (str)",
+        ),
+        (
+            lambda: Drawing(closed=[1]),
+            "Drawing.closed: expected Circle or Square or a mapping of its fields, got list",
+        ),
+        (lambda: Leaf.model_validate({"size": "x"}), "Leaf.size: expected a whole number, got 'x' (str)"),
+        (
+            lambda: model_from(Received, {"leaf": {"size": "x"}}, "$"),
+            "$.leaf.size: expected a whole number, got 'x' (str)",
+        ),
+    ],
+)
+def test_a_refusal_names_the_place(make: Any, text: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        make()
+    assert str(caught.value) == text
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_problem_without_a_place_gets_one() -> None:
+    error = InvalidInputError(["Leaf.size: bad", "also bad"])
+    assert relocated(error, "Leaf", "$.leaf").problems == ("$.leaf.size: bad", "$.leaf: also bad")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"door": "front", "key": [SECRET]},
+        {"door": "front", "key": {SECRET: 1}},
+        {"door": "front", "ring": {"a": SECRET, "b": 5}},
+        {"door": "front", "ring": {SECRET: 5}},
+        {"door": "front", "ring": SECRET},
+        {"door": 5, "key": SECRET},
+    ],
+)
+def test_a_secret_is_in_no_refusal(arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        Locked(**arguments)
+    error: BaseException | None = caught.value
+    assert SECRET not in "".join(traceback.format_exception(error))
+    while error is not None:
+        assert SECRET not in repr(error)
+        assert SECRET not in str(error)
+        error = error.__context__
+
+
+def test_a_model_of_secrets_refuses_the_bare_secret_unseen() -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        Locked.model_validate(SECRET)
+    assert str(caught.value) == "Locked: expected Locked or a mapping of its fields, got str"
+
+
+def test_a_secret_is_in_no_repr_but_in_the_dump() -> None:
+    locked = Locked(door="front", key=SECRET, ring={"a": SECRET})
+    assert repr(locked) == str(locked) == "Locked(door='front')"
+    assert locked.key == SECRET
+    assert locked.model_dump()["ring"] == {"a": SECRET}
+
+
+# ---------------------------------------------------------------------------------------- unions, answers
+
+
+def test_unknown_fields_are_ignored_in_answers_only() -> None:
+    assert Received.model_validate({"leaf": {"size": 1}, "added": 5}) == Received(leaf=Leaf(size=1))
+    with pytest.raises(InvalidInputError, match=r"^Received\.leaf: Leaf got an unexpected"):
+        Received.model_validate({"leaf": {"size": 1, "added": 5}})
+
+
+def test_an_instance_validates_as_itself() -> None:
+    twig = Twig(size=1)
+    assert Leaf.model_validate(twig) is twig
+
+
+def test_a_tag_says_which_member_a_mapping_is() -> None:
+    drawing = Drawing(
+        closed={"type": "square", "side": 2},
+        events=[{"event": "END"}, {"event": "START"}, SampleStarted(event="x")],
+    )
+    assert drawing.closed == Square(side=2)
+    assert drawing.events == [
+        SampleEnded(event="END"),
+        SampleStarted(event="START"),
+        SampleStarted(event="x"),
+    ]
+    assert Drawing(with_open=None).with_open is None
+
+
+def test_without_a_tag_the_member_that_knows_most_of_the_fields_is_taken() -> None:
+    assert Drawing(closed={"radius": 3}).closed == Circle(radius=3)
+    assert Drawing(closed={"radius": 3, "side": 1}).closed == Square(radius=3, side=1)
+    assert Drawing(closed={}).closed == Circle()
+    assert Drawing(untagged={"weight": 2}).untagged == Dot(weight=2)
+    with pytest.raises(InvalidInputError, match=r"^Drawing\.closed\.side: expected a number"):
+        Drawing(closed={"radius": 3, "side": "x"})
+
+
+def test_an_open_member_takes_what_the_others_do_not_know() -> None:
+    assert Drawing(with_open={"type": "cube", "side": 1}).with_open == Shape(type="cube", side=1)
+    assert Drawing(with_open={"type": "circle"}).with_open == Circle()
+    grown = Drawing(with_open={"type": "circle", "hue": 7}).with_open
+    assert grown == Shape(type="circle", hue=7)
+    assert grown.model_dump() == {"type": "circle", "hue": 7}
+    assert Drawing(untagged={"type": "dot"}).untagged == Shape(type="dot")
+    with pytest.raises(InvalidInputError, match=r"^Drawing\.with_open\.type: expected text, got None"):
+        Drawing(with_open={"type": None})
+
+
+def test_tags() -> None:
+    assert tag_of(Circle) == ("type", "circle")
+    assert tag_of(SampleEnded) == ("event", "END")
+    assert tag_of(Shape) is tag_of(Leaf) is None
+    assert union_table((Circle, Shape)) == ("type", {"circle": Circle}, Shape)
+    assert union_table((SampleStarted, SampleEnded))[0] == "event"
+
+
+# --------------------------------------------------------------------------------------------- dumping
+
+
+def full_tree() -> Tree:
+    return Tree(
+        leaves=[Leaf(size=1), Twig(size=2)],
+        best=Leaf(size=3),
+        planted=datetime(2026, 1, 31, tzinfo=timezone.utc),
+        anything={
+            "none": None,
+            "moment": date(2026, 1, 31),
+            "colour": Colour.RED,
+            "bytes": b"hi",
+            "n": (1, None),
+        },
+    )
+
+
+def test_a_dump_is_plain_values_in_declared_order() -> None:
+    dumped = full_tree().model_dump()
+    assert list(dumped) == ["leaves", "best", "colour", "planted", "anything", "ratio"]
+    assert dumped["leaves"] == [{"size": 1, "name": "leaf"}, {"size": 2, "name": "twig", "green": True}]
+    assert dumped["best"] == {"size": 3, "name": "leaf"}
+    assert dumped["colour"] is Colour.RED
+    assert dumped["planted"] == datetime(2026, 1, 31, tzinfo=timezone.utc)
+
+
+def test_a_dump_for_json_is_json() -> None:
+    dumped = full_tree().model_dump(mode="json")
+    assert dumped["planted"] == "2026-01-31T00:00:00Z"
+    assert type(dumped["colour"]) is str
+    assert dumped["anything"] == {
+        "none": None,
+        "moment": "2026-01-31",
+        "colour": "red",
+        "bytes": "aGk=",
+        "n": [1, None],
+    }
+    assert json.loads(full_tree().model_dump_json()) == dumped
+    assert json.loads(full_tree().model_dump_json(indent=2)) == dumped
+
+
+def test_json_text_is_compact_and_knows_no_nan() -> None:
+    assert Pair(1, None).model_dump_json() == '{"left":1.0,"right":null}'
+    assert Pair(1.5).model_dump_json(indent=1) == '{\n "left": 1.5,\n "right": null\n}'
+    assert Pair(math.nan, math.inf).model_dump_json() == '{"left":null,"right":null}'
+    assert (
+        Tree(anything=[{"x": math.nan}]).model_dump_json(include={"anything"}) == '{"anything":[{"x":null}]}'
+    )
+    assert math.isnan(Pair(math.nan).model_dump(mode="json")["left"])
+    assert Leaf(size=1, name="☃").model_dump_json() == '{"size":1,"name":"☃"}'
+
+
+def test_fields_can_be_left_out_of_a_dump() -> None:
+    tree = full_tree()
+    assert list(tree.model_dump(include={"best", "ratio", "unknown"})) == ["best", "ratio"]
+    assert list(tree.model_dump(exclude=["best", "leaves"])) == ["colour", "planted", "anything", "ratio"]
+    assert tree.model_dump(include=["best", "ratio"], exclude={"ratio"}) == {
+        "best": {"size": 3, "name": "leaf"}
+    }
+    assert "best" not in Tree().model_dump(exclude_none=True)
+    # Nulls inside of values are the user's.
+    assert tree.model_dump(exclude_none=True)["anything"]["none"] is None
+    assert Tree().model_dump(exclude_defaults=True) == {}
+    assert Tree(ratio=1.0, leaves=[]).model_dump(exclude_unset=True) == {}
+    assert Tree(leaves=[Leaf(size=1)]).model_dump(exclude_defaults=True) == {"leaves": [{"size": 1}]}
+    assert Pair(1.0, 2.0).model_dump(exclude_defaults=True) == {"left": 1.0, "right": 2.0}
+
+
+@pytest.mark.parametrize("names", ["best", {"best": {"size"}}])
+def test_nested_includes_are_not_mistaken_for_names(names: Any) -> None:
+    with pytest.raises(TypeError, match="set of field names"):
+        full_tree().model_dump(include=names)
+    with pytest.raises(TypeError, match="set of field names"):
+        full_tree().model_dump(exclude=names)
+
+
+def test_arrays_are_dumped_as_lists_and_equal_no_default() -> None:
+    holder = Holder(values=np.arange(3), other=np.zeros((2, 1)))
+    assert holder.model_dump(exclude_defaults=True) == {"values": [0, 1, 2], "other": [[0.0], [0.0]]}
+    assert Holder(values=np.float32(0.5)).model_dump()["values"] == 0.5
+    assert Holder(values=range(3)).model_dump()["values"] == [0, 1, 2]
+
+
+# ------------------------------------------------------------------------------- copies, equality, pickle
+
+
+def test_a_copy_is_checked_like_a_new_one() -> None:
+    tree = full_tree()
+    assert tree.model_copy() == tree
+    assert tree.model_copy(update={"ratio": 2}).ratio == 2.0
+    assert tree.ratio == 1.0
+    with pytest.raises(InvalidInputError, match=r"^Tree\.ratio: "):
+        tree.model_copy(update={"ratio": "x"})
+    with pytest.raises(TypeError):
+        tree.model_copy(update={"ratoi": 2})
+
+
+def test_a_deep_copy_shares_nothing() -> None:
+    tree = full_tree()
+    deep = tree.model_copy(deep=True)
+    assert deep == tree
+    assert deep.anything is not tree.anything
+    assert deep.best is not tree.best
+    assert copy.deepcopy(tree) == tree == copy.copy(tree)
+
+
+def test_models_compare_by_value_and_class() -> None:
+    assert Leaf(size=1) == Leaf(size=1, name="leaf")
+    assert Leaf(size=1) != Leaf(size=2)
+    assert Leaf(size=1) != {"size": 1, "name": "leaf"}
+    assert hash(Leaf(size=1)) == hash(Leaf(size="1"))
+    assert len({Leaf(size=1), Leaf(size=1), Leaf(size=2)}) == 2
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(Tree())
+    with pytest.raises(TypeError):
+        sorted([Leaf(size=1), Leaf(size=2)])
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_models_pickle(protocol: int) -> None:
+    for made in (full_tree(), Pair(1), Shape(type="x", y=[1]), Locked(door="a", key=SECRET), Holder()):
+        assert pickle.loads(pickle.dumps(made, protocol)) == made
+
+
+# ----------------------------------------------------------------------------------------------- repr
+
+
+def test_reprs_are_short_whatever_they_hold() -> None:
+    tree = Tree(
+        leaves=[Leaf(size=n) for n in range(1000)],
+        anything={"numbers": list(range(10**5)), "bytes": b"x" * 10**6, "array": np.zeros(10**5)},
+    )
+    assert len(repr(tree)) < 600
+    assert "… 1000 items" in repr(tree)
+    assert "<1000000 bytes>" in repr(tree)
+    assert "array([100000], float64)" in repr(tree)
+
+
+def test_a_short_repr_can_be_evaluated() -> None:
+    leaf = Leaf(size=1, name="it's")
+    assert repr(leaf) == """Leaf(size=1, name="it's")"""
+    assert eval(repr(leaf)) == leaf
+    assert str(leaf) == repr(leaf)
+
+
+def test_a_model_chooses_what_its_repr_shows() -> None:
+    class Shy(Leaf):
+        __slots__ = ()
+
+        def _repr_items(self) -> Iterable[tuple[str, Any]]:
+            return (("size", "…"),)
+
+    assert repr(Shy(size=5)) == "Shy(size='…')"

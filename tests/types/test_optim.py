@@ -1,0 +1,198 @@
+"""Optimizer families and steps: open families, the three names of a step's settings, ranges."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+import pytest
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.types import (
+    AdamOptimizerConfig,
+    AdamParams,
+    CreateModelRequest,
+    DimuonOptimizerConfig,
+    DimuonParams,
+    GetInfoResponse,
+    OptimizerConfigBase,
+    OptimParamsBase,
+    OptimStepRequest,
+    OptimStepResponse,
+)
+
+# ------------------------------------------------------------------------------------------ open families
+
+
+def test_an_open_family_keeps_what_it_is_given() -> None:
+    config = OptimizerConfigBase(type="muon", version=2, nested={"a": None}, gone=None)
+    assert (config.type, config.version, config.nested) == ("muon", 2, {"a": None})
+    assert config.model_dump() == {"type": "muon", "version": 2, "nested": {"a": None}, "gone": None}
+    assert config.model_dump(exclude_none=True) == {"type": "muon", "version": 2, "nested": {"a": None}}
+    assert repr(config) == "OptimizerConfigBase(type='muon', version=2, nested={'a': None}, gone=None)"
+
+
+def test_open_families_compare_by_all_fields_and_hash_by_type() -> None:
+    one = OptimizerConfigBase(type="muon", version=2)
+    assert one == OptimizerConfigBase(type="muon", version=2)
+    assert one != OptimizerConfigBase(type="muon", version=3)
+    assert one != OptimizerConfigBase(type="muon")
+    assert one != OptimParamsBase(type="muon", version=2)
+    assert hash(one) == hash(OptimizerConfigBase(type="muon", version=3))
+    assert OptimizerConfigBase(type="adamw") != AdamOptimizerConfig()
+
+
+def test_open_families_are_copied_whole() -> None:
+    params = OptimParamsBase(type="muon", learning_rate=0.02, schedule=[1, 2])
+    assert params.model_copy(update={"learning_rate": 0.5}).model_dump() == {
+        "type": "muon",
+        "learning_rate": 0.5,
+        "schedule": [1, 2],
+    }
+    assert params.model_copy(deep=True).schedule is not params.schedule
+    assert pickle.loads(pickle.dumps(params)) == params
+
+
+def test_what_a_family_does_not_have_is_an_attribute_error() -> None:
+    config = OptimizerConfigBase(type="muon", _hidden=1)
+    with pytest.raises(AttributeError, match="'OptimizerConfigBase' object has no attribute 'version'"):
+        config.version  # noqa: B018  # the access is the test
+    with pytest.raises(AttributeError):
+        config._hidden  # noqa: B018
+    with pytest.raises(AttributeError):
+        AdamOptimizerConfig().version  # noqa: B018
+    with pytest.raises(AttributeError):
+        config.version = 3
+    assert config.model_dump()["_hidden"] == 1
+
+
+@pytest.mark.parametrize("extras", [{"model_dump": 1}, {"self": 1}, {"_fields_out": 2}])
+def test_a_field_named_like_a_method_does_not_replace_it(extras: dict[str, Any]) -> None:
+    if "self" in extras:
+        with pytest.raises(TypeError):
+            OptimParamsBase(type="x", **extras)
+    else:
+        assert OptimParamsBase(type="x", **extras).model_dump() == {"type": "x", **extras}
+
+
+def test_closed_families_refuse_what_they_do_not_know() -> None:
+    with pytest.raises(TypeError, match="version"):
+        AdamOptimizerConfig(version=1)
+    with pytest.raises(TypeError, match="lr"):
+        DimuonParams(learning_rate=1, lr=2)
+    assert isinstance(DimuonOptimizerConfig(), OptimizerConfigBase)
+    assert isinstance(DimuonParams(learning_rate=1), OptimParamsBase)
+
+
+def test_a_family_must_be_named() -> None:
+    with pytest.raises(TypeError, match="type"):
+        OptimizerConfigBase(version=1)
+    with pytest.raises(InvalidInputError, match=r"^OptimizerConfigBase\.type: expected text"):
+        OptimizerConfigBase(type=5)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "config"),
+    [
+        ({}, AdamOptimizerConfig()),
+        ({"type": "adamw"}, AdamOptimizerConfig()),
+        ({"type": "adamw", "added": 1}, OptimizerConfigBase(type="adamw", added=1)),
+        ({"type": "dimuon", "version": 9}, OptimizerConfigBase(type="dimuon", version=9)),
+        ({"type": "muon"}, OptimizerConfigBase(type="muon")),
+    ],
+)
+def test_a_server_may_name_any_family(mapping: dict[str, Any], config: Any) -> None:
+    info = GetInfoResponse.model_validate({"model_data": {}, "model_id": "m", "optimizer_config": mapping})
+    assert info.optimizer_config == config
+
+
+def test_a_models_family_is_adamw_unless_told() -> None:
+    request = CreateModelRequest(session_id="s", model_seq_id=0, base_model="b")
+    assert request.model_dump()["optimizer_config"] == {"type": "adamw"}
+    other = request.model_copy(update={"optimizer_config": DimuonOptimizerConfig()})
+    assert other.model_dump()["optimizer_config"] == {"type": "dimuon", "version": 1}
+
+
+# ------------------------------------------------------------------------------------------------ steps
+
+
+@pytest.mark.parametrize("name", ["optim_params", "adam_params", "optimizer_params"])
+def test_the_settings_of_a_step_have_three_names(name: str) -> None:
+    request = OptimStepRequest(**{name: AdamParams(learning_rate=1)}, model_id="m", seq_id=1)
+    assert request.optim_params == AdamParams(learning_rate=1)
+    assert request == OptimStepRequest.model_validate(request.model_dump())
+    assert list(request.model_dump()) == ["model_id", "seq_id", "type", "adam_params"]
+    other = OptimStepRequest(**{name: DimuonParams(learning_rate=1)}, model_id="m")
+    assert list(other.model_dump(exclude_none=True)) == ["model_id", "type", "optimizer_params"]
+
+
+def test_the_settings_of_a_step_are_given_once() -> None:
+    with pytest.raises(TypeError, match=r"exactly one of .*, 0 were given"):
+        OptimStepRequest(model_id="m")
+    with pytest.raises(TypeError, match=r"exactly one of .*, 2 were given"):
+        OptimStepRequest(model_id="m", adam_params=AdamParams(), optim_params=AdamParams())
+    with pytest.raises(InvalidInputError, match="exactly one of"):
+        OptimStepRequest.model_validate({"model_id": "m"})
+
+
+@pytest.mark.parametrize(
+    ("mapping", "params"),
+    [
+        ({}, AdamParams()),
+        ({"learning_rate": 1}, AdamParams(learning_rate=1)),
+        ({"type": "muon", "learning_rate": 1}, OptimParamsBase(type="muon", learning_rate=1)),
+        ({"type": "adamw"}, OptimParamsBase(type="adamw")),
+    ],
+)
+def test_a_type_makes_the_difference_between_mappings(mapping: dict[str, Any], params: Any) -> None:
+    assert OptimStepRequest(adam_params=mapping, model_id="m").optim_params == params
+
+
+def test_a_step_says_what_is_wrong_with_its_settings() -> None:
+    with pytest.raises(InvalidInputError, match=r"^OptimStepRequest\.optim_params\.eps: expected a number"):
+        OptimStepRequest(adam_params={"eps": "tiny"}, model_id="m")
+    with pytest.raises(
+        InvalidInputError, match=r"^OptimStepRequest\.optim_params: AdamParams got an unexpected"
+    ):
+        OptimStepRequest(adam_params={"lr": 1}, model_id="m")
+
+
+def test_a_step_is_copied_with_its_settings() -> None:
+    request = OptimStepRequest(adam_params=AdamParams(), model_id="m")
+    copied = request.model_copy(update={"optim_params": DimuonParams(learning_rate=1), "seq_id": 4})
+    assert copied == OptimStepRequest(optim_params=DimuonParams(learning_rate=1), model_id="m", seq_id=4)
+
+
+def test_adams_settings_have_no_ranges() -> None:
+    assert AdamParams(learning_rate=-1, beta1=2).beta1 == 2.0
+    assert math.isnan(AdamParams(eps=math.nan).eps)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"learning_rate": -1e-9}, "learning_rate: expected 0 or more, got -1e-09"),
+        ({"learning_rate": math.nan}, "learning_rate: expected 0 or more, got nan"),
+        ({"learning_rate": math.inf}, "learning_rate: expected 0 or more, got inf"),
+        ({"learning_rate": 1, "beta1": 1}, "beta1: expected 0 or more and less than 1, got 1.0"),
+        ({"learning_rate": 1, "beta1": -0.1}, "beta1: expected 0 or more and less than 1, got -0.1"),
+        (
+            {"learning_rate": 1, "grad_clip_norm": math.inf},
+            "grad_clip_norm: expected a finite number, got inf",
+        ),
+    ],
+)
+def test_dimuons_settings_have(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        DimuonParams(**arguments)
+    assert str(caught.value) == f"DimuonParams.{text}"
+
+
+def test_what_dimuon_allows() -> None:
+    allowed = DimuonParams(learning_rate=0, beta1=0, grad_clip_norm=-1)
+    assert (allowed.learning_rate, allowed.beta1, allowed.grad_clip_norm) == (0.0, 0.0, -1.0)
+
+
+def test_metrics_are_floats() -> None:
+    assert OptimStepResponse(metrics={"a": 1, "b": "2"}).metrics == {"a": 1.0, "b": 2.0}

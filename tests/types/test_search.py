@@ -1,0 +1,122 @@
+"""Limits of a session search, its unions, and the states that were found."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.types import (
+    ActiveSessionStatusQuery,
+    ClientFinishedSessionStatusQuery,
+    ClientSessionFinished,
+    ClientSessionFinishInterrupted,
+    OwnSearchOwner,
+    SessionFailed,
+    SessionFailedSamplingSessionReason,
+    SessionSearchCursor,
+    SessionSearchRequest,
+    SessionSummary,
+    UserSearchOwner,
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"limit": 0}, "limit: expected 1 or more and at most 200, got 0"),
+        ({"limit": 201}, "limit: expected 1 or more and at most 200, got 201"),
+        ({"display_name": ""}, "display_name: expected 1 or more characters, got 0"),
+        ({"statuses": []}, "statuses: expected 1 or more items, got 0"),
+        (
+            {"statuses": [{"type": "client_finished", "reasons": []}]},
+            "statuses[0].reasons: expected 1 or more items, got 0",
+        ),
+        (
+            {"owner": {"type": "user", "owner_urns": ["u"] * 11}},
+            "owner.owner_urns: expected 1 to 10 items, got 11",
+        ),
+        (
+            {"cursor": {"last_created_at": "2026-01-31T12:00:00", "last_session_id": "s"}},
+            "cursor.last_created_at: expected a datetime with a time zone, got 2026-01-31 12:00:00",
+        ),
+    ],
+)
+def test_what_every_server_refuses(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        SessionSearchRequest(**arguments)
+    assert str(caught.value) == f"SessionSearchRequest.{text}"
+
+
+@pytest.mark.parametrize("limit", [1, 200])
+def test_the_limits_themselves_are_allowed(limit: int) -> None:
+    assert SessionSearchRequest(limit=limit).limit == limit
+    assert len(UserSearchOwner(owner_urns=["u"] * 10).owner_urns) == 10
+
+
+def test_a_search_travels_as_declared() -> None:
+    request = SessionSearchRequest(
+        statuses=[ActiveSessionStatusQuery(), {"type": "client_finished", "reasons": ("errored",)}],
+        cursor=SessionSearchCursor(
+            last_created_at=datetime(2026, 1, 31, tzinfo=timezone.utc), last_session_id="s"
+        ),
+    )
+    assert request.statuses == [
+        ActiveSessionStatusQuery(),
+        ClientFinishedSessionStatusQuery(reasons=["errored"]),
+    ]
+    assert request.model_dump(mode="json", exclude_none=True) == {
+        "user_metadata": {},
+        "owner": {"type": "own"},
+        "statuses": [{"type": "active"}, {"type": "client_finished", "reasons": ["errored"]}],
+        "limit": 50,
+        "cursor": {"last_created_at": "2026-01-31T00:00:00Z", "last_session_id": "s"},
+    }
+
+
+def test_the_default_owner_is_shared_and_cannot_change() -> None:
+    assert SessionSearchRequest().owner is SessionSearchRequest().owner
+    assert SessionSearchRequest().owner == OwnSearchOwner()
+
+
+SUMMARY = {
+    "session_id": "s",
+    "created_at": "2026-01-31T12:00:00Z",
+    "owner": "u",
+    "project_id": "p",
+    "checkpoints_count": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (None, None),
+        (
+            {
+                "type": "failed",
+                "category": "user",
+                "message": "m",
+                "reason": {"type": "sampling_session", "sampling_session_id": "x"},
+            },
+            SessionFailed(
+                category="user",
+                message="m",
+                reason=SessionFailedSamplingSessionReason(sampling_session_id="x"),
+            ),
+        ),
+        (
+            {"type": "client_finished", "reason": {"type": "interrupted", "new": 1}},
+            ClientSessionFinished(reason=ClientSessionFinishInterrupted()),
+        ),
+    ],
+)
+def test_a_state_is_told_by_its_type(status: Any, expected: Any) -> None:
+    assert SessionSummary.model_validate({**SUMMARY, "status": status}).status == expected
+
+
+def test_an_unknown_state_is_named() -> None:
+    with pytest.raises(InvalidInputError, match=r"^SessionSummary\.status\.type: expected one of 'failed', "):
+        SessionSummary.model_validate({**SUMMARY, "status": {"type": "asleep"}})
