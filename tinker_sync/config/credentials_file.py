@@ -128,7 +128,7 @@ class CredentialsFile:
 def _parse(path: Path) -> tuple[dict[str, Any], str]:
     """Read and check the file: its tree, and what is wrong with it. The keys come out with masked reprs."""
     try:
-        tree = json.loads(path.read_bytes())
+        tree = json.loads(path.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError:
         return {"keys": {}}, ""
     except OSError as error:

@@ -1,0 +1,494 @@
+"""Where each setting comes from, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import pickle
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import requests
+
+from tinker_sync.config import (
+    DEFAULT_BASE_URL,
+    CredentialsFile,
+    HeaderMap,
+    Secret,
+    Settings,
+    StoredKey,
+    Timeout,
+)
+from tinker_sync.errors import ConfigurationError
+
+KEY = "tml-planted-key-0123456789"
+
+
+def resolve(environ: dict[str, str] | None = None, **arguments: Any) -> Settings:
+    return Settings.resolve(environ=environ or {}, **arguments)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> CredentialsFile:
+    file = CredentialsFile(tmp_path / "credentials.json")
+    file.add("k1", StoredKey(key=Secret("tml-stored"), name="laptop"), make_default=True)
+    return file
+
+
+def test_defaults() -> None:
+    settings = resolve()
+    assert attrs.asdict(settings, recurse=False) == {
+        "base_url": "https://tinker.thinkingmachines.dev/services/tinker-prod",
+        "api_key": None,
+        "api_key_source": None,
+        "credential_cmd": None,
+        "credential_cmd_timeout_s": 30.0,
+        "project_id": None,
+        "tags": (),
+        "telemetry": True,
+        "log": None,
+        "cf_access_id": None,
+        "cf_access_secret": None,
+        "default_headers": HeaderMap(),
+        "session": None,
+        "timeout": Timeout(connect=5.0, read=60.0, idle=None),
+        "max_retries": 10,
+        "max_body_bytes": 1 << 30,
+        "sdk_version": "0.36.0",
+        "dialect": "auto",
+        "deadline_s": None,
+    }
+    assert settings == Settings()
+
+
+def test_the_real_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", "http://localhost:1/")
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    settings = Settings.resolve()
+    assert (settings.base_url, settings.api_key) == ("http://localhost:1", Secret(KEY))
+
+
+# -------------------------------------------------------------------------- arguments before variables
+
+
+@pytest.mark.parametrize(
+    ("field", "variable", "from_variable", "argument"),
+    [
+        ("base_url", "TINKER_BASE_URL", "http://variable", "http://argument"),
+        ("api_key", "TINKER_API_KEY", "tml-variable", "tml-argument"),
+        ("credential_cmd", "TINKER_CREDENTIAL_CMD", "echo variable", "echo argument"),
+        ("project_id", "TINKER_PROJECT_ID", "p-variable", "p-argument"),
+        ("cf_access_id", "CLOUDFLARE_ACCESS_CLIENT_ID", "id-variable", "id-argument"),
+        ("cf_access_secret", "CLOUDFLARE_ACCESS_CLIENT_SECRET", "s-variable", "s-argument"),
+    ],
+)
+def test_texts(field: str, variable: str, from_variable: str, argument: str) -> None:
+    def value(settings: Settings) -> object:
+        found = getattr(settings, field)
+        return found.reveal() if isinstance(found, Secret) else found
+
+    default = value(resolve())
+    assert value(resolve({variable: from_variable})) == from_variable
+    assert value(resolve({variable: from_variable}, **{field: argument})) == argument
+    assert value(resolve({variable: from_variable}, **{field: ""})) == from_variable
+    assert value(resolve({variable: ""}, **{field: ""})) == default
+
+
+@pytest.mark.parametrize("field", ["api_key", "credential_cmd", "cf_access_id", "cf_access_secret"])
+def test_secrets_are_wrapped_also_when_they_come_wrapped(field: str) -> None:
+    assert getattr(resolve(**{field: "abc"}), field) == Secret("abc")
+    assert getattr(resolve(**{field: Secret("abc")}), field) == Secret("abc")
+    assert getattr(resolve(**{field: "  abc\n"}), field) == Secret("abc")
+    assert getattr(resolve(**{field: " \n"}), field) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "tags"),
+    [
+        (None, ()),
+        ("", ()),
+        ("a", ("a",)),
+        ("b,a,b", ("b", "a")),
+        (",b,, a ,", ("b", "a")),
+    ],
+)
+def test_tags_of_the_variable_w47(value: str | None, tags: tuple[str, ...]) -> None:
+    assert resolve({} if value is None else {"TINKER_TAGS": value}).tags == tags
+
+
+def test_tags_of_the_argument() -> None:
+    assert resolve({"TINKER_TAGS": "v"}, tags=["b", "", "a", "b"]).tags == ("b", "a")
+    assert resolve({"TINKER_TAGS": "v"}, tags=[]).tags == ()
+    assert resolve(tags="b,a").tags == ("b", "a")
+
+
+@pytest.mark.parametrize(
+    ("value", "on"),
+    [
+        *((word, True) for word in (None, "1", "TRUE", "Yes", "on")),
+        *((word, False) for word in ("0", "", "off", "2", "enabled")),
+    ],
+)
+def test_telemetry(value: str | None, on: bool) -> None:
+    environ = {} if value is None else {"TINKER_TELEMETRY": value}
+    assert resolve(environ).telemetry is on
+    assert resolve(environ, telemetry=not on).telemetry is not on
+
+
+# -------------------------------------------------------------------------------------------- base URL
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("http://h", "http://h"),
+        ("http://h:1/pre/", "http://h:1/pre"),
+        ("https://h/a/b///", "https://h/a/b"),
+        ("  http://h/ \n", "http://h"),
+        ("HTTPS://Host/Path", "HTTPS://Host/Path"),
+        ("http://[::1]:8000/x", "http://[::1]:8000/x"),
+        ("http://127.0.0.1", "http://127.0.0.1"),
+    ],
+)
+def test_base_url(given: str, kept: str) -> None:
+    assert resolve(base_url=given).base_url == kept
+    assert resolve({"TINKER_BASE_URL": given}).base_url == kept
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ("h:8000", "does not start with http"),
+        ("localhost", "does not start with http"),
+        ("ftp://h", "does not start with http"),
+        ("http://", "names no host"),
+        ("http:///path", "names no host"),
+        ("https://h/x?q=1", "query or fragment"),
+        ("https://h/x?", "query or fragment"),
+        ("https://h/x#f", "query or fragment"),
+        (f"https://user:{KEY}@h/", "user name or password"),
+        ("https://user@h/", "user name or password"),
+        ("http://h:port", "not a valid address"),
+        ("http://h:99999", "not a valid address"),
+        ("http://h:0", "not a valid address"),
+        ("http://[::1", "not a valid address"),
+        ("http://h/a b", "not a valid address"),
+        ("http://h/a\r\nX: y", "not a valid address"),
+    ],
+)
+def test_base_url_refused(given: str, complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint) as by_argument:
+        resolve(base_url=given)
+    assert str(by_argument.value).startswith("base_url ")
+    assert KEY not in str(by_argument.value)
+    with pytest.raises(ConfigurationError, match=complaint) as by_variable:
+        resolve({"TINKER_BASE_URL": given})
+    assert str(by_variable.value).startswith("TINKER_BASE_URL ")
+
+
+@pytest.mark.parametrize(
+    ("url", "vendor"),
+    [
+        (DEFAULT_BASE_URL, True),
+        ("https://tinker.thinkingmachines.ai", True),
+        ("https://THINKINGMACHINES.dev:8443/x", True),
+        ("https://a.b.thinkingmachines.dev./x", True),
+        ("http://localhost:8000", False),
+        ("https://thinkingmachines.dev.evil.org", False),
+        ("https://notthinkingmachines.dev", False),
+        ("https://evil.org/thinkingmachines.dev", False),
+    ],
+)
+def test_vendor_hosts(url: str, vendor: bool) -> None:
+    assert resolve(base_url=url).is_vendor_host is vendor
+
+
+def test_direct_construction_is_checked_too() -> None:
+    with pytest.raises(ConfigurationError, match="does not start with http"):
+        Settings(base_url="nonsense")
+    with pytest.raises(ConfigurationError, match="ends with a slash"):
+        Settings(base_url="http://h/")
+    with pytest.raises(ConfigurationError, match="max_retries"):
+        attrs.evolve(Settings(), max_retries=-1)
+
+
+# ------------------------------------------------------------------------------------------------ keys
+
+
+def test_where_the_key_was_found(stored: CredentialsFile) -> None:
+    def found(environ: dict[str, str], **arguments: Any) -> tuple[object, object]:
+        settings = resolve(environ, credentials_file=stored, **arguments)
+        return settings.api_key and settings.api_key.reveal(), settings.api_key_source
+
+    variable, command = {"TINKER_API_KEY": "tml-v"}, {"TINKER_CREDENTIAL_CMD": "true"}
+    assert found(variable, api_key="tml-a") == ("tml-a", "argument")
+    assert found(variable) == ("tml-v", "environment")
+    assert found({**variable, **command}) == ("tml-v", "environment")
+    assert found({}) == ("tml-stored", "stored")
+    assert found({"TINKER_API_KEY": ""}) == ("tml-stored", "stored")
+    assert found(command) == (None, None)
+    assert found({}, credential_cmd="true") == (None, None)
+
+
+def test_the_credentials_file_of_the_home_directory_is_the_default() -> None:
+    CredentialsFile().add("k", StoredKey(key=Secret("tml-home"), name="n"), make_default=True)
+    assert (Path(os.environ["HOME"]) / ".tinker" / "credentials.json").is_file()
+    assert resolve().api_key == Secret("tml-home")
+
+
+def test_a_broken_credentials_file_matters_only_when_it_is_needed(tmp_path: Path) -> None:
+    broken = CredentialsFile(tmp_path / "credentials.json")
+    broken.path.write_text(f'{{"keys": "{KEY}", ')
+    assert resolve(api_key="tml-a", credentials_file=broken).api_key == Secret("tml-a")
+    assert resolve(credential_cmd="true", credentials_file=broken).api_key is None
+    with pytest.raises(ConfigurationError, match=r"credentials\.json is not JSON") as caught:
+        resolve(credentials_file=broken)
+    assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["tml-a b", "tml-a\nb", "tml-ü", "tml-a\x00"])
+@pytest.mark.parametrize("variable", ["TINKER_API_KEY", "CLOUDFLARE_ACCESS_CLIENT_SECRET"])
+def test_keys_that_cannot_stand_in_a_header(key: str, variable: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{variable} holds blanks") as caught:
+        resolve({variable: key})
+    assert key not in str(caught.value)
+
+
+# ---------------------------------------------------------------------------------------------- others
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"max_retries": -1}, "max_retries must be a whole number from 0"),
+        ({"max_retries": 2.5}, "max_retries"),
+        ({"max_retries": True}, "max_retries"),
+        ({"max_body_bytes": 0}, "max_body_bytes"),
+        ({"deadline_s": 0}, "deadline_s must be a positive number"),
+        ({"deadline_s": float("nan")}, "deadline_s"),
+        ({"deadline_s": "3"}, "deadline_s"),
+        ({"credential_cmd_timeout_s": 0}, "credential_cmd_timeout_s"),
+        ({"dialect": "yaml"}, "dialect is one of auto, proto, json"),
+        ({"dialect": None}, "dialect"),
+        ({"log": "loud"}, "log is one of info, debug, curl"),
+        ({"timeout": 0}, "timeout.read must be a positive"),
+        ({"timeout": (1, -1)}, "timeout.read"),
+        ({"timeout": (1, 2, 3)}, "pair"),
+        ({"timeout": float("inf")}, "timeout.read"),
+        ({"timeout": "1"}, "timeout.read must be a number"),
+        ({"default_headers": {"X-A": 3}}, r"default_headers\['X-A'\] is int, not str"),
+        ({"default_headers": {"X-A": "a\r\nB: c"}}, r"default_headers\['X-A'\] cannot be sent"),
+        ({"default_headers": {"X A": "a"}}, "cannot be sent"),
+        ({"default_headers": {"": "a"}}, "cannot be sent"),
+    ],
+)
+def test_refused(arguments: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        resolve(**arguments)
+
+
+def test_a_mistyped_name_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="api_kye"):
+        resolve(api_kye="x")
+
+
+@pytest.mark.parametrize(
+    ("given", "timeout"),
+    [
+        (None, Timeout()),
+        (7, Timeout(read=7.0)),
+        (0.5, Timeout(read=0.5)),
+        ((3, 9), Timeout(connect=3.0, read=9.0)),
+        (Timeout(1, 2, 3), Timeout(1.0, 2.0, 3.0)),
+    ],
+)
+def test_timeout_forms(given: Any, timeout: Timeout) -> None:
+    assert resolve(timeout=given).timeout == timeout
+    assert all(isinstance(v, float) for v in (timeout.connect, timeout.read, timeout.idle_s))
+
+
+def test_idle_follows_read() -> None:
+    assert Timeout(read=9).idle_s == 9.0
+    assert Timeout(read=9, idle=2).idle_s == 2.0
+
+
+def test_dialect_objects_pass() -> None:
+    marker = object()
+    assert resolve(dialect=marker).dialect is marker
+
+
+# -------------------------------------------------------------------------------- frozen, equal, moved
+
+
+def test_frozen_and_equal_by_value() -> None:
+    settings = resolve(api_key=KEY, default_headers={"X-A": "1"})
+    assert settings == resolve(api_key=KEY, default_headers={"x-a": "1"})
+    assert settings != resolve(api_key=KEY + "x", default_headers={"X-A": "1"})
+    assert len({settings, resolve(api_key=KEY, default_headers={"X-A": "1"})}) == 1
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        settings.base_url = "x"  # type: ignore[misc]  # what is tested
+    assert copy.copy(settings) is copy.deepcopy(settings) is settings
+
+
+def test_default_headers_of_the_caller_may_change_afterwards() -> None:
+    headers = {"X-A": "1"}
+    settings = resolve(default_headers=headers)
+    headers["X-A"] = "2"
+    assert settings.default_headers["X-A"] == "1"
+
+
+def test_a_pickle_takes_everything_but_secrets_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = resolve(
+        base_url="http://h/pre",
+        api_key=KEY,
+        credential_cmd=f"echo {KEY}",
+        cf_access_id=f"{KEY}id",
+        cf_access_secret=f"{KEY}secret",
+        project_id="p",
+        tags=["t"],
+        telemetry=False,
+        default_headers={"X-A": "1", "X-My-Token": KEY, "X-Note": f"see {KEY}"},
+        session=requests.Session(),
+        timeout=7,
+        max_retries=3,
+        max_body_bytes=9,
+        sdk_version="0.25.0",
+        dialect="json",
+        deadline_s=4.0,
+    )
+    data = pickle.dumps(settings)
+    assert KEY.encode() not in data
+    monkeypatch.setenv("TINKER_API_KEY", "tml-other")
+    monkeypatch.setenv("CLOUDFLARE_ACCESS_CLIENT_ID", "other-id")
+    monkeypatch.setenv("TINKER_PROJECT_ID", "other-project")
+    monkeypatch.setenv("TINKER_TAGS", "other")
+    there = pickle.loads(data)
+    assert (there.api_key, there.api_key_source) == (Secret("tml-other"), "environment")
+    assert (there.cf_access_id, there.cf_access_secret) == (Secret("other-id"), None)
+    assert (there.credential_cmd, there.session) == (None, None)
+    assert there.default_headers == {"X-A": "1"}
+    not_moved = ("api_key", "api_key_source", "cf_access_id", "cf_access_secret", "credential_cmd", "session")
+    same = [a.name for a in attrs.fields(Settings) if a.name not in (*not_moved, "default_headers")]
+    assert {name: getattr(there, name) for name in same} == {name: getattr(settings, name) for name in same}
+
+
+def test_secrets_lists_every_value_to_mask() -> None:
+    session = requests.Session()
+    session.proxies["https"] = "http://me:pr%6Fxy-pw@proxy:1"
+    session.auth = ("me", "basic-pw")
+    session.headers["X-Gate-Token"] = "gate-pw"
+    settings = resolve(
+        api_key="tml-k",
+        credential_cmd="cmd",
+        cf_access_id="cf-id",
+        cf_access_secret="cf-secret",
+        default_headers={"X-My-Token": "header-pw", "X-A": "plain"},
+        session=session,
+    )
+    assert {secret.reveal() for secret in settings.secrets} == {
+        *("tml-k", "cmd", "cf-id", "cf-secret", "header-pw", "pr%6Fxy-pw", "proxy-pw", "basic-pw", "gate-pw"),
+    }
+    assert resolve().secrets == ()
+
+
+# ------------------------------------------------------------------------------------------------ logs
+
+
+@pytest.fixture
+def our_logger() -> Iterator[logging.Logger]:
+    logger = logging.getLogger("tinker_sync")
+    before = (logger.level, list(logger.handlers))
+    yield logger
+    logger.level, logger.handlers = before
+    logger.setLevel(before[0])  # also forgets what children have cached
+
+
+@contextmanager
+def bare_root() -> Iterator[logging.Logger]:
+    """The root logger of a program that has set up no logging. The test runner sets it up for each phase."""
+    root = logging.getLogger()
+    before = list(root.handlers)
+    root.handlers = []
+    try:
+        yield root
+    finally:
+        root.handlers = before
+
+
+@pytest.mark.parametrize(
+    ("value", "level", "log"),
+    [
+        ("info", logging.INFO, "info"),
+        ("debug", logging.DEBUG, "debug"),
+        ("curl", logging.DEBUG, "curl"),
+        ("DEBUG", None, None),
+        ("nonsense", None, None),
+        ("", None, None),
+        (None, None, None),
+    ],
+)
+def test_tinker_log(
+    our_logger: logging.Logger, value: str | None, level: int | None, log: str | None
+) -> None:
+    before = our_logger.level
+    settings = resolve({} if value is None else {"TINKER_LOG": value})
+    assert settings.log == log
+    assert settings.log_curl is (log == "curl")
+    assert our_logger.level == (before if level is None else level)
+    assert logging.getLogger().level != logging.DEBUG
+
+
+def test_the_argument_goes_before_tinker_log(our_logger: logging.Logger) -> None:
+    assert resolve({"TINKER_LOG": "debug"}, log="info").log == "info"
+    assert our_logger.level == logging.INFO
+
+
+def test_records_are_printed_once_in_the_documented_form(
+    our_logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with bare_root() as root:
+        for _ in range(3):
+            resolve({"TINKER_LOG": "info"})
+        child = logging.getLogger("tinker_sync.transport")
+        child.info("hello %d", 3)
+        child.debug("not this")
+        assert root.handlers == []
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    stamp, name, rest = line.rstrip("\n").split(" - ", 2)
+    assert len(stamp) == len("[2026-01-02 03:04:05")
+    assert name.startswith("tinker_sync.transport:")
+    assert rest == "INFO] hello 3"
+
+
+def test_a_program_with_its_own_logging_sees_each_record_once(
+    our_logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+
+    class Keeper(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record.getMessage())
+
+    with bare_root() as root:
+        resolve({"TINKER_LOG": "debug"})
+        root.addHandler(Keeper())  # after our set-up, as programs do
+        logging.getLogger("tinker_sync.x").debug("hello")
+    assert seen == ["hello"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_broken_stderr_does_not_break_the_program(
+    our_logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve({"TINKER_LOG": "debug"})
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    monkeypatch.setattr(sys, "stderr", None)
+    with bare_root():
+        logging.getLogger("tinker_sync.x").debug("hello")
