@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tinker_sync._clock import Clock
-from tinker_sync._observe import Event, Redirected, ReplyReceived, RequestLost, RequestSent
 from tinker_sync.transport import content
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.hop import MAX_REDIRECTS, REDIRECTS, Hop, RedirectRefused, redirected
 from tinker_sync.transport.http1 import MalformedReply, ReplyTooLarge
+from tinker_sync.transport.journal import Journal
 from tinker_sync.transport.launch import Launcher, Line
 from tinker_sync.transport.socket_line import Limits, RawReply
 
@@ -33,14 +33,14 @@ class Exchange:
         limits: Limits,
         launcher: Launcher,
         clock: Clock,
-        tell: Callable[[Event], None],
+        journal: Journal,
     ) -> None:
         self._call = call
         self._hop = hop
         self._limits = limits
         self._launcher = launcher
         self._clock = clock
-        self._tell = tell
+        self._journal = journal
         self._began_s = clock.now()
         self._redirects = 0
         self._taken = False  # an earlier address has processed the request and sent us on with a GET
@@ -95,14 +95,7 @@ class Exchange:
 
     def _send(self, *, fresh: bool) -> None:
         self._line = self._launcher.launch(self._hop, self._limits, repeatable=self._repeatable, fresh=fresh)
-        self._tell(
-            RequestSent(
-                method=self._hop.method,
-                path=self._call.path,
-                attempt=self._call.attempt,
-                size_bytes=len(self._hop.body or b""),
-            )
-        )
+        self._journal.sent(self._call, self._hop.headers)
 
     def _ask(self, line: Callable[[], RawReply | None]) -> Reply | None:
         try:
@@ -136,17 +129,9 @@ class Exchange:
         except (MalformedReply, ReplyTooLarge) as error:
             final = isinstance(error, ReplyTooLarge)
             raise self._lost(SendFailed(str(error), maybe_received=True, final=final)) from error
-        self._tell(
-            ReplyReceived(
-                method=self._call.method,
-                path=self._call.path,
-                attempt=self._call.attempt,
-                status=raw.status,
-                size_bytes=len(body),
-                duration_s=self._clock.now() - self._began_s,
-            )
-        )
-        return Reply(raw.status, _joined(raw.headers), body)
+        reply = Reply(raw.status, _joined(raw.headers), body)
+        self._journal.answered(self._call, reply, self._clock.now() - self._began_s)
+        return reply
 
     def _follow(self, status: int, location: str) -> None:
         self._redirects += 1
@@ -159,28 +144,13 @@ class Exchange:
         except RedirectRefused as error:
             raise self._lost(SendFailed(str(error), maybe_received=True, final=True)) from error
         self._taken = self._taken or self._hop.method != before.method
-        self._tell(
-            Redirected(
-                method=self._call.method,
-                path=self._call.path,
-                status=status,
-                same_origin=self._hop.origin == before.origin,
-            )
-        )
+        same_origin = self._hop.origin == before.origin
+        self._journal.redirected(self._call, status, same_origin=same_origin, to=str(self._hop.origin))
         self._begin()
 
     def _lost(self, failed: SendFailed) -> SendFailed:
         failed.maybe_received = failed.maybe_received or self._taken
-        self._tell(
-            RequestLost(
-                method=self._call.method,
-                path=self._call.path,
-                attempt=self._call.attempt,
-                reason=type(failed.cause or failed).__name__,
-                maybe_received=failed.maybe_received,
-                duration_s=self._clock.now() - self._began_s,
-            )
-        )
+        self._journal.lost(self._call, failed, self._clock.now() - self._began_s)
         return failed
 
 

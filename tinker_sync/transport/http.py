@@ -8,27 +8,24 @@ the server had closed in the meantime is replaced here where nothing can happen 
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync._observe import Event, Observer
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.exchange import Exchange
 from tinker_sync.transport.headers import HeaderLayers
 from tinker_sync.transport.hop import Hop
+from tinker_sync.transport.journal import Journal
 from tinker_sync.transport.launch import Launcher
 from tinker_sync.transport.pools import MAX_IDLE, Origin, Pools
 from tinker_sync.transport.session import SessionRules
 from tinker_sync.transport.socket_line import Limits
 
 __all__ = ["Call", "Credentials", "Exchange", "Http", "Reply", "SendFailed"]
-
-_logger = logging.getLogger(__name__)
 
 
 class Credentials(Protocol):
@@ -45,7 +42,7 @@ class Http:
         settings: Address, timeouts, headers, the user's session.
         keys: Where credentials come from, asked at each attempt; None sends none.
         clock: Time.
-        observer: Told of every request, answer and failure.
+        journal: Told of every request, answer and failure.
         max_idle: How many connections are kept for later.
     """
 
@@ -55,13 +52,13 @@ class Http:
         keys: Credentials | None = None,
         *,
         clock: Clock = SYSTEM_CLOCK,
-        observer: Observer | None = None,
+        journal: Journal | None = None,
         max_idle: int = MAX_IDLE,
     ) -> None:
         self._settings = settings
         self._keys = keys
         self._clock = clock
-        self._observer = observer
+        self._journal = journal or Journal()
         self._base = urlsplit(settings.base_url)
         self._origin = Origin.of(self._base)
         self._layers = HeaderLayers(settings)
@@ -86,7 +83,7 @@ class Http:
             CredentialError: There is no key to send it with.
         """
         return Exchange(
-            call, self._first_hop(call), self._limits(call), self._launcher, self._clock, self._tell
+            call, self._first_hop(call), self._limits(call), self._launcher, self._clock, self._journal
         )
 
     def forget_idle(self) -> None:
@@ -132,11 +129,3 @@ class Http:
             give_up_s=self._clock.now() + left_s,
             max_body_bytes=self._settings.max_body_bytes,
         )
-
-    def _tell(self, event: Event) -> None:
-        if self._observer is None:
-            return
-        try:
-            self._observer.observe(event)
-        except Exception:
-            _logger.exception("an observer raised; the request goes on")

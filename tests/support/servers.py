@@ -1,0 +1,360 @@
+"""Servers on loopback sockets that do exactly what a test says, hand-shake by events and are gone on exit.
+
+`ScriptedServer` runs one function for each connection: byte by byte, with resets, silences and lies.
+`AnsweringServer` runs one function for each request over kept-alive connections. `ProxyServer` forwards and
+tunnels, and may ask for a password. Each is a context manager: on exit its threads are joined, and what went
+wrong in them is raised.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import select
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from support.clock import PATIENCE_S
+
+Script = Callable[["Peer"], None]
+Answer = Callable[["Seen"], bytes]
+
+
+class Seen:
+    """A request as it arrived."""
+
+    def __init__(self, head: bytes, body: bytes, connection: int) -> None:
+        first, *lines = head.decode("latin-1").split("\r\n")
+        self.method, self.target, self.version = first.split(" ")
+        self.pairs = [tuple(part.strip() for part in line.split(":", 1)) for line in lines]
+        self.body = body
+        self.connection = connection
+        """Which connection of the server it came over, from 0."""
+
+    def header(self, name: str) -> str | None:
+        """The value of a header; an AssertionError when it came more than once."""
+        values = [value for header, value in self.pairs if header.lower() == name.lower()]
+        assert len(values) < 2, f"{name} came {len(values)} times"
+        return values[0] if values else None
+
+    def __repr__(self) -> str:
+        return f"<{self.method} {self.target} on connection {self.connection}>"
+
+
+class Gone(Exception):
+    """The client closed the connection."""
+
+
+class Peer:
+    """The server's end of one connection, for a script."""
+
+    def __init__(self, sock: socket.socket, number: int, server: ScriptedServer) -> None:
+        self.sock = sock
+        self.number = number
+        self._server = server
+        self._buffer = b""
+
+    def read_request(self) -> Seen:
+        """The next whole request; `Gone` when there is none."""
+        while b"\r\n\r\n" not in self._buffer:
+            self._receive()
+        head, self._buffer = self._buffer.split(b"\r\n\r\n", 1)
+        seen = Seen(head, b"", self.number)
+        length = int(seen.header("content-length") or 0)
+        while len(self._buffer) < length:
+            self._receive()
+        seen.body, self._buffer = self._buffer[:length], self._buffer[length:]
+        self._server.note(seen)
+        return seen
+
+    def read_head(self) -> Seen:
+        """The next request's head; its body stays unread."""
+        while b"\r\n\r\n" not in self._buffer:
+            self._receive()
+        head, self._buffer = self._buffer.split(b"\r\n\r\n", 1)
+        seen = Seen(head, b"", self.number)
+        self._server.note(seen)
+        return seen
+
+    def send(self, *parts: bytes) -> None:
+        for part in parts:
+            self.sock.sendall(part)
+
+    def close(self) -> None:
+        """An orderly end."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()
+
+    def half_close(self) -> None:
+        """Nothing more will be sent; reading goes on."""
+        self.sock.shutdown(socket.SHUT_WR)
+
+    def reset(self) -> None:
+        """A reset, as from a crashed server or an impatient balancer."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.sock.close()
+
+    def wait_gone(self) -> None:
+        """Return when the client has closed the connection; what it still sends is dropped."""
+        with contextlib.suppress(OSError):
+            while self.sock.recv(65536):
+                pass
+
+    def _receive(self) -> None:
+        try:
+            data = self.sock.recv(65536)
+        except OSError as error:
+            raise Gone from error
+        if not data:
+            raise Gone
+        self._buffer += data
+
+
+class ScriptedServer:
+    """Runs the n-th script on the n-th connection, the last one on all that follow.
+
+    >>> with ScriptedServer(lambda peer: peer.send(answer(b"hi"))) as server:
+    ...     with socket.create_connection(server.address) as client:
+    ...         client.recv(100)[-2:]
+    b'hi'
+    """
+
+    def __init__(
+        self,
+        *scripts: Script,
+        tls: ssl.SSLContext | None = None,
+        host: str = "127.0.0.1",
+        name: str | None = None,
+    ) -> None:
+        self._scripts = scripts
+        self._tls = tls
+        self._name = name or host
+        self._lock = threading.Condition()
+        self._seen: list[Seen] = []  # guarded by _lock
+        self._sockets: list[socket.socket] = []  # guarded by _lock
+        self._threads: list[threading.Thread] = []  # guarded by _lock
+        self._failures: list[BaseException] = []  # guarded by _lock
+        self.stopping = threading.Event()
+        """Set when the test is over; scripts that wait should wait for it as well."""
+        self._listener = socket.create_server((host, 0), backlog=256)
+        self.port: int = self._listener.getsockname()[1]
+        self.address = (host, self.port)
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self._tls else 'http'}://{self._name}:{self.port}"
+
+    @property
+    def seen(self) -> list[Seen]:
+        """The requests read so far, in order."""
+        with self._lock:
+            return list(self._seen)
+
+    @property
+    def connections(self) -> int:
+        """How many connections have been accepted."""
+        with self._lock:
+            return len(self._sockets)
+
+    def await_seen(self, count: int) -> None:
+        """Return once `count` requests have been read."""
+        with self._lock:
+            if not self._lock.wait_for(lambda: len(self._seen) >= count, PATIENCE_S):
+                raise AssertionError(f"{count} requests expected, {len(self._seen)} came")
+
+    def note(self, seen: Seen) -> None:
+        with self._lock:
+            self._seen.append(seen)
+            self._lock.notify_all()
+
+    def __enter__(self) -> ScriptedServer:
+        self._accepting = threading.Thread(target=self._accept, name=f"test-server-{self.port}")
+        self._accepting.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stopping.set()
+        self._wake_listener()
+        self._accepting.join(PATIENCE_S)
+        self._listener.close()
+        with self._lock:
+            sockets, threads = list(self._sockets), list(self._threads)
+        for sock in sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        for sock in sockets:
+            sock.close()
+        alive = [thread.name for thread in (self._accepting, *threads) if thread.is_alive()]
+        if error is None:
+            assert not alive, f"still running: {alive}"
+            for failure in self._failures:
+                raise failure
+
+    def _wake_listener(self) -> None:
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)  # Linux
+        except OSError:
+            with contextlib.suppress(OSError):  # elsewhere a last visitor wakes it
+                socket.create_connection(self.address, timeout=1).close()
+
+    def _accept(self) -> None:
+        while not self.stopping.is_set():
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            if self.stopping.is_set():
+                sock.close()
+                return
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                number = len(self._sockets)
+                self._sockets.append(sock)
+                thread = threading.Thread(
+                    target=self._serve, args=(sock, number), name=f"test-server-{self.port}-{number}"
+                )
+                self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, sock: socket.socket, number: int) -> None:
+        script = self._scripts[min(number, len(self._scripts) - 1)]
+        wrapped = sock
+        try:
+            if self._tls:
+                wrapped = self._handshake(sock)
+            script(Peer(wrapped, number, self))
+        except (Gone, OSError):
+            pass  # the client went away, which is for the test to judge
+        except BaseException as error:  # noqa: BLE001 - raised on exit, in the test's own thread
+            with self._lock:
+                self._failures.append(error)
+        finally:
+            wrapped.close()
+
+    def _handshake(self, sock: socket.socket) -> socket.socket:
+        assert self._tls
+        with self._lock:
+            place = self._sockets.index(sock)
+        wrapped = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        with self._lock:
+            self._sockets[place] = wrapped  # wrapping has detached the plain one
+        wrapped.do_handshake()
+        return wrapped
+
+
+class AnsweringServer(ScriptedServer):
+    """Answers each request with the bytes a function makes of it, over kept-alive connections."""
+
+    def __init__(self, respond: Answer, **options: Any) -> None:
+        super().__init__(self._converse, **options)
+        self._respond = respond
+
+    def _converse(self, peer: Peer) -> None:
+        while True:
+            peer.send(self._respond(peer.read_request()))
+
+
+class ProxyServer(ScriptedServer):
+    """An HTTP proxy: tunnels on CONNECT, forwards whole addresses, asks for a password if given one.
+
+    `seen` holds what the proxy could read: for tunnels only the CONNECT requests.
+    """
+
+    def __init__(
+        self, *, user: str = "", password: str = "", refuse: int = 0, known: Mapping[str, int] | None = None
+    ) -> None:
+        super().__init__(self._proxy)
+        self._wanted = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode() if user else None
+        self._refuse = refuse
+        self._known = known or {}
+
+    def _proxy(self, peer: Peer) -> None:
+        while True:
+            seen = peer.read_request()
+            if self._refuse:
+                peer.send(answer(b"", status=self._refuse))
+                return
+            if self._wanted and seen.header("proxy-authorization") != self._wanted:
+                peer.send(answer(b"who are you", status=407, headers={"Proxy-Authenticate": "Basic"}))
+                return
+            if seen.method == "CONNECT":
+                self._tunnel(peer, seen.target)
+                return
+            self._forward(peer, seen)
+
+    def _tunnel(self, peer: Peer, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        with socket.create_connection(("127.0.0.1", self._known.get(host, int(port)))) as upstream:
+            peer.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            self._pump(peer.sock, upstream)
+
+    def _forward(self, peer: Peer, seen: Seen) -> None:
+        assert seen.target.startswith("http://"), "a forwarding proxy needs the whole address"
+        netloc, _, path = seen.target[len("http://") :].partition("/")
+        host, _, port = netloc.partition(":")
+        lines = [f"{seen.method} /{path} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in seen.pairs if not name.lower().startswith("proxy-")]
+        with socket.create_connection((host, int(port or 80))) as upstream:
+            upstream.sendall("\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1") + seen.body)
+            while data := upstream.recv(65536):
+                peer.send(data)
+
+    def _pump(self, left: socket.socket, right: socket.socket) -> None:
+        while not self.stopping.is_set():
+            for sock in select.select([left, right], [], [], 0.5)[0]:
+                data = sock.recv(65536)
+                if not data:
+                    return
+                (right if sock is left else left).sendall(data)
+
+
+def answer(
+    body: bytes = b"{}",
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+    length: int | None = -1,
+    version: str = "HTTP/1.1",
+) -> bytes:
+    """The bytes of an answer. `length`: what it says its length is, None for nothing.
+
+    >>> answer(b"hi", status=404)
+    b'HTTP/1.1 404 X\\r\\nContent-Length: 2\\r\\n\\r\\nhi'
+    """
+    lines = [f"{version} {status} X", *(f"{name}: {value}" for name, value in (headers or {}).items())]
+    if length is not None:
+        lines.append(f"Content-Length: {len(body) if length < 0 else length}")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+def redirect(location: str, status: int = 307) -> bytes:
+    """The bytes of a redirect."""
+    return answer(b"moved", status=status, headers={"Location": location})
+
+
+def chunked(*chunks: bytes, headers: Mapping[str, str] | None = None) -> bytes:
+    """The bytes of an answer in chunks.
+
+    >>> chunked(b"ab", b"c")[-22:]
+    b'2\\r\\nab\\r\\n1\\r\\nc\\r\\n0\\r\\n\\r\\n'
+    """
+    head = answer(b"", headers={"Transfer-Encoding": "chunked", **(headers or {})}, length=None)
+    return head + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
+
+
+@contextlib.contextmanager
+def unused_port() -> Iterator[int]:
+    """A port at which connections are refused."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    yield port

@@ -1,0 +1,189 @@
+"""The only retry loop: a `Call` becomes a `Reply`, or one of the public errors.
+
+Tries belong to one logical operation: they carry the same idempotency key, and the number of those before.
+A call that the server may have received is sent again only if it says that it is repeatable. Waiting is
+interrupted at once by `close`.
+
+Many threads may call at the same time; each waits in its own call and holds nothing meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from attrs import evolve, frozen
+
+from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._secret import Secret
+from tinker_sync.config import Settings
+from tinker_sync.errors import APIConnectionError, APIError, APIStatusError
+from tinker_sync.transport.backoff import delay_s
+from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.transport.journal import Journal
+from tinker_sync.transport.redact import redact_text
+from tinker_sync.transport.verdict import Again, Fatal, Judge, Retry, Verdict
+
+# Where neither the call nor the settings give a deadline: no new try begins after this. A try under way ends
+# as its own timeouts say.
+PATIENCE_S: Final = 300.0
+_MAX_NOTES: Final = 100
+_logger: Final = logging.getLogger(__name__)
+
+
+class Sender(Protocol):
+    """Sends a call once; `Http` is one."""
+
+    def send(self, call: Call) -> Reply: ...
+
+
+class Caller:
+    """Calls, and calls again where that helps. Thread-safe.
+
+    Args:
+        http: Sends each try.
+        settings: Retries and deadline for calls that say nothing themselves.
+        clock: Time; pauses are waited here.
+        draw: Random numbers from 0 to 1, for the jitter of pauses.
+        journal: Told of pauses.
+        secrets: What must not appear in errors.
+    """
+
+    def __init__(
+        self,
+        http: Sender,
+        settings: Settings,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        draw: Callable[[], float] = random.random,
+        journal: Journal | None = None,
+        secrets: Callable[[], Iterable[Secret]] | None = None,
+    ) -> None:
+        self._http = http
+        self._settings = settings
+        self._clock = clock
+        self._draw = draw
+        self._journal = journal or Journal()
+        self._secrets = secrets or (lambda: settings.secrets)
+        self._judge = Judge(settings.base_url, clock, self._secrets)
+        self._closing = threading.Event()
+        self._notes_lock = threading.Lock()
+        self._notes: set[str] = set()  # guarded by _notes_lock; deprecation notes already logged
+
+    @property
+    def judge(self) -> Judge:
+        """The table by which this caller decides, for those who send by themselves."""
+        return self._judge
+
+    def call(self, call: Call) -> Reply:
+        """Send until there is a good answer.
+
+        Raises:
+            APIStatusError: The server said no, or kept saying "later" for too long.
+            APIConnectionError: No answer came, or the client was closed meanwhile.
+            CredentialError: There is no key to send it with.
+        """
+        call = _keyed(call)
+        patience = self._patience(call)
+        while True:
+            outcome = self._attempt(patience.allow(call, self._clock.now()))
+            if isinstance(outcome, Reply):
+                return outcome
+            if isinstance(outcome, Fatal):
+                raise outcome.error
+            pause_s = self._pause_s(outcome, call)
+            patience = patience.after(outcome, self._clock.now() + pause_s)
+            self._wait(call, pause_s, outcome.error)
+            fresh = isinstance(outcome, Retry) and outcome.fresh
+            call = evolve(call, attempt=call.attempt + 1, fresh=call.fresh or fresh)
+
+    def close(self) -> None:
+        """Let every call that waits for its next try fail now, and every later one. May be called twice."""
+        self._closing.set()
+
+    def _patience(self, call: Call) -> _Patience:
+        deadline_s = self._settings.deadline_s if call.deadline_s is None else call.deadline_s
+        now_s = self._clock.now()
+        return _Patience(
+            retries=self._settings.max_retries if call.max_retries is None else call.max_retries,
+            until_s=now_s + (PATIENCE_S if deadline_s is None else deadline_s),
+            cuts_tries=deadline_s is not None,
+        )
+
+    def _attempt(self, call: Call) -> Reply | Verdict:
+        if self._closing.is_set():
+            raise _closed(call)
+        try:
+            reply = self._http.send(call)
+        except SendFailed as failed:
+            if self._closing.is_set():
+                raise _closed(call) from failed
+            return self._judge.failure(failed, call)
+        self._note_deprecation(reply, call)
+        return self._judge.reply(reply, call) or reply
+
+    def _pause_s(self, verdict: Retry | Again, call: Call) -> float:
+        if isinstance(verdict, Again):
+            return 0.0
+        return delay_s(call.attempt, hint_s=verdict.after_s, draw=self._draw())
+
+    def _wait(self, call: Call, pause_s: float, error: APIError) -> None:
+        reason = str(error.status_code) if isinstance(error, APIStatusError) else type(error).__name__
+        self._journal.retrying(call, pause_s, reason)
+        if self._clock.wait(self._closing, pause_s):
+            raise _closed(call) from error
+
+    def _note_deprecation(self, reply: Reply, call: Call) -> None:
+        note = reply.headers.get("x-deprecation-note")
+        if not note:
+            return
+        with self._notes_lock:
+            new = note not in self._notes and len(self._notes) < _MAX_NOTES
+            if new:
+                self._notes.add(note)
+        if new:  # once is enough: some servers put it on every answer
+            severe = reply.headers.get("x-deprecation-level", "").strip().lower() == "error"
+            level = logging.ERROR if severe else logging.WARNING
+            _logger.log(level, "%s %s: %s", call.method, call.path, redact_text(note, self._secrets()))
+
+
+@frozen
+class _Patience:
+    """How much trying is left; a failed try returns the next one, or raises what failed."""
+
+    retries: int
+    until_s: float
+    """No try begins after this moment of the clock."""
+    cuts_tries: bool
+    """Whether the moment also ends a try under way."""
+    limited: int = 0
+    """How many failures there were of the kind that may only be retried a few times."""
+
+    def allow(self, call: Call, now_s: float) -> Call:
+        """The call with what it may still take."""
+        return evolve(call, deadline_s=max(self.until_s - now_s, 0.0)) if self.cuts_tries else call
+
+    def after(self, verdict: Retry | Again, next_try_s: float) -> _Patience:
+        """What is left for a try that begins at `next_try_s`."""
+        limit = verdict.limit if isinstance(verdict, Retry) else None
+        limited = self.limited + (limit is not None)
+        if self.retries <= 0 or next_try_s >= self.until_s or (limit is not None and limited > limit):
+            raise verdict.error
+        return evolve(self, retries=self.retries - 1, limited=limited)
+
+
+def _keyed(call: Call) -> Call:
+    """With a key that lets the server recognise repetitions of this one operation."""
+    if call.idempotency_key or call.method in ("GET", "HEAD"):
+        return call
+    return evolve(call, idempotency_key=str(uuid.uuid4()))
+
+
+def _closed(call: Call) -> APIConnectionError:
+    return APIConnectionError(
+        "The client was closed.", method=call.method, path=call.path, attempts=call.attempt
+    )

@@ -1,0 +1,131 @@
+"""Telling the log and the observer what happens to a request.
+
+Log lines are written at DEBUG, with headers and bodies redacted and bodies cut; nothing is formatted unless
+somebody listens. Any thread may come in.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from tinker_sync._observe import (
+    Event,
+    Observer,
+    Redirected,
+    ReplyReceived,
+    RequestLost,
+    RequestSent,
+    RetryScheduled,
+)
+from tinker_sync._secret import Secret
+from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.transport.hop import Headers
+from tinker_sync.transport.redact import curl, redact_body, redact_headers, redact_text
+
+_logger: Final = logging.getLogger(__name__)
+
+
+class Journal:
+    """Reports the stages of calls. Thread-safe; never raises.
+
+    Args:
+        observer: Told of every stage, if there is one.
+        base_url: For curl lines.
+        as_curl: Log each request as a curl line.
+        secrets: What must not appear in the log.
+    """
+
+    def __init__(
+        self,
+        observer: Observer | None = None,
+        *,
+        base_url: str = "",
+        as_curl: bool = False,
+        secrets: Callable[[], Iterable[Secret]] = lambda: (),
+    ) -> None:
+        self._observer = observer
+        self._base_url = base_url
+        self._as_curl = as_curl
+        self._secrets = secrets
+
+    def sent(self, call: Call, headers: Headers) -> None:
+        """A request has left, with these headers."""
+        size_bytes = len(call.body or b"")
+        self._tell(
+            RequestSent(method=call.method, path=call.path, attempt=call.attempt, size_bytes=size_bytes)
+        )
+        if not _logger.isEnabledFor(logging.DEBUG):
+            return
+        sent = dict(headers.values())
+        if self._as_curl:
+            _logger.debug("%s", redact_text(curl(call, self._base_url, sent), self._secrets()))
+        shown = redact_body(call.body, call.content_type, self._secrets())
+        _logger.debug(
+            "%s %s, attempt %d, %d bytes, headers %s %s",
+            call.method, call.path, call.attempt, size_bytes, redact_headers(sent), shown,
+        )  # fmt: skip
+
+    def answered(self, call: Call, reply: Reply, duration_s: float) -> None:
+        """The whole answer is here."""
+        self._tell(
+            ReplyReceived(
+                method=call.method,
+                path=call.path,
+                attempt=call.attempt,
+                status=reply.status,
+                size_bytes=len(reply.body),
+                duration_s=duration_s,
+            )
+        )
+        if not _logger.isEnabledFor(logging.DEBUG):
+            return
+        shown = redact_body(reply.body, reply.headers.get("content-type", ""), self._secrets())
+        _logger.debug(
+            "%s %s: %d in %.3f s, %d bytes, headers %s %s",
+            call.method, call.path, reply.status, duration_s, len(reply.body),
+            redact_headers(reply.headers), shown,
+        )  # fmt: skip
+
+    def lost(self, call: Call, failed: SendFailed, duration_s: float) -> None:
+        """The attempt has ended without an answer."""
+        self._tell(
+            RequestLost(
+                method=call.method,
+                path=call.path,
+                attempt=call.attempt,
+                reason=type(failed.cause or failed).__name__,
+                maybe_received=failed.maybe_received,
+                duration_s=duration_s,
+            )
+        )
+        if _logger.isEnabledFor(logging.DEBUG):
+            text = redact_text(failed.message, self._secrets())
+            _logger.debug("%s %s: no answer after %.3f s: %s", call.method, call.path, duration_s, text)
+
+    def redirected(self, call: Call, status: int, *, same_origin: bool, to: str) -> None:
+        """A redirect is followed."""
+        self._tell(Redirected(method=call.method, path=call.path, status=status, same_origin=same_origin))
+        if same_origin:
+            _logger.debug("%s %s: redirected (%d)", call.method, call.path, status)
+        else:
+            # A person who set http:// or an old host will otherwise wonder why the key is not accepted.
+            _logger.info("%s %s: redirected to %s, without credentials", call.method, call.path, to)
+
+    def retrying(self, call: Call, delay_s: float, reason: str) -> None:
+        """The call will be tried again after a pause."""
+        self._tell(
+            RetryScheduled(
+                method=call.method, path=call.path, attempt=call.attempt, delay_s=delay_s, reason=reason
+            )
+        )
+        _logger.debug("%s %s: again in %.2f s (%s)", call.method, call.path, delay_s, reason)
+
+    def _tell(self, event: Event) -> None:
+        if self._observer is None:
+            return
+        try:
+            self._observer.observe(event)
+        except Exception:
+            _logger.exception("an observer raised; the request goes on")

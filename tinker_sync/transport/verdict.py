@@ -1,0 +1,208 @@
+"""What a status or a failure means: the only such table of the package.
+
+`Judge` turns an answer or a `SendFailed` into `Retry` (wait, then send again), `Again` (send again at once),
+`Fatal` (raise), or nothing when the answer is what was asked for. It decides; who asked acts. Pure but for
+the clock, so any thread may ask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+from attrs import frozen
+
+from tinker_sync._clock import Clock
+from tinker_sync._secret import Secret, mask_text
+from tinker_sync.errors import APIConnectionError, APIError, APIStatusError, APITimeoutError, RequestInfo
+from tinker_sync.transport.call import Call, Reply, SendFailed
+
+
+@frozen
+class Retry:
+    """Send again after a pause."""
+
+    error: APIError
+    """To be raised when there is no more patience."""
+    after_s: float | None = None
+    """The pause the server asked for."""
+    limit: int | None = None
+    """How often this may be retried at most; None: as often as anything."""
+    fresh: bool = False
+    """Over a new connection."""
+
+
+@frozen
+class Again:
+    """Send again at once: a long poll has ended without news."""
+
+    error: APIError
+
+
+@frozen
+class Fatal:
+    """Give up: another try would end the same way, or might apply the call twice."""
+
+    error: APIError
+
+
+Verdict = Retry | Again | Fatal
+
+
+@frozen
+class _Rule:
+    """When a status is retried."""
+
+    untouched: bool = False
+    """The server has certainly not begun to process the call, so it may be sent again whatever it is."""
+    limit: int | None = None
+
+
+_RULES: Final[Mapping[int, _Rule]] = {
+    408: _Rule(untouched=True),  # it waited for the request in vain
+    409: _Rule(limit=2),  # a lock that is held for a moment; if it stays, it is a real conflict
+    425: _Rule(untouched=True),  # not ready yet
+    429: _Rule(untouched=True),
+    503: _Rule(untouched=True),
+}
+_SERVER_ERROR: Final = _Rule()
+# They will not change by themselves.
+_PERMANENT: Final = frozenset({501, 505})
+# A 400 that says nothing comes from a proxy that disliked the connection, not from the server.
+_EMPTY_400: Final = _Rule(untouched=True, limit=4)
+
+
+class Judge:
+    """Knows what answers and failures mean. Immutable; any thread may ask.
+
+    Args:
+        base_url: For the addresses in errors.
+        clock: For waits until a date.
+        secrets: What must not appear in an error.
+    """
+
+    def __init__(
+        self, base_url: str, clock: Clock, secrets: Callable[[], Iterable[Secret]] = lambda: ()
+    ) -> None:
+        self._base_url = base_url
+        self._clock = clock
+        self._secrets = secrets
+
+    def reply(self, reply: Reply, call: Call, *, long_poll: bool = False) -> Verdict | None:
+        """What an answer means; None: it is what was asked for.
+
+        Args:
+            reply: The answer.
+            call: What was sent; its `attempt` counts the tries so far.
+            long_poll: The server holds such calls until there is news, and ends them when there is none.
+        """
+        if reply.ok or (300 <= reply.status < 400 and not call.follow_redirects):
+            return None
+        after_s = retry_after_s(reply.headers, self._clock.time())
+        error = self._status_error(reply, call, after_s)
+        wish = reply.headers.get("x-should-retry", "").strip().lower()
+        if wish == "false":
+            return Fatal(error)
+        if long_poll and reply.status == 408:
+            return Again(error)
+        rule = _rule_for(reply)
+        if wish == "true":
+            return Retry(error, after_s, rule.limit if rule else None)
+        if rule is None or not (rule.untouched or call.repeatable):
+            return Fatal(error)
+        return Retry(error, after_s, rule.limit, fresh=rule is _EMPTY_400)
+
+    def failure(self, failed: SendFailed, call: Call, *, long_poll: bool = False) -> Verdict:
+        """What it means that there is no answer."""
+        error = self._connection_error(failed, call)
+        if failed.final:
+            return Fatal(error)
+        if long_poll and failed.timed_out and failed.maybe_received:
+            return Again(error)
+        return Fatal(error) if failed.maybe_received and not call.repeatable else Retry(error)
+
+    def _request(self, call: Call) -> RequestInfo:
+        query = f"?{call.query}" if call.query else ""
+        return RequestInfo(method=call.method, url=self._base_url + call.path + query, headers=call.headers)
+
+    def _status_error(self, reply: Reply, call: Call, after_s: float | None) -> APIStatusError:
+        return APIStatusError.from_reply(
+            reply.status,
+            reply.headers,
+            reply.body,
+            request=self._request(call),
+            attempts=call.attempt,
+            path=call.path,
+            retry_after_s=after_s,
+            secrets=self._secrets(),
+        )
+
+    def _connection_error(self, failed: SendFailed, call: Call) -> APIConnectionError:
+        kind = APITimeoutError if failed.timed_out else APIConnectionError
+        text = mask_text(failed.message, self._secrets())
+        if failed.maybe_received and not call.repeatable:
+            text += "; the server may have received the call, so it is not sent again: it could apply twice"
+        error = kind(
+            f"{text[:1].upper()}{text[1:]}.",
+            self._request(call),
+            path=call.path,
+            attempts=call.attempt,
+        )
+        error.__cause__ = failed
+        return error
+
+
+def _rule_for(reply: Reply) -> _Rule | None:
+    if reply.status == 400 and reply.headers.get("content-length", "0").strip() == "0" and not reply.body:
+        return _EMPTY_400
+    if reply.status >= 500 and reply.status not in _PERMANENT:
+        return _RULES.get(reply.status, _SERVER_ERROR)
+    return _RULES.get(reply.status)
+
+
+def retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
+    """The pause a server asks for, in whichever of three forms; None when it asks for none.
+
+    Args:
+        headers: The answer's headers, by lower-case name or found under any case.
+        now_s: Seconds since the epoch. A date is compared with the server's own, if it sent one: its clock
+            set the date, and ours may be wrong.
+
+    >>> retry_after_s({"retry-after": "1.5"}, 0), retry_after_s({"retry-after-ms": "200"}, 0)
+    (1.5, 0.2)
+    >>> retry_after_s({"retry-after": "Thu, 01 Jan 1970 00:00:30 GMT"}, 10)
+    20.0
+    """
+    milliseconds = _number(headers.get("retry-after-ms"))
+    if milliseconds is not None:
+        return _positive(milliseconds / 1000)
+    value = headers.get("retry-after")
+    seconds = _number(value)
+    if seconds is not None:
+        return _positive(seconds)
+    moment = _moment(value)
+    if moment is None:
+        return None
+    servers_now = _moment(headers.get("date"))
+    return _positive(moment - (now_s if servers_now is None else servers_now))
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        number = float(text) if text else math.nan
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _moment(text: str | None) -> float | None:
+    try:
+        return parsedate_to_datetime(text).timestamp() if text else None
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
+
+
+def _positive(seconds: float) -> float | None:
+    return seconds if seconds > 0 else None
