@@ -40,6 +40,8 @@ _LONGEST_PAUSE_S: Final = 60.0
 _ASSUMED_LIFETIME_S: Final = 60.0
 # A token is used for this long even if it claims to be over: clocks of servers are not perfect.
 _SHORTEST_LIFETIME_S: Final = 1.0
+# Sums of times come out a little off; without this a thread would come back after a pause of nothing.
+_ROUNDING_S: Final = 0.001
 # The Date header has whole seconds, and the answer took a while to come.
 _DATE_TOLERANCE_S: Final = 5.0
 
@@ -197,7 +199,7 @@ class TokenCache:
         now = self._now()
         with self._lock:
             idle = self._flight_locked() is None
-            if self._held is None or not idle or self._next_locked(self._held, now) > 0:
+            if self._held is None or not idle or self._next_locked(self._held, now) > _ROUNDING_S:
                 return
             flight = self._flight = _Flight()
         try:

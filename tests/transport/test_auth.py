@@ -1,0 +1,319 @@
+"""Which credential goes with which call: every row of both tables, for the vendor's hosts and for others."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.clock import FakeClock
+
+from tinker_sync.config import CredentialsFile, Secret, Settings, StoredKey
+from tinker_sync.errors import APIConnectionError, CredentialError
+from tinker_sync.transport.auth import Grant, KeyRing, choose_source, static_key
+from tinker_sync.transport.credential_command import CredentialCommand
+
+OTHER = "http://localhost:8000"
+JWT = "eyJhbGciOiJub25lIn0.eyJzdWIiOiJ1In0.planted"
+COMMAND = "COMMAND"
+
+
+def settings(
+    tmp_path: Path, *, arg: str = "", env: str = "", cmd: str = "", stored: str = "", url: str = ""
+) -> Settings:
+    file = CredentialsFile(tmp_path / "credentials.json")
+    if stored:
+        file.add("k", StoredKey(key=Secret(stored), name="n"), make_default=True)
+    environ = {"TINKER_API_KEY": env, "TINKER_CREDENTIAL_CMD": cmd, "TINKER_BASE_URL": url}
+    return Settings.resolve(api_key=arg, environ=environ, credentials_file=file)
+
+
+def outcome(found: Any) -> str | None:
+    if isinstance(found, CredentialCommand):
+        return COMMAND
+    return found.reveal() if found else None
+
+
+# ------------------------------------------------------------------------ the table of long-lived ones
+
+PREFIX, REQUIRED, MISSING = "must start with 'tml-'", "requires dynamic credentials", "there is no API key"
+
+LONG_LIVED = [
+    # given, without an enforced command, with one
+    ({"arg": JWT}, JWT, JWT),  # step 1
+    ({"env": JWT}, JWT, JWT),
+    ({"arg": JWT, "cmd": "c"}, JWT, JWT),
+    ({"arg": "tml-a", "env": JWT}, "tml-a", REQUIRED),  # the argument goes first, whatever it is
+    ({"arg": "tml-a", "cmd": "c"}, "tml-a", COMMAND),  # steps 2 and 3
+    ({"env": "tml-e", "cmd": "c"}, "tml-e", COMMAND),
+    ({"arg": "tml-a", "env": "tml-e"}, "tml-a", REQUIRED),
+    ({"env": "tml-e", "stored": "tml-s"}, "tml-e", REQUIRED),
+    ({"arg": "sk-a"}, PREFIX, REQUIRED),  # step 3b
+    ({"env": "sk-e"}, PREFIX, REQUIRED),
+    ({"arg": "sk-a", "cmd": "c"}, COMMAND, COMMAND),
+    ({"env": "sk-e", "cmd": "c"}, COMMAND, COMMAND),
+    ({"arg": "sk-a", "stored": "tml-s"}, PREFIX, REQUIRED),  # never falls through to the stored key
+    ({"arg": "sk-a", "cmd": "c", "stored": "tml-s"}, COMMAND, COMMAND),
+    ({"cmd": "c"}, COMMAND, COMMAND),  # step 4
+    ({"cmd": "c", "stored": "tml-s"}, COMMAND, COMMAND),
+    ({"stored": "tml-s"}, "tml-s", REQUIRED),  # step 5
+    ({"stored": "sk-s"}, PREFIX, REQUIRED),
+    ({"stored": JWT}, JWT, JWT),
+    ({}, MISSING, REQUIRED),  # step 6
+]
+
+
+@pytest.mark.parametrize(("given", "free", "enforced"), LONG_LIVED)
+@pytest.mark.parametrize("enforce_cmd", [False, True])
+def test_long_lived(
+    tmp_path: Path, given: dict[str, str], free: str, enforced: str, enforce_cmd: bool
+) -> None:
+    expected = enforced if enforce_cmd else free
+    found = settings(tmp_path, **given)
+    if expected in (PREFIX, REQUIRED, MISSING):
+        with pytest.raises(CredentialError, match=expected):
+            choose_source(found, enforce_cmd=enforce_cmd)
+    else:
+        assert outcome(choose_source(found, enforce_cmd=enforce_cmd)) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "free"),
+    [
+        ({"arg": "sk-a"}, "sk-a"),
+        ({"env": "sk-e", "cmd": "c"}, "sk-e"),
+        ({"arg": "tml-a"}, "tml-a"),
+        ({"stored": "anything"}, "anything"),
+        ({"cmd": "c"}, COMMAND),
+        ({}, None),
+    ],
+)
+def test_long_lived_at_other_hosts(tmp_path: Path, given: dict[str, str], free: str | None) -> None:
+    assert outcome(choose_source(settings(tmp_path, url=OTHER, **given), enforce_cmd=False)) == free
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"arg": "sk-a"}, "api_key"),
+        ({"env": "sk-e"}, "TINKER_API_KEY"),
+        ({"stored": "sk-s"}, "the stored API key"),
+    ],
+)
+def test_the_error_says_which_key_is_meant_and_does_not_show_it(
+    tmp_path: Path, given: dict[str, str], name: str
+) -> None:
+    with pytest.raises(CredentialError) as caught:
+        choose_source(settings(tmp_path, **given), enforce_cmd=False)
+    assert str(caught.value).startswith(f"{name} must start with 'tml-'")
+    assert "sk-" not in str(caught.value)
+
+
+def test_the_error_for_no_key_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(CredentialError, match=r"pass api_key, set TINKER_API_KEY, or .* auth login"):
+        choose_source(settings(tmp_path), enforce_cmd=False)
+
+
+def test_the_time_limit_goes_with_the_command() -> None:
+    source = choose_source(
+        Settings(credential_cmd=Secret("c"), credential_cmd_timeout_s=3.0), enforce_cmd=False
+    )
+    assert isinstance(source, CredentialCommand)
+    assert (source.command, source.time_limit_s) == (Secret("c"), 3.0)
+
+
+# ------------------------------------------------------------------------- the table of ordinary calls
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"arg": "tml-a", "env": "tml-e", "stored": "tml-s"}, "tml-a"),
+        ({"env": "tml-e", "stored": "tml-s"}, "tml-e"),
+        ({"env": "tml-e", "cmd": "c"}, "tml-e"),
+        ({"stored": "tml-s"}, "tml-s"),
+        ({"arg": JWT}, JWT),
+        ({"arg": "sk-a"}, PREFIX),
+        ({"arg": "sk-a", "cmd": "c"}, PREFIX),
+        ({"stored": "sk-s"}, PREFIX),
+        ({"cmd": "c"}, "static API key only, so TINKER_CREDENTIAL_CMD does not help"),
+        ({"cmd": "c", "stored": "tml-s"}, "static API key only, so TINKER_CREDENTIAL_CMD does not help"),
+        ({}, MISSING),
+    ],
+)
+def test_ordinary_without_exchange(tmp_path: Path, given: dict[str, str], expected: str) -> None:
+    found = settings(tmp_path, **given)
+    ring = KeyRing(found)
+    if expected.startswith(("tml-", "eyJ")):
+        assert static_key(found) == Secret(expected)
+        assert ring.credential() == expected
+        return
+    for ask in (lambda: static_key(found), ring.credential):
+        with pytest.raises(CredentialError, match=expected):
+            ask()
+
+
+@pytest.mark.parametrize(("given", "expected"), [({"arg": "sk-a"}, "sk-a"), ({"stored": "x"}, "x"), ({}, "")])
+def test_ordinary_at_other_hosts(tmp_path: Path, given: dict[str, str], expected: str) -> None:
+    ring = KeyRing(settings(tmp_path, url=OTHER, **given))
+    assert (ring.credential(), ring.for_exchange()) == (expected, expected)
+    ring.check()
+    assert ring.next_refresh_in_s() is None
+
+
+def test_at_other_hosts_the_commands_output_is_the_credential(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    clock = FakeClock()
+    ring = KeyRing(
+        settings(tmp_path, url=OTHER, cmd=f"echo x >> {count}; echo key-$(wc -l < {count})"), clock=clock
+    )
+    assert [ring.credential() for _ in range(3)] == ["key-1"] * 3
+    assert Secret("key-1") in ring.secrets
+    clock.advance(60)
+    assert ring.credential() == "key-2"
+    assert ring.next_refresh_in_s() == pytest.approx(48)
+
+
+# ------------------------------------------------------------------------------------ with an exchange
+
+
+def token(number: int, clock: FakeClock, **claims: Any) -> Secret:
+    body = json.dumps({"exp": clock.time() + 1000, "iat": clock.time(), **claims}).encode()
+    return Secret(f"eyJ.{base64.urlsafe_b64encode(body).decode()}.{number}")
+
+
+class Server:
+    """A token exchange that notes which credential bought each token."""
+
+    def __init__(self, ring: KeyRing, clock: FakeClock, **claims: Any) -> None:
+        self.ring, self.clock, self.claims = ring, clock, claims
+        self.seen: list[str] = []
+        self.down = False
+
+    def __call__(self) -> Grant:
+        if self.down:
+            raise APIConnectionError("down")
+        self.seen.append(self.ring.for_exchange())
+        return Grant(token(len(self.seen), self.clock, **self.claims), self.clock.time())
+
+
+def exchanged(
+    found: Settings, *, enforce_cmd: bool = False, **claims: Any
+) -> tuple[KeyRing, Server, FakeClock]:
+    clock = FakeClock()
+    ring = KeyRing(found, clock=clock)
+    server = Server(ring, clock, **claims)
+    ring.use_exchange(server, enforce_cmd=enforce_cmd)
+    return ring, server, clock
+
+
+@pytest.mark.parametrize(
+    ("given", "enforce_cmd", "bought_with"),
+    [
+        ({"arg": "tml-a", "cmd": "echo printed"}, False, "tml-a"),
+        ({"arg": "tml-a", "cmd": "echo printed"}, True, "printed"),
+        ({"arg": JWT, "cmd": "echo printed"}, True, JWT),
+        ({"cmd": "echo printed", "stored": "tml-s"}, False, "printed"),
+        ({"stored": "tml-s"}, False, "tml-s"),
+        ({"stored": JWT}, True, JWT),
+        ({"arg": "sk-a", "cmd": "echo printed"}, False, "printed"),
+    ],
+)
+def test_what_buys_the_token(
+    tmp_path: Path, given: dict[str, str], enforce_cmd: bool, bought_with: str
+) -> None:
+    ring, server, _ = exchanged(settings(tmp_path, **given), enforce_cmd=enforce_cmd)
+    credential = ring.credential()
+    assert server.seen == [bought_with]
+    assert credential.endswith(".1")
+    assert ring.credential() == credential
+    assert server.seen == [bought_with]
+
+
+def test_no_command_where_one_is_enforced(tmp_path: Path) -> None:
+    ring, server, _ = exchanged(settings(tmp_path, arg="tml-a"), enforce_cmd=True)
+    for ask in (ring.credential, ring.for_exchange, ring.check):
+        with pytest.raises(CredentialError, match=REQUIRED):
+            ask()
+    assert server.seen == []
+
+
+def test_a_failing_command_is_an_error_of_its_own(tmp_path: Path) -> None:
+    ring, _, _ = exchanged(settings(tmp_path, cmd="echo nope >&2; exit 4"))
+    with pytest.raises(CredentialError, match="exit status 4; it said: nope"):
+        ring.credential()
+
+
+def test_the_command_runs_for_each_token(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    ring, server, clock = exchanged(settings(tmp_path, cmd=f"echo x >> {count}; echo key-$(wc -l < {count})"))
+    ring.credential()
+    clock.advance(950)
+    ring.credential()
+    assert server.seen == ["key-1", "key-2"]
+
+
+def test_renewal_ahead_of_time(tmp_path: Path) -> None:
+    ring, server, clock = exchanged(settings(tmp_path, arg="tml-a"))
+    assert ring.next_refresh_in_s() is None
+    ring.credential()
+    assert ring.next_refresh_in_s() == pytest.approx(800)
+    clock.advance(800)
+    ring.step()
+    assert len(server.seen) == 2
+    assert ring.credential().endswith(".2")
+
+
+def test_an_unreachable_exchange(tmp_path: Path) -> None:
+    ring, server, clock = exchanged(settings(tmp_path, arg="tml-a"))
+    server.down = True
+    with pytest.raises(APIConnectionError):
+        ring.credential()
+    server.down = False
+    ring.credential()
+    server.down = True
+    clock.advance(999)
+    assert ring.credential().endswith(".1")
+    clock.advance(1)
+    with pytest.raises(CredentialError, match="the token is over"):
+        ring.credential()
+
+
+def test_steps_without_an_exchange_do_nothing(tmp_path: Path) -> None:
+    ring = KeyRing(settings(tmp_path, arg="tml-a"))
+    ring.step()
+    assert ring.next_refresh_in_s() is None
+
+
+def test_check_runs_no_command(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    KeyRing(settings(tmp_path, cmd=f"touch {ran}")).check()
+    assert not ran.exists()
+    with pytest.raises(CredentialError, match=MISSING):
+        KeyRing(settings(tmp_path)).check()
+
+
+def test_secrets_are_those_of_the_settings_and_the_present_token(tmp_path: Path) -> None:
+    ring, _, clock = exchanged(settings(tmp_path, cmd="echo printed"))
+    assert set(ring.secrets) == {Secret("echo printed")}
+    ring.credential()
+    assert set(ring.secrets) == {Secret("echo printed"), Secret("printed"), token(1, clock)}
+
+
+def test_identity(tmp_path: Path) -> None:
+    ring, server, _ = exchanged(settings(tmp_path, arg="tml-a"), sub="tml:user:1", org_id="o")
+    identity = ring.identity()
+    assert identity is not None
+    assert (identity["sub"], identity["org_id"], len(server.seen)) == ("tml:user:1", "o", 1)
+
+    def given(**claims: Any) -> KeyRing:
+        return KeyRing(settings(tmp_path, arg=token(1, FakeClock(), **claims).reveal()))
+
+    passport = given(iss="passport-prod", sub="u").identity()
+    assert passport is not None
+    assert passport["sub"] == "u"
+    assert given(iss="someone-else", sub="u").identity() is None
+    assert given(sub="u").identity() is None
+    assert KeyRing(settings(tmp_path, arg="tml-a")).identity() is None

@@ -1,0 +1,197 @@
+"""The credential command runs as the user wrote it, and its failures say why (W34)."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from support.clock import FakeClock
+from support.crowd import together, until
+
+from tinker_sync._secret import Secret
+from tinker_sync.errors import CredentialError
+from tinker_sync.transport import credential_command
+from tinker_sync.transport.credential_command import CredentialCommand
+
+KEY = "tml-planted-key-0123456789"
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="the shell lines here are POSIX")
+
+
+def run(line: str) -> str:
+    return CredentialCommand(Secret(line)).run().reveal()
+
+
+def failure(line: str, **more: object) -> str:
+    with pytest.raises(CredentialError) as caught:
+        CredentialCommand(Secret(line), **more).run()  # type: ignore[arg-type]  # keywords of the class
+    text = str(caught.value)
+    assert text.startswith("the credential command (TINKER_CREDENTIAL_CMD) ")
+    assert KEY not in text
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+    return text.removeprefix("the credential command (TINKER_CREDENTIAL_CMD) ")
+
+
+def python(code: str) -> str:
+    return f"{shlex.quote(sys.executable)} -c {shlex.quote(code)}"
+
+
+def test_it_goes_through_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PART", "0123456789")
+    assert run("echo tml-$PART | cat") == "tml-0123456789"
+
+
+def test_blanks_around_the_output_go() -> None:
+    assert run(r"printf ' \n\t%s\r\n\n' " + KEY) == KEY
+
+
+def test_error_output_of_a_successful_command_is_ignored() -> None:
+    assert run(f"echo 'warning: old version' >&2; echo {KEY}") == KEY
+
+
+def test_it_runs_anew_each_time(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    command = CredentialCommand(Secret(f"echo x >> {count}; wc -l < {count}"))
+    assert [command.run().reveal() for _ in range(3)] == ["1", "2", "3"]
+
+
+def test_standard_input_is_empty() -> None:
+    assert run("read line || echo at-its-end") == "at-its-end"
+
+
+def test_the_exit_status_counts() -> None:
+    assert failure(f"echo {KEY}; exit 3") == "failed with exit status 3"
+
+
+def test_a_signal_is_named() -> None:
+    assert failure("kill -9 $$") == "was ended by signal 9"
+
+
+def test_the_error_output_is_quoted_without_the_output() -> None:
+    said = failure(f"echo {KEY}; echo 'expired session' >&2; echo 'was: {KEY}' >&2; exit 1")
+    assert said == "failed with exit status 1; it said: expired session was: ***"
+
+
+def test_output_that_looks_like_no_key_is_masked_too() -> None:
+    assert failure("echo hunter22; echo 'tried hunter22' >&2; exit 1").endswith("it said: tried ***")
+
+
+def test_only_the_end_of_a_long_complaint_is_quoted() -> None:
+    said = failure(python("import sys; sys.stderr.write('x' * 300_000 + ' the end'); sys.exit(1)"))
+    assert said.endswith("x the end")
+    assert len(said) < 2200
+
+
+@pytest.mark.parametrize("line", ["true", "echo", "printf '  \\n '"])
+def test_empty_output(line: str) -> None:
+    assert failure(line) == "printed nothing"
+
+
+def test_empty_output_with_a_complaint() -> None:
+    assert failure("echo 'not logged in' >&2") == "printed nothing; it said: not logged in"
+
+
+@pytest.mark.parametrize(
+    "line", [f"echo {KEY}; echo more", f"echo {KEY} x", "printf 'tml-\\303\\274'", "printf '\\377'"]
+)
+def test_output_that_cannot_be_sent(line: str) -> None:
+    assert failure(line).startswith("printed more than one word, or characters that cannot stand in a header")
+
+
+def test_a_command_that_does_not_exist() -> None:
+    assert "failed with exit status 127; it said: " in failure("no-such-command-anywhere")
+
+
+def test_a_shell_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    assert failure(f"echo {KEY}") == "could not be started: Cannot allocate memory"
+
+
+def test_a_line_no_process_can_be_given() -> None:
+    assert failure(f"echo {KEY}\0").startswith("could not be started: ")
+
+
+def test_a_flood_is_stopped() -> None:
+    # Without the limit this would run until the time is over, and take all memory meanwhile.
+    assert failure("yes") == "printed more than 64 KiB"
+
+
+def test_the_time_limit_ends_everything_it_started(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    clock = FakeClock(automatic=False)
+    command = CredentialCommand(Secret(f"sleep 600 & echo $! $$ > {pids}; wait"), 30.0, clock)
+
+    def expire() -> None:
+        clock.await_waiters()
+        until(lambda: pids.exists() and pids.read_text().count(" ") == 1)
+        clock.advance(30.0)
+
+    def wait() -> str:
+        with pytest.raises(CredentialError) as caught:
+            command.run()
+        return str(caught.value)
+
+    text, _ = together(wait, expire)
+    assert text.endswith("did not end within 30 s")
+    assert clock.waits == [30.0]
+    for pid in map(int, pids.read_text().split()):
+        until(lambda pid=pid: not alive(pid))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process still runs; one that has ended may remain as an entry until its parent asks."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        return not Path("/proc/self").exists()
+    return status.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def test_what_was_printed_before_the_time_limit_stays_hidden() -> None:
+    assert failure(f"echo {KEY}; echo {KEY} >&2; exec sleep 600", time_limit_s=0.05).startswith(
+        "did not end within 0.05 s"
+    )
+
+
+def test_ctrl_c_ends_the_command(tmp_path: Path) -> None:
+    class Interrupted(FakeClock):
+        def wait(self, event: threading.Event, timeout_s: float) -> bool:
+            until(lambda: pid.exists() and pid.read_text().endswith("\n"))
+            raise KeyboardInterrupt
+
+    pid = tmp_path / "pid"
+    with pytest.raises(KeyboardInterrupt):
+        CredentialCommand(Secret(f"echo $$ > {pid}; exec sleep 600"), 30.0, Interrupted()).run()
+    until(lambda: not alive(int(pid.read_text())))
+
+
+def test_no_threads_and_no_pipes_are_left() -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+
+    run(f"echo {KEY}")
+    before = descriptors()
+    for _ in range(5):
+        run(f"echo {KEY}")
+        failure("exit 1")
+    assert descriptors() == before
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tinker-command")]
+
+
+def test_neither_repr_nor_limits_show_the_command() -> None:
+    command = CredentialCommand(Secret(f"echo {KEY}"))
+    assert KEY not in repr(command)
+    assert credential_command._MAX_OUTPUT_BYTES == 64 * 1024

@@ -1,0 +1,479 @@
+"""How long a token lasts, and when it is renewed by whom. The clock is turned by hand."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+from support.clock import PATIENCE_S, FakeClock
+from support.crowd import together, until
+
+from tinker_sync._secret import Secret
+from tinker_sync.errors import (
+    APIConnectionError,
+    APIResponseValidationError,
+    AuthenticationError,
+    CredentialError,
+)
+from tinker_sync.transport.call import Reply
+from tinker_sync.transport.tokens import Grant, TokenCache, claims_of, lifetime_s, read_grant
+
+MARK = "planted-token-0123456789"
+NOW_S = 1_750_000_000.0
+
+
+def jwt(mark: str = MARK, **claims: Any) -> str:
+    def part(value: dict[str, Any]) -> str:
+        return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
+
+    return f"{part({'alg': 'none'})}.{part(claims)}.{mark}"
+
+
+class Exchange:
+    """A scripted token exchange: each fetch does the next thing of the script, the last one for ever."""
+
+    def __init__(self, clock: FakeClock, *script: float | Exception | Callable[[], Any]) -> None:
+        self.clock = clock
+        self.script = list(script)
+        self.count = 0
+
+    def __call__(self) -> Grant:
+        self.count += 1
+        step = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if callable(step):
+            step = step()
+        if isinstance(step, Exception):
+            raise step
+        now = self.clock.time()
+        return Grant(Secret(jwt(f"token-{self.count}", iat=now, exp=now + step)), now)
+
+
+def cache(*script: float | Exception | Callable[[], Any]) -> tuple[TokenCache, Exchange, FakeClock]:
+    clock = FakeClock(time_s=NOW_S)
+    exchange = Exchange(clock, *script)
+    return TokenCache(exchange, clock), exchange, clock
+
+
+def waiting(tokens: TokenCache) -> int:
+    """How many threads wait for the fetch under way. Events do not tell, so this looks inside one."""
+    flight = tokens._flight
+    return 0 if flight is None else len(flight.over._cond._waiters)  # type: ignore[attr-defined]
+
+
+def number(token: Secret) -> int:
+    return int(token.reveal().rpartition("-")[2])
+
+
+# -------------------------------------------------------------------------------------- reading tokens
+
+
+def test_claims() -> None:
+    assert claims_of(Secret(jwt(sub="u", org_id="o"))) == {"sub": "u", "org_id": "o"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "tml-key", "a.b.c", "eyJ.%%%.x", "eyJ", "a.", "ü.ü.ü", "a.WzFd.c", "a." + "W" * 7 + ".c", "." * 5],
+)
+def test_no_claims(text: str) -> None:
+    assert claims_of(Secret(text)) == {}
+
+
+def test_claims_nested_deeper_than_the_stack() -> None:
+    payload = base64.urlsafe_b64encode(b"[" * 200_000).decode()
+    assert claims_of(Secret(f"a.{payload}.c")) == {}
+
+
+@pytest.mark.parametrize(
+    ("claims", "server_time_s", "lifetime"),
+    [
+        ({"exp": NOW_S + 3600, "iat": NOW_S}, None, 3600),
+        ({"exp": NOW_S + 3600}, None, 3600),
+        # The server handed out a token it had made half an hour ago, and our clock agrees.
+        ({"exp": NOW_S + 1800, "iat": NOW_S - 1800}, None, 1800),
+        # Our clock is a day behind, or ahead: what the token says of its own life counts.
+        ({"exp": NOW_S + 86400 + 600, "iat": NOW_S + 86400}, None, 600),
+        ({"exp": NOW_S - 86400 + 600, "iat": NOW_S - 86400}, None, 600),
+        # The server's clock is known: then only that counts.
+        ({"exp": NOW_S + 86400 + 600, "iat": NOW_S + 86400 - 3000}, NOW_S + 86400, 600),
+        ({"exp": NOW_S - 86400 + 600}, NOW_S - 86400, 600),
+        # A Date from some proxy that cannot be right.
+        ({"exp": NOW_S + 600, "iat": NOW_S}, NOW_S - 86400, 600),
+        ({"exp": NOW_S + 600, "iat": NOW_S}, NOW_S + 86400, 600),
+        # A second of rounding is no reason for doubt.
+        ({"exp": NOW_S + 600, "iat": NOW_S}, NOW_S - 1, 601),
+        # Over already: used once all the same.
+        ({"exp": NOW_S - 5}, None, 1),
+        ({"exp": NOW_S - 5, "iat": NOW_S - 5}, None, 1),
+        # Tokens that do not tell.
+        ({}, None, 60),
+        ({"exp": "soon"}, None, 60),
+        ({"exp": True}, None, 60),
+        ({"exp": 1e300}, None, 60),
+        ({"exp": NOW_S + 60.5, "iat": "x"}, None, 60.5),
+    ],
+)
+def test_lifetime(claims: dict[str, Any], server_time_s: float | None, lifetime: float) -> None:
+    assert lifetime_s(Grant(Secret(jwt(**claims)), server_time_s), NOW_S) == pytest.approx(lifetime)
+
+
+def test_lifetime_of_an_opaque_token() -> None:
+    assert lifetime_s(Grant(Secret("opaque")), NOW_S) == 60.0
+
+
+def test_reading_the_answer() -> None:
+    token = jwt(exp=1)
+    reply = Reply(
+        200, {"Date": formatdate(NOW_S, usegmt=True)}, json.dumps({"jwt": token, "more": 1}).encode()
+    )
+    grant = read_grant(reply)
+    assert (grant.token.reveal(), grant.server_time_s) == (token, NOW_S)
+    assert MARK not in repr(grant)
+
+
+@pytest.mark.parametrize("date", [None, "", "yesterday", "Thu, 99 Foo 2026 00:00:00 GMT", "-1"])
+def test_an_answer_without_a_usable_date(date: str | None) -> None:
+    headers = {} if date is None else {"Date": date}
+    assert read_grant(Reply(200, headers, b'{"jwt": "x"}')).server_time_s is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"not json " + MARK.encode(),
+        b'{"token": "%s"}' % MARK.encode(),
+        b'{"jwt": ""}',
+        b'{"jwt": null}',
+        b'{"jwt": ["%s"]}' % MARK.encode(),
+        b'["%s"]' % MARK.encode(),
+        b'{"jwt": "%s\\r\\nX: y"}' % MARK.encode(),
+        b'{"jwt": "%s \\u00fc"}' % MARK.encode(),
+        b"[" * 200_000,
+    ],
+)
+def test_an_answer_without_a_token(body: bytes) -> None:
+    with pytest.raises(APIResponseValidationError, match="holds no 'jwt'") as caught:
+        read_grant(Reply(200, {}, body))
+    assert caught.value.status_code == 200
+    assert MARK not in str(caught.value)
+    assert caught.value.__context__ is None
+
+
+# ------------------------------------------------------------------------------------- without threads
+
+
+def test_one_token_serves_until_a_minute_is_left() -> None:
+    tokens, exchange, clock = cache(3600.0)
+    assert exchange.count == 0
+    assert number(tokens.get()) == 1
+    clock.advance(3539)
+    assert (number(tokens.get()), exchange.count) == (1, 1)
+    clock.advance(2)
+    assert (number(tokens.get()), exchange.count) == (2, 2)
+
+
+def test_ahead_of_time_it_is_renewed_after_four_fifths() -> None:
+    tokens, exchange, clock = cache(3600.0)
+    assert tokens.next_step_in_s() is None
+    tokens.step()
+    assert exchange.count == 0
+    tokens.get()
+    assert tokens.next_step_in_s() == pytest.approx(2880)
+    clock.advance(2879)
+    tokens.step()
+    assert exchange.count == 1
+    clock.advance(1)
+    assert tokens.next_step_in_s() == 0
+    tokens.step()
+    assert exchange.count == 2
+    assert tokens.next_step_in_s() == pytest.approx(2880)
+
+
+@pytest.mark.parametrize("lifetime", [-50.0, 0.0, 0.1, 1.0, 4.0, 60.0, 300.0, 301.0])
+def test_short_lives_leave_pauses_w28(lifetime: float) -> None:
+    tokens, exchange, clock = cache(lifetime)
+    tokens.get()
+    for _ in range(100):
+        pause_s = tokens.next_step_in_s()
+        assert pause_s is not None
+        assert pause_s >= 5.0
+        clock.advance(pause_s)
+        tokens.step()
+    assert exchange.count == 101
+
+
+@pytest.mark.parametrize(("lifetime", "at_most"), [(0.0, 1200), (10.0, 120), (100.0, 12)])
+def test_busy_callers_do_not_fetch_more_than_short_lives_need(lifetime: float, at_most: int) -> None:
+    tokens, exchange, clock = cache(lifetime)
+    for _ in range(10_000):  # 1000 s, a call every tenth of a second
+        tokens.get()
+        clock.advance(0.1)
+    assert exchange.count <= at_most
+
+
+def test_a_failed_renewal_keeps_the_old_token_and_does_not_hammer(caplog: pytest.LogCaptureFixture) -> None:
+    failure = APIConnectionError(f"no route, sent {jwt()}")
+    tokens, exchange, clock = cache(1000.0, failure)
+    tokens.get()
+    clock.advance(950)
+    with caplog.at_level(logging.WARNING):
+        assert number(tokens.get()) == 1
+    assert "the old one is good for another 50 s: no route, sent ***" in caplog.text
+    assert MARK not in caplog.text
+    for _ in range(120):  # 12 s
+        assert number(tokens.get()) == 1
+        clock.advance(0.1)
+    assert exchange.count == 2
+    clock.advance(1)
+    assert number(tokens.get()) == 1
+    assert exchange.count == 3
+
+
+def test_after_a_failure_the_next_one_may_succeed() -> None:
+    tokens, exchange, clock = cache(1000.0, APIConnectionError(), 1000.0)
+    tokens.get()
+    clock.advance(950)
+    tokens.get()
+    clock.advance(15)
+    assert number(tokens.get()) == 3
+    assert tokens.next_step_in_s() == pytest.approx(800)
+    assert exchange.count == 3
+
+
+def test_over_and_failed_is_an_error_that_tells_why() -> None:
+    failure = APIConnectionError("no route")
+    tokens, exchange, clock = cache(1000.0, failure)
+    tokens.get()
+    clock.advance(1000)
+    for fetched in (2, 3):
+        with pytest.raises(
+            CredentialError, match=r"the token is over and there is no new one: no route"
+        ) as caught:
+            tokens.get()
+        assert caught.value.__cause__ is failure
+        assert exchange.count == fetched
+
+
+def test_the_first_failure_is_raised_as_itself() -> None:
+    failure = AuthenticationError("bad key")
+    tokens, _, _ = cache(failure, 1000.0)
+    with pytest.raises(AuthenticationError) as caught:
+        tokens.get()
+    assert caught.value is failure
+    assert tokens.next_step_in_s() is None
+    assert number(tokens.get()) == 2
+
+
+def test_failed_steps_are_logged_and_come_back_with_pauses(caplog: pytest.LogCaptureFixture) -> None:
+    tokens, exchange, clock = cache(1000.0, APIConnectionError("no route"))
+    tokens.get()
+    pauses = []
+    for _ in range(40):
+        pause_s = tokens.next_step_in_s()
+        assert pause_s is not None
+        pauses.append(pause_s)
+        clock.advance(pause_s)
+        tokens.step()
+    assert pauses[0] == pytest.approx(800)
+    assert all(5 <= pause_s <= 60 for pause_s in pauses[1:])
+    assert exchange.count == 41
+    assert "good for another 200 s" in caplog.text
+    assert "there is no new token: the token is over" in caplog.text
+
+
+def test_a_suspended_machine_wakes_with_an_old_token() -> None:
+    tokens, _, clock = cache(3600.0)
+    tokens.get()
+    clock._time_s += 7200  # the wall clock went on, the monotonic one stood still
+    assert tokens.next_step_in_s() == 0
+    assert number(tokens.get()) == 2
+
+
+def test_a_wall_clock_set_back_does_not_prolong_a_token() -> None:
+    tokens, _, clock = cache(3600.0)
+    tokens.get()
+    clock._time_s -= 86400
+    clock.advance(3600)
+    assert number(tokens.get()) == 2
+
+
+def test_the_exchange_itself_must_not_ask_for_a_token() -> None:
+    clock = FakeClock()
+
+    def fetch() -> Grant:
+        return Grant(tokens.get())
+
+    tokens = TokenCache(fetch, clock)
+    with pytest.raises(CredentialError, match="must use the long-lived credential"):
+        tokens.get()
+
+
+def test_an_exchange_that_breaks_the_contract_blocks_nobody() -> None:
+    tokens = TokenCache(lambda: None, FakeClock())  # type: ignore[arg-type,return-value]  # what is tested
+    for _ in range(2):
+        with pytest.raises(AttributeError):
+            tokens.get()
+
+
+def test_the_present_token_can_be_seen_for_masking() -> None:
+    tokens, _, _ = cache(1000.0)
+    assert tokens.current is None
+    assert tokens.get() == tokens.current
+
+
+# ---------------------------------------------------------------------------------------- with threads
+
+
+def test_many_threads_share_one_fetch() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def slow() -> float:
+        entered.set()
+        assert release.wait(PATIENCE_S)
+        return 1000.0
+
+    tokens, exchange, _ = cache(slow)
+
+    def let_go() -> None:
+        assert entered.wait(PATIENCE_S)
+        until(lambda: waiting(tokens) == 7)
+        release.set()
+
+    results = together(*[tokens.get] * 8, let_go)
+    assert {number(token) for token in results[:8]} == {1}
+    assert exchange.count == 1
+
+
+def test_nobody_waits_while_the_old_token_is_good() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def slow() -> float:
+        entered.set()
+        assert release.wait(PATIENCE_S)
+        return 1000.0
+
+    tokens, exchange, clock = cache(1000.0, slow)
+    tokens.get()
+    clock.advance(950)
+    with ThreadPoolExecutor(1) as pool:
+        renewing = pool.submit(tokens.get)
+        assert entered.wait(PATIENCE_S)
+        assert number(tokens.get()) == 1  # would hang here if it waited
+        assert tokens.next_step_in_s() == 5.0
+        tokens.step()
+        release.set()
+        assert number(renewing.result(PATIENCE_S)) == 2
+    assert exchange.count == 2
+
+
+def test_a_failure_reaches_every_waiting_thread_as_an_error_of_its_own() -> None:
+    entered, release = threading.Event(), threading.Event()
+    failure = AuthenticationError("bad key")
+    failure.__cause__ = cause = ValueError("below")
+
+    def slow() -> Exception:
+        entered.set()
+        assert release.wait(PATIENCE_S)
+        return failure
+
+    tokens, exchange, _ = cache(slow)
+
+    def attempt() -> Exception:
+        with pytest.raises(AuthenticationError) as caught:
+            tokens.get()
+        return caught.value
+
+    def let_go() -> None:
+        assert entered.wait(PATIENCE_S)
+        until(lambda: waiting(tokens) == 3)
+        release.set()
+
+    *errors, _ = together(*[attempt] * 4, let_go)
+    assert len({id(error) for error in errors}) == 4
+    assert {str(error) for error in errors} == {str(failure)}
+    assert all(error.__cause__ is cause for error in errors)
+    assert exchange.count == 1
+
+
+def test_foreign_failures_reach_the_others_without_their_text_of_keys() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def slow() -> Exception:
+        entered.set()
+        assert release.wait(PATIENCE_S)
+        return RuntimeError(f"odd {jwt()}")
+
+    tokens, _, _ = cache(slow)
+
+    def attempt() -> Exception:
+        with pytest.raises((RuntimeError, CredentialError)) as caught:
+            tokens.get()
+        return caught.value
+
+    def let_go() -> None:
+        assert entered.wait(PATIENCE_S)
+        until(lambda: waiting(tokens) == 1)
+        release.set()
+
+    *errors, _ = together(attempt, attempt, let_go)
+    assert sorted(str(error) for error in errors if isinstance(error, CredentialError)) == [
+        "no token is to be had: odd ***"
+    ]
+
+
+def test_an_interrupted_fetch_is_taken_over() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def interrupted() -> float:
+        entered.set()
+        assert release.wait(PATIENCE_S)
+        raise KeyboardInterrupt
+
+    tokens, exchange, _ = cache(interrupted, 1000.0)
+
+    def first() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            tokens.get()
+
+    def second() -> Secret:
+        assert entered.wait(PATIENCE_S)
+        return tokens.get()
+
+    def let_go() -> None:
+        assert entered.wait(PATIENCE_S)
+        until(lambda: waiting(tokens) == 1)
+        release.set()
+
+    _, token, _ = together(first, second, let_go)
+    assert number(token) == 2
+    assert exchange.count == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forking")
+def test_a_forked_child_does_not_wait_for_its_parents_fetch() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def slow() -> float:
+        entered.set()
+        assert release.wait(PATIENCE_S)
+        return 1000.0
+
+    tokens, _, _ = cache(slow, 1000.0)
+    with ThreadPoolExecutor(1) as pool:
+        fetching = pool.submit(tokens.get)
+        assert entered.wait(PATIENCE_S)
+        # As the child would find it: a fetch under way that belongs to another process.
+        assert tokens._flight is not None
+        tokens._flight.process = os.getpid() + 1
+        assert number(tokens.get()) == 2
+        release.set()
+        fetching.result(PATIENCE_S)
