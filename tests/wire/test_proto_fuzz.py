@@ -1,0 +1,202 @@
+"""Damaged and hostile bytes for every decoder: `WireError` or a value, in bounded memory and time.
+
+The default suite runs a few thousand inputs for each decoder, always the same ones. FUZZ_ROUNDS=300000 in the
+environment runs as many for each, and prints what they cost.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from support.proto_mutate import hostile, mutated
+from support.proto_random import random_message
+
+from tinker_sync.errors import WireError
+from tinker_sync.types import (
+    Datum,
+    DmelChunk,
+    EncodedTextChunk,
+    ForwardBackwardInput,
+    ForwardBackwardOutput,
+    ForwardBackwardRequest,
+    ImageChunk,
+    ModelInput,
+    PromptAltTokens,
+    PromptProvenanceSpan,
+    SampledProvenanceSpan,
+    SampledSequence,
+    SampleResponse,
+    SamplingParams,
+    TensorData,
+    TopkLogprobs,
+)
+from tinker_sync.wire import proto
+from tinker_sync.wire.proto import read_message, tables, write_message
+from tinker_sync.wire.proto._fields import Message
+from tinker_sync.wire.proto.outputs import MAX_EMPTY_RECORDS
+
+ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "5000"))
+
+MEMORY_FLOOR = 32_768
+"""What a decoder and its error need for themselves."""
+MEMORY_FACTOR = 250
+"""An empty submessage takes two bytes, the empty arrays and the object that stand for it a few hundred."""
+EMPTY_RECORDS = MAX_EMPTY_RECORDS * 80
+"""The one thing that may be large without being sent."""
+
+
+def floats(*shape: int) -> np.ndarray:
+    return np.linspace(-3, 0, int(np.prod(shape)), dtype=np.float32).reshape(shape)
+
+
+def requests() -> list[bytes]:
+    run = SampledProvenanceSpan(sequence_id="s", offset=1, length=2)
+    rich = Datum(
+        ModelInput(
+            chunks=[
+                EncodedTextChunk(tokens=range(20)),
+                ImageChunk(data=b"x" * 9, format="png", expected_tokens=4),
+                DmelChunk(dmel=b"\0\1\5"),
+            ]
+        ),
+        {
+            "target_tokens": TensorData([5, 6], "int64", [2, 9], [0, 1, 2], [3, 8]),
+            "weights": floats(3, 4),
+            "scalar": np.array(3),
+        },
+        [PromptProvenanceSpan(sequence_id="p", length=1), run],
+        [run],
+    )
+    plain = Datum(ModelInput.from_ints(range(64)), {"target_tokens": range(64), "weights": floats(64)})
+    bodies = [
+        ForwardBackwardInput([plain, rich, plain], "ppo", {"a": 1.0, "b": "text"}),
+        ForwardBackwardInput([], "x"),
+    ]
+    return [
+        proto.encode_forward_backward_request(ForwardBackwardRequest(body, "model", 3)).join()
+        for body in bodies
+    ]
+
+
+def outputs() -> list[bytes]:
+    def record(rows: int, k: int) -> dict[str, TensorData]:
+        ids = np.arange(rows * k).reshape(rows, k)
+        return {"logprobs": TensorData.from_numpy(floats(rows)), "ids": TensorData.from_numpy(ids)}
+
+    records = [record(3, 2), record(5, 2), record(0, 2), record(2, 7), {}, {}]
+    made = [
+        ForwardBackwardOutput("m:ArrayRecord", records, {"loss:sum": 1.5}),
+        ForwardBackwardOutput("", [], {}),
+    ]
+    half = {"data": bytes(12), "offsets": np.array([0, 4, 12]).tobytes(), "dtype": tables.DTYPE_BFLOAT16}
+    narrow = {**half, "dtype": tables.DTYPE_INT32, "trailing_shape": [1]}
+    batch = {"fields": {"half": half, "narrow": narrow}, "num_datums": 2}
+    widened = write_message(tables.FORWARD_BACKWARD_OUTPUT, {"loss_fn_outputs": [batch]}).join()
+    return [widened, *(proto.encode_forward_backward_output(output).join() for output in made)]
+
+
+def samples() -> list[bytes]:
+    top = TopkLogprobs(np.arange(12, dtype=np.int32).reshape(6, 2), floats(6, 2))
+    sequence = SampledSequence("length", None, np.arange(6, dtype=np.int32), floats(6), top)
+    alternatives = PromptAltTokens(
+        TensorData(range(6), "int64", [3, 2]), TensorData(range(6), "float32", [3, 2])
+    )
+    sparse = TensorData([1.0, 2.0], "float32", [2, 9], [0, 1, 2], [3, 8])
+    full = SampleResponse([sequence] * 3, floats(7), top, sparse, 5, alternatives)
+    return [
+        proto.encode_sample_response(full).join(),
+        proto.encode_sample_response(SampleResponse([])).join(),
+    ]
+
+
+def params() -> list[bytes]:
+    made = [
+        SamplingParams(max_tokens=5, seed=3, stop=["a", "b"]),
+        SamplingParams(stop=[1, 2, 300]),
+        SamplingParams(),
+    ]
+    return [proto.encode_sampling_params(one).join() for one in made]
+
+
+DECODERS: dict[str, tuple[Message, Callable[[Any], object], Callable[[], list[bytes]]]] = {
+    "requests": (tables.FORWARD_BACKWARD_REQUEST, proto.decode_forward_backward_request, requests),
+    "outputs": (tables.FORWARD_BACKWARD_OUTPUT, proto.decode_forward_backward_output, outputs),
+    "samples": (tables.SAMPLE_RESPONSE, proto.decode_sample_response, samples),
+    "params": (tables.SAMPLING_PARAMS, proto.decode_sampling_params, params),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_read_their_seeds(name: str) -> None:
+    _, decode, seeds = DECODERS[name]
+    for seed in seeds():
+        assert decode(seed) is not None
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_damaged_bytes_raise_nothing_but_wire_errors(name: str) -> None:
+    table, decode, make_seeds = DECODERS[name]
+    rng = random.Random(name)
+    seeds = make_seeds()
+    plain_seeds = [read_message(table, seed) for seed in seeds]
+    plain_seeds = [_owned(plain) for plain in plain_seeds]
+    others = [write_message(table, random_message(rng, table)).join() for _ in range(100)]
+    accepted, slowest, dearest = 0, 0.0, 0.0
+    tracemalloc.start()
+    try:
+        for _ in range(ROUNDS):
+            data = _input(rng, table, seeds, plain_seeds, others)
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            started = time.process_time()
+            accepted += _accepts(decode, data)
+            slowest = max(slowest, time.process_time() - started)
+            grown = tracemalloc.get_traced_memory()[1] - before
+            limit = MEMORY_FLOOR + MEMORY_FACTOR * len(data) + (EMPTY_RECORDS if name == "outputs" else 0)
+            assert grown < limit, (grown, len(data), data.hex())
+            dearest = max(dearest, grown)
+    finally:
+        tracemalloc.stop()
+    cost = f"slowest {slowest * 1e3:.1f} ms, peak {dearest / 1e6:.2f} MB"
+    print(f"{name}: {ROUNDS} inputs, {accepted} accepted, {cost}")  # noqa: T201 -- what a long run is for
+    assert slowest < 1.0
+    assert ROUNDS // 50 < accepted < ROUNDS  # both outcomes were seen
+
+
+def _owned(value: Any) -> Any:
+    """A plain message that can be copied: bytes in place of views."""
+    if isinstance(value, dict):
+        return {key: _owned(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_owned(item) for item in value]
+    return bytes(value) if isinstance(value, memoryview) else value
+
+
+def _input(
+    rng: random.Random,
+    table: Message,
+    seeds: list[bytes],
+    plain_seeds: list[dict[str, Any]],
+    others: list[bytes],
+) -> bytes:
+    kind = rng.random()
+    if kind < 0.4:
+        return mutated(rng, rng.choice(seeds), seeds + others)
+    data = write_message(table, hostile(rng, table, rng.choice(plain_seeds))).join()
+    return data if kind < 0.8 else mutated(rng, data, seeds + others)
+
+
+def _accepts(decode: Callable[[Any], object], data: bytes) -> bool:
+    """Whether the decoder takes these bytes. Anything but a `WireError` fails the test."""
+    try:
+        decode(data)
+    except WireError:
+        return False
+    return True

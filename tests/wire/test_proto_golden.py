@@ -1,0 +1,165 @@
+"""The bytes that the reference client's protobuf classes wrote, judged in both directions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.proto_random import comparable
+
+from tinker_sync.types import (
+    Datum,
+    ForwardBackwardInput,
+    ForwardBackwardRequest,
+    ModelInput,
+    SampledSequence,
+    SampleResponse,
+)
+from tinker_sync.wire.proto import (
+    decode_forward_backward_output,
+    decode_forward_backward_request,
+    decode_sample_response,
+    decode_sampling_params,
+    encode_forward_backward_request,
+    encode_sample_response,
+    encode_sampling_params,
+    read_message,
+    tables,
+    write_message,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+NAMES = sorted(path.stem for path in GOLDEN.glob("*.hex"))
+TABLES = {table.name: table for table in tables.MESSAGES}
+
+
+def golden_bytes(name: str) -> bytes:
+    return bytes.fromhex((GOLDEN / f"{name}.hex").read_text())
+
+
+def golden_content(name: str) -> tuple[Any, Any]:
+    described = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"), object_hook=_bytes_of_hex)
+    return TABLES[described["message"]], described["content"]
+
+
+def _bytes_of_hex(value: dict[str, Any]) -> Any:
+    return bytes.fromhex(value["hex"]) if value.keys() == {"hex"} else value
+
+
+def test_there_are_golden_files_of_every_top_level_kind() -> None:
+    kinds = {golden_content(name)[0].name for name in NAMES}
+    assert kinds == {"ForwardBackwardRequest", "ForwardBackwardOutput", "SampleResponse", "SamplingParams"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_are_read_as_what_they_were_made_of(name: str) -> None:
+    table, content = golden_content(name)
+    assert comparable(read_message(table, golden_bytes(name))) == comparable(content)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_content_is_written_as_the_same_bytes(name: str) -> None:
+    table, content = golden_content(name)
+    assert write_message(table, content).join().hex() == golden_bytes(name).hex()
+
+
+@pytest.mark.parametrize("buffer", [bytearray, memoryview, lambda data: memoryview(bytearray(data))])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_kind_of_buffer_is_read(name: str, buffer: Any) -> None:
+    table, content = golden_content(name)
+    assert comparable(read_message(table, buffer(golden_bytes(name)))) == comparable(content)
+
+
+def simple_request() -> ForwardBackwardRequest:
+    datum = Datum(
+        ModelInput.from_ints([1, 200, 300]),
+        {"target_tokens": np.array([200, 300, -1]), "weights": np.array([1, 0.5, 0], dtype=np.float32)},
+    )
+    return ForwardBackwardRequest(ForwardBackwardInput([datum], "cross_entropy"), "model_ab", 1)
+
+
+def test_a_simple_request_has_exactly_the_golden_bytes() -> None:
+    assert encode_forward_backward_request(simple_request()).join() == golden_bytes("request_simple")
+
+
+def test_the_simple_request_is_read_back_as_types() -> None:
+    request, forward_only = decode_forward_backward_request(golden_bytes("request_simple"))
+    assert request == simple_request()
+    assert not forward_only
+
+
+@pytest.mark.parametrize("name", ["request_simple", "request_full", "request_empty"])
+def test_requests_survive_the_way_through_the_types(name: str) -> None:
+    request, forward_only = decode_forward_backward_request(golden_bytes(name))
+    again = encode_forward_backward_request(request, forward_only=forward_only).join()
+    assert again == golden_bytes(name)
+
+
+def test_a_simple_response_is_read_and_written_as_types() -> None:
+    sequence = SampledSequence(
+        "length", None, np.array([5, 6], dtype=np.int32), np.array([-1, -2], dtype=np.float32)
+    )
+    response = SampleResponse(
+        [sequence], np.array([np.nan, -0.5], dtype=np.float32), prompt_cache_hit_tokens=1
+    )
+    assert decode_sample_response(golden_bytes("samples_simple")) == response
+    assert encode_sample_response(response).join() == golden_bytes("samples_simple")
+
+
+def test_a_simple_output_is_read_as_types() -> None:
+    output = decode_forward_backward_output(golden_bytes("output_simple"))
+    assert output.loss_fn_output_type == "ArrayRecord"
+    assert output.metrics == {"loss:sum": 1.5}
+    found = [(record["logprobs"].shape, record["logprobs"].data) for record in output.loss_fn_outputs]
+    assert found == [([2], [-1.0, -2.0]), ([1], [-0.5])]
+
+
+def test_ragged_outputs_have_the_shapes_of_their_own_batch() -> None:
+    output = decode_forward_backward_output(golden_bytes("output_ragged"))
+    assert output.loss_fn_output_type == "RaggedRecord"
+    ids = [record["ids"] for record in output.loss_fn_outputs]
+    assert [one.tolist() for one in ids] == [[[1, 2], [3, 4]], [[-5, 6]], [[7, 8, 9]]]
+    assert {one.dtype for one in ids} == {"int64"}
+    assert [record["scores"].tolist() for record in output.loss_fn_outputs] == [[0.5], [1.5], []]
+
+
+def test_data_whose_outputs_were_dropped_are_still_counted() -> None:
+    output = decode_forward_backward_output(golden_bytes("output_dropped"))
+    assert output.loss_fn_outputs == [{}, {}, {}]
+
+
+def test_a_full_response_is_read_as_types() -> None:
+    response = decode_sample_response(golden_bytes("samples_full"))
+    first, second = response.sequences
+    assert first.tokens == [-1, 2**31 - 1]
+    assert first.logprobs == []  # there, though empty
+    assert (second.tokens, second.logprobs) == ([], None)
+    assert second.topk_logprobs == [[(3, -1.0), (4, -2.0)], [(5, -3.0)]]
+    assert response.prompt_logprobs == []
+    assert response.topk_prompt_logprobs_np is None
+    assert response.prompt_cache_hit_tokens == -1
+    assert response.target_prompt_logprobs is not None
+    assert response.target_prompt_logprobs.is_sparse
+    assert response.target_prompt_logprobs.tolist() == [
+        [0, 0, 0, 0],
+        [0, 1.0, 0, -0.25],
+    ]  # bfloat16 is shifted
+    assert response.prompt_alt_tokens is not None
+    assert response.prompt_alt_tokens.tokens.dtype == "int64"
+    assert response.prompt_alt_tokens.logprobs.tolist() == [[-1, -2], [-3, -4]]
+
+
+@pytest.mark.parametrize(
+    ("name", "stop"), [("params_strings", ["\n", "é", ""]), ("params_no_stop", []), ("params_default", None)]
+)
+def test_parameters_are_read_as_types(name: str, stop: Any) -> None:
+    assert decode_sampling_params(golden_bytes(name)).stop == stop
+
+
+def test_parameters_survive_the_way_through_the_types() -> None:
+    params = decode_sampling_params(golden_bytes("params_strings"))
+    assert (params.max_tokens, params.seed, params.temperature) == (16, 2**64 - 1, 0.5)
+    assert encode_sampling_params(params).join() == golden_bytes("params_strings")

@@ -1,0 +1,235 @@
+"""Outputs of a pass: batches cut into arrays of their own, every offset checked first."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tinker_sync.errors import WireError
+from tinker_sync.types import ForwardBackwardOutput, TensorData
+from tinker_sync.wire.proto import (
+    decode_forward_backward_output,
+    encode_forward_backward_output,
+    read_message,
+    tables,
+    write_message,
+)
+from tinker_sync.wire.proto.outputs import MAX_EMPTY_RECORDS
+
+
+def int64s(*numbers: int) -> bytes:
+    return np.array(numbers, dtype="<i8").tobytes()
+
+
+def column(
+    data: bytes = b"", offsets: bytes = b"", dtype: int = tables.DTYPE_FLOAT32, *trailing: int
+) -> dict[str, Any]:
+    return {"data": data, "offsets": offsets, "dtype": dtype, "trailing_shape": trailing}
+
+
+def decoded(*batches: dict[str, Any], kind: str = "m:ArrayRecord") -> ForwardBackwardOutput:
+    plain = {"loss_fn_output_type": kind, "loss_fn_outputs": batches}
+    return decode_forward_backward_output(write_message(tables.FORWARD_BACKWARD_OUTPUT, plain).join())
+
+
+def batch(num_datums: int = 0, **fields: Any) -> dict[str, Any]:
+    return {"fields": fields, "num_datums": num_datums}
+
+
+def fault(*batches: dict[str, Any]) -> WireError:
+    with pytest.raises(WireError) as caught:
+        decoded(*batches)
+    return caught.value
+
+
+ONES = np.ones(4, dtype="<f4").tobytes()
+
+
+# ------------------------------------------------------------------------------------------ in
+
+
+@pytest.mark.parametrize(
+    ("kind", "with_batch", "expected"),
+    [
+        ("pkg.mod:ArrayRecord", True, "ArrayRecord"),
+        ("a:b:C", True, "C"),
+        ("Plain", True, "Plain"),
+        ("", True, ""),
+        ("", False, "ArrayRecord"),
+        ("pkg.mod:ArrayRecord", False, "pkg.mod:ArrayRecord"),
+    ],
+)
+def test_the_output_type(kind: str, with_batch: bool, expected: str) -> None:
+    batches = [batch(1)] if with_batch else []
+    assert decoded(*batches, kind=kind).loss_fn_output_type == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout", "widened"),
+    [
+        (tables.DTYPE_FLOAT32, "<f4", np.float32),
+        (tables.DTYPE_INT64, "<i8", np.int64),
+        (tables.DTYPE_INT32, "<i4", np.int64),
+    ],
+)
+def test_numbers_are_widened(dtype: int, layout: str, widened: Any) -> None:
+    values = np.array([1, -2, 2**31 - 1], dtype=layout)
+    offsets = int64s(0, 2 * values.itemsize, 3 * values.itemsize)
+    tensors = [
+        record["x"]
+        for record in decoded(batch(2, x=column(values.tobytes(), offsets, dtype))).loss_fn_outputs
+    ]
+    assert [tensor.dtype for tensor in tensors] == [np.dtype(widened).name] * 2
+    assert [tensor._numpy.dtype for tensor in tensors] == [np.dtype(widened)] * 2
+    assert [tensor.data for tensor in tensors] == [values[:2].tolist(), values[2:].tolist()]
+
+
+def test_bfloat16_is_the_upper_half_of_float32() -> None:
+    values = np.array([1.0, -0.5, np.inf, 3.140625], dtype="<f4")
+    halves = (values.view("<u4") >> 16).astype("<u2").tobytes()
+    (record,) = decoded(batch(x=column(halves, int64s(0, 8), tables.DTYPE_BFLOAT16))).loss_fn_outputs
+    assert record["x"].data == values.tolist()
+
+
+def test_arrays_are_writable_aligned_and_hold_no_response_alive() -> None:
+    big = batch(
+        2, x=column(bytes(4) + ONES * 100, int64s(0, 4, 1604)), y=column(bytes(24), int64s(0, 12, 24), 1, 3)
+    )
+    for record in decoded(big).loss_fn_outputs:
+        for tensor in record.values():
+            array = tensor._numpy
+            assert array.flags.writeable
+            assert array.flags.aligned
+            while array.base is not None:
+                array = array.base
+            assert array.nbytes == tensor.nbytes
+
+
+def test_trailing_shapes_divide_each_datum() -> None:
+    tensors = decoded(batch(x=column(bytes(48), int64s(0, 24, 24, 48), 1, 3, 2))).loss_fn_outputs
+    assert [record["x"].shape for record in tensors] == [[1, 3, 2], [0, 3, 2], [1, 3, 2]]
+    assert [record["x"].to_numpy().shape for record in tensors] == [(1, 3, 2), (0, 3, 2), (1, 3, 2)]
+    assert decoded(batch(x=column(b"", int64s(0, 0), 1, 0, 5))).loss_fn_outputs[0]["x"].shape == [0, 0, 5]
+
+
+def test_each_batch_counts_for_itself() -> None:
+    counted = batch(2, x=column(ONES, int64s(0, 8, 16)))
+    uncounted = batch(x=column(ONES, int64s(0, 16)))
+    assert len(decoded(counted, uncounted, batch(3)).loss_fn_outputs) == 6
+    assert len(decoded(batch(x=column())).loss_fn_outputs) == 0
+
+
+def test_bytes_that_no_offset_names_are_left_alone() -> None:
+    (record,) = decoded(batch(x=column(ONES, int64s(4, 12)))).loss_fn_outputs
+    assert record["x"].data == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        (batch(x=column(ONES, int64s(0, 16), 0)), "fields['x'].dtype"),
+        (batch(x=column(ONES, int64s(0, 16), 5)), "fields['x'].dtype"),
+        (batch(x=column(ONES[:-1], int64s(0, 12))), "fields['x'].data"),
+        (batch(x=column(ONES, int64s(0, 16)[:-1])), "fields['x'].offsets"),
+        (batch(x=column(ONES)), "fields['x'].offsets"),
+        (batch(x=column(ONES, int64s(0, 20))), "fields['x'].offsets"),
+        (batch(x=column(ONES, int64s(0, 2**62))), "fields['x'].offsets"),
+        (batch(x=column(ONES, int64s(-4, 16))), "fields['x'].offsets"),
+        (batch(x=column(ONES, int64s(0, 12, 8, 16))), "fields['x'].offsets"),
+        (batch(x=column(ONES, int64s(0, 2**63 - 1, 0, 16))), "fields['x'].offsets"),
+        (batch(x=column(ONES, int64s(0, 6, 16))), "fields['x'].offsets"),
+        (batch(x=column(ONES, int64s(0, 16), 1, 3)), "fields['x'].trailing_shape"),
+        (batch(x=column(ONES, int64s(0, 4, 16), 1, 2)), "fields['x'].trailing_shape"),
+        (batch(x=column(ONES, int64s(0, 16), 1, 0)), "fields['x'].trailing_shape"),
+        (batch(x=column(ONES, int64s(0, 16), 1, -1)), "fields['x'].trailing_shape"),
+        (batch(x=column(ONES, int64s(0, 16), 1, 2**40, 2**40)), "fields['x'].trailing_shape"),
+        (batch(x=column(b"", int64s(0, 0), 1, 0, 2**62, 2**62)), "fields['x'].trailing_shape"),
+        (batch(x=column(b"", int64s(0, 0), 1, *[1] * 32)), "fields['x'].trailing_shape"),
+        (batch(3, x=column(ONES, int64s(0, 8, 16))), "fields['x'].offsets"),
+        (batch(10**18, x=column(ONES, int64s(0, 8, 16))), "fields['x'].offsets"),
+        (batch(0, x=column(ONES, int64s(0, 16)), y=column(ONES, int64s(0, 8, 16))), "fields['y'].offsets"),
+        (batch(-1), "num_datums"),
+        (batch(-1, x=column(ONES, int64s(0, 16))), "num_datums"),
+        (batch(10**18), "num_datums"),
+    ],
+)
+def test_what_does_not_add_up_is_refused_with_its_place(given: dict[str, Any], where: str) -> None:
+    good = batch(1, x=column(ONES, int64s(0, 16)))
+    assert fault(good, given).path == f"loss_fn_outputs[1].{where}"
+
+
+def test_as_many_dimensions_as_numpy_holds() -> None:
+    (record,) = decoded(batch(x=column(ONES, int64s(0, 16), 1, *[1] * 31))).loss_fn_outputs
+    assert record["x"].to_numpy().shape == (4, *[1] * 31)
+
+
+def test_empty_records_are_bounded_over_all_batches() -> None:
+    assert len(decoded(batch(MAX_EMPTY_RECORDS)).loss_fn_outputs) == MAX_EMPTY_RECORDS
+    error = fault(batch(MAX_EMPTY_RECORDS), batch(1))
+    assert error.path == "loss_fn_outputs[1].num_datums"
+    # A negative count does not make room for more.
+    assert fault(batch(-(10**18)), batch(10**18)).path == "loss_fn_outputs[0].num_datums"
+
+
+def test_a_claim_of_many_data_costs_no_memory() -> None:
+    claims = [
+        batch(10**18),
+        batch(2**40, x=column(ONES, int64s(0, 16))),
+        batch(x=column(b"", b"", 1, 0, 2**50)),
+    ]
+    tracemalloc.start()
+    try:
+        for claim in claims:
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            with pytest.raises(WireError):
+                decoded(claim, batch(1, y=column(b"x")))
+            assert tracemalloc.get_traced_memory()[1] - before < 50_000
+    finally:
+        tracemalloc.stop()
+
+
+# ------------------------------------------------------------------------------------------ out
+
+
+def output(*records: dict[str, TensorData]) -> ForwardBackwardOutput:
+    return ForwardBackwardOutput("ArrayRecord", list(records), {"loss:sum": 0.0})
+
+
+def tensor(*shape: int, dtype: Any = np.float32) -> TensorData:
+    return TensorData.from_numpy(np.arange(np.prod(shape, dtype=int), dtype=dtype).reshape(shape))
+
+
+def test_outputs_survive_both_ways() -> None:
+    sent = output(
+        {"x": tensor(3), "k": tensor(3, 2, dtype=np.int64)},
+        {"x": tensor(0), "k": tensor(0, 2, dtype=np.int64)},
+        {"x": tensor(5), "k": tensor(5, 4, dtype=np.int64)},
+        {"x": tensor(1)},
+        {},
+        {},
+    )
+    body = encode_forward_backward_output(sent).join()
+    assert decode_forward_backward_output(body) == sent
+    batches = read_message(tables.FORWARD_BACKWARD_OUTPUT, body)["loss_fn_outputs"]
+    assert [one["num_datums"] for one in batches] == [2, 1, 1, 2]
+
+
+def test_arrays_are_sent_from_where_they_lie() -> None:
+    records = [{"x": tensor(100)} for _ in range(3)]
+    pieces = [np.frombuffer(piece, np.uint8) for piece in encode_forward_backward_output(output(*records))]
+    for record in records:
+        assert any(np.shares_memory(piece, record["x"]._numpy) for piece in pieces)
+
+
+def test_sparse_tensors_and_scalars_are_sent_in_the_only_form_there_is() -> None:
+    sparse = TensorData([5], "int64", [1, 3], [0, 1], [2])
+    scalar = TensorData.from_numpy(np.float32(1.5))
+    (record,) = decode_forward_backward_output(
+        encode_forward_backward_output(output({"a": sparse, "b": scalar})).join()
+    ).loss_fn_outputs
+    assert record["a"].tolist() == [[0, 0, 5]]
+    assert (record["b"].shape, record["b"].data) == ([1], [1.5])

@@ -1,0 +1,249 @@
+"""Bytes to plain values: proto3's rules, and where faults are said to be."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import tracemalloc
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.proto_mutate import varint
+from support.proto_random import comparable, random_message
+from support.proto_strategies import messages
+
+from tinker_sync.errors import WireError
+from tinker_sync.wire.proto import read_message, tables, write_message
+from tinker_sync.wire.proto._fields import Message, plain, present, repeated
+from tinker_sync.wire.proto._scalars import BOOL, FLOAT, INT32, INT64, STRING, UINT32, UINT64
+
+
+def read(table: Message, *parts: str | bytes) -> dict[str, Any]:
+    """What a message of these parts, hexadecimal or bytes, is read as."""
+    data = b"".join(bytes.fromhex(part) if isinstance(part, str) else part for part in parts)
+    result = comparable(read_message(table, data))
+    assert isinstance(result, dict)
+    return result
+
+
+def fault(table: Message, *parts: str | bytes) -> WireError:
+    with pytest.raises(WireError) as caught:
+        read(table, *parts)
+    return caught.value
+
+
+def field(number: int, payload: bytes) -> bytes:
+    """A length-delimited field."""
+    return varint(number << 3 | 2) + varint(len(payload)) + payload
+
+
+NUMBERS = Message(
+    "Numbers",
+    plain(1, "i32", INT32),
+    plain(2, "u32", UINT32),
+    plain(3, "i64", INT64),
+    plain(4, "u64", UINT64),
+    plain(5, "flag", BOOL),
+    repeated(6, "many", INT64),
+    present(7, "real", FLOAT),
+    repeated(8, "texts", STRING),
+    repeated(9, "reals", FLOAT),
+)
+
+
+# ------------------------------------------------------------------------------------------ numbers
+
+
+@pytest.mark.parametrize("number", [1, 127, 128, 300, 2**31 - 1, -1, -(2**31)])
+def test_int32_is_the_low_half_with_its_sign(number: int) -> None:
+    assert read(NUMBERS, "08", varint(number & (2**64 - 1))) == {"i32": number}
+    # Some writers send negative numbers in five bytes.
+    assert read(NUMBERS, "08", varint(number & (2**32 - 1))) == {"i32": number}
+
+
+def test_numbers_wider_than_their_field_lose_the_high_bits() -> None:
+    assert read(NUMBERS, "08", varint(2**32 + 5)) == {"i32": 5}
+    assert read(NUMBERS, "10", varint(2**64 - 1)) == {"u32": 2**32 - 1}
+    assert read(NUMBERS, "18", varint(2**64 - 1)) == {"i64": -1}
+    assert read(NUMBERS, "20", varint(2**64 - 1)) == {"u64": 2**64 - 1}
+    assert read(NUMBERS, "20 ffffffffffffffffff7f") == {"u64": 2**64 - 1}  # 70 bits
+
+
+def test_any_number_but_zero_is_true() -> None:
+    assert read(NUMBERS, "28", varint(2**63)) == {"flag": True}
+
+
+def test_overlong_varints_are_read() -> None:
+    assert read(NUMBERS, "8800", "8500") == {"i32": 5}
+
+
+def test_enums_are_open() -> None:
+    assert read(tables.TENSOR, "18", varint(99)) == {"dtype": 99}
+    assert read(tables.TENSOR, "18", varint(2**64 - 2)) == {"dtype": -2}
+
+
+# -------------------------------------------------------------------------------- presence and repetition
+
+
+def test_defaults_without_presence_are_as_good_as_absent() -> None:
+    assert read(NUMBERS, "0800 2800") == {}
+    assert read(NUMBERS, "0805 0800") == {}  # the last one wins, and it is the default
+
+
+def test_defaults_with_presence_are_seen() -> None:
+    assert read(NUMBERS, "3d00000000") == {"real": (0.0, 1.0)}
+    assert read(tables.SAMPLED_SEQUENCE, "1a00") == {"logprobs": b""}
+    assert read(tables.SAMPLE_RESPONSE, "1a00") == {"topk_prompt_logprobs": {}}
+
+
+def test_lists_are_read_packed_loose_and_mixed() -> None:
+    assert read(NUMBERS, "32 04 01 ac02 00") == {"many": [1, 300, 0]}
+    assert read(NUMBERS, "30 01 32 02 02 03 30 04") == {"many": [1, 2, 3, 4]}
+    assert read(NUMBERS, "32 00") == {}
+    assert read(NUMBERS, "4d0000803f 4a080000004000004040") == {"reals": [(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)]}
+
+
+def test_a_packed_list_must_end_with_a_whole_number() -> None:
+    error = fault(NUMBERS, "32 02 01 ac", "0801")
+    assert error.path == "many[1]"
+
+
+def test_a_submessage_given_twice_is_merged() -> None:
+    once, twice = field(3, b"\x18\x02"), field(3, b"\x20\x07\x18\x03")
+    assert read(tables.SAMPLE_RESPONSE, once, twice) == {"topk_prompt_logprobs": {"k": 3, "length": 7}}
+    first, second = field(5, field(4, b"\x01\x02")), field(5, b"\x18\x01" + field(4, b"\x03"))
+    assert read(tables.SAMPLE_RESPONSE, first, second) == {
+        "target_prompt_logprobs": {"shape": [1, 2, 3], "dtype": 1}
+    }
+
+
+def test_the_last_member_of_a_oneof_wins_and_the_same_one_is_merged() -> None:
+    image, text = field(2, field(2, b"png")), field(1, field(1, b"\0\0\0\0"))
+    assert read(tables.CHUNK, image, text) == {"encoded_text": {"tokens": b"\0\0\0\0"}}
+    assert read(tables.CHUNK, text, image) == {"image": {"format": "png"}}
+    assert read(tables.CHUNK, image, field(2, field(1, b"x"))) == {"image": {"format": "png", "data": b"x"}}
+    assert read(tables.CHUNK, image, text, field(2, b"")) == {"image": {}}  # what was cleared stays cleared
+
+
+def test_map_entries_may_lack_key_or_value_and_the_last_of_a_key_wins() -> None:
+    value = b"\x11" + b"\0\0\0\0\0\0\xf8\x3f"
+    assert read(tables.FORWARD_BACKWARD_OUTPUT, field(3, value)) == {"metrics": {"": (1.5, 1.0)}}
+    assert read(tables.FORWARD_BACKWARD_OUTPUT, field(3, field(1, b"a"))) == {"metrics": {"a": (0.0, 1.0)}}
+    assert read(
+        tables.FORWARD_BACKWARD_OUTPUT, field(3, field(1, b"a") + value), field(3, field(1, b"a"))
+    ) == {"metrics": {"a": (0.0, 1.0)}}
+    twice = [field(2, field(1, b"a") + field(2, tensor)) for tensor in (b"\x18\x01", field(4, b"\x05"))]
+    assert read(tables.DATUM, *twice) == {"loss_fn_inputs": {"a": {"shape": [5]}}}  # replaced, not merged
+
+
+def test_unknown_fields_of_every_wire_type_are_skipped() -> None:
+    unknown = ["78ac02", "79" + "00" * 8, "7a03616263", "7d" + "00" * 4, "7b 7801 7a0161 1b 1c 7c"]
+    for part in unknown:
+        assert read(NUMBERS, "0801", part, "1002") == {"i32": 1, "u32": 2}
+
+
+def test_a_known_number_with_another_wire_type_is_unknown() -> None:
+    assert read(NUMBERS, "0a0161", "0801") == {"i32": 1}
+    assert read(NUMBERS, "0d00000000", "1801") == {"i64": 1}
+    assert read(tables.SAMPLE_RESPONSE, "0801", "2003") == {"prompt_cache_hit_tokens": 3}
+
+
+# ------------------------------------------------------------------------------------------ faults
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ("08", "does not end"),
+        ("08ff", "does not end"),
+        ("08" + "80" * 10 + "00", "longer than 10 bytes"),
+        ("80", "does not end"),
+        ("00", "no field number"),
+        ("0200", "no field number"),
+        ("f8ffffffff01", "no field number"),
+        ("7e", "no wire type"),
+        ("7f", "no wire type"),
+        ("79" + "00" * 7, "ends after 7"),
+        ("7d" + "00" * 3, "ends after 3"),
+        ("7a05", "5 bytes announced, 0 there"),
+        ("7affffffffffffffffff01", "bytes announced"),
+        ("7b", "does not end"),
+        ("7b0801", "does not end"),
+        ("7c", "did not begin"),
+        ("7b8401", "did not begin"),
+        ("3d0000", "ends after 2"),
+    ],
+)
+def test_broken_bytes_are_refused(data: str, reason: str) -> None:
+    assert reason in str(fault(NUMBERS, data))
+
+
+def test_groups_nest_a_hundred_deep_and_no_deeper() -> None:
+    assert read(NUMBERS, b"\x7b" * 100 + b"\x7c" * 100) == {}
+    assert "deeper than 100" in str(fault(NUMBERS, b"\x7b" * 101 + b"\x7c" * 101))
+
+
+def test_a_length_may_not_reach_out_of_its_own_message() -> None:
+    # Enough bytes follow in the buffer, but they belong to somebody else.
+    inner = field(1, b"\x12\x05abc")
+    assert fault(tables.SAMPLE_RESPONSE, inner, b"abcdefgh").path == "sequences[0].tokens"
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"ab\xe2\x98"])
+def test_text_must_be_utf8(text: bytes) -> None:
+    error = fault(tables.FORWARD_BACKWARD_REQUEST, field(1, text))
+    assert error.path == "model_id"
+    assert "UTF-8" in str(error)
+    assert fault(tables.FORWARD_BACKWARD_OUTPUT, field(3, field(1, text))).path == "metrics['']"
+
+
+def test_faults_carry_the_path_of_their_field() -> None:
+    sequences = [field(1, b""), field(1, b"\x12\x00"), field(1, field(4, b"\x18\xff"))]
+    error = fault(tables.SAMPLE_RESPONSE, *sequences)
+    assert error.path == "sequences[2].topk_sampled_logprobs.k"
+    assert str(error).startswith("sequences[2].topk_sampled_logprobs.k: cannot decode SampleResponse:")
+
+    batch = field(2, field(2, field(1, b"logprobs") + field(2, b"\x12\x09")))
+    assert (
+        fault(tables.FORWARD_BACKWARD_OUTPUT, batch).path == "loss_fn_outputs[0].fields['logprobs'].offsets"
+    )
+
+    datum = field(3, field(1, b"") + field(1, field(1, b"\x0a\x05")))
+    assert fault(tables.FORWARD_BACKWARD_REQUEST, datum).path == "data[0].model_input[1].encoded_text.tokens"
+
+    assert fault(tables.SAMPLE_RESPONSE, "80").path == "$"
+
+
+# -------------------------------------------------------------------------------- round trips and bounds
+
+
+@pytest.mark.parametrize("table", tables.MESSAGES, ids=lambda table: table.name)
+@settings(max_examples=50)
+@given(data=st.data())
+def test_what_is_written_is_read_back(table: Message, data: st.DataObject) -> None:
+    message = data.draw(messages(table))
+    written = write_message(table, message)
+    assert written.size == len(written.join())
+    assert comparable(read_message(table, written.join())) == comparable(message)
+
+
+@pytest.mark.parametrize("table", tables.MESSAGES, ids=lambda table: table.name)
+def test_every_cut_is_read_or_refused(table: Message) -> None:
+    data = write_message(table, random_message(random.Random(7), table)).join()
+    for length in range(len(data)):
+        with contextlib.suppress(WireError):
+            assert isinstance(read_message(table, data[:length]), dict)
+
+
+def test_payloads_are_views_of_the_received_bytes() -> None:
+    data = field(1, field(2, bytes(1_000_000)))
+    tracemalloc.start()
+    try:
+        message = read_message(tables.SAMPLE_RESPONSE, data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(message["sequences"][0]["tokens"]) == 1_000_000
+    assert peak < 20_000

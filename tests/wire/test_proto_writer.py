@@ -1,0 +1,158 @@
+"""Plain values to bytes: nothing is cut to fit, nothing big is copied."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.wire.proto import Buffers, read_message, tables, write_message
+from tinker_sync.wire.proto import _writer as writer
+from tinker_sync.wire.proto._fields import Message
+
+
+def refused(table: Message, value: dict[str, Any]) -> str:
+    with pytest.raises(InvalidInputError) as caught:
+        write_message(table, value)
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------ what is written
+
+
+def test_fields_are_written_in_the_order_of_their_numbers() -> None:
+    value = {"seq_id": 3, "loss_fn": "x", "model_id": "m"}
+    assert write_message(tables.FORWARD_BACKWARD_REQUEST, value).join().hex() == "0a016d1003220178"
+
+
+def test_defaults_and_none_are_left_out() -> None:
+    value = {
+        "model_id": "",
+        "seq_id": 0,
+        "forward_only": False,
+        "data": [],
+        "loss_fn_config": {},
+        "loss_fn": None,
+    }
+    assert write_message(tables.FORWARD_BACKWARD_REQUEST, value).size == 0
+    assert write_message(tables.SPARSE_CSR, {"values": b"", "crow_indices": memoryview(b"")}).pieces == []
+
+
+def test_defaults_with_presence_are_written() -> None:
+    assert write_message(tables.LOSS_CONFIG_VALUE, {"number": 0.0}).join().hex() == "09" + "00" * 8
+    assert write_message(tables.SAMPLED_SEQUENCE, {"logprobs": b""}).join().hex() == "1a00"
+    assert write_message(tables.CHUNK, {"encoded_text": {}}).join().hex() == "0a00"
+
+
+def test_maps_keep_their_order() -> None:
+    names = ["zeta", "alpha", "mu"]
+    metrics = {name: float(index) for index, name in enumerate(names)}
+    data = write_message(tables.FORWARD_BACKWARD_OUTPUT, {"metrics": metrics}).join()
+    assert list(read_message(tables.FORWARD_BACKWARD_OUTPUT, data)["metrics"]) == names
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    value = {"prompt_cache_hit_tokens": np.int64(7)}
+    assert write_message(tables.SAMPLE_RESPONSE, value).join().hex() == "2007"
+    assert (
+        write_message(tables.LOSS_CONFIG_VALUE, {"number": np.float32(0.5)}).join()[-8:].hex()
+        == "000000000000e03f"
+    )
+
+
+# ------------------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("table", "value", "text"),
+    [
+        (tables.FORWARD_BACKWARD_REQUEST, {"seq_id": 2**31}, "seq_id: 2147483648 does not fit int32"),
+        (tables.TOPK_LOGPROBS, {"k": -1}, "k: -1 does not fit uint32"),
+        (tables.SAMPLING_PARAMS, {"seed": 2**64}, "seed: 18446744073709551616 does not fit uint64"),
+        (tables.SAMPLING_PARAMS, {"seed": 1.0}, "seed: expected a whole number, got float"),
+        (tables.SAMPLING_PARAMS, {"temperature": 1e39}, "temperature: 1e+39 does not fit float"),
+        (tables.SAMPLING_PARAMS, {"temperature": "hot"}, "temperature: expected a number, got str"),
+        (tables.TENSOR, {"shape": [1, 2**63]}, "shape[1]: 9223372036854775808 does not fit int64"),
+        (tables.STOP_STRINGS, {"values": ["a", b"b"]}, "values[1]: expected text, got bytes"),
+        (
+            tables.STOP_STRINGS,
+            {"values": ["a\ud800"]},
+            "values[0]: the text has no UTF-8 form: a lone surrogate at 1",
+        ),
+        (tables.IMAGE_CHUNK, {"data": "text"}, "data: expected bytes, got str"),
+        (
+            tables.FORWARD_BACKWARD_REQUEST,
+            {"forward_only": 1},
+            "forward_only: expected true or false, got int",
+        ),
+        (tables.CHUNK, {"image": b"raw"}, "image: expected ImageChunk, got bytes"),
+        (tables.CHUNK, {"image": {}, "dmel": {}}, "only one of image, encoded_text, dmel can be set"),
+        (tables.CHUNK, {"picture": {}}, "Chunk has no field 'picture'"),
+        (
+            tables.DATUM,
+            {"loss_fn_inputs": {"w": {"sparse_csr": {"values": 3}}}},
+            "loss_fn_inputs['w'].sparse_csr.values: expected bytes, got int",
+        ),
+        (tables.DATUM, {"loss_fn_inputs": {3: {}}}, "loss_fn_inputs[3]: expected text, got int"),
+        (
+            tables.FORWARD_BACKWARD_OUTPUT,
+            {"metrics": {"a": None}},
+            "metrics['a']: expected a number, got NoneType",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_place(
+    table: Message, value: dict[str, Any], text: str
+) -> None:
+    assert text in refused(table, value)
+
+
+def test_reals_that_only_lose_precision_are_sent() -> None:
+    for real in (0.1, math.inf, math.nan, 1e-50):
+        data = write_message(tables.SAMPLING_PARAMS, {"temperature": real}).join()
+        expected = np.float32(real)
+        assert np.array_equal(
+            read_message(tables.SAMPLING_PARAMS, data)["temperature"], expected, equal_nan=True
+        )
+
+
+def test_a_message_nobody_could_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "MAX_SIZE", 100)
+    assert write_message(tables.DMEL_CHUNK, {"dmel": bytes(98)}).size == 100
+    assert "the message has 101 bytes; at most 100 can be sent" in refused(
+        tables.DMEL_CHUNK, {"dmel": bytes(99)}
+    )
+
+
+# ------------------------------------------------------------------------------------------ buffers
+
+
+def test_views_are_taken_over_and_not_copied() -> None:
+    array = np.arange(1000)
+    view = memoryview(array).cast("B")
+    out = write_message(tables.SAMPLE_RESPONSE, {"sequences": [{"tokens": view}]})
+    assert any(np.shares_memory(np.frombuffer(piece, np.uint8), array) for piece in out)
+    assert out.size == len(out.join()) == 8000 + 3 + 3
+    assert read_message(tables.SAMPLE_RESPONSE, out.join())["sequences"][0]["tokens"] == array.tobytes()
+
+
+def test_buffers_stand_for_bytes_and_for_messages() -> None:
+    inner = write_message(tables.TOPK_LOGPROBS, {"k": 2, "token_ids": Buffers([b"ab", memoryview(b"cd")])})
+    expected = write_message(
+        tables.SAMPLED_SEQUENCE, {"topk_sampled_logprobs": {"k": 2, "token_ids": b"abcd"}}
+    )
+    assert write_message(tables.SAMPLED_SEQUENCE, {"topk_sampled_logprobs": inner}).join() == expected.join()
+
+
+def test_empty_buffers_are_a_default() -> None:
+    assert write_message(tables.DMEL_CHUNK, {"dmel": Buffers()}).size == 0
+
+
+def test_buffers_know_their_size_and_show_little_of_it() -> None:
+    buffers = Buffers([b"abc", memoryview(np.zeros(3, dtype=np.float32))])
+    assert buffers.size == 15
+    assert repr(buffers) == "<Buffers of 15 bytes in 2 pieces>"
+    assert buffers.join() == b"abc" + bytes(12)

@@ -1,0 +1,127 @@
+"""Bytes to plain values: dicts keyed by field name, as the tables say.
+
+A field is in the dict when it is there: set explicitly for fields with presence, other than its default for
+the rest, non-empty for lists and maps. So two messages mean the same exactly when their dicts are equal.
+`bytes` fields are views on the received buffer; whoever hands one on decides whether to copy.
+
+Guarantees: nothing outside the given bytes is read, every announced length is checked against what is left
+before it is used, work and memory are proportional to the input, and the only exception is `WireError`. The
+rules are those of proto3: unknown fields are skipped, the last of a repeated singular wins, submessages
+given twice are merged, packed and loose lists are both read, enums are open, text must be UTF-8. Any thread
+may use this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tinker_sync.wire.proto._fault import Fault, decoding, entry
+from tinker_sync.wire.proto._fields import Field, Message, Rule
+from tinker_sync.wire.proto._varint import LENGTH, read_length, read_tag, skip
+
+Plain = dict[str, Any]
+Readable = bytes | bytearray | memoryview
+
+
+def read_message(table: Message, data: Readable) -> Plain:
+    """The message in `data` as a dict.
+
+    Raises:
+        WireError: the bytes are not such a message; `path` names the field.
+
+    >>> from tinker_sync.wire.proto.tables import LOSS_CONFIG_VALUE
+    >>> read_message(LOSS_CONFIG_VALUE, bytes.fromhex("120568656c6c6f"))
+    {'text': 'hello'}
+    """
+    view = memoryview(data).cast("B")
+    message: Plain = {}
+    with decoding(table.name):
+        _read(table, view, 0, len(view), message)
+    return message
+
+
+def _read(table: Message, view: memoryview, at: int, end: int, into: Plain) -> None:
+    """Read the fields between `at` and `end` into a dict; it may hold some already, so messages merge."""
+    field = None
+    by_tag = table.by_tag
+    try:
+        while at < end:
+            field = None
+            tag = view[at]
+            if 8 <= tag < 0x80:
+                at += 1
+            else:
+                tag, at = read_tag(view, at, end)
+            field = by_tag.get(tag)
+            if field is None:
+                at = skip(view, at, end, tag)
+            elif isinstance(field.kind, Message):
+                start, at = read_length(view, at, end)
+                _read_submessage(field, field.kind, view, start, at, into)
+            elif field.rule is Rule.REPEATED:
+                at = _read_list(field, view, at, end, tag, into)
+            else:
+                value, at = field.kind.read(view, at, end)
+                _keep(field, value, into)
+    except Fault as fault:
+        if field is not None:
+            fault.under(_segment(field, into))
+        raise
+
+
+def _segment(field: Field, into: Plain) -> str:
+    if field.rule is Rule.REPEATED:
+        return f"{field.name}[{len(into.get(field.name, ()))}]"
+    return field.name
+
+
+def _keep(field: Field, value: Any, into: Plain) -> None:
+    if value or field.rule is Rule.PRESENT:
+        into[field.name] = value
+        for rival in field.rivals:
+            into.pop(rival, None)
+    else:
+        into.pop(field.name, None)  # the last one wins, and it says: default
+
+
+def _read_list(field: Field, view: memoryview, at: int, end: int, tag: int, into: Plain) -> int:
+    read = field.kind.read  # type: ignore[union-attr]  # lists of messages are read elsewhere
+    if not (field.packed and tag & 7 == LENGTH):
+        value, at = read(view, at, end)
+        into.setdefault(field.name, []).append(value)
+        return at
+    at, stop = read_length(view, at, end)
+    if at < stop:
+        values = into.setdefault(field.name, [])
+        while at < stop:
+            value, at = read(view, at, stop)
+            values.append(value)
+    return stop
+
+
+def _read_submessage(field: Field, table: Message, view: memoryview, at: int, end: int, into: Plain) -> None:
+    if field.rule is Rule.REPEATED:
+        child: Plain = {}
+        _read(table, view, at, end, child)
+        into.setdefault(field.name, []).append(child)
+    elif field.rule is Rule.MAP:
+        _read_entry(field, table, view, at, end, into)
+    else:
+        child = into.get(field.name, {})
+        _read(table, view, at, end, child)
+        _keep(field, child, into)
+
+
+def _read_entry(field: Field, table: Message, view: memoryview, at: int, end: int, into: Plain) -> None:
+    """A map entry: key or value left out mean their defaults, the last entry of a key wins."""
+    read: Plain = {}
+    try:
+        _read(table, view, at, end, read)
+    except Fault as fault:
+        # The entry's own field name is no part of the path; the caller adds the map's.
+        fault.path = fault.path.removeprefix("value").removeprefix("key").removeprefix(".")
+        fault.under(entry("", read.get("key", "")))
+        raise
+    kind = table.by_name["value"].kind
+    default = {} if isinstance(kind, Message) else kind.default
+    into.setdefault(field.name, {})[read.get("key", "")] = read.get("value", default)

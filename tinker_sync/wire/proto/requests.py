@@ -1,0 +1,295 @@
+"""`ForwardBackwardRequest`: the training examples on their way out, and back in for the embedded server.
+
+The way out is the hot one. A datum is a handful of arrays with a few dozen bytes of framing around each,
+and the framing depends only on names, dtypes and lengths: it is made once for each combination and then
+remembered. Any thread may use this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.types.datum import Datum, PromptProvenanceSpan, SampledProvenanceSpan
+from tinker_sync.types.model_input import DmelChunk, EncodedTextChunk, ImageChunk, ModelInput, ModelInputChunk
+from tinker_sync.types.tensor_data import TensorData
+from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardRequest
+from tinker_sync.wire.proto import tables
+from tinker_sync.wire.proto._fault import Fault, decoding, encoding, entry, refusals_of_types
+from tinker_sync.wire.proto._reader import Plain, Readable, read_message
+from tinker_sync.wire.proto._scalars import STRING
+from tinker_sync.wire.proto._tensors import INT32, payload, plain_tensor, raw_array, tensor_of, wire_dtype
+from tinker_sync.wire.proto._varint import varint
+from tinker_sync.wire.proto._writer import Buffers, check_size, write_plain
+
+Span = PromptProvenanceSpan | SampledProvenanceSpan
+
+# ------------------------------------------------------------------------------------------ out
+
+
+def encode_forward_backward_request(
+    request: ForwardBackwardRequest, *, forward_only: bool = False
+) -> Buffers:
+    """The request as buffers; the arrays of the data are views, so join or send before they change.
+
+    Args:
+        request: what to send. A `seq_id` of None is sent as 0.
+        forward_only: compute the loss without gradients.
+
+    Raises:
+        InvalidInputError: something has no protobuf form, such as an image that the server should fetch; the
+            text names its place, as in ``data[3].model_input.chunks[1]``.
+
+    >>> from tinker_sync.types import Datum, ForwardBackwardInput, ModelInput
+    >>> data = [Datum(ModelInput.from_ints([1]), {"target_tokens": [2]})]
+    >>> request = ForwardBackwardRequest(ForwardBackwardInput(data, "cross_entropy"), "model_a", 1)
+    >>> encode_forward_backward_request(request).size
+    72
+    """
+    body = request.forward_backward_input
+    with encoding("ForwardBackwardRequest"):
+        numbers, settings = _plain_config(body.loss_fn_config or {})
+        plain: Plain = {
+            "model_id": request.model_id,
+            "seq_id": request.seq_id or 0,
+            "data": _write_data(body.data),
+            "loss_fn": body.loss_fn,
+            "loss_fn_config": numbers,
+            "forward_only": forward_only,
+            "loss_fn_config_v2": settings,
+        }
+        out = write_plain(tables.FORWARD_BACKWARD_REQUEST, plain)
+        check_size(out.size)
+    return out
+
+
+def _plain_config(config: Mapping[str, float | str]) -> tuple[Plain, Plain]:
+    """Numbers go into both maps, for servers that know only the older one; text exists in the newer alone."""
+    numbers: Plain = {}
+    settings: Plain = {}
+    for name, value in config.items():
+        if isinstance(value, str):
+            settings[name] = {"text": value}
+        else:
+            numbers[name] = float(value)
+            settings[name] = {"number": float(value)}
+    return numbers, settings
+
+
+def _write_data(data: Sequence[Datum]) -> list[Buffers]:
+    written: list[Buffers] = []
+    try:
+        for datum in data:
+            written.append(_write_datum(datum))  # noqa: PERF401 -- the length tells which one failed
+    except Fault as fault:
+        raise fault.under(f"data[{len(written)}]") from None
+    return written
+
+
+def _write_datum(datum: Datum) -> Buffers:
+    out = Buffers()
+    index = 0
+    name = ""
+    try:
+        for index, chunk in enumerate(datum.model_input.chunks):  # noqa: B007 -- tells which one failed
+            _write_chunk(chunk, out)
+    except Fault as fault:
+        raise fault.under(f"model_input.chunks[{index}]") from None
+    try:
+        for name, tensor in datum.loss_fn_inputs.items():
+            _write_tensor(name, tensor, out)
+    except Fault as fault:
+        raise fault.under(entry("loss_fn_inputs", name)) from None
+    if datum.model_input_spans or datum.loss_fn_input_spans:
+        out.extend(_write_spans(datum))
+    return out
+
+
+def _write_chunk(chunk: ModelInputChunk, out: Buffers) -> None:
+    if isinstance(chunk, EncodedTextChunk):
+        try:
+            tokens = payload(chunk.as_int32(), INT32)
+        except InvalidInputError as error:
+            raise Fault(str(error)) from None
+        out.put(_text_frame(tokens.nbytes), tokens)
+    else:
+        out.extend(write_plain(tables.DATUM, {"model_input": [_plain_chunk(chunk)]}))
+
+
+def _plain_chunk(chunk: ModelInputChunk) -> Plain:
+    if isinstance(chunk, ImageChunk):
+        image = {"data": chunk.data, "format": chunk.format, "expected_tokens": chunk.expected_tokens}
+        return {"image": image}
+    if isinstance(chunk, DmelChunk):
+        return {"dmel": {"dmel": chunk.dmel}}
+    raise Fault(f"{type(chunk).__name__} cannot be sent in a protobuf request; give the bytes themselves")
+
+
+def _write_tensor(name: str, tensor: TensorData, out: Buffers) -> None:
+    if tensor.is_sparse:
+        out.extend(write_plain(tables.DATUM, {"loss_fn_inputs": {name: plain_tensor(tensor)}}))
+        return
+    dtype, layout = wire_dtype(tensor)
+    values = payload(tensor._numpy, layout)
+    before, after = _dense_frame(name, dtype, tuple(tensor.shape or ()), values.nbytes)
+    out.put(before, values)
+    out.append(after)
+
+
+def _write_spans(datum: Datum) -> Buffers:
+    plain = {
+        "model_input_spans": [_plain_span(span) for span in datum.model_input_spans or ()],
+        "loss_fn_input_spans": [_plain_span(span) for span in datum.loss_fn_input_spans or ()],
+    }
+    return write_plain(tables.DATUM, plain)
+
+
+def _plain_span(span: Span) -> Plain:
+    plain = {"sequence_id": span.sequence_id, "offset": span.offset, "length": span.length}
+    return {"sampled_tokens" if isinstance(span, SampledProvenanceSpan) else "prompt_tokens": plain}
+
+
+# ------------------------------------------------------------------------------------------ framing
+
+# Chunks of one request are mostly of few lengths, and the same data come again every epoch.
+_REMEMBERED = 4096
+
+_TEXT_TAGS = (
+    tables.ENCODED_TEXT_CHUNK.by_name["tokens"].tag,
+    tables.CHUNK.by_name["encoded_text"].tag,
+    tables.DATUM.by_name["model_input"].tag,
+)
+"""From the inside out."""
+
+_INPUTS = tables.DATUM.by_name["loss_fn_inputs"]
+_KEY_TAG, _VALUE_TAG = (field.tag for field in _INPUTS.message.fields)
+_DENSE_TAG = tables.TENSOR.by_name["dense"].tag
+
+
+@lru_cache(_REMEMBERED)
+def _text_frame(size: int) -> bytes:
+    """What stands before `size` bytes of tokens in a datum."""
+    frame = b""
+    for tag in _TEXT_TAGS if size else _TEXT_TAGS[1:]:  # no tokens and no such field are the same
+        frame = tag + varint(len(frame) + size) + frame
+    return frame
+
+
+@lru_cache(_REMEMBERED)
+def _dense_frame(name: str, dtype: int, shape: tuple[int, ...], size: int) -> tuple[bytes, bytes]:
+    """What stands before and after `size` bytes of values in a datum's map of inputs."""
+    after = write_plain(tables.TENSOR, {"dtype": dtype, "shape": shape}).join()
+    before = _DENSE_TAG + varint(size)
+    before = _VALUE_TAG + varint(len(before) + size + len(after)) + before
+    before = _KEY_TAG + STRING.write(name) + before
+    before = _INPUTS.tag + varint(len(before) + size + len(after)) + before
+    return before, after
+
+
+# ------------------------------------------------------------------------------------------ in
+
+
+def decode_forward_backward_request(data: Readable) -> tuple[ForwardBackwardRequest, bool]:
+    """The request in these bytes, and whether it is forward only. All its arrays are writable copies.
+
+    The newer settings map is read where it is set, else the older one. A `seq_id` of 0 is None.
+
+    Raises:
+        WireError: the bytes are no such request; `path` names the field.
+
+    >>> request, forward_only = decode_forward_backward_request(bytes.fromhex("0a016d1005220178"))
+    >>> request.model_id, request.seq_id, forward_only
+    ('m', 5, False)
+    """
+    plain = read_message(tables.FORWARD_BACKWARD_REQUEST, data)
+    data_read: list[Datum] = []
+    with decoding("ForwardBackwardRequest"):
+        try:
+            for datum in plain.get("data", ()):
+                data_read.append(_read_datum(datum))  # noqa: PERF401 -- the length tells which one failed
+        except Fault as fault:
+            raise fault.under(f"data[{len(data_read)}]") from None
+        config = _read_config(plain)
+        body = ForwardBackwardInput(data_read, plain.get("loss_fn", ""), config)
+        request = ForwardBackwardRequest(body, plain.get("model_id", ""), plain.get("seq_id"))
+    return request, plain.get("forward_only", False)
+
+
+def _read_config(plain: Plain) -> dict[str, float | str] | None:
+    settings = plain.get("loss_fn_config_v2")
+    if settings is None:
+        return plain.get("loss_fn_config")
+    for name, setting in settings.items():
+        if not setting:
+            raise Fault("neither number nor text is set", entry("loss_fn_config_v2", name))
+    return {
+        name: setting["text"] if "text" in setting else setting["number"]
+        for name, setting in settings.items()
+    }
+
+
+def _read_datum(plain: Plain) -> Datum:
+    chunks: list[ModelInputChunk] = []
+    tensors: dict[str, TensorData] = {}
+    name = ""
+    try:
+        for chunk in plain.get("model_input", ()):
+            chunks.append(_read_chunk(chunk))  # noqa: PERF401 -- the length tells which one failed
+    except Fault as fault:
+        raise fault.under(f"model_input[{len(chunks)}]") from None
+    try:
+        for name, tensor in plain.get("loss_fn_inputs", {}).items():
+            tensors[name] = tensor_of(tensor)
+    except Fault as fault:
+        raise fault.under(entry("loss_fn_inputs", name)) from None
+    model_input = ModelInput(chunks=chunks)
+    if not ("model_input_spans" in plain or "loss_fn_input_spans" in plain):
+        return Datum(model_input, tensors)
+    # An empty list and none look the same; provenance comes in pairs.
+    return Datum(
+        model_input,
+        tensors,
+        _read_spans(plain, "model_input_spans"),
+        _read_spans(plain, "loss_fn_input_spans"),
+    )
+
+
+def _read_chunk(plain: Plain) -> ModelInputChunk:
+    if "encoded_text" in plain:
+        try:
+            tokens = raw_array(plain["encoded_text"], "tokens", INT32)
+        except Fault as fault:
+            raise fault.under("encoded_text") from None
+        return EncodedTextChunk(tokens=tokens.astype("int32"))
+    if "image" in plain:
+        image = plain["image"]
+        with refusals_of_types("image"):
+            return ImageChunk(
+                data=bytes(image.get("data", b"")),
+                format=image.get("format", ""),
+                expected_tokens=image.get("expected_tokens"),
+            )
+    if "dmel" in plain:
+        return DmelChunk(dmel=bytes(plain["dmel"].get("dmel", b"")))
+    raise Fault("no kind of chunk is set")
+
+
+def _read_spans(plain: Plain, field: str) -> list[Span]:
+    spans: list[Span] = []
+    for span in plain.get(field, ()):
+        with refusals_of_types(f"{field}[{len(spans)}]"):
+            spans.append(_read_span(span))
+    return spans
+
+
+def _read_span(plain: Plain) -> Span:
+    for name, kind in (("prompt_tokens", PromptProvenanceSpan), ("sampled_tokens", SampledProvenanceSpan)):
+        if name in plain:
+            run = plain[name]
+            return kind(
+                sequence_id=run.get("sequence_id", ""),
+                offset=run.get("offset", 0),
+                length=run.get("length", 0),
+            )
+    raise Fault("no kind of span is set")
