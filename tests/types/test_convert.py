@@ -26,6 +26,10 @@ class Word(str, enum.Enum):
     A = "a"
 
 
+class Place(enum.Enum):
+    HERE = "here"
+
+
 class Number(enum.Enum):
     ONE = 1
 
@@ -48,6 +52,7 @@ def refusal(annotation: Any, value: Any) -> str:
         (str, "a", "a"),
         (str, Word.A, "a"),
         (str, np.str_("a"), "a"),
+        (str, Place.HERE, "here"),
         (str, "☃".encode(), "☃"),
         (str, bytearray(b"a"), "a"),
         (int, 1, 1),
@@ -133,7 +138,7 @@ def test_equivalents_are_exact_and_of_the_annotated_type(annotation: Any, value:
 @pytest.mark.parametrize(
     ("annotation", "value"),
     [
-        *[(str, value) for value in (1, None, b"\xff", ["a"], 1.5)],
+        *[(str, value) for value in (1, None, Number.ONE, b"\xff", ["a"], 1.5)],
         *[(int, value) for value in (1.5, "1.5", "1e3", "", ".0", "1.", "x", None, [1], math.nan, math.inf)],
         *[(int, value) for value in (Decimal("2.5"), Decimal("nan"), Fraction(3, 2), np.float32(3.5))],
         *[(int, value) for value in (np.array([3]), np.array([[3]]), 1j, np.complex64(1), b"\xff", Word.A)],

@@ -144,6 +144,8 @@ def _text(value: Any, where: str) -> str:
     if isinstance(value, str):
         # Text enums and numpy's strings; their own `str()` may say something else.
         return str.__str__(value)
+    if isinstance(value, enum.Enum) and isinstance(value.value, str):
+        return value.value
     if isinstance(value, (bytes, bytearray)):
         with contextlib.suppress(UnicodeDecodeError):
             return value.decode()
@@ -153,7 +155,7 @@ def _text(value: Any, where: str) -> str:
 def _integer(value: Any, where: str) -> int:
     if type(value) is int:
         return value
-    if isinstance(value, (str, bytes, bytearray)):
+    if isinstance(value, (str, bytes)):
         return _digits(value, where)
     with contextlib.suppress(TypeError):
         return operator.index(value)
@@ -167,7 +169,7 @@ def _integer(value: Any, where: str) -> int:
     raise refuse(where, "a whole number", value)
 
 
-def _digits(value: str | bytes | bytearray, where: str) -> int:
+def _digits(value: str | bytes, where: str) -> int:
     """A whole number in text; zeros may follow a point."""
     with contextlib.suppress(ValueError):
         whole, point, fraction = _text(value, where).partition(".")
@@ -179,7 +181,7 @@ def _digits(value: str | bytes | bytearray, where: str) -> int:
 def _number(value: Any, where: str) -> float:
     if type(value) is float:
         return value
-    if isinstance(value, (str, bytes, bytearray)):
+    if isinstance(value, (str, bytes)):
         with contextlib.suppress(ValueError):
             return float(value)
     as_float = None if isinstance(value, str) else _as_float(value)
@@ -209,7 +211,7 @@ _FLAG_WORDS = {
 def _flag(value: Any, where: str) -> bool:
     if value is True or value is False:
         return bool(value)
-    if isinstance(value, (str, bytes, bytearray)):
+    if isinstance(value, (str, bytes)):
         flag = _FLAG_WORDS.get(_text(value, where).lower())
     else:
         flag = {0.0: False, 1.0: True}.get(cast("float", _as_float(value)))
@@ -237,7 +239,7 @@ def _moment(value: Any, where: str) -> datetime:
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day)  # noqa: DTZ001  # a date has no zone either
     with contextlib.suppress(ValueError, OverflowError):
-        if isinstance(value, (str, bytes, bytearray)):
+        if isinstance(value, (str, bytes)):
             return parse_moment(_text(value, where))
         seconds = None if isinstance(value, bool) else _as_float(value)
         if seconds is not None:

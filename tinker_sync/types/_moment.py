@@ -9,7 +9,7 @@ _RFC_3339 = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)(?:[Tt _](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d+))?)?\s*([Zz]|[+-]\d\d:?\d\d)?)?",
     re.ASCII,
 )
-_DIGITS = re.compile(r"[+-]?\d+(?:\.\d+)?", re.ASCII)
+_DIGITS = re.compile(r"[+-]?\d*\.?\d+", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MOST_SECONDS = 2e10
 """The year 2603. No moment of ours is later, so larger numbers count milliseconds."""

@@ -1,0 +1,407 @@
+"""Our types against the reference client's: the same fields, the same values of the same arguments.
+
+What the reference accepts, we accept, and it means the same. The last section lists the differences that are
+meant: what no server takes is refused, and a mistyped name in a constructor is an error for answers too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import random
+import types
+import zlib
+from collections.abc import Iterator
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from fractions import Fraction
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import attrs
+import numpy as np
+import pydantic
+import pytest
+import tinker.types
+from pydantic import AwareDatetime
+from support.random_models import exported_models, flat_models, random_arguments
+from tinker.types.custom_loss_graph import CustomLossNodeOp
+from tinker.types.generic_event import GenericEvent
+from tinker.types.optimizer import OptimizerConfigBase, OptimParamsBase
+from tinker.types.topk_logprobs import TopkLogprobs
+from tinker.types.try_again_response import TryAgainResponse
+
+import tinker_sync.types
+from tinker_sync.errors import InvalidInputError
+
+INSTANCES_OF_EACH_CLASS = 100
+
+NOT_EXPORTED = {
+    "CustomLossNodeOp": CustomLossNodeOp,
+    "GenericEvent": GenericEvent,
+    "OptimParamsBase": OptimParamsBase,
+    "OptimizerConfigBase": OptimizerConfigBase,
+    "TopkLogprobs": TopkLogprobs,
+    "TryAgainResponse": TryAgainResponse,
+}
+"""What the reference keeps in modules of its own."""
+
+
+def theirs(name: str) -> Any:
+    return NOT_EXPORTED.get(name) or getattr(tinker.types, name)
+
+
+def ours(name: str) -> Any:
+    return getattr(tinker_sync.types, name)
+
+
+def seeded(name: str) -> random.Random:
+    return random.Random(zlib.crc32(name.encode()))
+
+
+CLASSES = sorted(name for name in exported_models() if name in NOT_EXPORTED or hasattr(tinker.types, name))
+FLAT = sorted(flat_models())
+PYDANTIC = [name for name in CLASSES if issubclass(theirs(name), pydantic.BaseModel)]
+DATACLASSES = [name for name in CLASSES if dataclasses.is_dataclass(theirs(name))]
+
+
+def test_every_class_of_the_reference_is_compared() -> None:
+    classes = {
+        name
+        for name, value in vars(tinker.types).items()
+        if inspect.isclass(value)
+        and (issubclass(value, pydantic.BaseModel) or dataclasses.is_dataclass(value))
+    }
+    assert classes | (NOT_EXPORTED.keys() - {"CustomLossNodeOp"}) == {*CLASSES}
+    assert {*CLASSES} == {*PYDANTIC, *DATACLASSES}
+    assert {*FLAT} <= {*PYDANTIC}
+
+
+# ---------------------------------------------------------------------------------------------- fields
+
+
+def default_of(field: attrs.Attribute[Any]) -> Any:
+    """What a field is when it is not given, plain; NOTHING where it must be given."""
+    default: Any = field.default
+    if default is attrs.NOTHING:
+        return default
+    made = default.factory() if isinstance(default, attrs.Factory) else default
+    return plain(field.converter(made) if field.converter else made)
+
+
+def plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+
+
+def reference_default(field: Any) -> Any:
+    if field.is_required():
+        return attrs.NOTHING
+    return plain(field.get_default(call_default_factory=True))
+
+
+@pytest.mark.parametrize("name", PYDANTIC)
+def test_models_have_the_same_fields(name: str) -> None:
+    mine = {field.name: field for field in attrs.fields(ours(name)) if not field.name.startswith("_")}
+    reference = theirs(name).model_fields
+    assert list(mine) == list(reference)
+    for field, declared in reference.items():
+        expected, default = reference_default(declared), default_of(mine[field])
+        assert default == expected, field
+        assert type(default) is type(expected) or isinstance(expected, int), field
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_models_declare_the_same_types(name: str) -> None:
+    mine = {field.name: field.type for field in attrs.fields(ours(name)) if not field.name.startswith("_")}
+    reference = {field: declared.annotation for field, declared in theirs(name).model_fields.items()}
+    assert {field: spelled(annotation) for field, annotation in mine.items()} == {
+        field: spelled(annotation) for field, annotation in reference.items()
+    }
+
+
+def spelled(annotation: Any) -> Any:
+    """An annotation in a form that both packages share: names of classes, sets of union members."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return spelled(inner[0])
+    if origin in (Union, types.UnionType):
+        members = [spelled(member) for member in inner]
+        return frozenset().union(*(each if isinstance(each, frozenset) else {each} for each in members))
+    if origin is Literal:
+        return inner
+    if origin is not None:
+        return origin.__name__, *(spelled(argument) for argument in inner)
+    if annotation is AwareDatetime:
+        return "datetime"
+    return getattr(annotation, "__name__", str(annotation))
+
+
+@pytest.mark.parametrize("name", DATACLASSES)
+def test_dataclasses_take_the_same_arguments_in_the_same_order(name: str) -> None:
+    mine, reference = (inspect.signature(cls).parameters.values() for cls in (ours(name), theirs(name)))
+    assert [(each.name, each.kind) for each in mine] == [(each.name, each.kind) for each in reference]
+    for own, other in zip(mine, reference, strict=True):
+        if (name, own.name) not in MORE_DEFAULTS:
+            assert (own.default is own.empty) == (other.default is other.empty), own.name
+
+
+MORE_DEFAULTS = {("SampledSequence", "sequence_id")}
+"""Arguments that need not be given to ours: some servers send no such ids."""
+
+
+ALIASES = sorted(
+    name
+    for name, value in vars(tinker.types).items()
+    if name[:1].isupper() and not inspect.isclass(value) and not isinstance(value, types.ModuleType)
+)
+
+
+@pytest.mark.parametrize("name", ["CustomLossNodeOp", *ALIASES])
+def test_aliases_mean_the_same(name: str) -> None:
+    own = ours(name)
+    if isinstance(own, str):  # an alias that must not load its classes; what it names is compared above
+        assert name in own or "TensorData" in own or "ProvenanceSpan" in own
+    else:
+        assert spelled(own) == spelled(theirs(name))
+
+
+# -------------------------------------------------------------------------------------------- instances
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_the_same_arguments_make_the_same_values(name: str) -> None:
+    rng, cls, reference = seeded(name), ours(name), theirs(name)
+    for _ in range(INSTANCES_OF_EACH_CLASS):
+        arguments = random_arguments(rng, cls)
+        mine, other = cls(**arguments), reference(**arguments)
+        assert exact(mine.model_dump(mode="json", exclude_none=True)) == exact(
+            other.model_dump(mode="json", exclude_none=True)
+        )
+        assert exact(mine.model_dump(mode="json")) == exact(other.model_dump(mode="json"))
+        assert made_of(mine) == made_of(other)
+        assert hashable(mine) == hashable(other)
+        assert cls.model_validate(other.model_dump()) == mine
+        # What the reference made of them is also what ours makes of the text in between.
+        assert exact(cls.model_validate(other.model_dump(mode="json")).model_dump(mode="json")) == exact(
+            mine.model_dump(mode="json")
+        )
+
+
+def exact(tree: Any) -> Any:
+    """A tree whose comparison tells 1 from 1.0 and True."""
+    if isinstance(tree, dict):
+        return {name: exact(value) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [exact(value) for value in tree]
+    return type(tree).__name__, repr(tree)
+
+
+def made_of(value: Any) -> Any:
+    """The classes of a model and of the models in it."""
+    if isinstance(value, (list, tuple)):
+        return [made_of(item) for item in value]
+    if isinstance(value, dict):
+        return {name: made_of(item) for name, item in value.items()}
+    if isinstance(value, pydantic.BaseModel):
+        return type(value).__name__, {
+            name: made_of(getattr(value, name)) for name in type(value).model_fields
+        }
+    if attrs.has(type(value)):
+        names = [field.name for field in attrs.fields(type(value)) if not field.name.startswith("_")]
+        return type(value).__name__, {name: made_of(getattr(value, name)) for name in names}
+    return None
+
+
+def hashable(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_equal_where_the_reference_is_equal(name: str) -> None:
+    rng, cls, reference = seeded(name), ours(name), theirs(name)
+    made = [random_arguments(rng, cls) for _ in range(12)]
+    mine, other = [cls(**arguments) for arguments in made], [reference(**arguments) for arguments in made]
+    assert [[a == b for b in mine] for a in mine] == [[a == b for b in other] for a in other]
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_unknown_fields_are_taken_or_refused_alike(name: str) -> None:
+    arguments = {**random_arguments(seeded(name), ours(name)), "no_such_field": 1}
+    accepted = can_make(lambda: theirs(name)(**arguments))
+    assert can_make(lambda: ours(name).model_validate(arguments)) == accepted
+
+
+def can_make(make: Any) -> bool:
+    try:
+        make()
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+# --------------------------------------------------------------------------------------- odd values
+
+
+class Text(str, enum.Enum):
+    ONE = "1"
+    ACTIVE = "active"
+
+
+class Number(enum.Enum):
+    ONE = 1
+
+
+HUGE = 1e300
+
+ODD: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 2**70, 0.0, 1.0, -0.0, 1.5, HUGE, float("nan"), float("inf"),
+    "", "1", "0", "1.0", " 1 ", "+1", "1_000", "1.5", "1e3", "nan", "inf", "true", "T", "off", "maybe",
+    "0x10", ".0",
+    "active", "own", "user", "length", "INFO", "accepted", "ok", "☃", "a\ud800",
+    b"1", b"x", b"\xff", bytearray(b"1"), Text.ONE, Text.ACTIVE, Number.ONE,
+    Decimal(1), Decimal("1.5"), Decimal(10**20 + 1), Decimal("nan"), Fraction(2, 1), Fraction(1, 3),
+    np.int64(1), np.float32(1.5), np.float64(1), np.bool_(True), np.str_("1"),
+    np.array(1), np.array([1.5, 2]),
+    [], [1], ["a"], ("a",), {"a"}, range(2), {"a": 1}.keys(), [None], [["a"]], [{}], [{"type": "active"}],
+    {}, {"a": "b"}, {"a": 1}, {"a": None}, {1: 2}, {b"a": "b"}, types.MappingProxyType({"a": "b"}),
+    {"type": "own"}, {"type": "adamw"}, {"type": "adamw", "x": 1}, {"type": "new"}, {"type": None},
+    {"version": 1},
+    {"type": "success"}, {"rank": "8"}, {"learning_rate": 1}, {"offset": 0, "limit": 1, "total_count": "2"},
+    {"user_metadata": {"a": "b"}}, {"type": "training", "token_count": 1}, {"token_count": 1},
+    {"cached": 1, "token_count": 1}, {"sampling_session_id": "s"}, {"nodes": []}, {"request_id": "r"},
+    "2026-01-31T12:00:00Z", "2026-01-31 12:00:00,5+0530", "2026-01-31", "2026-02-30", "2026-01-31T24:00:00Z",
+    "1700000000", "1700000000.5", 1_700_000_000, 1_700_000_000_000, date(2026, 1, 31), b"2026-01-31T12:00Z",
+    datetime(2026, 1, 31, tzinfo=timezone.utc), datetime(2026, 1, 31),  # noqa: DTZ001
+]  # fmt: skip
+
+
+def odd_arguments(name: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Good arguments with one of them replaced, for each field and each odd value."""
+    rng, cls = seeded(name), ours(name)
+    good = random_arguments(rng, cls)
+    yield "", None, good
+    for field in attrs.fields(cls):
+        if field.init:
+            for value in ODD:
+                yield field.name, value, {**good, field.name: value}
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_whatever_the_reference_accepts_means_the_same_to_us(name: str) -> None:
+    accepted = 0
+    for field, value, arguments in odd_arguments(name):
+        if value is Number.ONE and declared_text(name, field):
+            continue
+        try:
+            other = theirs(name)(**arguments)
+        except pydantic.ValidationError:
+            continue
+        accepted += 1
+        mine = ours(name)(**arguments)
+        where = f"{name}.{field}={value!r}"
+        assert shown(mine) == shown(other), where
+        assert made_of(mine) == made_of(other), where
+    assert accepted > 0
+
+
+def shown(made: Any) -> Any:
+    """The dump with NaN equal to NaN, without the ways in which free-form values may be kept."""
+    return exact(loosened(made.model_dump()))
+
+
+def loosened(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {str(name): loosened(value) for name, value in tree.items()}
+    if isinstance(tree, (list, tuple, set, frozenset, range, type({}.keys()))):
+        return [loosened(value) for value in tree]
+    if isinstance(tree, datetime):
+        return tree.isoformat()
+    if isinstance(tree, enum.Enum):
+        return tree.value
+    return tree.tolist() if isinstance(tree, (np.ndarray, np.generic)) else tree
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_what_we_accept_beyond_that_is_known(name: str) -> None:
+    """Only those values that say the same thing in a form the reference does not read."""
+    for field, value, arguments in odd_arguments(name):
+        if can_make(lambda arguments=arguments: ours(name)(**arguments)):
+            beyond = not can_make(lambda arguments=arguments: theirs(name)(**arguments))
+            assert not beyond or (name, field) in WIDER or means_the_same(value), f"{name}.{field}={value!r}"
+
+
+def means_the_same(value: Any) -> bool:
+    """Nested models may be any mapping, not a dict only; whole floats of any size are whole numbers."""
+    return isinstance(value, types.MappingProxyType) or value is HUGE
+
+
+# ------------------------------------------------------------------------- where we differ on purpose
+
+
+def declared_text(name: str, field: str) -> bool:
+    """The reference takes an enum of numbers for text, and no number; we take neither."""
+    declared = {each.name: each.type for each in attrs.fields(ours(name))}
+    return field != "" and str in (declared[field], *get_args(declared[field]))
+
+
+WIDER = {
+    # A category that a newer server invents is `Unknown`, it does not hide the error.
+    ("RequestFailedResponse", "category"),
+    # None is "not given": the other two names may hold the settings.
+    ("OptimStepRequest", "optim_params"),
+    # The reference cannot count the characters of text with half a surrogate pair; the encoder refuses it.
+    ("SessionSearchRequest", "display_name"),
+}
+
+
+def test_a_new_category_does_not_hide_the_error() -> None:
+    arguments = {"error": "e", "category": "new"}
+    assert not can_make(lambda: theirs("RequestFailedResponse")(**arguments))
+    assert ours("RequestFailedResponse")(**arguments).category == "unknown"
+
+
+@pytest.mark.parametrize("path", ["tinker:///weights/a", "tinker://r/weights/", "tinker://../weights/a"])
+def test_paths_that_lead_elsewhere_are_refused(path: str) -> None:
+    theirs("ParsedCheckpointTinkerPath").from_tinker_path(path)
+    with pytest.raises(InvalidInputError):
+        ours("ParsedCheckpointTinkerPath").from_tinker_path(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["tinker://r/weights/a", "tinker://s:train:0/sampler_weights/b c", "tinker://r/external_weights/é?#"],
+)
+def test_paths_and_links_are_read_alike(path: str) -> None:
+    mine, other = (cls.from_tinker_path(path) for cls in map_both("ParsedCheckpointTinkerPath"))
+    assert mine.model_dump() == other.model_dump()
+    for name, method in [
+        ("SaveWeightsResponse", "get_console_url"),
+        ("SaveWeightsForSamplerResponse", "get_console_url"),
+        ("SaveWeightsForSamplerResponse", "get_playground_url"),
+    ]:
+        mine, other = (getattr(cls(path=path), method)() for cls in map_both(name))
+        assert mine == other
+
+
+@pytest.mark.parametrize(
+    "path", ["", "tinker://r/weights", "tinker://r/w/a", "r/weights/a", "tinker://r/weights/a/b"]
+)
+def test_malformed_paths_are_refused_alike(path: str) -> None:
+    for cls in map_both("ParsedCheckpointTinkerPath"):
+        with pytest.raises(ValueError, match="tinker"):
+            cls.from_tinker_path(path)
+
+
+def map_both(name: str) -> tuple[Any, Any]:
+    return ours(name), theirs(name)
+
+
+def test_a_mistyped_name_is_an_error_in_answers_too() -> None:
+    arguments = {"offset": 0, "limit": 1, "total_count": 0, "totl_count": 5}
+    theirs("Cursor")(**arguments)
+    with pytest.raises(TypeError, match="totl_count"):
+        ours("Cursor")(**arguments)
