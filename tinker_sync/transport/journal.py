@@ -60,7 +60,7 @@ class Journal:
             return
         sent = dict(headers.values())
         if self._as_curl:
-            _logger.debug("%s", redact_text(curl(call, self._base_url, sent), self._secrets()))
+            _logger.debug("%s", curl(call, self._base_url, sent, self._secrets()))
         shown = redact_body(call.body, call.content_type, self._secrets())
         _logger.debug(
             "%s %s, attempt %d, %d bytes, headers %s %s",

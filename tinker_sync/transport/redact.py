@@ -30,8 +30,11 @@ __all__ = ["curl", "redact_body", "redact_headers", "redact_json", "redact_text"
 # More of a body than this nobody reads in a log, nor pastes into a shell.
 _SHOWN_CHARACTERS: Final = 2048
 _TEXT_BYTES: Final = 64 * 1024
-# Stands in a body where the shell is to put a variable; no JSON encoder escapes it.
-_SLOT: Final = re.compile(r"@\{(\w+)\}@")
+# Stands in a body where the shell is to put a variable: private characters, which no text uses and no encoder
+# escapes.
+_SLOT: Final = re.compile("\ue000(\\w+)\ue001")
+# curl writes these itself; a length would be wrong once variables are filled in.
+_OF_THE_CONNECTION: Final = frozenset({"host", "content-length", "connection", "accept-encoding"})
 
 _VARIABLES: Final[Mapping[str, str]] = {
     "x-api-key": "TINKER_API_KEY",
@@ -64,7 +67,12 @@ def redact_body(content: bytes | None, content_type: str, secrets: Iterable[str 
     return f"{shown[:_SHOWN_CHARACTERS]}... ({len(content)} bytes)"
 
 
-def curl(call: Call, base_url: str, headers: Mapping[str, str] | None = None) -> str:
+def curl(
+    call: Call,
+    base_url: str,
+    headers: Mapping[str, str] | None = None,
+    secrets: Iterable[str | Secret] = (),
+) -> str:
     """Render a call as a command line that runs once the variables in it are set.
 
     Secrets appear as variables: the key as `$TINKER_API_KEY`, others under the name of their header or field.
@@ -74,18 +82,21 @@ def curl(call: Call, base_url: str, headers: Mapping[str, str] | None = None) ->
         call: The call.
         base_url: Where it goes.
         headers: What is really sent, the credential included; without it, what the call itself says.
+        secrets: Values that must not appear, wherever they stand.
 
     >>> call = Call(method="POST", path="/api/v1/auth/token", body=b"{}")
     >>> print(curl(call, "https://host/pre"))
-    curl -sS -X POST https://host/pre/api/v1/auth/token -H 'Accept: application/json' \
--H 'Content-Type: application/json' -H "X-API-Key: $TINKER_API_KEY" --data-raw '{}'
+    curl -sS --compressed -X POST https://host/pre/api/v1/auth/token -H 'Accept: application/json' \
+-H 'Content-Type: application/json' -H 'X-API-Key: '"$TINKER_API_KEY" --data-raw '{}'
     """
     address = base_url + call.path + (f"?{call.query}" if call.query else "")
-    words = ["curl", "-sS", "-X", call.method, shlex.quote(mask_url(address))]
+    known = tuple(secrets)
+    words = ["curl", "-sS", "--compressed", "-X", call.method, shlex.quote(mask_text(address, known))]
     for name, value in (headers if headers is not None else _headers_of(call)).items():
-        words += ["-H", _quoted_header(name, value)]
+        if name.lower() not in _OF_THE_CONNECTION:
+            words += ["-H", _quoted_header(name, value, known)]
     if call.body is not None:
-        words += _data(call, call.body)
+        words += _data(call, call.body, known)
     return " ".join(words)
 
 
@@ -99,43 +110,43 @@ def _headers_of(call: Call) -> dict[str, str]:
     return headers
 
 
-def _data(call: Call, body: bytes) -> list[str]:
+def _data(call: Call, body: bytes, known: tuple[str | Secret, ...]) -> list[str]:
     encoded = "content-encoding" in HeaderMap(call.headers)
     if len(body) <= _TEXT_BYTES and call.content_type.startswith("application/json") and not encoded:
-        text = _quoted_json(body)
+        text = _quoted_json(body, known)
         if text:
             return ["--data-raw", text]
     return ["--data-binary", "@body.bin"]
 
 
-def _quoted_header(name: str, value: str) -> str:
+def _quoted_header(name: str, value: str, known: tuple[str | Secret, ...]) -> str:
     if is_secret_header(name):
-        return f'"{name}: ${_variable(name)}"'
-    return shlex.quote(f"{name}: {mask_text(str(value))}")
+        return f'{shlex.quote(f"{name}: ")}"${_variable(name)}"'
+    return shlex.quote(f"{name}: {mask_text(str(value), known)}")
 
 
-def _quoted_json(body: bytes) -> str:
-    """The body in single quotes, opened where a variable stands."""
+def _quoted_json(body: bytes, known: tuple[str | Secret, ...]) -> str:
+    """The body in single quotes, opened where a variable stands; empty when it is no JSON."""
     try:
-        text = json.dumps(_with_slots(json.loads(body)), ensure_ascii=False)
+        text = json.dumps(_with_slots(json.loads(body), known), ensure_ascii=False)
     except (ValueError, RecursionError):
         return ""
     return _SLOT.sub(lambda match: f"'\"${match[1]}\"'", shlex.quote(text))
 
 
-def _with_slots(tree: Any) -> Any:
+def _with_slots(tree: Any, known: tuple[str | Secret, ...]) -> Any:
     """A JSON tree with slots in place of its secret fields."""
     if isinstance(tree, dict):
         return {
-            name: f"@{{{_variable(name)}}}@"
+            name: f"\ue000{_variable(name)}\ue001"
             if isinstance(value, str) and is_secret_name(name)
-            else _with_slots(value)
+            else _with_slots(value, known)
             for name, value in tree.items()
         }
     if isinstance(tree, list):
-        return [_with_slots(item) for item in tree]
-    return mask_text(tree) if isinstance(tree, str) else tree
+        return [_with_slots(item, known) for item in tree]
+    return mask_text(tree, known) if isinstance(tree, str) else tree
 
 
 def _variable(name: str) -> str:
-    return _VARIABLES.get(name.lower()) or re.sub(r"\W", "_", name).upper()
+    return _VARIABLES.get(name.lower()) or re.sub(r"\W", "_", name, flags=re.ASCII).upper()

@@ -1,0 +1,175 @@
+"""What may be logged of a call: masked, bounded, and as a curl line that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from tinker_sync._secret import Secret
+from tinker_sync.transport.call import Call
+from tinker_sync.transport.redact import (
+    curl,
+    redact_body,
+    redact_headers,
+    redact_json,
+    redact_text,
+    redact_url,
+)
+
+KEY = "tml-planted-key-0123456789"
+BASE = "https://h.example/pre"
+
+needs_shell = pytest.mark.skipif(
+    os.name != "posix" or shutil.which("sh") is None, reason="curl lines are for POSIX shells"
+)
+
+
+def arguments(line: str, **variables: str) -> list[str]:
+    """What curl would be given by a shell with these variables."""
+    script = 'curl() { for word in "$@"; do printf "%s\\0" "$word"; done; }\n' + line
+    done = subprocess.run(["sh", "-euc", script], env=variables, capture_output=True, check=True)
+    return done.stdout.decode().split("\0")[:-1]
+
+
+def header_table(words: list[str]) -> dict[str, str]:
+    headers = [words[place + 1] for place, word in enumerate(words) if word == "-H"]
+    return dict(header.split(": ", 1) for header in headers)
+
+
+# ---- curl
+
+
+@needs_shell
+def test_a_shell_gets_back_what_was_sent() -> None:
+    body = {
+        "path": 'it\'s "$HOME" `here` \\ ü \n',
+        "weights_access_token": KEY,
+        "seq_id": 3,
+        "n": [None, 1.5],
+    }
+    call = Call(method="POST", path="/api/v1/load_weights", query="a=1&b=%20", body=json.dumps(body).encode())
+    sent = {"X-API-Key": KEY, "Content-Type": "application/json", "X-Note": 'it\'s $(id) `id` "q"'}
+    line = curl(call, BASE, sent)
+    assert KEY not in line
+    words = arguments(line, TINKER_API_KEY=KEY, WEIGHTS_ACCESS_TOKEN=KEY)
+    assert words[:5] == ["-sS", "--compressed", "-X", "POST", f"{BASE}/api/v1/load_weights?a=1&b=%20"]
+    assert header_table(words) == sent
+    assert words[-2] == "--data-raw"
+    assert json.loads(words[-1]) == body
+
+
+@needs_shell
+@pytest.mark.parametrize(
+    ("header", "variable"),
+    [
+        ("X-API-Key", "TINKER_API_KEY"),
+        ("CF-Access-Client-Id", "CLOUDFLARE_ACCESS_CLIENT_ID"),
+        ("CF-Access-Client-Secret", "CLOUDFLARE_ACCESS_CLIENT_SECRET"),
+        ("Authorization", "AUTHORIZATION"),
+        ("X-Tinker-Weights-Access-Token", "X_TINKER_WEIGHTS_ACCESS_TOKEN"),
+        ("X-My-Token", "X_MY_TOKEN"),
+    ],
+)
+def test_each_secret_header_is_a_variable(header: str, variable: str) -> None:
+    line = curl(Call(method="GET", path="/x"), BASE, {header: KEY})
+    assert KEY not in line
+    assert header_table(arguments(line, **{variable: KEY})) == {header: KEY}
+
+
+@needs_shell
+def test_a_header_name_is_no_shell_code() -> None:
+    line = curl(Call(method="GET", path="/x"), BASE, {'a"$(id)-token': KEY})
+    assert "-H" in arguments(line, A___ID__TOKEN="v")
+    assert "uid=" not in " ".join(arguments(line, A___ID__TOKEN="v"))
+
+
+def test_without_headers_it_shows_what_the_call_says() -> None:
+    line = curl(Call(method="GET", path="/x", accept="a/b", headers={"X-One": "1"}), BASE)
+    assert line == (
+        "curl -sS --compressed -X GET https://h.example/pre/x -H 'Accept: a/b' -H 'X-One: 1' "
+        "-H 'X-API-Key: '\"$TINKER_API_KEY\""
+    )
+    assert "X-API-Key" not in curl(Call(method="GET", path="/x", credential="none"), BASE)
+
+
+def test_what_curl_writes_itself_is_left_out() -> None:
+    sent = {
+        "Host": "h",
+        "Content-Length": "9",
+        "Connection": "keep-alive",
+        "Accept-Encoding": "gzip",
+        "X-A": "1",
+    }
+    line = curl(Call(method="POST", path="/x", body=b"{}"), BASE, sent)
+    assert line == "curl -sS --compressed -X POST https://h.example/pre/x -H 'X-A: 1' --data-raw '{}'"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call(method="POST", path="/x", body=b"\x0a\x05probe", content_type="application/x-protobuf"),
+        Call(method="POST", path="/x", body=b"(\xb5/\xfd", headers={"Content-Encoding": "zstd"}),
+        Call(method="POST", path="/x", body=b"{broken"),
+        Call(method="POST", path="/x", body=b'{"a": "' + b"x" * 100_000 + b'"}'),
+        Call(method="POST", path="/x", body=b"[" * 60_000),
+    ],
+    ids=["protobuf", "compressed", "broken", "long", "deep"],
+)
+def test_bodies_that_do_not_fit_a_command_line(call: Call) -> None:
+    assert curl(call, BASE).endswith("--data-binary @body.bin")
+
+
+def test_known_values_are_masked_wherever_they_stand() -> None:
+    call = Call(method="POST", path="/x/opaque-1", query="q=opaque-1", body=b'{"note": "opaque-1"}')
+    line = curl(call, BASE, {"X-Note": "opaque-1"}, [Secret("opaque-1")])
+    assert "opaque" not in line
+    assert line.count("***") == 4
+
+
+def test_signed_addresses_are_masked() -> None:
+    assert "abc" not in curl(Call(method="GET", path="/x", query="sig=abc&X-Amz-Signature=abc"), BASE)
+
+
+# ---- bodies
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "shown"),
+    [
+        (None, "application/json", ""),
+        (b"", "application/json", ""),
+        (b'{"jwt": "a.b.c"}', "application/json", '{"jwt": "***"}'),
+        (b'{"jwt": "a.b.c"}', "application/problem+json; charset=utf-8", '{"jwt": "***"}'),
+        (b"sent Bearer abcdefgh", "text/plain", "sent Bearer ***"),
+        (b"\xff\xfe", "text/plain", "\ufffd\ufffd"),
+        (b"\x00" * 7, "application/x-protobuf", "<7 bytes of application/x-protobuf>"),
+        (b"\x00", "", "<1 bytes of unknown type>"),
+    ],
+)
+def test_bodies(content: bytes | None, kind: str, shown: str) -> None:
+    assert redact_body(content, kind) == shown
+
+
+def test_long_bodies_are_cut_and_very_long_ones_only_counted() -> None:
+    shown = redact_body(b"x" * 5000, "text/plain")
+    assert shown == "x" * 2048 + "... (5000 bytes)"
+    assert redact_body(b"x" * 100_000, "text/plain") == "<100000 bytes of text/plain>"
+
+
+@pytest.mark.parametrize("length", range(2000, 2060, 7))
+def test_no_cut_leaves_a_piece_of_a_secret(length: int) -> None:
+    tree = {"pad": "x" * length, "jwt": "secret" * 1000, "more": "hidden-value"}
+    shown = redact_body(json.dumps(tree).encode(), "application/json", ["hidden-value"])
+    assert "secret" not in shown
+    assert "hidden" not in shown
+
+
+def test_the_rules_of_errors_hold_here_too() -> None:
+    assert redact_headers({"Cookie": "a=b"}) == {"Cookie": "***"}
+    assert redact_text(f"saw {KEY}") == "saw ***"
+    assert redact_url("https://u:p@h/") == "https://***@h/"
+    assert redact_json({"jwt": "x"}) == {"jwt": "***"}
