@@ -1,0 +1,168 @@
+"""JSON, both ways: models to the bytes of a request, the bytes of an answer to models.
+
+    model ── to_plain ─▶ tree ── dumps ─▶ bytes          encode = both
+    bytes ── loads ─▶ tree ── from_plain ─▶ model        decode = both
+
+What leaves:
+
+- Only declared public fields. None is left out where a field is declared, and is null everywhere else: amid
+  free-form mappings and lists, and in the bare mappings that `dumps` is given.
+- Bytes are base64 text in a declared field and UTF-8 text amid free-form values; moments are RFC 3339 text,
+  enums their value, tuples and ranges lists. Subclasses of str, int, float, dict and list, and scalars of
+  numpy, are written as what they hold. float32 is widened before it is written, so all its digits are there.
+- Keys are text: True, None, 1 and 1.5 are "true", "null", "1" and "1.5". Two keys that would become the same
+  are refused.
+- Whole numbers of any size. NaN and infinities are refused in requests, and are null in what servers answer.
+- Refused as well: sets, bytes that are not UTF-8, halves of surrogate pairs, other classes, more than
+  100 lists and mappings within each other. The `InvalidInputError` names each place: `$.user_metadata.a[3]`.
+
+What arrives:
+
+- Answers may have fields nobody knows, at any depth; requests (an embedded server reads them) may not. Null
+  for a field that has a default is the default.
+- Of equal keys the last one wins. NaN, Infinity and numbers too large for a float are floats, whole numbers
+  of more than 64 bits too; amid the numbers of an answer null is NaN. `\\ud800` alone is taken as it is.
+- All that does not fit is a `WireError` with the place, `$.sequences[2].stop_reason`, and a short excerpt,
+  unless the name of the field says that it is secret: not UTF-8, a byte order mark, an empty body, more than
+  100 lists and objects within each other, and values that are not what a field holds.
+
+All of that holds with orjson and without. The functions are pure; any thread may call them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from cattrs import Converter
+
+from tinker_sync.types._model import Model
+from tinker_sync.wire.json._backends import (
+    DEFAULT,
+    HAS_ORJSON,
+    MAX_DEPTH,
+    STANDARD_LIBRARY,
+    Backend,
+    Orjson,
+    read,
+    write,
+)
+from tinker_sync.wire.json._readers import Readers
+from tinker_sync.wire.json._unfit import Problem, Unfit, input_error, wire_error
+from tinker_sync.wire.json._writers import Writers
+
+__all__ = [
+    "DEFAULT",
+    "HAS_ORJSON",
+    "MAX_DEPTH",
+    "STANDARD_LIBRARY",
+    "Backend",
+    "Orjson",
+    "decode",
+    "dumps",
+    "encode",
+    "from_plain",
+    "loads",
+    "make_converter",
+    "to_plain",
+]
+
+T = TypeVar("T")
+
+
+def make_converter(*, answers: bool) -> Converter:
+    """The converter: for what servers answer, or for what they are asked.
+
+    >>> from tinker_sync.types import LoraConfig
+    >>> make_converter(answers=False).unstructure(LoraConfig(rank=8))["rank"]
+    8
+    """
+    converter = Converter()
+    Writers(converter, answers=answers).register()
+    Readers(converter, answers=answers).register()
+    return converter
+
+
+_CONVERTERS = {answers: make_converter(answers=answers) for answers in (False, True)}
+
+
+def encode(request: Model, *, backend: Backend = DEFAULT) -> bytes:
+    """The JSON text of a model. Raises `InvalidInputError`.
+
+    >>> from tinker_sync.types import LoraConfig
+    >>> encode(LoraConfig(rank=8))
+    b'{"rank":8,"train_unembed":true,"train_mlp":true,"train_attn":true}'
+    """
+    return dumps(request, backend=backend)
+
+
+def decode(data: bytes | bytearray | memoryview, cls: type[T], *, backend: Backend = DEFAULT) -> T:
+    """The value that JSON text stands for. Raises `WireError`.
+
+    >>> from tinker_sync.types import LoraConfig
+    >>> decode(b'{"rank":"8"}', LoraConfig)
+    LoraConfig(rank=8, seed=None, train_unembed=True, train_mlp=True, train_attn=True)
+    """
+    return from_plain(loads(data, backend=backend), cls)
+
+
+def dumps(tree: Any, *, backend: Backend = DEFAULT) -> bytes:
+    """The JSON text of a tree, in which models may be. Raises `InvalidInputError`.
+
+    >>> dumps({"ttl_seconds": None})
+    b'{"ttl_seconds":null}'
+    """
+    plain = to_plain(tree)
+    try:
+        return write(plain, backend)
+    except Unfit as one:
+        problems = one.problems
+    raise input_error(problems)
+
+
+def loads(data: bytes | bytearray | memoryview, *, backend: Backend = DEFAULT) -> Any:
+    """The tree of JSON text. Raises `WireError`.
+
+    >>> loads(b'{"a": [1, 2.5, null]}')
+    {'a': [1, 2.5, None]}
+    """
+    try:
+        return read(bytes(data), backend)
+    except Unfit as one:
+        problems = one.problems
+    raise wire_error(problems)
+
+
+def to_plain(value: Any) -> Any:
+    """What of a value leaves: mappings, lists, text, numbers, and numpy arrays of those.
+
+    Raises `InvalidInputError`.
+
+    >>> from tinker_sync.types import AdamParams
+    >>> to_plain(AdamParams(learning_rate=1))["learning_rate"]
+    1.0
+    """
+    converter = _CONVERTERS[getattr(type(value), "__response__", False)]
+    try:
+        return converter.unstructure(value)
+    except Unfit as one:
+        problems = one.problems
+    except RecursionError:
+        problems = (Problem(f"lists and mappings lie in each other more than {MAX_DEPTH} deep"),)
+    raise input_error(problems)
+
+
+def from_plain(tree: Any, cls: type[T], path: str = "$") -> T:
+    """The value a tree stands for. Raises `WireError`, with places that start with `path`.
+
+    >>> from tinker_sync.types import Cursor
+    >>> from_plain({"offset": 0, "limit": 20}, Cursor)
+    Traceback (most recent call last):
+        ...
+    tinker_sync.errors.WireError: $.total_count: is missing
+    """
+    converter = _CONVERTERS[getattr(cls, "__response__", True)]
+    try:
+        return converter.structure(tree, cls)
+    except Unfit as one:
+        problems = one.problems
+    raise wire_error(problems, path)
