@@ -1,0 +1,626 @@
+"""Exact conversions: what is taken, what is kept without a copy, and which index a refusal names."""
+
+from __future__ import annotations
+
+import decimal
+import fractions
+import mmap
+import sys
+from array import array as c_array
+from collections import UserList, deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.types._arrays import (
+    ByValue,
+    array_like,
+    is_torch,
+    plain_array,
+    quick_hash,
+    same_values,
+    to_float32,
+    to_int32,
+    to_int64,
+    token_container,
+    tokens_as_int32,
+    wire_array,
+)
+
+INTS = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
+FLOATS = [np.float16, np.float32, np.float64, np.longdouble]
+
+
+class ShowsAnArray:
+    """What jax, pandas and xarray objects have in common."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self._array if dtype is None else self._array.astype(dtype)
+
+
+class Indexed:
+    """A sequence by its methods alone."""
+
+    def __init__(self, *items: float) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> float:
+        return self._items[index]
+
+
+def refusal(call: Any, *args: Any) -> str:
+    with pytest.raises(InvalidInputError) as caught:
+        call(*args)
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------- containers
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        [1, 2, 3],
+        (1, 2, 3),
+        range(1, 4),
+        deque([1, 2, 3]),
+        UserList([1, 2, 3]),
+        c_array("b", [1, 2, 3]),
+        c_array("Q", [1, 2, 3]),
+        memoryview(c_array("h", [1, 2, 3])),
+        memoryview(c_array("h", [3, 2, 1]))[::-1],
+        bytearray([1, 2, 3]),
+        Indexed(1, 2, 3),
+        ShowsAnArray(np.array([1, 2, 3], dtype=np.int16)),
+        np.array([1, 2, 3], dtype=object),
+        np.array(["1", "2", "3"]),
+        np.array([b"1", b"2", b"3"]),
+        [np.int8(1), np.uint64(2), True + 2],
+        ["1", 2, "3.0"],
+        [fractions.Fraction(1), decimal.Decimal(2), 3.0],
+        [np.array(1), np.array(2), np.array(3)],
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_container_of_whole_numbers_becomes_int64(container: Any) -> None:
+    array = wire_array(container, "x", "int64")
+    assert array.dtype == np.int64
+    assert array.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("dtype", INTS)
+def test_every_kind_of_integer_is_int64_of_its_own_accord(dtype: Any) -> None:
+    high = min(np.iinfo(dtype).max, 2**63 - 1)
+    low = np.iinfo(dtype).min
+    array = wire_array(np.array([low, 0, high], dtype=dtype), "x")
+    assert array.dtype == np.int64
+    assert array.tolist() == [low, 0, high]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_every_kind_of_float_is_float32_of_its_own_accord(dtype: Any) -> None:
+    array = wire_array(np.array([-1.5, np.nan, np.inf], dtype=dtype), "x")
+    assert array.dtype == np.float32
+    assert np.array_equal(array, np.array([-1.5, np.nan, np.inf], dtype=np.float32), equal_nan=True)
+
+
+def test_booleans_count() -> None:
+    assert wire_array(np.array([True, False]), "x").tolist() == [1, 0]
+    assert wire_array([True, False], "x", "float32").dtype == np.float32
+    assert wire_array([True, False], "x").dtype == np.int64
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_both_byte_orders_mean_the_same(order: str) -> None:
+    for kind, values in [
+        ("i8", [2**40, -1]),
+        ("u4", [2**32 - 1, 0]),
+        ("f4", [0.5, -2.0]),
+        ("f8", [0.5, 3.0]),
+    ]:
+        array = wire_array(np.array(values, dtype=order + kind), "x")
+        assert array.dtype.isnative
+        assert array.tolist() == values
+    ids = tokens_as_int32(np.array([1, -2], dtype=order + "i4"), "x")
+    assert ids.dtype == np.dtype("<i4")
+    assert ids.tolist() == [1, -2]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float32", None])
+@pytest.mark.parametrize("empty", [[], (), range(0), deque(), np.empty(0), np.empty(0, dtype=object)])
+def test_nothing_is_an_array_of_nothing(empty: Any, dtype: Any) -> None:
+    array = wire_array(empty, "x", dtype)
+    assert array.shape == (0,)
+    assert array.dtype == (dtype or "float32")
+
+
+def test_shapes_are_kept() -> None:
+    assert wire_array(np.array(3), "x").shape == ()
+    assert wire_array(3, "x").shape == ()
+    assert wire_array(np.float32(0.5), "x").shape == ()
+    assert wire_array([[1, 2], [3, 4], [5, 6]], "x", "float32").shape == (3, 2)
+    assert wire_array([[], []], "x").shape == (2, 0)
+    assert wire_array(np.empty((0, 3), dtype=object), "x").shape == (0, 3)
+    assert wire_array([["1", 2], [None, 4]], "x", "float32").shape == (2, 2)
+    assert wire_array([np.array([1, 2]), np.array([3, 4])], "x").tolist() == [[1, 2], [3, 4]]
+
+
+def test_columns_of_arrays_as_tables_hold_them() -> None:
+    column = np.empty(2, dtype=object)
+    column[:] = [np.array([0.5, 1.5]), np.array([2.5, 3.5])]
+    assert wire_array(column, "x").tolist() == [[0.5, 1.5], [2.5, 3.5]]
+
+
+def test_none_is_what_the_service_calls_not_computed() -> None:
+    array = wire_array([None, -0.5], "x", "float32")
+    assert np.isnan(array[0])
+    assert array[1] == -0.5
+    assert refusal(wire_array, [1, None], "x", "int64") == (
+        "x[1]: expected a whole number within 64 bits, got None (NoneType)"
+    )
+
+
+@pytest.mark.parametrize(
+    "value", ["12", b"12", {"a": 1}, {1, 2}, None, object(), (i for i in [1]), {1: 2}.keys(), 1j]
+)
+def test_what_holds_no_numbers_is_a_type_error(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"^x: expected a list, tuple, range, numpy array or torch tensor"):
+        wire_array(value, "x")
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([1 + 0j]),
+        np.array(["2026-01-31"], dtype="datetime64[D]"),
+        np.array([1], dtype="timedelta64[s]"),
+        np.zeros(2, dtype=[("a", "i4")]),
+        np.zeros(2, dtype="V4"),
+    ],
+    ids=lambda array: str(array.dtype),
+)
+def test_arrays_of_other_things_are_refused(array: np.ndarray) -> None:
+    assert refusal(wire_array, array, "x", "int64") == f"x: expected numbers, got an array of {array.dtype}"
+
+
+def test_dtypes_that_numpy_learnt_from_others_are_widened() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    wide = wire_array(np.array([1.5, -3.0], dtype=ml_dtypes.bfloat16), "x")
+    assert wide.dtype == np.float32
+    assert wide.tolist() == [1.5, -3.0]
+    assert wire_array(np.array([7, -8], dtype=ml_dtypes.int4), "x").dtype == np.int64
+
+
+# --------------------------------------------------------------------------------------- nothing is copied
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float32"])
+def test_arrays_of_the_wire_dtype_are_themselves(dtype: Any, tmp_path: Path) -> None:
+    array = np.arange(12, dtype=dtype)
+    readonly = array.copy()
+    readonly.flags.writeable = False
+    mapped = np.memmap(tmp_path / "numbers", dtype=dtype, mode="w+", shape=12)
+    views = [array, array.reshape(3, 4), array[::2], array[::-1], array.reshape(3, 4).T, array[3:4], readonly]
+    for view in [*views, mapped, array.view(np.recarray)]:
+        kept = wire_array(view, "x", dtype)
+        assert type(kept) is np.ndarray
+        assert kept.shape == view.shape
+        assert np.shares_memory(kept, view)
+    assert wire_array(array, "x") is array
+
+
+def test_buffers_are_shared() -> None:
+    numbers = c_array("q", [1, 2, 3])
+    kept = wire_array(numbers, "x")
+    numbers[0] = 9
+    assert kept.tolist() == [9, 2, 3]
+    with mmap.mmap(-1, 64) as pages:
+        view = np.frombuffer(pages, dtype=np.int64)
+        assert wire_array(view, "x") is view
+        assert np.shares_memory(wire_array(memoryview(view), "x"), view)
+        del view
+
+
+def test_int32_tokens_are_themselves_unless_they_must_move() -> None:
+    array = np.arange(8, dtype=np.int32)
+    assert tokens_as_int32(array, "x") is array
+    assert np.shares_memory(tokens_as_int32(array[2:5], "x"), array)
+    assert tokens_as_int32(array[::2], "x").flags.c_contiguous
+    assert tokens_as_int32(array[::-1], "x").tolist() == list(range(7, -1, -1))
+
+
+def test_subclasses_lose_their_manners_not_their_memory() -> None:
+    matrix = np.arange(4).view(np.matrix)
+    kept = plain_array(matrix, "x")
+    assert type(kept) is np.ndarray
+    assert kept.shape == (1, 4)
+    assert np.shares_memory(kept, matrix)
+
+
+def test_masked_cells_are_refused_where_they_are() -> None:
+    whole = np.ma.masked_array([[1, 2], [3, 4]], mask=False)
+    assert wire_array(whole, "x").tolist() == [[1, 2], [3, 4]]
+    holed = np.ma.masked_array([[1, 2], [3, 4]], mask=[[0, 0], [1, 0]])
+    assert refusal(wire_array, holed, "x") == "x[1][0]: is masked; call .filled(...) to say what to send"
+    assert "x[1]: is masked" in refusal(tokens_as_int32, np.ma.masked_array([1, 2], mask=[0, 1]), "x")
+
+
+# ------------------------------------------------------------------------------------- nothing is changed
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([1, 2.5], "x[1]: expected a whole number, got 2.5"),
+        ([1, float("nan")], "x[1]: expected a whole number, got nan"),
+        ([1, float("-inf")], "x[1]: expected a whole number within 64 bits, got -inf (float)"),
+        ([[0, 1], [2, 3.5]], "x[1][1]: expected a whole number, got 3.5"),
+        (np.array(0.5), "x: expected a whole number, got 0.5"),
+        (np.array([[1, 2], [np.nan, 4]], dtype=np.float16), "x[1][0]: expected a whole number, got nan"),
+        (np.array([1, 2**63], dtype=np.uint64), f"x[1]: {2**63} does not fit int64"),
+        (np.array([0.0, 2.0**63]), f"x[1]: {2.0**63} does not fit int64"),
+        (np.array([0.0, -(2.0**64)]), f"x[1]: {-(2.0**64)} does not fit int64"),
+        (np.array([np.float32(2**63)]), f"x[0]: {2.0**63} does not fit int64"),
+        ([2**63], f"x[0]: {2**63} does not fit int64"),
+        ([5, -(2**63) - 1], f"x[1]: expected a whole number within 64 bits, got {-(2**63) - 1} (int)"),
+        ([10**5000], "x[0]: expected a whole number within 64 bits, got <a number of 16610 bits> (int)"),
+        (["1", "1.5"], "x[1]: expected a whole number within 64 bits, got '1.5' (str)"),
+        (["one"], "x[0]: expected a whole number within 64 bits, got 'one' (str)"),
+        ([[1], ["one"]], "x[1][0]: expected a whole number within 64 bits, got 'one' (str)"),
+        ([1, {}], "x[1]: expected a whole number within 64 bits, got {} (dict)"),
+        ([1 + 0j], "x[0]: expected a whole number within 64 bits, got (1+0j) (complex)"),
+        (
+            [decimal.Decimal("1.5")],
+            "x[0]: expected a whole number within 64 bits, got Decimal('1.5') (Decimal)",
+        ),
+    ],
+)
+def test_what_int64_cannot_hold_is_refused_with_its_index(value: Any, said: str) -> None:
+    assert refusal(wire_array, value, "x", "int64") == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([0.0, 1e39], "x[1]: 1e+39 is too large for float32"),
+        ([[0.0], [-1e39]], "x[1][0]: -1e+39 is too large for float32"),
+        (np.array([np.inf, 1e300]), "x[1]: 1e+300 is too large for float32"),
+        ([1.0, "much"], "x[1]: expected a number, got 'much' (str)"),
+        ([10**400], "x[0]: expected a number, got"),
+        ([1.0, []], "x[1]: is a row of 0 where x[0] is a single cell"),
+        ([object()], "x[0]: expected a number, got <object"),
+    ],
+)
+def test_what_float32_cannot_hold_is_refused_with_its_index(value: Any, said: str) -> None:
+    assert refusal(wire_array, value, "x", "float32").startswith(said)
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).max <= np.finfo(float).max, reason="no wider float here")
+def test_the_widest_float_is_not_cut() -> None:
+    array = np.array([1, np.finfo(np.longdouble).max], dtype=np.longdouble)
+    assert refusal(wire_array, array, "x").startswith("x[1]: ")
+    assert refusal(wire_array, np.array([2.0**64], dtype=np.longdouble), "x", "int64").startswith("x[0]: ")
+
+
+def test_rounding_to_float32_is_no_loss_worth_a_word() -> None:
+    assert wire_array([0.1, 1e-60, 2**25 + 1], "x", "float32").tolist() == [np.float32(0.1), 0.0, 2.0**25]
+    assert wire_array([2**64, 1], "x", "float32").tolist() == [2.0**64, 1.0]
+
+
+def test_a_strict_numpy_of_the_user_makes_no_difference() -> None:
+    with np.errstate(all="raise"):
+        assert wire_array([1e-60, 0.5], "x", "float32").tolist() == [0.0, 0.5]
+        assert wire_array(np.array([1e-320, np.nan]), "x").shape == (2,)
+        assert refusal(wire_array, np.array([1.0, 1e300]), "x").startswith("x[1]")
+        assert refusal(wire_array, np.array([1.0, np.nan]), "x", "int64").startswith("x[1]")
+
+
+def test_floats_beside_big_whole_numbers_do_not_blur_them() -> None:
+    big = 2**53 + 1
+    assert wire_array([big, 1.0], "x", "int64").tolist() == [big, 1]
+    assert wire_array([2**63 - 1, 2.0], "x", "int64").tolist() == [2**63 - 1, 2]
+    assert wire_array((big, 1.0), "x", "int64").tolist() == [big, 1]
+
+
+def test_numbers_alone_decide_where_nobody_else_does() -> None:
+    assert wire_array([1, 2.0], "x").dtype == np.float32
+    assert wire_array([fractions.Fraction(1, 2)], "x").tolist() == [0.5]
+    assert wire_array([decimal.Decimal(2), 1], "x").dtype == np.float32
+    assert wire_array(["1", "2"], "x").dtype == np.float32
+    assert wire_array(np.array([1, 2], dtype=object), "x").dtype == np.int64
+    assert refusal(wire_array, [2**63, 1], "x").startswith(
+        f"x[0]: expected a whole number within 64 bits, got {2**63}"
+    )
+
+
+NUMBERS = st.one_of(
+    st.integers(-(2**65), 2**65),
+    st.integers(-5, 5),
+    st.booleans(),
+    st.floats(width=64),
+    st.floats(-5, 5, width=16),
+    st.integers(-(2**63), 2**64 - 1).map(str),
+    st.sampled_from(
+        [np.int8(-3), np.uint64(2**64 - 1), np.float16(0.5), np.float64(2**53), None, "nan", "x"]
+    ),
+)
+
+
+def exactly(value: Any) -> fractions.Fraction | None:
+    """What a cell stands for, with all its digits; None for what is no finite number."""
+    try:
+        if isinstance(value, np.generic):
+            value = value.item()
+        return fractions.Fraction(value)
+    except (ValueError, OverflowError, TypeError):
+        return None
+
+
+@given(st.lists(NUMBERS, max_size=6), st.sampled_from([list, tuple, deque]))
+def test_int64_is_exact_or_names_the_first_bad_cell_of_one_reason(cells: list[Any], container: Any) -> None:
+    meant = [exactly(cell) for cell in cells]
+    fits = [m is not None and m.denominator == 1 and -(2**63) <= m < 2**63 for m in meant]
+    if all(fits):
+        assert wire_array(container(cells), "x", "int64").tolist() == [int(m) for m in meant if m is not None]
+    else:
+        said = refusal(wire_array, container(cells), "x", "int64")
+        assert any(said.startswith(f"x[{index}]: ") for index, fit in enumerate(fits) if not fit)
+
+
+@given(st.lists(NUMBERS, max_size=6), st.sampled_from([list, tuple, deque]))
+def test_float32_is_the_nearest_or_names_a_bad_cell(cells: list[Any], container: Any) -> None:
+    def nearest(cell: Any) -> float | None:
+        if cell is None:
+            return float("nan")
+        try:
+            with np.errstate(over="ignore"):
+                narrow = float(np.float32(float(cell)))
+        except ValueError:
+            return None
+        return None if np.isinf(narrow) and not np.isinf(float(cell)) else narrow
+
+    wanted = [nearest(cell) for cell in cells]
+    if None not in wanted:
+        assert np.array_equal(wire_array(container(cells), "x", "float32"), wanted, equal_nan=True)
+    else:
+        said = refusal(wire_array, container(cells), "x", "float32")
+        assert any(said.startswith(f"x[{index}]: ") for index, want in enumerate(wanted) if want is None)
+
+
+# -------------------------------------------------------------------------------------------- ragged rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([[1, 2], [3]], "x[1]: is a row of 1 where x[0] is a row of 2; ragged lists cannot be sent"),
+        ([[1], [2], [3, 4]], "x[2]: is a row of 2 where x[0] is a row of 1;"),
+        ([[1, 2], 3], "x[1]: is a single cell where x[0] is a row of 2;"),
+        ([1, [2]], "x[1]: is a row of 1 where x[0] is a single cell;"),
+        ([[], [1]], "x[1]: is a row of 1 where x[0] is a row of 0;"),
+        ([[[1, 2], [3]], [[1, 2], [3, 4]]], "x[0][1]: is a row of 1 where x[0][0] is a row of 2;"),
+        ([[[1], [2]], [[3]]], "x[1]: is an array of shape [1, 1] where x[0] is an array of shape [2, 1];"),
+        ([np.zeros(2), np.zeros(3)], "x[1]: is a row of 3 where x[0] is a row of 2;"),
+        ([(1, 2), [3, "x"]], "x[1][1]: expected"),
+        ([[1, None], [2]], "x[1]: is a row of 1"),
+    ],
+)
+def test_the_odd_row_is_named(rows: Any, said: str) -> None:
+    for dtype in ("int64", "float32"):
+        assert refusal(wire_array, rows, "x", dtype).startswith(said)
+
+
+def test_endless_nesting_ends() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    assert "nested deeper than 32 lists" in refusal(wire_array, loop, "x")
+
+
+# -------------------------------------------------------------------------------------------- dtype to dtype
+
+
+@given(st.lists(st.floats(width=32), max_size=8), st.sampled_from(["f2", "f4", "f8", ">f8", "g"]))
+def test_integers_of_floats_are_those_floats(values: list[float], kind: str) -> None:
+    with np.errstate(over="ignore"):
+        array = np.array(values, dtype=kind)
+    for convert, low, high in ((to_int64, -(2**63), 2**63), (to_int32, -(2**31), 2**31)):
+        exact = [float(v).is_integer() and low <= int(v) < high for v in array.tolist()]
+        if all(exact):
+            assert convert(array, "x").tolist() == [int(v) for v in array.tolist()]
+        else:
+            assert refusal(convert, array, "x").startswith("x[")
+
+
+def test_int32_ends_where_it_ends() -> None:
+    for dtype in (np.int64, np.float64, np.uint32):
+        edge = np.array([0, 2**31 - 1], dtype=dtype)
+        assert to_int32(edge, "x").tolist() == [0, 2**31 - 1]
+        assert (
+            refusal(to_int32, edge + dtype(1), "x")
+            == f"x[1]: {(edge + dtype(1)).tolist()[1]} does not fit int32"
+        )
+    assert to_int32(np.array([-(2**31)]), "x").tolist() == [-(2**31)]
+    assert refusal(to_int32, np.array([-(2**31) - 1]), "x") == f"x[0]: {-(2**31) - 1} does not fit int32"
+    assert refusal(to_int32, np.array([1, 2**64 - 1], dtype=np.uint64), "x").startswith("x[1]: ")
+    assert to_int32(np.array(7), "x").shape == ()
+
+
+def test_float32_is_itself() -> None:
+    array = np.zeros(3, dtype=np.float32)
+    assert to_float32(array, "x") is array
+    assert to_int64(array.astype(np.int64), "x").dtype == np.int64
+
+
+# --------------------------------------------------------------------------------------------------- tokens
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        [5, 6],
+        (5, 6),
+        range(5, 7),
+        deque([5, 6]),
+        c_array("i", [5, 6]),
+        c_array("d", [5, 6]),
+        memoryview(c_array("q", [5, 6])),
+        ShowsAnArray(np.array([5, 6])),
+        np.array([5, 6], dtype=object),
+        np.array(["5", "6"]),
+        ["5", "6.0"],
+        [5.0, np.float32(6)],
+        [np.int64(5), np.uint8(6)],
+        [decimal.Decimal(5), fractions.Fraction(6)],
+        Indexed(5, 6),
+        *[np.array([5, 6], dtype=dtype) for dtype in INTS + FLOATS],
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_tokens_come_in_anything(tokens: Any) -> None:
+    array = tokens_as_int32(tokens, "x")
+    assert array.dtype == np.dtype("<i4")
+    assert array.flags.c_contiguous
+    assert array.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        ([1, 2.5], "x[1]: expected a token id, got 2.5 (float)"),
+        ([1, 2, None], "x[2]: expected a token id, got None (NoneType)"),
+        ([float("nan")], "x[0]: expected a token id, got nan (float)"),
+        ([0, float("inf")], "x[1]: expected a token id, got inf (float)"),
+        (["a"], "x[0]: expected a token id, got 'a' (str)"),
+        ([[1, 2]], "x[0]: expected a token id, got [1, 2] (list)"),
+        ([0, 2**31], f"x[1]: {2**31} does not fit int32"),
+        ([-(2**31) - 1], f"x[0]: {-(2**31) - 1} does not fit int32"),
+        ([2**70], f"x[0]: {2**70} does not fit int32"),
+        (np.array([0.0, 0.5]), "x[1]: expected a whole number, got 0.5"),
+        (np.array([[1, 2]]), "x: expected a flat sequence of token ids, got shape [1, 2]"),
+        (np.array(1), "x: expected a flat sequence of token ids, got shape []"),
+        (np.array([1, None], dtype=object), "x[1]: expected a token id, got None (NoneType)"),
+        (range(2**31 - 1, 2**31 + 1), f"x[1]: {2**31} does not fit int32"),
+        (range(0, 2**80, 2**30), f"x[2]: {2**31} does not fit int32"),
+        (range(1, -(2**31) - 9, -1), f"x[{2**31 + 2}]: {-(2**31) - 1} does not fit int32"),
+        (range(-(2**70), 5), f"x[0]: {-(2**70)} does not fit int32"),
+    ],
+)
+def test_a_token_that_is_none_is_named(tokens: Any, said: str) -> None:
+    assert refusal(tokens_as_int32, tokens, "x") == said
+
+
+@given(st.integers(-(2**33), 2**33), st.integers(-(2**33), 2**33), st.integers(-(2**33), 2**33))
+def test_ranges_convert_like_the_lists_they_stand_for(start: int, stop: int, step: int) -> None:
+    tokens = range(start, stop, step or 1)
+    if len(tokens) > 64:
+        return
+    try:
+        converted: Any = tokens_as_int32(tokens, "x").tolist()
+    except InvalidInputError as error:
+        converted = str(error)
+    try:
+        of_list: Any = tokens_as_int32(list(tokens), "x").tolist()
+    except InvalidInputError as error:
+        of_list = str(error)
+    assert converted == of_list
+
+
+def test_a_long_range_costs_its_array_and_no_more() -> None:
+    assert tokens_as_int32(range(10, 0, -3), "x").tolist() == [10, 7, 4, 1]
+    assert refusal(tokens_as_int32, range(10**18), "x") == f"x[{2**31}]: {2**31} does not fit int32"
+
+
+def test_what_is_kept_of_tokens() -> None:
+    for same in ((1, 2), range(3), np.arange(3), np.arange(3, dtype=np.uint16)):
+        assert token_container(same, "x") is same
+    given_list = [1, 2]
+    kept = token_container(given_list, "x")
+    assert kept == given_list
+    assert kept is not given_list
+    assert token_container((i for i in (1, 2)), "x") == [1, 2]
+    assert token_container(deque([1, 2]), "x") == [1, 2]
+    assert isinstance(token_container(c_array("i", [1, 2]), "x"), np.ndarray)
+
+
+@pytest.mark.parametrize("value", ["12", b"12", bytearray(b"12"), {1: 2}, {1, 2}, {1: 2}.keys(), 5, None])
+def test_what_has_no_order_or_no_ids_is_refused(value: Any) -> None:
+    assert refusal(token_container, value, "x").startswith("x: expected ")
+
+
+# ------------------------------------------------------------------------------------------ arrays as values
+
+VALUES = st.lists(st.one_of(st.integers(-3, 3), st.sampled_from([0.0, -0.0, float("nan"), 0.5])), max_size=3)
+
+
+@given(VALUES, VALUES, st.sampled_from("bhilq"), st.sampled_from(["f2", "f4", "f8", ">f4"]), st.booleans())
+def test_equal_arrays_share_a_hash(left: Any, right: Any, whole: str, real: str, floats: bool) -> None:
+    if floats:
+        one, two = np.array(left, dtype=real), np.array(right, dtype=np.float32)
+    else:
+        one = np.array([int(v) if v == v else 0 for v in left], dtype=whole)
+        two = np.array([int(v) if v == v else 0 for v in right], dtype=np.int32)
+    equal = one.shape == two.shape and all(
+        a == b or (a != a and b != b) for a, b in zip(one, two, strict=True)
+    )
+    assert same_values(one, two) is equal
+    assert same_values(two, one) is equal
+    assert (ByValue(one) == ByValue(two)) is equal
+    if equal:
+        assert quick_hash(one) == quick_hash(two)
+        assert hash(ByValue(one)) == hash(ByValue(two))
+
+
+def test_equality_sees_shape_kind_and_absence() -> None:
+    one = np.array([1, 2])
+    assert not same_values(one, one.reshape(1, 2))
+    assert not same_values(one, one.astype(float))
+    assert not same_values(one, None)
+    assert not same_values(None, one)
+    assert same_values(None, None)
+    assert same_values(np.array(np.nan), np.array(np.nan))
+    assert ByValue(None) == ByValue(None)
+    assert hash(ByValue(None)) == hash(ByValue(None))
+    assert ByValue(one) != one.tolist()
+
+
+def test_a_hash_looks_at_the_first_cells_only() -> None:
+    class Counted(np.ndarray):
+        copied = 0
+
+        def __array_finalize__(self, base: Any) -> None:
+            Counted.copied += self.size
+
+    huge = np.zeros((1000, 1000)).T.view(Counted)
+    Counted.copied = 0
+    quick_hash(huge)
+    assert Counted.copied < 100
+
+
+# ---------------------------------------------------------------------------------------------------- torch
+
+
+def test_without_torch_nothing_is_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tensor:
+        __module__ = "torch"
+
+        def detach(self) -> None: ...
+
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert not is_torch(Tensor())
+    assert "torch" not in sys.modules
+
+
+def test_what_is_no_array_is_left_to_others() -> None:
+    for value in ([1], (1,), 1, "1", b"1", {1}, None):
+        assert array_like(value, "x") is None
