@@ -13,7 +13,7 @@ import tinker_sync
 # From top to bottom. A module may import from rooms above its own and from its own.
 ROOMS = (
     *("_version", "_lazy", "_clock", "_secret", "_evidence", "errors", "_observe"),
-    *("config", "types", "wire", "transport", "runtime", "telemetry", "clients", "local", "cli"),
+    *("config", "types", "wire", "transport", "auth", "runtime", "telemetry", "clients", "local", "cli"),
 )
 # Rooms above that are closed all the same: values and codecs are pure, the embedded server knows no client.
 CLOSED = {

@@ -1,0 +1,127 @@
+"""Is there a key, and does the service take it? For programs that want to know before they begin.
+
+No state; any thread may call. The first two functions neither open a connection nor run a command.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from attrs import evolve
+
+from tinker_sync._secret import mask_text
+from tinker_sync.config import CredentialsFile, Settings
+from tinker_sync.errors import APIResponseValidationError, APIStatusError, TinkerError
+from tinker_sync.transport.auth import Grant, KeyRing, choose_source, read_grant, static_key
+from tinker_sync.transport.call import Call, Reply
+from tinker_sync.transport.caller import Caller
+from tinker_sync.transport.http import Http
+from tinker_sync.transport.journal import Journal
+
+__all__ = ["get_tinker_token", "raise_if_tinker_not_accessible", "tinker_has_credentials"]
+
+# Servers that know no such call also know no tokens.
+_NO_SUCH_CALL = frozenset({404, 405, 501})
+
+
+def get_tinker_token() -> str | None:
+    """Give the configured key: of the environment, else the stored default one. None when there is none.
+
+    Never runs the credential command. A key the service would not take, for its form, counts as none.
+
+    >>> get_tinker_token() is None
+    True
+    """
+    try:
+        settings = Settings.resolve()
+        if settings.api_key is None:
+            stored = CredentialsFile().default_key()  # also where a command goes before it
+            settings = evolve(settings, api_key=stored.key if stored else None, api_key_source="stored")
+        key = static_key(settings)
+    except TinkerError:
+        return None
+    return str(key.reveal()) if key else None
+
+
+def tinker_has_credentials() -> bool:
+    """Tell whether a credential is configured: a key, a stored key, or a command, which is not run.
+
+    >>> tinker_has_credentials()
+    False
+    """
+    try:
+        return choose_source(Settings.resolve(), enforce_cmd=False) is not None
+    except TinkerError:
+        return False
+
+
+def raise_if_tinker_not_accessible() -> None:
+    """Return if the service can be used with the configured credential; raise what is wrong otherwise.
+
+    Asks for the server's capabilities, which needs an account in good order, after the exchange of the key for
+    a token where the server wants one. Nothing is tried twice.
+
+    Raises:
+        CredentialError: No credential is configured, or the credential command failed.
+        AuthenticationError: The service does not take it.
+        BillingError: The account is not set up.
+        APIConnectionError: The service cannot be reached.
+        TinkerError: Anything else.
+
+    >>> raise_if_tinker_not_accessible()
+    Traceback (most recent call last):
+    tinker_sync.errors.CredentialError: there is no API key: pass api_key, set TINKER_API_KEY, or ...
+    """
+    try:
+        _ask(evolve(Settings.resolve(), max_retries=0))
+    except TinkerError:
+        raise
+    except Exception as error:
+        raise TinkerError(mask_text(f"{type(error).__name__}: {error}")) from error
+
+
+def _ask(settings: Settings) -> None:
+    keys = KeyRing(settings)
+    keys.check()
+    journal = Journal(base_url=settings.base_url, as_curl=settings.log_curl, secrets=lambda: keys.secrets)
+    http = Http(settings, keys, journal=journal)
+    try:
+        caller = Caller(http, settings, journal=journal, secrets=lambda: keys.secrets)
+        _prepare(caller, keys, settings.sdk_version)
+        caller.call(Call(method="GET", path="/api/v1/get_server_capabilities"))
+    finally:
+        http.close()
+
+
+def _prepare(caller: Caller, keys: KeyRing, sdk_version: str) -> None:
+    """Learn whether the server wants tokens, and if so, get ready to fetch one."""
+    path = "/api/v1/client/config"
+    body = json.dumps({"sdk_version": sdk_version}).encode()
+    try:
+        reply = caller.call(Call(method="POST", path=path, body=body, credential="exchange"))
+    except APIStatusError as error:
+        if error.status_code in _NO_SUCH_CALL:
+            return
+        raise
+    config = _config_in(reply)
+    if config is None:
+        raise APIResponseValidationError(
+            "the answer is no JSON object", status_code=reply.status, method="POST", path=path
+        )
+    if config.get("pjwt_auth_enabled"):
+        enforce_cmd = config.get("credential_default_source") == "credential_cmd"
+        keys.use_exchange(lambda: _fetch_token(caller), enforce_cmd=enforce_cmd)
+
+
+def _fetch_token(caller: Caller) -> Grant:
+    call = Call(method="POST", path="/api/v1/auth/token", body=b"{}", credential="exchange")
+    return read_grant(caller.call(call))
+
+
+def _config_in(reply: Reply) -> dict[str, Any] | None:
+    try:
+        config = json.loads(reply.body)
+    except (ValueError, RecursionError):
+        return None
+    return config if isinstance(config, dict) else None
