@@ -6,7 +6,8 @@ import re
 from datetime import datetime, timedelta, timezone
 
 _RFC_3339 = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)(?:[Tt _](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d+))?)?\s*([Zz]|[+-]\d\d:?\d\d)?)?",
+    r"(\d{4})-(\d\d)-(\d\d)"
+    r"(?:[Tt _](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d+))?)?\s*([Zz]|[+\-\u2212]\d\d:?[0-5]\d)?)?",
     re.ASCII,
 )
 _DIGITS = re.compile(r"[+-]?\d*\.?\d+", re.ASCII)
@@ -51,7 +52,7 @@ def _zone(offset: str | None) -> timezone | None:
         return timezone.utc
     digits = offset[1:].replace(":", "")
     away = timedelta(hours=int(digits[:2]), minutes=int(digits[2:]))
-    return timezone(-away if offset[0] == "-" else away)
+    return timezone(away if offset[0] == "+" else -away)
 
 
 def format_moment(moment: datetime) -> str:
