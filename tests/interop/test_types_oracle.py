@@ -272,7 +272,8 @@ ODD: list[Any] = [
     {"version": 1},
     {"type": "success"}, {"rank": "8"}, {"learning_rate": 1}, {"offset": 0, "limit": 1, "total_count": "2"},
     {"user_metadata": {"a": "b"}}, {"type": "training", "token_count": 1}, {"token_count": 1},
-    {"cached": 1, "token_count": 1}, {"sampling_session_id": "s"}, {"nodes": []}, {"request_id": "r"},
+    {"cached": 1, "token_count": 1}, {"cached": "maybe", "token_count": 1},
+    {"sampling_session_id": "s"}, {"nodes": []}, {"request_id": "r"},
     "2026-01-31T12:00:00Z", "2026-01-31 12:00:00,5+0530", "2026-01-31", "2026-02-30", "2026-01-31T24:00:00Z",
     "1700000000", "1700000000.5", 1_700_000_000, 1_700_000_000_000, date(2026, 1, 31), b"2026-01-31T12:00Z",
     datetime(2026, 1, 31, tzinfo=timezone.utc), datetime(2026, 1, 31),  # noqa: DTZ001

@@ -22,7 +22,7 @@ def in_range(*, ge: float, le: float = math.inf, lt: float = math.inf) -> Check:
     bounds += [f"less than {lt}"] if lt < math.inf else []
 
     def check(instance: Any, field: Any, value: float) -> None:
-        if not (math.isfinite(value) and ge <= value <= le and value < lt):
+        if not (ge <= value <= le and value < lt):
             raise _refuse(instance, field, " and ".join(bounds), value)
 
     return check

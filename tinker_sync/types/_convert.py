@@ -157,7 +157,7 @@ def _integer(value: Any, where: str) -> int:
         return value
     if isinstance(value, (str, bytes)):
         return _digits(value, where)
-    with contextlib.suppress(TypeError):
+    if isinstance(value, numbers.Integral):
         return operator.index(value)
     if isinstance(value, enum.Enum):
         return _integer(value.value, where)

@@ -1,0 +1,46 @@
+"""What was used is told by its type, and by its fields where a server leaves the type out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.types import (
+    BillingUsageEvent,
+    BillingUsageResponse,
+    CheckpointBillingEvent,
+    SamplingPrefillBillingEvent,
+    SamplingSampleBillingEvent,
+    StorageBillingEvent,
+    TrainingBillingEvent,
+)
+
+EVENT = {"bucket_start": "2026-01-30T00:00:00Z", "bucket_end": "2026-01-30T01:00:00Z"}
+
+
+@pytest.mark.parametrize(
+    ("used", "expected"),
+    [
+        ({"type": "training", "token_count": 5}, TrainingBillingEvent(token_count=5)),
+        ({"type": "sampling_sample", "token_count": 5, "new": 1}, SamplingSampleBillingEvent(token_count=5)),
+        ({"type": "checkpoint", "count": 2}, CheckpointBillingEvent(count=2)),
+        ({"type": "storage", "gigabyte_hours": 1}, StorageBillingEvent(gigabyte_hours=1.0)),
+        ({"cached": True, "token_count": 5}, SamplingPrefillBillingEvent(cached=True, token_count=5)),
+        ({"cached": "perhaps", "token_count": 5}, TrainingBillingEvent(token_count=5)),
+        ({"gigabyte_hours": 1}, StorageBillingEvent(gigabyte_hours=1.0)),
+    ],
+)
+def test_what_was_used(used: dict[str, Any], expected: Any) -> None:
+    assert BillingUsageEvent(**EVENT, event_info=used).event_info == expected
+
+
+def test_a_broken_event_is_named_in_its_list() -> None:
+    good = {**EVENT, "event_info": {"type": "checkpoint", "count": 2}}
+    broken = {**EVENT, "event_info": {"type": "checkpoint", "count": "many"}}
+    with pytest.raises(
+        InvalidInputError,
+        match=r"^BillingUsageResponse\.data\[1\]\.event_info\.count: expected a whole number",
+    ):
+        BillingUsageResponse.model_validate({"data": [good, broken]})
