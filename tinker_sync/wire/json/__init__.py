@@ -31,6 +31,7 @@ All of that holds with orjson and without. The functions are pure; any thread ma
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from cattrs import Converter
@@ -85,8 +86,8 @@ def make_converter(*, answers: bool) -> Converter:
 _CONVERTERS = {answers: make_converter(answers=answers) for answers in (False, True)}
 
 
-def encode(request: Model, *, backend: Backend = DEFAULT) -> bytes:
-    """The JSON text of a model. Raises `InvalidInputError`.
+def encode(request: Model | Mapping[str, Any], *, backend: Backend = DEFAULT) -> bytes:
+    """The JSON text of a model, or of a mapping whose nulls are meant. Raises `InvalidInputError`.
 
     >>> from tinker_sync.types import LoraConfig
     >>> encode(LoraConfig(rank=8))

@@ -168,8 +168,8 @@ def _columns(rows: list[list[Any]]) -> tuple[AnyArray, AnyArray]:
 def _pair(pair: Any) -> None:
     if not isinstance(pair, list) or len(pair) != 2:
         raise unfit("expected a pair of a token id and a log-probability", pair)
-    at(0, tokens_in, pair[:1])
-    at(1, float32_in, pair[1:])
+    tokens_in(pair[:1])
+    float32_in([0.0, pair[1]])  # in its place, for errors to name
 
 
 def _checked(convert: Callable[[], T]) -> T:

@@ -218,10 +218,11 @@ class _Row(NamedTuple):
     read: Reader
     required: bool = False
     null_is_default: bool = False
+    if_absent: Any = _ABSENT
 
     def given(self, fields: dict[str, Any]) -> Any:
         """What an object has for it."""
-        given = fields.get(self.name, _ABSENT)
+        given = fields.get(self.name, self.if_absent)
         if given is _ABSENT and self.required:
             raise unfit("is missing")
         return _ABSENT if given is None and self.null_is_default else given
@@ -272,7 +273,9 @@ def _rows(cls: Any, reader_of: Callable[[Any], Reader]) -> Iterator[_Row]:
         nullable = field.type in (Any, object) or type(None) in get_args(field.type)
         read = reader_of(field.type)
         required = not (optional or name in aliases)
-        yield _Row(name, name, read, required, null_is_default=optional and not nullable)
+        # Where None must be said in Python, it still is what writers leave out.
+        if_absent = None if required and nullable else _ABSENT
+        yield _Row(name, name, read, required, optional and not nullable, if_absent)
         yield from (_Row(alias, alias, read) for alias in aliases.get(name, ()))
 
 
