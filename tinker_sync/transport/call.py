@@ -36,6 +36,8 @@ class Call:
     """Which key goes along: the one for ordinary calls, the long-lived one that buys a token, or none."""
     timeout: Timeout | None = None
     """None: as configured."""
+    read_s: float | None = None
+    """In place of the timeout's `read`, for calls that a server may hold, or that must not take long."""
     max_retries: int | None = None
     """None: as configured."""
     deadline_s: float | None = None

@@ -79,7 +79,7 @@ class Exchange:
             if reply is not None:
                 return reply
 
-    def close(self) -> None:
+    def abort(self) -> None:
         """Give the exchange up; its connection is closed. Does nothing once the reply is there."""
         self._line.abort()
 

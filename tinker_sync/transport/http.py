@@ -121,11 +121,12 @@ class Http:
 
     def _limits(self, call: Call) -> Limits:
         timeout = call.timeout or self._settings.timeout
+        read_s = call.read_s or timeout.read
         left_s = math.inf if call.deadline_s is None else call.deadline_s
         return Limits(
             connect_s=timeout.connect,
-            read_s=timeout.read,
-            idle_s=timeout.idle_s,
+            read_s=read_s,
+            idle_s=timeout.idle or read_s,
             give_up_s=self._clock.now() + left_s,
             max_body_bytes=self._settings.max_body_bytes,
         )

@@ -1,0 +1,185 @@
+"""Requests bent for older servers, and refused where bending would lose something."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tinker_sync import types
+from tinker_sync.errors import InvalidInputError, UnsupportedByServerError
+from tinker_sync.types import (
+    Datum,
+    ForwardBackwardInput,
+    ForwardBackwardRequest,
+    ModelInput,
+    SampleRequest,
+    SamplingParams,
+    TensorData,
+)
+from tinker_sync.wire.adapt import (
+    check_checkpoint_name,
+    json_body,
+    normalise_forward_backward,
+    normalise_sample_request,
+    refuse_unsupported,
+)
+from tinker_sync.wire.dialect import Dialect, decide
+
+OLD = Dialect.forced("json")
+NEW = Dialect.of_vendor()
+TUFT = decide(200, {"fwdbwd_max_chunk_len": 1024})
+assert isinstance(TUFT, Dialect)
+
+
+def sample(**fields: Any) -> SampleRequest:
+    fields.setdefault("sampling_params", SamplingParams(max_tokens=4))
+    return SampleRequest(prompt=ModelInput.from_ints([1, 2, 3]), **fields)
+
+
+def examples(*inputs: dict[str, Any], **fields: Any) -> ForwardBackwardInput:
+    data = [Datum(ModelInput.from_ints([1, 2, 3, 4]), each) for each in inputs]
+    return ForwardBackwardInput(data, "cross_entropy", **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "feature"),
+    [
+        ({"topk_sample_logprobs": 3}, "topk_sample_logprobs"),
+        ({"prompt_alt_tokens_k": 2}, "prompt_alt_tokens_k"),
+        ({"record_stability_info": True}, "record_stability_info"),
+        ({"prompt_logprobs": True, "prompt_logprobs_last_n": 1}, "prompt_logprobs_last_n"),
+        ({"target_prompt_logprobs": TensorData([1, 2], "int64", [2, 1])}, "target_prompt_logprobs"),
+    ],
+)
+def test_sampling_features_that_would_vanish_are_refused(fields: dict[str, Any], feature: str) -> None:
+    for dialect in (OLD, TUFT):
+        with pytest.raises(UnsupportedByServerError) as caught:
+            refuse_unsupported(sample(**fields), dialect)
+        assert caught.value.feature == feature
+    refuse_unsupported(sample(**fields), NEW)
+
+
+def test_plain_samples_pass_everywhere() -> None:
+    plain = sample(topk_prompt_logprobs=2, prompt_logprobs=True, record_stability_info=False)
+    for dialect in (OLD, TUFT, NEW):
+        refuse_unsupported(plain, dialect)
+
+
+def test_text_in_the_loss_config_is_refused() -> None:
+    given = examples({"target_tokens": [1, 2, 3, 4]}, loss_fn_config={"reduction": "mean"})
+    with pytest.raises(UnsupportedByServerError, match="text in loss_fn_config"):
+        refuse_unsupported(ForwardBackwardRequest(given, "m"), TUFT)
+    refuse_unsupported(given, NEW)
+    refuse_unsupported(examples({"target_tokens": [1, 2, 3, 4]}, loss_fn_config={"clip": 0.2}), OLD)
+
+
+def test_provenance_is_refused() -> None:
+    datum = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [1, 2]}).with_provenance(
+        [types.PromptProvenanceSpan(sequence_id="s", length=2)],
+        [types.SampledProvenanceSpan(sequence_id="s", length=2)],
+    )
+    given = ForwardBackwardInput([datum], "cross_entropy")
+    with pytest.raises(UnsupportedByServerError, match="provenance"):
+        refuse_unsupported(types.ForwardRequest(given, "m"), TUFT)
+    refuse_unsupported(given, NEW)
+
+
+def test_newer_optimizers_and_ways_of_loading_are_refused() -> None:
+    requests = [
+        types.OptimStepRequest(optim_params=types.DimuonParams(learning_rate=0.1), model_id="m", seq_id=1),
+        types.CreateModelRequest(
+            session_id="s", model_seq_id=0, base_model="b", optimizer_config=types.DimuonOptimizerConfig()
+        ),
+        types.LoadWeightsRequest(session_id="s", model_seq_id=0, path="p", optimizer=True),
+    ]
+    for request in requests:
+        with pytest.raises(UnsupportedByServerError):
+            refuse_unsupported(request, OLD)
+        refuse_unsupported(request, NEW)
+    refuse_unsupported(types.OptimStepRequest(optim_params=types.AdamParams(), model_id="m"), OLD)
+    refuse_unsupported(types.LoadWeightsRequest(model_id="m", seq_id=1, path="p", optimizer=False), OLD)
+
+
+def test_a_stop_text_travels_in_a_list_to_older_servers() -> None:
+    request = sample(sampling_params=SamplingParams(max_tokens=4, stop="END"))
+    assert normalise_sample_request(request, OLD).sampling_params.stop == ["END"]
+    assert normalise_sample_request(request, NEW) is request
+    listed = sample(sampling_params=SamplingParams(max_tokens=4, stop=[5]))
+    assert normalise_sample_request(listed, OLD) is listed
+
+
+def test_older_servers_need_max_tokens() -> None:
+    request = sample(sampling_params=SamplingParams())
+    with pytest.raises(UnsupportedByServerError, match="max_tokens"):
+        normalise_sample_request(request, OLD)
+    assert normalise_sample_request(request, NEW) is request
+
+
+def test_sparse_and_shaped_tensors_become_flat() -> None:
+    dense = np.array([[0.0, 0.0, 2.0, 0.0]], dtype=np.float32)
+    sparse = TensorData(
+        data=[2.0], dtype="float32", shape=[1, 4], sparse_crow_indices=[0, 1], sparse_col_indices=[2]
+    )
+    given = examples(
+        {"target_tokens": TensorData([[1, 2, 3, 4]], "int64", [1, 4]), "weights": sparse},
+        {"target_tokens": [1, 2, 3, 4]},
+    )
+    flat = normalise_forward_backward(given, OLD)
+    weights = flat.data[0].loss_fn_inputs["weights"]
+    assert (weights.is_sparse, weights.shape, weights.data) == (False, [4], dense.reshape(-1).tolist())
+    assert flat.data[0].loss_fn_inputs["target_tokens"].shape == [4]
+    assert flat.data[1] is given.data[1]
+    assert normalise_forward_backward(given, NEW) is given
+
+
+def test_flat_examples_are_not_copied() -> None:
+    given = examples({"target_tokens": [1, 2, 3, 4], "weights": np.ones(4, dtype=np.float32)})
+    assert normalise_forward_backward(given, OLD) is given
+
+
+def test_two_real_dimensions_are_refused_with_their_place() -> None:
+    given = examples({"target_tokens": np.ones((4, 2), dtype=np.int64)})
+    with pytest.raises(UnsupportedByServerError, match=r"data\[0\]\.loss_fn_inputs\['target_tokens'\]"):
+        normalise_forward_backward(given, OLD)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "ü", "x" * 256, "a\n"])
+def test_names_that_older_servers_refuse(name: str) -> None:
+    with pytest.raises(InvalidInputError):
+        check_checkpoint_name(name, OLD)
+    check_checkpoint_name(name, NEW)
+
+
+def test_usual_names_pass() -> None:
+    check_checkpoint_name("step-0001_final", OLD)
+
+
+def body(request: Any, dialect: Dialect) -> dict[str, Any]:
+    tree: dict[str, Any] = json.loads(json_body(request, dialect))
+    return tree
+
+
+def test_json_bodies_of_older_servers() -> None:
+    given = examples({"target_tokens": [1, 2, 3, 4]}, loss_fn_config={"clip": 0.2})
+    tree = body(ForwardBackwardRequest(given, "m", 7), OLD)
+    assert set(tree) == {"model_id", "seq_id", "forward_backward_input"}
+    assert set(tree["forward_backward_input"]) == {"data", "loss_fn", "loss_fn_config"}
+    assert set(tree["forward_backward_input"]["data"][0]) == {"model_input", "loss_fn_inputs"}
+    assert set(body(types.ForwardRequest(given, "m", 7), OLD)) == {"model_id", "seq_id", "forward_input"}
+
+
+def test_fields_unknown_to_older_servers_stay_at_home() -> None:
+    new = body(sample(), NEW)
+    old = body(sample(), OLD)
+    # `record_stability_info` is None here and so in neither.
+    assert set(new) - set(old) == {"topk_sample_logprobs", "prompt_alt_tokens_k"}
+    create = types.CreateModelRequest(session_id="s", model_seq_id=0, base_model="b")
+    assert set(body(create, NEW)) - set(body(create, OLD)) == {"optimizer_config"}
+    retrieve = types.FutureRetrieveRequest(request_id="r", allow_metadata_only=True)
+    assert body(retrieve, OLD) == {"request_id": "r"}
+    assert body(retrieve, NEW) == {"request_id": "r", "allow_metadata_only": True}
+    step = types.OptimStepRequest(optim_params=types.AdamParams(), model_id="m", seq_id=2)
+    assert set(body(step, OLD)) == {"model_id", "seq_id", "type", "adam_params"}

@@ -1,0 +1,204 @@
+"""Deciding by recorded answers what a server speaks, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tinker_sync.errors import ConfigurationError
+from tinker_sync.wire.dialect import (
+    CURRENT,
+    FEATURES,
+    PROBE_BODY,
+    Dialect,
+    DialectCache,
+    NeedsProbe,
+    decide,
+    read_probe,
+)
+from tinker_sync.wire.endpoints import ENDPOINTS, Repeat
+
+# Settings as servers of each kind answer them.
+FOUR_FLAGS = {
+    "pjwt_auth_enabled": False,
+    "credential_default_source": "api_key",
+    "sample_dispatch_bytes_semaphore_size": 10485760,
+    "inflight_response_bytes_semaphore_size": 52428800,
+}
+V19 = {**FOUR_FLAGS, "parallel_fwdbwd_chunks": False, "proto_write_fwdbwd": False}
+V24 = {**V19, "proto_compress_fwdbwd": True, "fwd_via_fwdbwd": True, "create_model_via_load_weights": False}
+V25 = {**FOUR_FLAGS, "proto_compress_fwdbwd": False, "fwdbwd_max_chunk_len": 1024}
+V36 = {
+    **V25,
+    "sample_use_retrieve_futures": False,
+    "sample_join_sampling_session": False,
+    "custom_loss_server_side": False,
+}
+
+
+def decided(status: int, config: object, **options: Any) -> Dialect:
+    found = decide(status, config, **options)
+    assert isinstance(found, Dialect)
+    return found
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_w26_no_client_config_means_an_old_json_server(status: int) -> None:
+    dialect = decided(status, None)
+    assert (dialect.protobuf, dialect.forward_only, dialect.client_config) == (False, False, False)
+    assert dialect.forward_endpoint.name == "forward"
+    assert not dialect.offers("auth_token")
+    assert not dialect.offers("finish_session")
+    assert dialect.offers("get_checkpoint_archive")
+
+
+def test_chunk_settings_mean_protobuf() -> None:
+    dialect = decided(200, V25)
+    assert (dialect.protobuf, dialect.forward_only, dialect.zstd) == (True, True, False)
+    assert dialect.version == (0, 25)
+    assert dialect.forward_endpoint.name == "forward_backward"
+
+
+@pytest.mark.parametrize(
+    ("write", "via", "expected"),
+    [
+        (False, False, (False, False)),
+        (False, True, (False, False)),
+        (True, False, (True, False)),
+        (True, True, (True, True)),
+    ],
+)
+def test_between_19_and_24_the_flags_decide(write: bool, via: bool, expected: tuple[bool, bool]) -> None:
+    dialect = decided(200, {**V24, "proto_write_fwdbwd": write, "fwd_via_fwdbwd": via})
+    assert (dialect.protobuf, dialect.forward_only) == expected
+    assert dialect.zstd == write  # compression is for protobuf bodies only
+
+
+def test_the_newest_setting_tells_the_age() -> None:
+    assert decided(200, V36).version == CURRENT
+    assert decided(200, {**V25, "sample_use_retrieve_futures": True}).version == (0, 28)
+
+
+@pytest.mark.parametrize("config", [FOUR_FLAGS, {"pjwt_auth_enabled": False}, {}, None, []])
+def test_settings_that_do_not_tell_ask_for_a_probe(config: object) -> None:
+    assert decide(200, config) == NeedsProbe()
+    assert decided(200, config, probe="json").protobuf is False
+    assert decided(200, config, probe="protobuf").protobuf is True
+
+
+def test_a_probed_server_is_never_asked_to_train_by_mistake() -> None:
+    # One that knows protobuf but not `forward_only` would accumulate gradients on a forward pass.
+    assert decided(200, FOUR_FLAGS, probe="protobuf").forward_only is False
+
+
+def test_the_vendor_speaks_the_present_protocol() -> None:
+    assert decided(200, {}, vendor=True).version == CURRENT
+    assert decided(200, {"proto_compress_fwdbwd": True}, vendor=True).zstd
+
+
+def test_the_probe_is_a_harmless_message() -> None:
+    assert PROBE_BODY.isascii()
+    assert bytes([0x0A, 5]) + b"probe" == PROBE_BODY
+
+
+def complaint(place: list[object], kind: str) -> bytes:
+    return json.dumps({"detail": [{"loc": place, "type": kind, "msg": "m", "input": "\n\x05probe"}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "spoken"),
+    [
+        (422, complaint(["body"], "model_attributes_type"), "json"),
+        (422, complaint(["body"], "type_error.dict"), "json"),
+        (422, complaint(["body", 0], "json_invalid"), "json"),
+        (415, b"", "json"),
+        (500, b"Internal Server Error", "json"),
+        (422, complaint(["body", "forward_backward_input"], "missing"), "protobuf"),
+        (422, b'{"detail": "unknown model probe"}', "protobuf"),
+        (404, b'{"detail": "Model not found"}', "protobuf"),
+        (400, b"<html>", "protobuf"),
+        (200, b'{"request_id": "r"}', "protobuf"),
+        (202, b"{}", "protobuf"),
+        (401, b"{}", None),
+        (429, b"", None),
+        (503, b"", None),
+    ],
+)
+def test_reading_the_answer_to_the_probe(status: int, body: bytes, spoken: str | None) -> None:
+    assert read_probe(status, body) == spoken
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"null", b"[]", b'{"detail": []}', b'{"detail": [1]}', b'{"detail": [{"loc": 3}]}', b"[" * 100_000],
+)
+def test_odd_answers_to_the_probe_do_not_break_it(body: bytes) -> None:
+    assert read_probe(422, body) == "protobuf"
+
+
+def test_what_dynamic_config_adds() -> None:
+    old = decided(200, V25)
+    assert old.dynamic_config is None
+    assert old.offers("dynamic_config")
+    missing = old.after_dynamic_config(404, None)
+    assert missing.dynamic_config is False
+    assert not missing.offers("dynamic_config")
+    newer = old.after_dynamic_config(200, {"refresh_interval_sec": 300, "sample_cancel_enabled": True})
+    assert newer.dynamic_config is True
+    assert newer.version == (0, 26)
+    assert old.after_dynamic_config(503, None) is old
+    assert decided(200, V36).after_dynamic_config(200, {"refresh_interval_sec": 1}).version == CURRENT
+
+
+def test_what_a_promise_adds() -> None:
+    old = decided(200, V25)
+    assert old.after_promise(sequence_ids=True).version == (0, 26)
+    assert old.after_promise(sequence_ids=False).version == (0, 25)
+    known = old.after_promise(sequence_ids=True)
+    assert known.after_promise(sequence_ids=True) is known
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_features_belong_to_versions(feature: str) -> None:
+    assert Dialect.of_vendor().knows(feature)
+    assert decided(200, V36).knows(feature)
+    assert not decided(404, None).knows(feature)
+    assert not decided(200, FOUR_FLAGS, probe="protobuf").knows(feature)
+
+
+def test_only_servers_that_keep_numbers_get_numbered_calls_twice() -> None:
+    optim_step, asample = ENDPOINTS["optim_step"], ENDPOINTS["asample"]
+    assert optim_step.repeat is Repeat.NUMBERED
+    assert decided(200, V36).may_repeat(optim_step)
+    assert not decided(404, None).may_repeat(optim_step)
+    assert decided(404, None).may_repeat(asample)
+    assert decided(404, None).may_repeat(ENDPOINTS["retrieve_future"])
+
+
+def test_the_dialect_can_be_forced() -> None:
+    assert Dialect.forced("json").protobuf is False
+    assert Dialect.forced("proto").forward_only is True
+    mine = Dialect(version=(0, 20), protobuf=True, forward_only=False)
+    assert Dialect.forced(mine) is mine
+    with pytest.raises(ConfigurationError):
+        Dialect.forced("auto")
+
+
+def test_the_cache_is_by_address_and_shared_by_threads() -> None:
+    cache = DialectCache()
+    start = threading.Barrier(8)
+
+    def work(number: int) -> bool:
+        start.wait(5)
+        address = f"http://h{number % 2}"
+        cache.keep(address, decided(404, None) if number % 2 else Dialect.of_vendor())
+        found = cache.get(address)
+        return found is not None and found.protobuf == (number % 2 == 0)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))
+    assert cache.get("http://other") is None

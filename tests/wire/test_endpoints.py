@@ -1,0 +1,109 @@
+"""The table of calls: complete, consistent, and usable from both sides."""
+
+from __future__ import annotations
+
+import pytest
+
+from tinker_sync import types
+from tinker_sync.types._model import Model
+from tinker_sync.wire.endpoints import ENDPOINTS, Endpoint, Repeat, find
+
+ROWS = list(ENDPOINTS.values())
+IDS = {
+    "run": "run-1",
+    "checkpoint": "weights/a",
+    "session": "s",
+    "sampler": "s:sample:0",
+    "name": "n",
+    "model": "m",
+}
+
+
+def filled(endpoint: Endpoint) -> str:
+    return endpoint.path_for(**{name: IDS[name] for name in endpoint.path.names})
+
+
+@pytest.mark.parametrize("endpoint", ROWS, ids=lambda row: row.name)
+def test_every_type_named_exists(endpoint: Endpoint) -> None:
+    for name, found in [
+        (endpoint.request, endpoint.request_type),
+        (endpoint.reply, endpoint.reply_type),
+        (endpoint.result, endpoint.result_type),
+    ]:
+        if name is None:
+            assert found is None
+        else:
+            assert found is getattr(types, name)
+            assert issubclass(found, Model)
+
+
+@pytest.mark.parametrize("endpoint", ROWS, ids=lambda row: row.name)
+def test_every_row_makes_sense(endpoint: Endpoint) -> None:
+    assert endpoint.path.text.startswith("/api/v1/")
+    assert endpoint.reason
+    assert (endpoint.method == "GET") <= (endpoint.body == "none")
+    assert (endpoint.request is not None) <= (endpoint.body != "none")
+    assert (endpoint.result is not None) == (endpoint.promises is not None)
+    assert (endpoint.reply == "UntypedAPIFuture") == (endpoint.result is not None)
+    assert (endpoint.repeat is Repeat.NUMBERED) <= (endpoint.method == "POST")
+
+
+@pytest.mark.parametrize("endpoint", ROWS, ids=lambda row: row.name)
+def test_a_filled_path_is_found_again(endpoint: Endpoint) -> None:
+    ids = {name: IDS[name] for name in endpoint.path.names}
+    assert find(endpoint.method, filled(endpoint)) == (endpoint, ids)
+
+
+def test_no_two_calls_look_alike() -> None:
+    assert len({(row.method, row.path.text) for row in ROWS}) == len(ROWS)
+
+
+def test_what_is_no_call_is_not_found() -> None:
+    assert find("GET", "/api/v1/nothing") is None
+    assert find("PATCH", "/api/v1/training_runs") is None
+    assert find("GET", "/api/v1/training_runs/a/b") is None
+
+
+def test_a_checkpoint_may_be_called_like_a_verb() -> None:
+    found = find("DELETE", "/api/v1/training_runs/r/checkpoints/weights/publish")
+    assert found is not None
+    assert (found[0].name, found[1]["checkpoint"]) == ("delete_checkpoint", "weights/publish")
+
+
+def test_ids_are_encoded_on_the_way_in_and_decoded_on_the_way_out() -> None:
+    path = ENDPOINTS["get_sampler"].path_for(sampler="a/b?c")
+    assert path == "/api/v1/samplers/a%2Fb%3Fc"
+    assert find("GET", path) == (ENDPOINTS["get_sampler"], {"sampler": "a/b?c"})
+
+
+def test_numbered_calls_carry_a_number() -> None:
+    for row in ROWS:
+        if row.repeat is Repeat.NUMBERED:
+            assert row.request_type is not None
+            fields = {field for field in row.request_type.__annotations__ if field.endswith("seq_id")}
+            assert fields, row.name
+
+
+def test_calls_that_are_asked_again_by_others_have_no_retries_of_their_own() -> None:
+    for name in ("retrieve_future", "retrieve_futures", "cancel_future", "session_heartbeat", "asample"):
+        assert ENDPOINTS[name].max_retries == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "timeout_s"),
+    [
+        ("retrieve_future", 45),
+        ("retrieve_futures", 45),
+        ("cancel_future", 30),
+        ("session_heartbeat", 10),
+        ("dynamic_config", 10),
+        ("telemetry", 5),
+        ("optim_step", None),
+    ],
+)
+def test_timeouts_of_the_protocol(name: str, timeout_s: float | None) -> None:
+    assert ENDPOINTS[name].timeout_s == timeout_s
+
+
+def test_only_the_first_calls_use_the_long_lived_credential() -> None:
+    assert {row.name for row in ROWS if row.credential == "exchange"} == {"client_config", "auth_token"}

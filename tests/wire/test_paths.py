@@ -1,0 +1,80 @@
+"""Paths and queries: what an id may become on its way into an address."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.wire.paths import PathTemplate, encode_query, segment, segments
+
+TEXT = st.text(min_size=1).filter(lambda text: text not in (".", ".."))
+
+
+@given(TEXT.filter(lambda text: text.isprintable() or text.isascii()))
+def test_w35_a_segment_stays_one_segment_and_comes_back(text: str) -> None:
+    encoded = segment(text)
+    assert not set(encoded) & set("/?# \r\n\t%") - {"%"}
+    assert encoded.isascii()
+    assert unquote(encoded) == text
+
+
+@pytest.mark.parametrize("bad", ["", ".", "..", "\ud800"])
+def test_what_would_name_another_path_is_refused(bad: str) -> None:
+    with pytest.raises(InvalidInputError):
+        segment(bad)
+
+
+@pytest.mark.parametrize("bad", ["../x", "weights/..", "weights/", "/a", "a/b/c", "weights/a/../../x"])
+def test_a_checkpoint_id_cannot_climb(bad: str) -> None:
+    with pytest.raises(InvalidInputError):
+        segments(bad)
+
+
+def test_ids_of_the_protocol_stay_as_they_are() -> None:
+    assert segment("s:sample:0") == "s:sample:0"
+    assert segments("weights/step-1") == "weights/step-1"
+
+
+def test_queries_are_written_as_the_protocol_says() -> None:
+    zone = timezone(timedelta(hours=2))
+    assert (
+        encode_query(
+            {
+                "day": datetime(2026, 1, 1, 2, tzinfo=zone),
+                "naive": datetime(2026, 1, 1),  # noqa: DTZ001 - taken for UTC
+                "yes": True,
+                "no": False,
+                "ids": ["a", "b"],
+                "none": None,
+                "empty": "",
+                "nothing": [],
+                "zero": 0,
+            }
+        )
+        == "day=2026-01-01T00:00:00Z&naive=2026-01-01T00:00:00Z&yes=true&no=false&ids=a,b&zero=0"
+    )
+
+
+def test_a_value_cannot_add_a_parameter() -> None:
+    assert encode_query({"q": "a&admin=1#x\r\n"}) == "q=a%26admin%3D1%23x%0D%0A"
+
+
+def test_ids_must_fit_the_template() -> None:
+    template = PathTemplate("/a/{one}/b")
+    for ids in ({}, {"two": 1}, {"one": 1, "two": 2}):
+        with pytest.raises(TypeError):
+            template.fill(ids)
+
+
+@given(TEXT.filter(str.isprintable), st.sampled_from(["weights", "sampler_weights", "external_weights"]))
+def test_filling_and_matching_are_inverse(name: str, kind: str) -> None:
+    template = PathTemplate("/r/{run}/c/{*checkpoint}/ttl")
+    if "/" in name:
+        return
+    ids = {"run": name, "checkpoint": f"{kind}/{name}"}
+    assert template.match(template.fill(ids)) == ids

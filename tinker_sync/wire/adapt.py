@@ -1,0 +1,184 @@
+"""Bending requests to what a server understands, and refusing what it would silently drop.
+
+Pure functions of a request and a `Dialect`. Where nothing has to change, the request itself comes back.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from tinker_sync.errors import InvalidInputError, UnsupportedByServerError
+from tinker_sync.types._model import Model
+from tinker_sync.types.custom_loss import CreateCustomLossRequest
+from tinker_sync.types.datum import Datum
+from tinker_sync.types.future import FutureRetrieveRequest
+from tinker_sync.types.model import CreateModelRequest
+from tinker_sync.types.optim import AdamOptimizerConfig, AdamParams, OptimStepRequest
+from tinker_sync.types.sampling import SampleRequest
+from tinker_sync.types.tensor_data import TensorData
+from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardRequest, ForwardRequest
+from tinker_sync.types.weights import LoadWeightsRequest, SaveWeightsRequest
+from tinker_sync.wire import json as json_codec
+from tinker_sync.wire.dialect import Dialect, Version
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,255}")
+
+# Fields that are always sent, and since when: servers from before may refuse them.
+_SINCE: Final[Mapping[type[Model], Mapping[str, Version]]] = {
+    CreateModelRequest: {"optimizer_config": (0, 29)},
+    FutureRetrieveRequest: {"allow_metadata_only": (0, 18)},
+    SaveWeightsRequest: {"overwrite": (0, 18)},
+    SampleRequest: {
+        "record_stability_info": (0, 26),
+        "topk_sample_logprobs": (0, 29),
+        "prompt_alt_tokens_k": (0, 31),
+    },
+}
+
+
+def refuse_unsupported(request: Model, dialect: Dialect) -> None:
+    """Refuse a request with features the server would skip without a word.
+
+    Raises:
+        UnsupportedByServerError: It has one; nothing was sent.
+
+    >>> from tinker_sync.types import ModelInput, SamplingParams
+    >>> request = SampleRequest(
+    ...     prompt=ModelInput.from_ints([1]), sampling_params=SamplingParams(), topk_sample_logprobs=2
+    ... )
+    >>> refuse_unsupported(request, Dialect.forced("json"))
+    Traceback (most recent call last):
+        ...
+    tinker_sync.errors.UnsupportedByServerError: this server does not know topk_sample_logprobs ...
+    """
+    for feature in _features(request):
+        if not dialect.knows(feature):
+            raise UnsupportedByServerError(
+                f"this server does not know {feature} and would leave it out silently "
+                f"(it speaks version {'.'.join(map(str, dialect.version))} of the protocol)",
+                feature=feature,
+            )
+
+
+def _features(request: Model) -> Iterator[str]:
+    """The newer features a request makes use of."""
+    if isinstance(request, SampleRequest):
+        yield from _of_sampling(request)
+    elif isinstance(request, ForwardBackwardRequest):
+        yield from _of_training(request.forward_backward_input)
+    elif isinstance(request, ForwardRequest):
+        yield from _of_training(request.forward_input)
+    elif isinstance(request, ForwardBackwardInput):
+        yield from _of_training(request)
+    else:
+        yield from _of_others(request)
+
+
+def _of_sampling(request: SampleRequest) -> Iterator[str]:
+    for name in ("topk_sample_logprobs", "prompt_alt_tokens_k", "record_stability_info"):
+        if getattr(request, name):
+            yield name
+    for name in ("target_prompt_logprobs", "prompt_logprobs_last_n"):
+        if getattr(request, name) is not None:
+            yield name
+
+
+def _of_training(given: ForwardBackwardInput) -> Iterator[str]:
+    if any(isinstance(value, str) for value in (given.loss_fn_config or {}).values()):
+        yield "text in loss_fn_config"
+    if any(datum.model_input_spans is not None for datum in given.data):
+        yield "provenance spans"
+
+
+def _of_others(request: Model) -> Iterator[str]:
+    if isinstance(request, OptimStepRequest) and not isinstance(request.optim_params, AdamParams):
+        yield "optimizers other than Adam"
+    if isinstance(request, CreateModelRequest) and not isinstance(
+        request.optimizer_config, AdamOptimizerConfig
+    ):
+        yield "optimizers other than Adam"
+    if isinstance(request, LoadWeightsRequest) and request.model_id is None:
+        yield "create_model_via_load_weights"
+    if isinstance(request, CreateCustomLossRequest):
+        yield "custom losses on the server"
+
+
+def normalise_sample_request(request: SampleRequest, dialect: Dialect) -> SampleRequest:
+    """Fit a sample request to an older server: stop texts in a list, and `max_tokens` required.
+
+    Raises:
+        UnsupportedByServerError: `max_tokens` is not given.
+    """
+    if not dialect.reads_data_only:
+        return request
+    params = request.sampling_params
+    if params.max_tokens is None:
+        raise UnsupportedByServerError("this server needs max_tokens to be given", feature="max_tokens")
+    if not isinstance(params.stop, str):
+        return request
+    return request.model_copy(update={"sampling_params": params.model_copy(update={"stop": [params.stop]})})
+
+
+def normalise_forward_backward(given: ForwardBackwardInput, dialect: Dialect) -> ForwardBackwardInput:
+    """Fit examples to a server that reads flat values only: sparse tensors spread out, shapes dropped.
+
+    Raises:
+        UnsupportedByServerError: A tensor has two real dimensions.
+    """
+    if not dialect.reads_data_only:
+        return given
+    data = [_flat_datum(datum, index) for index, datum in enumerate(given.data)]
+    if all(new is old for new, old in zip(data, given.data, strict=True)):
+        return given
+    return given.model_copy(update={"data": data})
+
+
+def _flat_datum(datum: Datum, index: int) -> Datum:
+    inputs = {
+        name: _flat(tensor, f"data[{index}].loss_fn_inputs[{name!r}]")
+        for name, tensor in datum.loss_fn_inputs.items()
+    }
+    if all(inputs[name] is tensor for name, tensor in datum.loss_fn_inputs.items()):
+        return datum
+    return datum.model_copy(update={"loss_fn_inputs": inputs})
+
+
+def _flat(tensor: TensorData, place: str) -> TensorData:
+    shape = tensor.shape
+    if shape is None or (len(shape) == 1 and not tensor.is_sparse):
+        return tensor
+    if sum(size != 1 for size in shape) > 1:
+        raise UnsupportedByServerError(
+            f"{place}: this server takes one value a token, not shape {shape}",
+            feature="tensors of two dimensions",
+        )
+    return TensorData._wrap(tensor.to_numpy().reshape(-1), tensor.dtype, [math.prod(shape)])
+
+
+def check_checkpoint_name(name: str, dialect: Dialect) -> None:
+    """Refuse a name that older servers refuse, before a number is spent on it.
+
+    Raises:
+        InvalidInputError: It has other characters than letters, digits, `_` and `-`, or is too long.
+    """
+    if dialect.reads_data_only and not _NAME.fullmatch(name):
+        raise InvalidInputError(
+            f"checkpoint name {name!r}: this server takes 1 to 255 letters, digits, '_' and '-'"
+        )
+
+
+def json_body(request: Model, dialect: Dialect) -> bytes:
+    """The JSON body of a request, without fields that a server of this age does not know.
+
+    >>> from tinker_sync.types import FutureRetrieveRequest
+    >>> json_body(FutureRetrieveRequest(request_id="r"), Dialect.forced("json"))
+    b'{"request_id":"r"}'
+    """
+    unknown = [name for name, since in _SINCE.get(type(request), {}).items() if dialect.version < since]
+    if not unknown:
+        return json_codec.encode(request)
+    tree: dict[str, Any] = json_codec.to_plain(request)
+    return json_codec.dumps({name: value for name, value in tree.items() if name not in unknown})

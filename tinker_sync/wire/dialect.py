@@ -1,0 +1,279 @@
+"""What a server speaks, decided from what it has been seen to answer.
+
+Servers of every age of the protocol are about: the vendor's, and open ones that follow a version or parts of
+it. This is the only place that asks about versions; `adapt.py` bends requests to fit. Pure but for
+`DialectCache`, which is a locked dictionary.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from attrs import evolve, frozen
+
+from tinker_sync.errors import ConfigurationError
+from tinker_sync.wire.endpoints import ENDPOINTS, PROTOBUF, Endpoint, Repeat
+
+Version = tuple[int, int]
+
+CURRENT: Final[Version] = (0, 36)
+# The first with bodies and results in protobuf only, and chunk sizes set by the server.
+_CHUNKS: Final[Version] = (0, 25)
+# Servers without `client/config` are older than the version that came with it.
+_BEFORE_CONFIG: Final[Version] = (0, 17)
+_WITH_CONFIG: Final[Version] = (0, 18)
+
+# Newest first: the version in which each setting came up. A server that names it is at least that new.
+_CONFIG_MARKS: Final[Mapping[str, Version]] = {
+    "custom_loss_server_side": (0, 36),
+    "sample_join_sampling_session": (0, 33),
+    "sample_use_retrieve_futures": (0, 28),
+    "sample_cancel_enabled": (0, 26),
+    "fwdbwd_max_chunk_len": _CHUNKS,
+    "refresh_interval_sec": _CHUNKS,
+    "create_model_via_load_weights": (0, 24),
+    "proto_write_fwdbwd": (0, 19),
+}
+
+# Requests carry these since; a server from before skips them without a word.
+FEATURES: Final[Mapping[str, Version]] = {
+    "create_model_via_load_weights": (0, 24),
+    "provenance spans": (0, 26),
+    "text in loss_fn_config": (0, 26),
+    "record_stability_info": (0, 26),
+    "optimizers other than Adam": (0, 29),
+    "topk_sample_logprobs": (0, 29),
+    "target_prompt_logprobs": (0, 30),
+    "prompt_alt_tokens_k": (0, 31),
+    "prompt_logprobs_last_n": (0, 33),
+    "custom losses on the server": (0, 36),
+}
+
+_SINCE: Final[Mapping[str, Version]] = {
+    "client_config": _WITH_CONFIG,
+    "auth_token": _WITH_CONFIG,
+    "assign_session_project": (0, 22),
+    "get_audit_log": (0, 22),
+    "get_billing_usage": (0, 23),
+    "get_checkpoint_storage_usage": (0, 23),
+    "export_session_trace": (0, 24),
+    "dynamic_config": _CHUNKS,
+    "cancel_future": (0, 26),
+    "copy_weights": (0, 26),
+    "finish_session": (0, 27),
+    "retrieve_futures": (0, 28),
+    "save_weights_external": (0, 28),
+    "get_external_weights_urls": (0, 28),
+    "join_sampling_session": (0, 32),
+    "create_custom_loss": (0, 36),
+    "search_sessions": (0, 36),
+}
+_UNTIL: Final[Mapping[str, Version]] = {
+    "list_model_checkpoints": (0, 3),
+    "forward": _CHUNKS,
+    "get_checkpoint_archive": (0, 28),
+}
+
+# A body without tensors and all ASCII: a server that takes it for JSON and repeats it in its complaint does not
+# trip over bytes that are no text. It names a model that does not exist.
+PROBE_BODY: Final = b"\n\x05probe"
+PROBE_CONTENT_TYPE: Final = PROTOBUF
+_JSON_COMPLAINTS: Final = re.compile(r"model_attributes_type|dict_type|type_error\.dict|json")
+
+
+@frozen(kw_only=True)
+class Dialect:
+    """What one server speaks. Immutable.
+
+    >>> Dialect.of_vendor().protobuf, Dialect.forced("json").protobuf
+    (True, False)
+    """
+
+    version: Version
+    """Its schema is at least this new, as far as is known."""
+    protobuf: bool
+    """Bodies of `forward_backward` are protobuf; else JSON. Results are told apart by their content type."""
+    forward_only: bool
+    """A forward pass is a `forward_backward` that says so; else it has a call of its own, in JSON."""
+    zstd: bool = False
+    """Bodies of `forward_backward` are to be compressed."""
+    vendor: bool = False
+    client_config: bool = True
+    dynamic_config: bool | None = None
+    """Whether there is such a call; None: not asked yet."""
+    sequence_ids: bool | None = None
+    """Whether promises of samples name the sequences; None: none seen yet."""
+
+    @classmethod
+    def of_vendor(cls) -> Dialect:
+        """The protocol as it is now."""
+        return cls(version=CURRENT, protobuf=True, forward_only=True, vendor=True)
+
+    @classmethod
+    def forced(cls, kind: object) -> Dialect:
+        """The dialect a user asks for: "proto", "json" or a Dialect.
+
+        Raises:
+            ConfigurationError: It is none of these.
+        """
+        if isinstance(kind, Dialect):
+            return kind
+        if kind == "proto":
+            return cls(version=CURRENT, protobuf=True, forward_only=True)
+        if kind == "json":
+            return cls(version=_BEFORE_CONFIG, protobuf=False, forward_only=False)
+        raise ConfigurationError(f"dialect is auto, proto, json or a Dialect, not {kind!r}")
+
+    @property
+    def keeps_numbers(self) -> bool:
+        """Whether what comes twice under one number is done once. Servers of JSON only ignore numbers."""
+        return self.vendor or self.protobuf
+
+    @property
+    def reads_data_only(self) -> bool:
+        """Whether of a tensor only flat values are read: no shape, no sparse layout."""
+        return self.version < _CHUNKS
+
+    @property
+    def forward_endpoint(self) -> Endpoint:
+        """The call for a forward pass."""
+        return ENDPOINTS["forward_backward" if self.forward_only else "forward"]
+
+    def knows(self, feature: str) -> bool:
+        """Whether the server will honour one of `FEATURES`; False where it might skip it silently."""
+        return self.version >= FEATURES[feature]
+
+    def offers(self, endpoint: str) -> bool:
+        """Whether there is such a call, by all that is known. The server has the last word: 404.
+
+        >>> Dialect.forced("json").offers("finish_session"), Dialect.forced("json").offers("forward")
+        (False, True)
+        """
+        if endpoint == "client_config":
+            return self.client_config
+        if endpoint == "dynamic_config" and self.dynamic_config is not None:
+            return self.dynamic_config
+        newest = _UNTIL.get(endpoint)
+        return self.version >= _SINCE.get(endpoint, (0, 0)) and (newest is None or self.version < newest)
+
+    def may_repeat(self, endpoint: Endpoint) -> bool:
+        """Whether a call may be sent again when the server may have received it."""
+        return endpoint.repeat is Repeat.SAFE or (endpoint.repeat is Repeat.NUMBERED and self.keeps_numbers)
+
+    def after_dynamic_config(self, status: int, settings: object) -> Dialect:
+        """What is known once `dynamic_config` was asked for."""
+        if status in _NO_SUCH_CALL:
+            return evolve(self, dynamic_config=False)
+        if 200 <= status < 300 and isinstance(settings, Mapping):
+            return evolve(self, dynamic_config=True, version=max(self.version, _version_of(settings)))
+        return self
+
+    def after_promise(self, *, sequence_ids: bool) -> Dialect:
+        """What is known once a sample was promised."""
+        if self.sequence_ids == sequence_ids:
+            return self
+        version = max(self.version, (0, 26)) if sequence_ids else self.version
+        return evolve(self, sequence_ids=sequence_ids, version=version)
+
+
+@frozen
+class NeedsProbe:
+    """The settings do not tell: send `PROBE_BODY` to `forward_backward`, and give `read_probe` the answer."""
+
+
+_NO_SUCH_CALL: Final = frozenset({404, 405, 501})
+Spoken = Literal["json", "protobuf"]
+
+
+def decide(
+    config_status: int, config: object, *, probe: Spoken | None = None, vendor: bool = False
+) -> Dialect | NeedsProbe:
+    """Decide by the answer to `client/config`.
+
+    Args:
+        config_status: Its status: 2xx, or 404, 405, 501 when there is no such call.
+        config: Its JSON, if it was 2xx.
+        probe: What `read_probe` found, if it was asked to.
+        vendor: Whether the server is the vendor's.
+
+    >>> decide(404, None).protobuf, decide(200, {"fwdbwd_max_chunk_len": 1024}).protobuf
+    (False, True)
+    >>> decide(200, {"pjwt_auth_enabled": False})
+    NeedsProbe()
+    """
+    if config_status in _NO_SUCH_CALL:
+        return Dialect(version=_BEFORE_CONFIG, protobuf=False, forward_only=False, client_config=False)
+    settings: Mapping[str, Any] = config if isinstance(config, Mapping) else {}
+    zstd = bool(settings.get("proto_compress_fwdbwd"))
+    version = max(_version_of(settings), _WITH_CONFIG)
+    if vendor or version >= _CHUNKS:
+        version = CURRENT if vendor else version
+        return Dialect(version=version, protobuf=True, forward_only=True, zstd=zstd, vendor=vendor)
+    if "proto_write_fwdbwd" in settings:
+        protobuf = bool(settings["proto_write_fwdbwd"])
+        forward_only = protobuf and bool(settings.get("fwd_via_fwdbwd"))
+        return Dialect(version=version, protobuf=protobuf, forward_only=forward_only, zstd=protobuf and zstd)
+    if probe is None:
+        return NeedsProbe()
+    # Whether such a server heeds `forward_only` is unknown, and one that does not would train.
+    return Dialect(version=version, protobuf=probe == "protobuf", forward_only=False)
+
+
+def _version_of(settings: Mapping[str, Any]) -> Version:
+    return next((version for name, version in _CONFIG_MARKS.items() if name in settings), (0, 0))
+
+
+def read_probe(status: int, body: bytes) -> Spoken | None:
+    """What a server speaks by its answer to the probe; None when the answer tells nothing, as 401 or 429.
+
+    A server of JSON complains about the body as a whole, does not take the content type, or falls over it.
+    One that knows protobuf complains about the model that does not exist.
+
+    >>> read_probe(422, b'{"detail": [{"loc": ["body"], "type": "model_attributes_type"}]}')
+    'json'
+    >>> read_probe(404, b'{"detail": "no such model"}')
+    'protobuf'
+    """
+    if status in (401, 402, 403, 408, 425, 429, 502, 503, 504):
+        return None
+    if status == 415 or status >= 500:
+        return "json"
+    if status == 422 and _is_about_the_whole_body(body):
+        return "json"
+    return "protobuf"
+
+
+def _is_about_the_whole_body(body: bytes) -> bool:
+    try:
+        complaint = json.loads(body)["detail"][0]
+        place, kind = list(complaint["loc"]), str(complaint.get("type", ""))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return False
+    return place == ["body"] or (place[:1] == ["body"] and bool(_JSON_COMPLAINTS.search(kind)))
+
+
+class DialectCache:
+    """What has been found out, by base URL. Thread-safe.
+
+    >>> cache = DialectCache()
+    >>> cache.keep("http://h", Dialect.of_vendor()) is cache.get("http://h")
+    True
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[str, Dialect] = {}  # guarded by _lock
+
+    def get(self, base_url: str) -> Dialect | None:
+        with self._lock:
+            return self._found.get(base_url)
+
+    def keep(self, base_url: str, dialect: Dialect) -> Dialect:
+        """Remember a finding; the newer one counts."""
+        with self._lock:
+            self._found[base_url] = dialect
+        return dialect
