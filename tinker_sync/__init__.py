@@ -13,6 +13,7 @@ from tinker_sync._version import __title__, __version__
 
 if TYPE_CHECKING:
     from tinker_sync import (
+        auth,
         errors,
         types,
     )
@@ -81,7 +82,8 @@ if TYPE_CHECKING:
         TrainingRun,
     )
 
-_HOMES = {
+_HOMES: dict[str, tuple[str, ...]] = {  # a module without names is offered as a whole
+    "tinker_sync.auth": (),
     "tinker_sync.config": ("Timeout",),
     "tinker_sync.errors": (
         "APIConnectionError",
@@ -207,6 +209,7 @@ __all__ = [
     "WireError",
     "__title__",
     "__version__",
+    "auth",
     "errors",
     "types",
 ]

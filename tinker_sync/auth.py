@@ -59,8 +59,8 @@ def tinker_has_credentials() -> bool:
 def raise_if_tinker_not_accessible() -> None:
     """Return if the service can be used with the configured credential; raise what is wrong otherwise.
 
-    Asks for the server's capabilities, which needs an account in good order, after the exchange of the key for
-    a token where the server wants one. Nothing is tried twice.
+    Asks for the server's capabilities, which needs an account in good order, after the exchange of the key
+    for a token where the server wants one. Nothing is tried twice.
 
     Raises:
         CredentialError: No credential is configured, or the credential command failed.
