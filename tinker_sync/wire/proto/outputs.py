@@ -73,18 +73,19 @@ def _read_batch(batch: Plain) -> list[Record]:
     count = batch.get("num_datums", 0)
     if count < 0:
         raise Fault(f"{count} is negative", "num_datums")
-    if not columns:
-        return [{} for _ in range(count)]
     # Older servers leave the number out.
-    count = count or len(next(iter(columns.values())))
+    count = count or len(next(iter(columns.values()), ()))
     for name, column in columns.items():
         if len(column) != count:
             raise Fault(
                 f"the offsets are those of {len(column)} data, not of {count}",
                 f"{entry('fields', name)}.offsets",
             )
-    names = tuple(columns)
-    return [dict(zip(names, row)) for row in zip(*columns.values())]  # noqa: B905 -- just compared
+    records: list[Record] = [{} for _ in range(count)]
+    for name, column in columns.items():
+        for record, tensor in zip(records, column):  # noqa: B905 -- just compared
+            record[name] = tensor
+    return records
 
 
 # ------------------------------------------------------------------------------------------ out
