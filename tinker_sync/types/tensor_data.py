@@ -33,7 +33,20 @@ __all__ = ["TensorData"]
 _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
 
 
-class TensorData(Model):
+class _Unlocked(Model):
+    """The memory of a tensor before it is one: fields can still be assigned."""
+
+    __slots__ = ("_col", "_crow", "_numpy", "dtype", "shape")
+
+    dtype: TensorDtype
+    shape: list[int] | None
+    """The dense shape. None: one dimension, as long as the data."""
+    _numpy: AnyArray
+    _crow: Int64Array | None
+    _col: Int64Array | None
+
+
+class TensorData(_Unlocked):
     """Values of one tensor with their wire dtype, dense or sparse CSR. Immutable; threads may share it.
 
     An array that already has the dtype is kept, not copied: do not write into it while a request is under
@@ -46,14 +59,7 @@ class TensorData(Model):
     [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     """
 
-    __slots__ = ("_col", "_crow", "_numpy", "dtype", "shape")
-
-    dtype: TensorDtype
-    shape: list[int] | None
-    """The dense shape. None: one dimension, as long as the data."""
-    _numpy: AnyArray
-    _crow: Int64Array | None
-    _col: Int64Array | None
+    __slots__ = ()
 
     def __init__(
         self,
@@ -120,9 +126,19 @@ class TensorData(Model):
         col: Int64Array | None = None,
     ) -> Self:
         """A tensor over arrays that the caller has already checked; nothing is copied."""
-        made = cls.__new__(cls)
-        made._assign(values, dtype, shape, crow, col)
-        return made
+        if cls is not TensorData:  # a subclass may have another layout
+            made = cls.__new__(cls)
+            made._assign(values, dtype, shape, crow, col)
+            return made
+        # An answer has thousands of tensors; going around the lock for each field costs three times this.
+        fresh = _Unlocked()
+        fresh.dtype = dtype
+        fresh.shape = shape
+        fresh._numpy = values
+        fresh._crow = crow
+        fresh._col = col
+        fresh.__class__ = cls
+        return cast("Self", fresh)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"TensorData is immutable: cannot set {name!r}")
