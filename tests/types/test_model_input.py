@@ -1,0 +1,382 @@
+"""Chunks and `ModelInput`: containers kept, ids checked, values compared, lengths known or not."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import pickle
+import tracemalloc
+from array import array as c_array
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.types import DmelChunk, EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ModelInput
+
+
+class Counted(np.ndarray):
+    """An array that knows how often somebody made a list of it."""
+
+    lists = 0
+
+    def tolist(self) -> Any:
+        Counted.lists += 1
+        return super().tolist()
+
+
+def text(tokens: Any) -> EncodedTextChunk:
+    return EncodedTextChunk(tokens=tokens)
+
+
+def refusal(call: Any, *args: Any, **kwargs: Any) -> str:
+    with pytest.raises(InvalidInputError) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
+
+
+SAME_TOKENS: list[Any] = [
+    [5, 6],
+    (5, 6),
+    range(5, 7),
+    np.array([5, 6], dtype=np.int32),
+    np.array([5, 6]),
+    np.array([5, 6], dtype=np.uint8),
+    np.array([5, 6], dtype=">i4"),
+    np.array([5.0, 6.0], dtype=np.float16),
+    np.array([5, 0, 6])[::2],
+    np.array(["5", "6"]),
+    np.array([5, 6], dtype=object),
+    ["5", 6.0],
+    [np.int64(5), np.float32(6)],
+    deque([5, 6]),
+    c_array("l", [5, 6]),
+    memoryview(c_array("i", [5, 6])),
+]
+
+# ------------------------------------------------------------------------------------------------ tokens
+
+
+@pytest.mark.parametrize("tokens", SAME_TOKENS, ids=lambda tokens: type(tokens).__name__)
+def test_the_same_tokens_in_every_container(tokens: Any) -> None:
+    chunk = text(tokens)
+    assert chunk.length == 2
+    assert chunk.type == "encoded_text"
+    ids = chunk.as_int32()
+    assert ids.dtype == np.dtype("<i4")
+    assert ids.flags.c_contiguous
+    assert ids.tolist() == [5, 6]
+    assert chunk.model_dump() == {"tokens": [5, 6], "type": "encoded_text"}
+    assert chunk.model_dump_json() == '{"tokens":[5,6],"type":"encoded_text"}'
+    prompt = ModelInput.from_ints(tokens)
+    assert prompt.to_ints() == [5, 6]
+    assert {type(token) for token in prompt.to_ints()} == {int}
+    for other in SAME_TOKENS:
+        assert chunk == text(other)
+        assert hash(chunk) == hash(text(other))
+        assert ModelInput.from_ints(other) == prompt
+        assert hash(ModelInput.from_ints(other)) == hash(prompt)
+
+
+def test_an_iterator_is_used_once() -> None:
+    assert text(i for i in (5, 6)).tokens == [5, 6]
+    assert text(map(int, "56")).length == 2
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [(5, 6), range(5, 7), *[np.array([5, 6], dtype=kind) for kind in ("i4", "i8", "u2", ">i8")]],
+    ids=repr,
+)
+def test_tuples_ranges_and_arrays_of_integers_are_kept(tokens: Any) -> None:
+    assert text(tokens).tokens is tokens
+
+
+def test_a_list_is_copied_for_its_owner_goes_on_with_it() -> None:
+    conversation = [1, 2]
+    prompt = ModelInput.from_ints(conversation)
+    before = hash(prompt)
+    conversation.append(2**40)
+    assert prompt.to_ints() == [1, 2]
+    assert hash(prompt) == before
+    assert isinstance(prompt.chunks[0].tokens, list)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kept"), [([True, np.int8(2)], [1, 2]), (("3", 4.0), (3, 4)), (deque([1]), [1])]
+)
+def test_what_stands_for_an_id_is_kept_as_the_id(tokens: Any, kept: Any) -> None:
+    found = text(tokens).tokens
+    assert found == kept
+    assert type(found) is type(kept)
+    assert {type(token) for token in found} == {int}
+
+
+def test_an_array_is_shared_and_never_listed() -> None:
+    ids = np.arange(1_000_000, dtype=np.int32)
+    counted = ids.view(Counted)
+    Counted.lists = 0
+    tracemalloc.start()
+    try:
+        prompt = ModelInput.from_ints(counted)
+        chunk = prompt.chunks[0]
+        assert isinstance(chunk, EncodedTextChunk)
+        assert chunk.as_int32() is chunk.tokens
+        said, number, length, same = repr(prompt), hash(prompt), prompt.length, chunk == text(ids)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert Counted.lists == 0
+    assert np.shares_memory(chunk.as_int32(), ids)
+    assert (said, length, same) == (
+        "ModelInput(chunks=[EncodedTextChunk(tokens=array([1000000], int32), type='encoded_text')])",
+        1_000_000,
+        True,
+    )
+    assert number == hash(ModelInput.from_ints(ids))
+    assert peak < 3_000_000  # the comparison's booleans, and nothing of eight bytes a token
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        ([1, 2.5], "EncodedTextChunk.tokens[1]: expected a token id, got 2.5 (float)"),
+        ([1, None], "EncodedTextChunk.tokens[1]: expected a token id, got None (NoneType)"),
+        ([0, 2**31], f"EncodedTextChunk.tokens[1]: {2**31} does not fit int32"),
+        ((0, -(2**31) - 1), f"EncodedTextChunk.tokens[1]: {-(2**31) - 1} does not fit int32"),
+        (range(2**31, 2**31 + 2), f"EncodedTextChunk.tokens[0]: {2**31} does not fit int32"),
+        (np.array([0, 1, 2**31]), f"EncodedTextChunk.tokens[2]: {2**31} does not fit int32"),
+        (np.array([0.5]), "EncodedTextChunk.tokens[0]: expected a whole number, got 0.5"),
+        (
+            np.array([[1, 2]]),
+            "EncodedTextChunk.tokens: expected a flat sequence of token ids, got shape [1, 2]",
+        ),
+        ([[1, 2]], "EncodedTextChunk.tokens[0]: expected a token id, got [1, 2] (list)"),
+        (np.array([1j]), "EncodedTextChunk.tokens[0]: expected a token id, got 1j (complex)"),
+        (
+            "hello",
+            "EncodedTextChunk.tokens: expected token ids (encode text with the model's tokenizer first)",
+        ),
+        (b"ab", "EncodedTextChunk.tokens: expected a sequence of token ids, got <2 bytes> (bytes)"),
+        ({"input_ids": [1]}, "EncodedTextChunk.tokens: expected a sequence of token ids"),
+        ({1, 2}, "EncodedTextChunk.tokens: expected a sequence of token ids"),
+        (7, "EncodedTextChunk.tokens: expected a sequence of token ids, got 7 (int)"),
+        (None, "EncodedTextChunk.tokens: expected a sequence of token ids, got None (NoneType)"),
+    ],
+)
+def test_what_are_no_tokens_is_refused_with_its_place(tokens: Any, said: str) -> None:
+    assert refusal(ModelInput.from_ints, tokens).startswith(said)
+
+
+@given(st.lists(st.integers(-(2**31) - 2, 2**31 + 1), max_size=5), st.sampled_from([list, tuple, np.array]))
+def test_every_int32_and_no_other(tokens: list[int], container: Any) -> None:
+    bad = [index for index, token in enumerate(tokens) if not -(2**31) <= token < 2**31]
+    if bad:
+        assert refusal(text, container(tokens)).startswith(f"EncodedTextChunk.tokens[{bad[0]}]: ")
+    else:
+        assert text(container(tokens)).as_int32().tolist() == tokens
+
+
+def test_empty_text() -> None:
+    for nothing in ([], (), range(0), np.array([], dtype=np.int64), np.array([]), iter(())):
+        assert text(nothing).length == 0
+        assert text(nothing).as_int32().dtype == np.int32
+        assert text(nothing) == text([])
+
+
+# ------------------------------------------------------------------------------------------ other chunks
+
+
+def test_pictures() -> None:
+    for chunk in (
+        ImageChunk(data=b"\x89PNG", format="png", expected_tokens=64),
+        ImageAssetPointerChunk(format="jpeg", location="asset://cat", expected_tokens=64),
+    ):
+        assert chunk.length == 64
+        assert hash(chunk) == hash(copy.deepcopy(chunk))
+        unknown = chunk.model_copy(update={"expected_tokens": None})
+        assert refusal(lambda of: of.length, unknown) == (
+            f"{type(chunk).__name__}: the length is not known; set expected_tokens"
+        )
+        assert unknown != chunk
+    assert ImageChunk(data=base64.b64encode(b"raw").decode(), format="png").data == b"raw"  # type: ignore[arg-type]
+    assert ImageChunk(data=bytearray(b"raw"), format="png").data == b"raw"
+    assert "base64" in refusal(ImageChunk, data="not base64!", format="png")
+    assert "'png', 'jpeg'" in refusal(ImageChunk, data=b"", format="gif")
+    assert refusal(ImageChunk, data=b"", format="png", expected_tokens=1.5).startswith(
+        "ImageChunk.expected_tokens"
+    )
+
+
+def header(*octets: int) -> bytes:
+    return bytes(octets)
+
+
+@pytest.mark.parametrize(
+    ("dmel", "length"),
+    [
+        (header(0, 1, 12), 12),
+        (header(7, 2, 3, 80), 3),
+        (header(254, 0, 1, 5), 5),
+        (header(0, 1, 0), 0),
+        (header(0, 1, 0x80, 0x01), 128),
+        (header(0, 1, *[0xFF] * 8, 0x7F), 2**63 - 1),
+        (header(0, 1, 12) + b"payload", 12),
+    ],
+)
+def test_audio_knows_its_length(dmel: bytes, length: int) -> None:
+    chunk = DmelChunk(dmel=dmel)
+    assert chunk.length == length
+    assert DmelChunk(dmel=base64.b64encode(dmel).decode()) == chunk  # type: ignore[arg-type]
+    assert ModelInput(chunks=[chunk, text([1])]).length == length + 1
+
+
+@pytest.mark.parametrize(
+    "dmel",
+    [
+        b"",
+        header(0),
+        header(0, 1),
+        header(0, 0),
+        header(0, 2, 3),
+        header(8, 1, 12),
+        header(255, 1, 12),
+        header(254),
+        header(254, 254, 1, 12),
+        header(0, 1, 0x80),
+        header(0, 1, *[0xFF] * 9, 0x01),
+        header(0, 1, *[0x80] * 30),
+        header(0, *[0xFF] * 8, 0x7F),
+    ],
+    ids=lambda dmel: dmel.hex(),
+)
+def test_audio_with_a_broken_header_says_so(dmel: bytes) -> None:
+    assert refusal(lambda: DmelChunk(dmel=dmel).length).startswith("DmelChunk.dmel: ")
+
+
+# ------------------------------------------------------------------------------------------ model inputs
+
+
+def test_building_up() -> None:
+    empty = ModelInput.empty()
+    assert (empty.length, empty.to_ints(), empty.chunks) == (0, [], [])
+    one = ModelInput.from_ints([])
+    assert (one.length, len(one.chunks)) == (0, 1)
+    grown = one.append(text((1, 2))).append_int(3).append_int(np.int64(4))  # type: ignore[arg-type]
+    assert (grown.length, grown.to_ints(), len(grown.chunks)) == (4, [1, 2, 3, 4], 4)
+    assert one.length == 0
+    assert ModelInput(chunks=(text([1]),)) == ModelInput.from_ints([1])  # type: ignore[arg-type]
+
+
+def test_a_subclass_stays_one() -> None:
+    class Prompt(ModelInput):
+        pass
+
+    grown = Prompt.from_ints([1]).append_int(2)
+    assert type(grown) is Prompt
+    assert grown.to_ints() == [1, 2]
+
+
+def test_the_list_of_chunks_is_its_own() -> None:
+    chunks = [text([1])]
+    prompt = ModelInput(chunks=chunks)  # type: ignore[arg-type]
+    chunks.append(text([2]))
+    assert prompt.length == 1
+
+
+def test_only_text_has_ids() -> None:
+    mixed = ModelInput(chunks=[text([1]), ImageChunk(data=b"", format="png", expected_tokens=7)])
+    assert refusal(mixed.to_ints) == "ModelInput.to_ints: chunks[1] is a ImageChunk, which has no token ids"
+    assert mixed.length == 8
+
+
+def test_a_length_is_known_where_text_alone_says_so() -> None:
+    assert ModelInput(chunks=[text([1]), text(range(5))]).known_length() == 6
+    image = ImageChunk(data=b"", format="png", expected_tokens=7)
+    assert ModelInput(chunks=[text([1]), image]).known_length() is None
+
+
+def test_chunks_of_mappings_and_of_nothing_else() -> None:
+    prompt = ModelInput(
+        chunks=[{"type": "encoded_text", "tokens": [1]}, {"tokens": [2]}, {"data": "eA==", "format": "png"}]  # type: ignore[list-item]
+    )
+    assert prompt.chunks[:2] == [text([1]), text([2])]
+    assert prompt.chunks[2] == ImageChunk(data=b"x", format="png")
+    assert refusal(ModelInput, chunks=[text([1]), 5]).startswith("ModelInput.chunks[1]: ")
+    assert refusal(ModelInput, chunks=[{"type": "video"}]).startswith("ModelInput.chunks[0].type: ")
+    assert refusal(ModelInput, chunks=[{"tokens": [0.5]}]).startswith("ModelInput.chunks[0].tokens[0]: ")
+    assert refusal(ModelInput, chunks=text([1])).startswith("ModelInput.chunks: expected a list")
+    with pytest.raises(TypeError):
+        ModelInput(chunk=[])  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        EncodedTextChunk(token=[1])  # type: ignore[call-arg]
+
+
+def inputs() -> list[ModelInput]:
+    """Model inputs that all differ."""
+    return [
+        ModelInput.empty(),
+        ModelInput.from_ints([]),
+        ModelInput.from_ints([1, 2]),
+        ModelInput.from_ints([1, 3]),
+        ModelInput.from_ints([1]).append_int(2),
+        ModelInput.from_ints(np.arange(40)),
+        ModelInput.from_ints([*range(39), 0]),
+        ModelInput(chunks=[ImageChunk(data=b"a", format="png")]),
+        ModelInput(chunks=[ImageChunk(data=b"a", format="jpeg")]),
+        ModelInput(chunks=[ImageChunk(data=b"a", format="png", expected_tokens=1)]),
+        ModelInput(chunks=[ImageAssetPointerChunk(location="a", format="png")]),
+        ModelInput(chunks=[DmelChunk(dmel=b"a")]),
+    ]
+
+
+def test_equal_by_value_and_only_then() -> None:
+    for index, one in enumerate(inputs()):
+        for other_index, other in enumerate(inputs()):
+            assert (one == other) is (index == other_index)
+            if index == other_index:
+                assert hash(one) == hash(other)
+    assert text([1]) != [1]
+    assert text([1]) != ModelInput.from_ints([1])
+
+
+def test_every_kind_of_copy_is_equal() -> None:
+    for prompt in [*inputs(), *map(ModelInput.from_ints, SAME_TOKENS)]:
+        copies = [copy.copy(prompt), copy.deepcopy(prompt), prompt.model_copy(), prompt.model_copy(deep=True)]
+        copies += [pickle.loads(pickle.dumps(prompt, p)) for p in range(2, pickle.HIGHEST_PROTOCOL + 1)]
+        copies += [ModelInput.model_validate(prompt.model_dump())]
+        for twin in copies:
+            assert twin == prompt
+            assert hash(twin) == hash(prompt)
+
+
+def test_nothing_can_be_set() -> None:
+    image = ImageChunk(data=b"", format="png")
+    for model, name in (
+        (text([1]), "tokens"),
+        (ModelInput.empty(), "chunks"),
+        (image, "data"),
+        (image, "length"),
+    ):
+        with pytest.raises(AttributeError):
+            setattr(model, name, [])
+        with pytest.raises(AttributeError):
+            delattr(model, name)
+        with pytest.raises(AttributeError):
+            model.colour = "red"  # type: ignore[union-attr]
+
+
+def test_reprs_stay_one_short_line() -> None:
+    long = ModelInput(
+        chunks=[text(list(range(10**5))), text(range(10**6)), ImageChunk(data=b"x" * 10**6, format="png")]
+    )
+    assert repr(long) == (
+        "ModelInput(chunks=[EncodedTextChunk(tokens=[0, 1, 2, … 100000 items], type='encoded_text'), "
+        "EncodedTextChunk(tokens=[0, 1, 2, … 1000000 items], type='encoded_text'), "
+        "ImageChunk(data=<1000000 bytes>, format='png', expected_tokens=None, type='image')])"
+    )
+    assert len(repr(ModelInput(chunks=[text([1])] * 1000))) < 300
