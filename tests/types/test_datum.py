@@ -1,0 +1,528 @@
+"""`Datum`: what becomes a tensor, provenance, and everything `validate` says at once."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from array import array as c_array
+from collections import deque
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.types import (
+    Datum,
+    EncodedTextChunk,
+    ImageChunk,
+    ModelInput,
+    PromptProvenanceSpan,
+    SampledProvenanceSpan,
+    TensorData,
+)
+
+PER_TOKEN = [
+    "weights",
+    "advantages",
+    "logprobs",
+    "clip_low_threshold",
+    "clip_high_threshold",
+    "sequence_ratio_mask",
+]
+PROMPT = ModelInput.from_ints([1, 2, 3])
+
+
+class Counted(np.ndarray):
+    """An array that knows how often somebody made a list of it."""
+
+    lists = 0
+
+    def tolist(self) -> Any:
+        Counted.lists += 1
+        return super().tolist()
+
+
+def tensor(name: str, value: Any) -> TensorData:
+    return Datum(PROMPT, {name: value}).loss_fn_inputs[name]
+
+
+def refusal(call: Any, *args: Any, **kwargs: Any) -> str:
+    with pytest.raises(InvalidInputError) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
+
+
+# --------------------------------------------------------------------------------------- into tensors
+
+
+@pytest.mark.parametrize("name", PER_TOKEN)
+@pytest.mark.parametrize(
+    "value", [[0, 1, 1], (0, 1, 1), range(3), deque([0, 1]), [True, False], [0.5, 1], ["1", 2]]
+)
+def test_lists_of_known_names_are_floats(name: str, value: Any) -> None:
+    found = tensor(name, value)
+    assert (found.dtype, found.shape) == ("float32", [len(value)])
+    assert found.data == [float(cell) for cell in value]
+
+
+@pytest.mark.parametrize(
+    "value", [[5, 6], (5, 6), range(5, 7), [5.0, 6.0], ["5", 6], [np.int8(5), np.uint64(6)]]
+)
+def test_lists_of_targets_are_whole_numbers(value: Any) -> None:
+    found = tensor("target_tokens", value)
+    assert (found.dtype, found.shape, found.data) == ("int64", [2], [5, 6])
+
+
+def test_lists_of_other_names_speak_for_themselves() -> None:
+    assert tensor("my_mask", [1, 0]).dtype == "int64"
+    assert tensor("my_mask", [True, False]).data == [1, 0]
+    assert tensor("my_scale", [1, 0.5]).dtype == "float32"
+    assert tensor("my_rows", ((1, 2), (3, 4))).shape == [2, 2]
+    assert tensor("my_nothing", []).dtype == "float32"
+
+
+@pytest.mark.parametrize("name", ["target_tokens", "weights"])
+def test_nothing_has_the_dtype_of_its_name(name: str) -> None:
+    found = tensor(name, [])
+    assert (found.dtype, found.shape) == ("int64" if name == "target_tokens" else "float32", [0])
+    assert tensor(name, [[], []]).shape == [2, 0]
+
+
+def test_rows_of_lists_stay_dense() -> None:
+    found = tensor("target_tokens", [[0] * 9] * 9)
+    assert (found.is_sparse, found.shape) == (False, [9, 9])
+    assert not tensor("weights", np.zeros((9, 9))).is_sparse
+
+
+@pytest.mark.parametrize("kind", ["i1", "u1", "i4", "u4", "i8", "u8", "?", ">i8"])
+def test_arrays_of_whole_numbers_stay_whole(kind: str) -> None:
+    for name in ("weights", "target_tokens", "mine"):
+        found = tensor(name, np.array([1, 0], dtype=kind))
+        assert (found.dtype, found.data) == ("int64", [1, 0])
+
+
+@pytest.mark.parametrize("kind", ["f2", "f4", "f8", ">f4", "g"])
+def test_arrays_of_floats_stay_floats_but_for_targets(kind: str) -> None:
+    for name in ("weights", "mine"):
+        assert tensor(name, np.array([0.5, 1], dtype=kind)).dtype == "float32"
+    assert tensor("target_tokens", np.array([5, 6], dtype=kind)).data == [5, 6]
+    assert tensor("target_tokens", np.array([5, 6], dtype=kind)).dtype == "int64"
+
+
+def test_buffers_and_scalars_with_a_shape() -> None:
+    assert tensor("weights", c_array("d", [0.5])).data == [0.5]
+    assert tensor("weights", memoryview(c_array("f", [0.5]))).dtype == "float32"
+    assert tensor("weights", np.array(0.5)).shape == []
+
+
+def test_tensors_are_kept() -> None:
+    given = TensorData([1.5], "float32")
+    assert tensor("target_tokens", given) is given
+    assert tensor("weights", {"data": [1], "dtype": "float32", "shape": [1]}) == TensorData(
+        [1], "float32", [1]
+    )
+
+
+@pytest.mark.parametrize(
+    "value", [0.5, 3, True, None, "12", b"12", {1, 2}, object(), (i for i in [1]), np.float32(1)]
+)
+def test_what_is_no_sequence_is_a_type_error(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"^loss_fn_inputs\['weights'\]: expected a list"):
+        tensor("weights", value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        (
+            "target_tokens",
+            [1, 2, 1.9],
+            "loss_fn_inputs['target_tokens'][2]: expected a whole number, got 1.9",
+        ),
+        (
+            "target_tokens",
+            np.array([1, 1.9]),
+            "loss_fn_inputs['target_tokens'][1]: expected a whole number, got 1.9",
+        ),
+        (
+            "target_tokens",
+            [1, np.nan],
+            "loss_fn_inputs['target_tokens'][1]: expected a whole number, got nan",
+        ),
+        ("target_tokens", [2**63], f"loss_fn_inputs['target_tokens'][0]: {2**63} does not fit int64"),
+        (
+            "target_tokens",
+            np.array([2**63], dtype="u8"),
+            f"loss_fn_inputs['target_tokens'][0]: {2**63} does not fit",
+        ),
+        (
+            "weights",
+            [[1, 2], [3]],
+            "loss_fn_inputs['weights'][1]: is a row of 1 where loss_fn_inputs['weights'][0] is",
+        ),
+        ("weights", [1, "x"], "loss_fn_inputs['weights'][1]: expected a number, got 'x' (str)"),
+        ("weights", [0, 1e39], "loss_fn_inputs['weights'][1]: 1e+39 is too large for float32"),
+        ("mine", np.array([1j]), "loss_fn_inputs['mine']: expected numbers, got an array of complex128"),
+        (
+            "mine",
+            {"data": [1.5], "dtype": "int64"},
+            "loss_fn_inputs['mine'].data[0]: expected a whole number, got 1.5",
+        ),
+        ("mine", {"data": [1], "dtpye": "int64"}, "loss_fn_inputs['mine']: "),
+        ("it's", [None, "x"], 'loss_fn_inputs["it\'s"][1]: expected a number'),
+    ],
+)
+def test_what_would_be_cut_is_refused_with_its_place(name: str, value: Any, said: str) -> None:
+    assert refusal(tensor, name, value).startswith(said)
+
+
+def test_names_are_text_and_inputs_a_mapping() -> None:
+    with pytest.raises(TypeError, match="names in text, got 1"):
+        Datum(PROMPT, {1: [1]})  # type: ignore[dict-item]
+    for wrong in ([("weights", [1])], None, "weights"):
+        with pytest.raises(TypeError, match="expected a mapping of names to tensors"):
+            Datum(PROMPT, wrong)  # type: ignore[arg-type]
+    inputs = MappingProxyType({"weights": [1, 1, 1]})
+    assert Datum(PROMPT, inputs).loss_fn_inputs["weights"].shape == [3]  # type: ignore[arg-type]
+
+
+def test_arguments_by_position_and_by_name() -> None:
+    by_name = Datum(model_input=PROMPT, loss_fn_inputs={"weights": [1, 1, 1]})  # type: ignore[dict-item]
+    assert Datum(PROMPT, {"weights": [1, 1, 1]}) == by_name  # type: ignore[dict-item]
+    assert Datum(PROMPT).loss_fn_inputs == {}
+    assert Datum({"chunks": [{"tokens": [1, 2, 3]}]}) == Datum(PROMPT)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="loss_fn_input"):
+        Datum(PROMPT, loss_fn_input={})  # type: ignore[call-arg]
+    assert refusal(Datum, [1, 2, 3]).startswith("Datum.model_input: expected ModelInput")
+
+
+def test_the_mapping_given_is_not_the_mapping_kept() -> None:
+    given: Any = {"weights": [1, 1, 1]}
+    datum = Datum(PROMPT, given)
+    given["weights"] = "gone"
+    given["more"] = [1]
+    assert list(datum.loss_fn_inputs) == ["weights"]
+    assert datum.loss_fn_inputs["weights"].data == [1, 1, 1]
+
+
+def test_five_arrays_are_shared_and_never_listed() -> None:
+    ids = np.arange(2048, dtype=np.int32)
+    targets = np.arange(2048)
+    floats = {name: np.zeros(2048, dtype=np.float32) for name in ("weights", "advantages", "logprobs")}
+    Counted.lists = 0
+    datum = Datum(
+        ModelInput.from_ints(ids.view(Counted)),
+        {name: array.view(Counted) for name, array in {"target_tokens": targets, **floats}.items()},  # type: ignore[misc]
+    )
+    datum.validate()
+    assert repr(datum)
+    assert hash(tuple(datum.loss_fn_inputs.values()))
+    assert datum == pickle.loads(pickle.dumps(datum))
+    assert Counted.lists == 0
+    (chunk,) = datum.model_input.chunks
+    assert isinstance(chunk, EncodedTextChunk)
+    assert np.shares_memory(chunk.as_int32(), ids)
+    for name, array in {"target_tokens": targets, **floats}.items():
+        assert np.shares_memory(datum.loss_fn_inputs[name].to_numpy(), array)
+
+
+# ------------------------------------------------------------------------------------------- provenance
+
+RUN = SampledProvenanceSpan(sequence_id="s", length=3)
+
+
+@pytest.mark.parametrize("kind", [PromptProvenanceSpan, SampledProvenanceSpan])
+def test_spans(kind: Any) -> None:
+    span = kind(sequence_id="s", length=3)
+    assert (span.sequence_id, span.offset, span.length) == ("s", 0, 3)
+    assert kind(sequence_id="s", offset=0, length=0).length == 0
+    assert span == copy.deepcopy(span) == pickle.loads(pickle.dumps(span))
+    assert hash(span) == hash(copy.copy(span))
+    assert repr(span) == f"{kind.__name__}(sequence_id='s', offset=0, length=3)"
+    with pytest.raises(TypeError):
+        kind("s", 0, 3)
+    with pytest.raises(TypeError):
+        kind(sequence_id="s")
+    assert refusal(kind, sequence_id="", length=1).startswith(f"{kind.__name__}.sequence_id: ")
+    assert refusal(kind, sequence_id="s", length=-1).startswith(f"{kind.__name__}.length: ")
+    assert refusal(kind, sequence_id="s", length=1, offset=-1).startswith(f"{kind.__name__}.offset: ")
+    assert refusal(kind, sequence_id="s", length=1.5).startswith(f"{kind.__name__}.length: ")
+    assert refusal(kind, sequence_id=None, length=1).startswith(f"{kind.__name__}.sequence_id: ")
+
+
+def test_the_two_kinds_of_span_differ() -> None:
+    assert PromptProvenanceSpan(sequence_id="s", length=3) != SampledProvenanceSpan(sequence_id="s", length=3)
+
+
+def test_spans_come_in_pairs_of_the_right_kind() -> None:
+    datum = Datum(PROMPT, {}, [RUN], (RUN,))  # type: ignore[arg-type]
+    assert (datum.model_input_spans, datum.loss_fn_input_spans) == ([RUN], [RUN])
+    for pair in (([RUN], None), (None, [RUN]), ([], None)):
+        with pytest.raises(AssertionError, match="in pairs"):
+            Datum(PROMPT, {}, *pair)
+    with pytest.raises(
+        TypeError, match="span 1 must be a PromptProvenanceSpan or SampledProvenanceSpan, got dict"
+    ):
+        Datum(PROMPT, {}, [RUN, {"sequence_id": "s", "length": 3}], [RUN])  # type: ignore[list-item]
+
+
+def test_with_provenance_gives_a_copy_that_tiles() -> None:
+    plain = Datum(PROMPT, {"target_tokens": [2, 3, 4]})  # type: ignore[dict-item]
+    parts: Any = [
+        PromptProvenanceSpan(sequence_id="p", length=1),
+        SampledProvenanceSpan(sequence_id="s", length=2),
+    ]
+    told = plain.with_provenance(parts, [RUN])
+    assert (told.model_input_spans, told.loss_fn_input_spans) == (parts, [RUN])
+    assert plain.model_input_spans is None
+    assert told.loss_fn_inputs["target_tokens"] is plain.loss_fn_inputs["target_tokens"]
+    told.validate()
+    short: Any = [SampledProvenanceSpan(sequence_id="s", length=2)]
+    assert refusal(plain.with_provenance, short, [RUN]) == (
+        "with_provenance(model_input): the runs cover 2 positions, the field has 3"
+    )
+    assert refusal(plain.with_provenance, [RUN], short) == (
+        "with_provenance(loss_fn_inputs): the runs cover 2 positions, the field has 3"
+    )
+
+
+def test_with_provenance_asks_nothing_of_targets_that_are_no_row() -> None:
+    short: Any = [SampledProvenanceSpan(sequence_id="s", length=2)]
+    for targets in (
+        {},
+        {"target_tokens": [[1, 2], [3, 4], [5, 6]]},
+        {"target_tokens": TensorData([1, 2], "int64")},
+    ):
+        told = Datum(PROMPT, targets).with_provenance([RUN], short)  # type: ignore[arg-type]
+        assert told.loss_fn_input_spans == short
+
+
+# -------------------------------------------------------------------------------------------- validation
+
+
+def problems(inputs: Any, prompt: ModelInput = PROMPT, *spans: Any) -> list[str]:
+    return Datum(prompt, inputs, *spans).problems("data[3]")
+
+
+def test_a_good_datum_has_no_problems() -> None:
+    good = {"target_tokens": [2, 3, 4], **{name: [0.5, 1, 0] for name in PER_TOKEN}}
+    assert problems(good) == []
+    assert problems({}) == []
+    assert Datum(PROMPT, good).validate() is None
+
+
+def test_everything_wrong_is_said_at_once() -> None:
+    found = problems(
+        {
+            "target_tokens": [2, 3],
+            "weights": [1.0, np.nan, 1.0],
+            "advantages": [0.5],
+            "logprobs": [-1.0, -np.inf],
+            "clip_low_threshold": [np.inf, 1.0],
+            "mine": [np.nan],
+        },
+        PROMPT,
+        [SampledProvenanceSpan(sequence_id="s", length=1)],
+        [SampledProvenanceSpan(sequence_id="s", length=9)],
+    )
+    assert found == [
+        "data[3].loss_fn_inputs['target_tokens']: has length 2, model_input has 3",
+        "data[3].loss_fn_inputs['weights']: has length 3, target_tokens has 2",
+        "data[3].loss_fn_inputs['weights'][1]: expected a finite number, got nan",
+        "data[3].loss_fn_inputs['advantages']: has length 1, target_tokens has 2",
+        "data[3].loss_fn_inputs['logprobs'][1]: expected a finite number, got -inf",
+        "data[3].model_input_spans: cover 1 positions of 3",
+        "data[3].loss_fn_input_spans: cover 9 positions of 2",
+    ]
+
+
+def test_validate_raises_what_problems_lists() -> None:
+    datum = Datum(PROMPT, {"target_tokens": [1], "weights": [np.nan]})  # type: ignore[dict-item]
+    with pytest.raises(InvalidInputError) as caught:
+        datum.validate("data[3]")
+    assert list(caught.value.problems) == datum.problems("data[3]")
+    assert len(caught.value.problems) == 2
+    for problem in caught.value.problems:
+        assert problem in str(caught.value)
+    assert datum.problems()[0].startswith("datum.loss_fn_inputs")
+
+
+@pytest.mark.parametrize("length", [1, 18, 2048])
+def test_the_index_of_the_first_bad_number(length: int) -> None:
+    weights = np.ones(length)
+    weights[length - 1 :] = np.inf
+    found = problems({"weights": weights}, ModelInput.from_ints(range(length)))
+    assert found == [f"data[3].loss_fn_inputs['weights'][{length - 1}]: expected a finite number, got inf"]
+
+
+def test_bad_numbers_in_rows_and_in_sparse_rows() -> None:
+    dense = np.zeros((9, 9), dtype=np.float32)
+    dense[4, 7] = np.nan
+    dense[2, 3] = 1.0
+    prompt = ModelInput.from_ints(range(9))
+    said = ["data[3].loss_fn_inputs['weights'][4][7]: expected a finite number, got nan"]
+    assert problems({"weights": dense}, prompt) == said
+    sparse = TensorData.from_numpy_sparse(dense)
+    assert sparse.is_sparse
+    assert problems({"weights": sparse}, prompt) == said
+    dense[0, 0] = np.inf
+    dense[4, 7] = 0
+    assert problems({"weights": TensorData.from_numpy_sparse(dense)}, prompt) == [
+        "data[3].loss_fn_inputs['weights'][0][0]: expected a finite number, got inf"
+    ]
+    dense[0, 0] = 0
+    dense[8, 8] = -np.inf
+    assert problems({"weights": TensorData.from_numpy_sparse(dense)}, prompt) == [
+        "data[3].loss_fn_inputs['weights'][8][8]: expected a finite number, got -inf"
+    ]
+
+
+def test_a_bad_scalar_has_no_index() -> None:
+    assert problems({"weights": np.array(np.nan)}) == [
+        "data[3].loss_fn_inputs['weights']: expected a finite number, got nan"
+    ]
+
+
+def test_an_empty_input_is_said_where_it_is_certain() -> None:
+    for empty in (ModelInput.empty(), ModelInput.from_ints([]), ModelInput.from_ints(range(0)).append_int(1)):
+        found = problems({}, empty)
+        assert found == ([] if empty.length else ["data[3].model_input: is empty"])
+    assert problems({"target_tokens": [1]}, ModelInput.empty()) == ["data[3].model_input: is empty"]
+
+
+def test_only_text_has_a_length_to_hold_others_to() -> None:
+    image = ImageChunk(data=b"", format="png", expected_tokens=1)
+    unknown = ImageChunk(data=b"", format="png")
+    for picture in (image, unknown):
+        prompt = PROMPT.append(picture)
+        assert problems({"target_tokens": [1] * 9}, prompt, [RUN], [RUN]) == [
+            "data[3].loss_fn_input_spans: cover 3 positions of 9"
+        ]
+        assert problems({"target_tokens": [1] * 9, "weights": [1.0] * 8}, prompt) == [
+            "data[3].loss_fn_inputs['weights']: has length 8, target_tokens has 9"
+        ]
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"target_tokens": [[1, 9], [2, 9], [3, 9]], "weights": [[1.0, 0.0]] * 3},
+        {"target_tokens": [[1, 9], [2, 9], [3, 9]], "weights": [1.0, 1.0, 1.0]},
+        {"target_tokens": TensorData([5], "int64", [3, 9], [0, 0, 0, 1], [4]), "weights": [1.0, 1.0, 1.0]},
+        {"target_tokens": [[1, 2, 3]], "weights": [[1.0, 1.0, 1.0]]},
+        {"target_tokens": [1, 2, 3], "weights": [[1.0, 1.0, 1.0]]},
+        {"target_tokens": TensorData([1, 2, 3], "int64"), "weights": np.array(0.5)},
+        {"target_tokens": np.array(1), "weights": [1.0] * 7},
+        {"mine": [1.0] * 7, "reward": np.array(0.5)},
+        {"weights": [1.0] * 7},
+    ],
+)
+def test_what_a_server_may_understand_is_sent(inputs: Any) -> None:
+    assert problems(inputs) == []
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        (
+            {"target_tokens": [[1, 9], [2, 9]], "weights": [1.0] * 3},
+            [
+                "['target_tokens']: has length 2, model_input has 3",
+                "['weights']: has length 3, target_tokens has 2",
+            ],
+        ),
+        (
+            {"target_tokens": TensorData([5], "int64", [2, 9], [0, 0, 1], [4])},
+            ["['target_tokens']: has length 2, model_input has 3"],
+        ),
+        (
+            {
+                "target_tokens": TensorData([5], "int64", [3, 9], [0, 0, 0, 1], [4]),
+                "weights": np.zeros((2, 9)),
+            },
+            ["['weights']: has length 2, target_tokens has 3"],
+        ),
+        ({"target_tokens": []}, ["['target_tokens']: has length 0, model_input has 3"]),
+    ],
+)
+def test_lengths_that_disagree(inputs: Any, said: list[str]) -> None:
+    assert problems(inputs) == [f"data[3].loss_fn_inputs{problem}" for problem in said]
+
+
+def test_spans_of_targets_in_rows_are_the_servers_to_judge() -> None:
+    rows = {"target_tokens": [[1, 9], [2, 9], [3, 9]]}
+    assert problems(rows, PROMPT, [RUN], [SampledProvenanceSpan(sequence_id="s", length=6)]) == []
+    assert problems({}, PROMPT, [RUN], [SampledProvenanceSpan(sequence_id="s", length=6)]) == []
+
+
+# ------------------------------------------------------------------------------------------- being a value
+
+
+def data() -> list[Datum]:
+    """Data that all differ."""
+    weights: Any = {"weights": [1, 1, 1]}
+    return [
+        Datum(PROMPT),
+        Datum(ModelInput.from_ints([1, 2])),
+        Datum(PROMPT, weights),
+        Datum(PROMPT, {"advantages": [1, 1, 1]}),  # type: ignore[dict-item]
+        Datum(PROMPT, {"weights": [1, 1, 0]}),  # type: ignore[dict-item]
+        Datum(PROMPT, {"weights": np.array([1, 1, 1])}),  # type: ignore[dict-item]
+        Datum(PROMPT, weights, [RUN], [RUN]),
+        Datum(PROMPT, weights, [], [RUN]),
+        Datum(PROMPT, {"weights": [np.nan]}),  # type: ignore[dict-item]
+    ]
+
+
+def test_equal_by_value_and_only_then() -> None:
+    for index, one in enumerate(data()):
+        for other_index, other in enumerate(data()):
+            assert (one == other) is (index == other_index)
+
+
+def test_every_kind_of_copy_is_equal() -> None:
+    for datum in data():
+        copies = [copy.copy(datum), copy.deepcopy(datum), datum.model_copy(), datum.model_copy(deep=True)]
+        copies += [pickle.loads(pickle.dumps(datum, p)) for p in range(2, pickle.HIGHEST_PROTOCOL + 1)]
+        for twin in copies:
+            assert twin == datum
+    deep = copy.deepcopy(data()[2])
+    assert deep.loss_fn_inputs["weights"].to_numpy() is not data()[2].loss_fn_inputs["weights"].to_numpy()
+
+
+def test_a_copy_with_changes_is_checked() -> None:
+    datum = Datum(PROMPT, {"weights": [1, 1, 1]})  # type: ignore[dict-item]
+    assert datum.model_copy(update={"loss_fn_inputs": {"weights": (0, 0, 1)}}).loss_fn_inputs[
+        "weights"
+    ].data == [0, 0, 1]
+    assert refusal(datum.model_copy, update={"loss_fn_inputs": {"target_tokens": [0.5]}})
+    with pytest.raises(AssertionError):
+        datum.model_copy(update={"model_input_spans": [RUN]})
+
+
+def test_nothing_can_be_set() -> None:
+    datum = data()[2]
+    for name in ("model_input", "loss_fn_inputs", "model_input_spans", "colour"):
+        with pytest.raises(AttributeError):
+            setattr(datum, name, None)
+        with pytest.raises(AttributeError):
+            delattr(datum, name)
+
+
+def test_dumps() -> None:
+    assert Datum(ModelInput.from_ints([1]), {"weights": [1]}, [RUN], [RUN]).model_dump(exclude_none=True) == {  # type: ignore[dict-item]
+        "model_input": {"chunks": [{"tokens": [1], "type": "encoded_text"}]},
+        "loss_fn_inputs": {"weights": {"data": [1.0], "dtype": "float32", "shape": [1]}},
+        "model_input_spans": [{"sequence_id": "s", "offset": 0, "length": 3}],
+        "loss_fn_input_spans": [{"sequence_id": "s", "offset": 0, "length": 3}],
+    }
+
+
+def test_reprs_stay_short() -> None:
+    wide = {name: np.zeros(10**6, dtype=np.float32) for name in PER_TOKEN}
+    text = repr(Datum(ModelInput.from_ints(np.zeros(10**6, dtype=np.int32)), wide))  # type: ignore[arg-type]
+    assert len(text) < 1000
+    assert "… 1000000 items" in text
+    assert len(repr(Datum(PROMPT, {f"x{i}": [1] for i in range(1000)}))) < 2000  # type: ignore[misc]
