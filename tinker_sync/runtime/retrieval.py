@@ -10,6 +10,7 @@ What ends a retrieval: the result, a failure the server reports, a status that m
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +25,7 @@ from tinker_sync.errors import (
     WireError,
 )
 from tinker_sync.transport.call import Reply, SendFailed
+from tinker_sync.transport.verdict import retry_after_s
 from tinker_sync.wire import json as wire_json
 
 if TYPE_CHECKING:
@@ -126,6 +128,7 @@ class Retrieval:
         may_pause_billing: says whether a 402 is still to be waited out, each time one comes.
         on_notice: told what the server says of its queue.
         draw: the jitter, a factor of about 1.
+        wall: seconds since the epoch, for a pause until a date.
 
     >>> retrieval = Retrieval("req-1", "OptimStep")
     >>> retrieval.ask().body
@@ -141,6 +144,7 @@ class Retrieval:
     may_pause_billing: Callable[[], bool] = field(default=lambda: False, kw_only=True)
     on_notice: Callable[[QueueNotice], None] = field(default=lambda _: None, kw_only=True)
     draw: Callable[[], float] = field(default=_jitter, kw_only=True)
+    wall: Callable[[], float] = field(default=time.time, kw_only=True)
 
     iteration: int = field(default=0, init=False)
     """How often it was asked."""
@@ -318,10 +322,10 @@ class Retrieval:
         return self._poll_again(asked_at, now)
 
     def _on_too_many(self, reply: Reply, now: float) -> Action:
-        error = self._status_error(reply)
-        if error.retry_after_s is None:
-            return self._back_off_connection(now, lambda: error)
-        return self._troubled(now, error.retry_after_s, "status 429", lambda: error)
+        pause_s = retry_after_s(reply.headers, self.wall())
+        if pause_s is None:
+            return self._back_off_connection(now, lambda: self._status_error(reply))
+        return self._troubled(now, pause_s, "status 429", lambda: self._status_error(reply))
 
     def _on_bad_request(self, reply: Reply, now: float) -> Action:
         if not reply.body:

@@ -79,7 +79,7 @@ class SampleLane:
         gate: the way through the shared rate limiter.
         sending_bytes: bounds the prompts being sent.
         places: bounds the samples under way.
-        retry: what to do about a submit that was not taken; see `Retry`.
+        judge: what to do about a submit that was not taken.
     """
 
     def __init__(
@@ -194,8 +194,8 @@ class Refused:
     error: Exception
 
 
-Judge = Callable[[Reply | SendFailed, int, int], "Retry | Throttled | Refused"]
-"""What to do about an outcome that is no promise: (outcome, attempt from 1, estimate of the prompt)."""
+Judge = Callable[[Reply | SendFailed, Call, int, int], "Retry | Throttled | Refused"]
+"""What to do about an outcome that is no promise: (outcome, call, estimate of the prompt, most attempts)."""
 
 
 class _Sample:
@@ -272,7 +272,7 @@ class _Sample:
         self._attempt += 1
         self._future.mark_sending()
         left_s = self._left_s()
-        call = Call(
+        self._call = call = Call(
             method="POST",
             path=PATH,
             body=self._body,
@@ -293,7 +293,8 @@ class _Sample:
         self._last_words = (
             str(outcome) if isinstance(outcome, SendFailed) else f"status {outcome.status} on submit"
         )
-        verdict = self._lane.judge(outcome, self._attempt, self._order.estimate_bytes)
+        order = self._order
+        verdict = self._lane.judge(outcome, self._call, order.estimate_bytes, order.max_attempts)
         if isinstance(verdict, Throttled):
             # Not an attempt: the server did not refuse this sample, it asked everybody to slow down.
             self._attempt -= 1

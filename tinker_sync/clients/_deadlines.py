@@ -1,0 +1,24 @@
+"""How long a call may take when nobody says: long enough never to hurt, and never for ever."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+_HOUR_S: Final = 3600.0
+
+SAMPLE_S: Final = 4 * _HOUR_S
+TRAIN_S: Final = 12 * _HOUR_S
+SAVE_S: Final = 12 * _HOUR_S
+CREATE_S: Final = 12 * _HOUR_S
+REST_S: Final = 300.0
+
+
+def deadline_at(now_s: float, own_s: float | None, clients_s: float | None, usual_s: float) -> float:
+    """The moment to give up: the call's own deadline, else the client's, else the usual one.
+
+    >>> deadline_at(100.0, None, 60.0, SAMPLE_S)
+    160.0
+    """
+    chosen_s = next(limit for limit in (own_s, clients_s, usual_s) if limit is not None)
+    return now_s + chosen_s if math.isfinite(chosen_s) else math.inf

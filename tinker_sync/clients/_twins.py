@@ -1,0 +1,77 @@
+"""The `…_async` twins of the clients' methods, for scripts that mix both kinds.
+
+A twin repeats no logic: it calls the method of the same name without the ending, so overriding that one in a
+subclass changes both. No loop of ours runs anywhere; whoever awaits brings one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from tinker_sync.runtime.futures import APIFuture
+
+S = TypeVar("S")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _named(twin: Any, method: Callable[..., Any], what: str) -> Any:
+    functools.update_wrapper(twin, method)
+    del twin.__wrapped__  # its result is another one
+    twin.__name__ = f"{method.__name__}_async"
+    twin.__qualname__ = f"{method.__qualname__}_async"
+    twin.__doc__ = f"{what} Arguments and errors as in `{method.__name__}`."
+    return twin
+
+
+def blocking_twin(
+    method: Callable[Concatenate[S, P], T],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """For a method that blocks until it returns a value: awaits the same on a thread of its own."""
+    name = method.__name__
+
+    async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        import asyncio
+
+        return await asyncio.to_thread(getattr(self, name), *args, **kwargs)
+
+    made: Callable[Concatenate[S, P], Coroutine[Any, Any, T]] = _named(
+        twin, method, f"Awaits the value of `{name}` without blocking the loop."
+    )
+    return made
+
+
+def result_twin(
+    method: Callable[Concatenate[S, P], Future[T]],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """For a method whose future the reference client awaits too: awaits its result."""
+    name = method.__name__
+
+    async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        future: Any = getattr(self, name)(*args, **kwargs)
+        result: T = await future
+        return result
+
+    made: Callable[Concatenate[S, P], Coroutine[Any, Any, T]] = _named(
+        twin, method, f"Awaits the result of `{name}`."
+    )
+    return made
+
+
+def future_twin(
+    method: Callable[Concatenate[S, P], APIFuture[T]],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, APIFuture[T]]]:
+    """For a method whose future the user awaits himself, in a second `await`."""
+    name = method.__name__
+
+    async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> APIFuture[T]:
+        future: APIFuture[T] = getattr(self, name)(*args, **kwargs)
+        return future
+
+    made: Callable[Concatenate[S, P], Coroutine[Any, Any, APIFuture[T]]] = _named(
+        twin, method, f"Submits like `{name}` and gives its future, to be awaited in turn."
+    )
+    return made

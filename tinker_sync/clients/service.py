@@ -1,0 +1,292 @@
+"""`ServiceClient`: where everything begins."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from tinker_sync._secret import Secret
+from tinker_sync.clients import _deadlines
+from tinker_sync.clients._models import Checkpoint, create_model, load_model
+from tinker_sync.clients._twins import blocking_twin
+from tinker_sync.clients.sampling import SamplingClient
+from tinker_sync.clients.training import TrainingClient
+from tinker_sync.config import Settings, Timeout
+from tinker_sync.config.settings import MAX_RETRIES
+from tinker_sync.runtime.core import CLOSE_LIMIT_S, Core
+from tinker_sync.runtime.session import Session
+from tinker_sync.types import AdamOptimizerConfig, GetServerCapabilitiesResponse, LoraConfig, OptimizerConfig
+from tinker_sync.types._console import session_url, sessions_url
+
+if TYPE_CHECKING:
+    import requests
+    from typing_extensions import Self
+
+    from tinker_sync.clients.retry_config import RetryConfig
+    from tinker_sync.runtime.futures import APIFuture
+    from tinker_sync.runtime.notices import QueueState
+    from tinker_sync.runtime.rate_limiter import RateLimiter
+    from tinker_sync.wire.dialect import Dialect
+
+
+class ServiceClient:
+    """The service: makes training and sampling clients, and ends what they began.
+
+    Nothing touches the network until it is needed. Use it in a `with` block, or call `close`; a script that
+    just ends is finished properly too. Threads may share it.
+
+    Args:
+        user_metadata: your own words about this session.
+        project_id: the project it belongs to; None: `TINKER_PROJECT_ID`.
+        display_name: how it is listed.
+        base_url: the server; None: `TINKER_BASE_URL`, else the hosted service.
+        api_key: the key; None: `TINKER_API_KEY`, else the stored one.
+        default_headers_overrides: headers of every request; the older name of `default_headers`.
+        default_headers: headers of every request.
+        timeout: how long the server may be silent.
+        max_retries: how often a call is tried again.
+        session: a `requests.Session` with proxies, certificates and so on.
+        deadline: how long any call may take in all, seconds; None: hours, by kind of call.
+        dialect: "auto", "proto", "json" or a `Dialect`.
+        on_queue_state: called, on a worker thread, with each word of the server about a request that waits.
+        rate_limiter: a limiter of its own; None: shared with every client of the same server and key.
+    """
+
+    def __init__(
+        self,
+        user_metadata: dict[str, str] | None = None,
+        project_id: str | None = None,
+        *,
+        display_name: str | None = None,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        default_headers_overrides: Mapping[str, str] | None = None,
+        default_headers: Mapping[str, str] | None = None,
+        timeout: Timeout | float | tuple[float, float] | None = None,
+        max_retries: int | None = None,
+        session: requests.Session | None = None,
+        deadline: float | None = None,
+        dialect: Literal["auto", "proto", "json"] | Dialect = "auto",
+        on_queue_state: Callable[[QueueState], object] | None = None,
+        rate_limiter: RateLimiter | None = None,
+        **unknown: Any,
+    ) -> None:
+        if unknown:
+            warnings.warn(
+                f"ServiceClient: {', '.join(sorted(unknown))} has no meaning here and is ignored",
+                FutureWarning,
+                stacklevel=2,
+            )
+        settings = Settings.resolve(
+            base_url=base_url,
+            api_key=api_key,
+            project_id=project_id,
+            default_headers={**(default_headers or {}), **(default_headers_overrides or {})},
+            timeout=timeout,
+            max_retries=MAX_RETRIES if max_retries is None else max_retries,
+            session=session,
+            deadline_s=deadline,
+            dialect=dialect,
+        )
+        self._core = Core(
+            settings,
+            session=Session(
+                user_metadata=user_metadata, project_id=settings.project_id, display_name=display_name
+            ),
+            limiter=rate_limiter,
+        )
+        if on_queue_state is not None:
+            self._core.notices.listen(on_queue_state)
+
+    # -------------------------------------------------------------------------------------- the service
+
+    def get_server_capabilities(self) -> GetServerCapabilitiesResponse:
+        """What models the server offers. Blocks."""
+        capabilities: GetServerCapabilitiesResponse = self._core.call(
+            "get_server_capabilities", deadline_s=_deadlines.REST_S
+        )
+        return capabilities
+
+    def get_console_url(self) -> str:
+        """Where this session, or before there is one all of them, is shown in a browser."""
+        session_id = self._core.known_session_id
+        return sessions_url() if session_id is None else session_url(session_id)
+
+    # -------------------------------------------------------------------------------------- training
+
+    def create_lora_training_client(
+        self,
+        base_model: str,
+        rank: int = 32,
+        seed: int | None = None,
+        train_mlp: bool = True,
+        train_attn: bool = True,
+        train_unembed: bool = True,
+        user_metadata: dict[str, str] | None = None,
+        optimizer: OptimizerConfig | None = None,
+        *,
+        deadline: float | None = None,
+    ) -> TrainingClient:
+        """Make a new LoRA model and a client that trains it. Blocks until the model exists.
+
+        Args:
+            base_model: what to fine-tune; see `get_server_capabilities`.
+            rank: of the LoRA matrices.
+            seed: for their first values.
+            train_mlp: train the MLP layers.
+            train_attn: train the attention layers.
+            train_unembed: train the unembedding.
+            user_metadata: your own words about this run.
+            optimizer: its family; None: AdamW.
+            deadline: seconds until to give up.
+        """
+        assert train_mlp or train_attn or train_unembed, (  # noqa: S101  # what scripts expect to catch
+            "create_lora_training_client: at least one of train_mlp, train_attn, train_unembed must be true"
+        )
+        return create_model(
+            self._core,
+            base_model,
+            LoraConfig(
+                rank=rank, seed=seed, train_unembed=train_unembed, train_mlp=train_mlp, train_attn=train_attn
+            ),
+            user_metadata,
+            optimizer or AdamOptimizerConfig(),
+            self._until(deadline),
+        )
+
+    def create_training_client_from_state(
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: dict[str, str] | None = None,
+        weights_access_token: str | None = None,
+        optimizer: OptimizerConfig | None = None,
+        *,
+        deadline: float | None = None,
+    ) -> TrainingClient:
+        """Make a new model with the weights of a checkpoint, and a fresh optimizer. Blocks.
+
+        Args:
+            path: of the checkpoint, ``tinker://…/weights/…``.
+            base_model: instead of the checkpoint's own; it must fit.
+            user_metadata: your own words about this run.
+            weights_access_token: a key of another account that may read the checkpoint.
+            optimizer: its family; None: AdamW.
+            deadline: seconds until to give up.
+        """
+        token = _hidden(weights_access_token)
+        checkpoint = Checkpoint(path, False, base_model, user_metadata, token, optimizer)
+        return load_model(self._core, checkpoint, self._until(deadline))
+
+    def create_training_client_from_state_with_optimizer(
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: dict[str, str] | None = None,
+        weights_access_token: str | None = None,
+        *,
+        deadline: float | None = None,
+    ) -> TrainingClient:
+        """Make a new model with the weights and the optimizer state of a checkpoint. Blocks.
+
+        Arguments as in `create_training_client_from_state`.
+        """
+        token = _hidden(weights_access_token)
+        checkpoint = Checkpoint(path, True, base_model, user_metadata, token, None)
+        return load_model(self._core, checkpoint, self._until(deadline))
+
+    # -------------------------------------------------------------------------------------- sampling
+
+    def create_sampling_client(
+        self,
+        model_path: str | None = None,
+        base_model: str | None = None,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """A client that samples from saved weights, or from a base model. Blocks until the server is ready.
+
+        Args:
+            model_path: the weights, ``tinker://…/sampler_weights/…``.
+            base_model: the model as it is.
+            retry_config: how often and how patiently samples are tried again.
+            record_stability_info: have the server keep what stable training needs of each sample.
+
+        Raises:
+            InvalidInputError: neither path nor model was given, or the path is none.
+        """
+        return SamplingClient.open(
+            self._core,
+            model_path=model_path,
+            base_model=base_model,
+            retry_config=retry_config,
+            record_stability_info=record_stability_info,
+        )
+
+    # -------------------------------------------------------------------------------------- the end
+
+    def close(
+        self,
+        status: Literal["success", "errored", "interrupted"] = "success",
+        detail: str | None = None,
+        *,
+        timeout: float = CLOSE_LIMIT_S,
+    ) -> APIFuture[None]:
+        """End the session. What is under way fails; the clients made here can be used no more.
+
+        Args:
+            status: how it went.
+            detail: a word about it.
+            timeout: how long to try to tell the server, seconds.
+        """
+        return self._core.close(status, detail, limit_s=timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(_status_after(exc_type)).result()
+
+    @property
+    def holder(self) -> Core:
+        """What all clients made here share."""
+        return self._core
+
+    def result(self, timeout: float | None = None) -> Self:
+        """This client; it is ready. For scripts that wait for a client as for a future."""
+        del timeout
+        return self
+
+    def __repr__(self) -> str:
+        return f"<ServiceClient {self._core.settings.base_url}>"
+
+    def _until(self, deadline: float | None) -> float:
+        core = self._core
+        return _deadlines.deadline_at(
+            core.clock.now(), deadline, core.settings.deadline_s, _deadlines.CREATE_S
+        )
+
+    get_server_capabilities_async = blocking_twin(get_server_capabilities)
+    create_lora_training_client_async = blocking_twin(create_lora_training_client)
+    create_training_client_from_state_async = blocking_twin(create_training_client_from_state)
+    create_training_client_from_state_with_optimizer_async = blocking_twin(
+        create_training_client_from_state_with_optimizer
+    )
+    create_sampling_client_async = blocking_twin(create_sampling_client)
+
+
+def _hidden(token: str | None) -> Secret | None:
+    return Secret(token) if token else None
+
+
+def _status_after(exc_type: type[BaseException] | None) -> Literal["success", "errored", "interrupted"]:
+    if exc_type is None:
+        return "success"
+    return "errored" if issubclass(exc_type, Exception) else "interrupted"

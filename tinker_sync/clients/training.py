@@ -1,0 +1,368 @@
+"""`TrainingClient`: the calls that train one model, sent in the order they are made."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from tinker_sync.clients import _deadlines
+from tinker_sync.clients._twins import blocking_twin, future_twin
+from tinker_sync.runtime.chunking import split
+from tinker_sync.runtime.combine import CombinedFuture
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.merge import merge_outputs
+from tinker_sync.runtime.send_queue import Operation, SendQueue
+from tinker_sync.runtime.training_part import TrainingPart, json_part, pass_parts
+from tinker_sync.types import (
+    AdamParams,
+    Datum,
+    ForwardBackwardInput,
+    ForwardBackwardOutput,
+    GetInfoRequest,
+    GetInfoResponse,
+    LoadWeightsRequest,
+    LoadWeightsResponse,
+    OptimParams,
+    OptimParamsBase,
+    OptimStepRequest,
+    OptimStepResponse,
+    SaveWeightsExternalRequest,
+    SaveWeightsExternalResponse,
+    SaveWeightsForSamplerRequest,
+    SaveWeightsForSamplerResponse,
+    SaveWeightsForSamplerResponseInternal,
+    SaveWeightsRequest,
+    SaveWeightsResponse,
+)
+from tinker_sync.types._console import training_run_url
+
+if TYPE_CHECKING:
+    from tinker_sync.clients.retry_config import RetryConfig
+    from tinker_sync.clients.sampling import SamplingClient
+    from tinker_sync.runtime.core import Core
+
+T = TypeVar("T")
+LossFnConfig = Mapping[str, float | str]
+
+_LOAD_NOTE: Final = (
+    "{name} is on its way out: servers load weights only into a new model. "
+    "Use ServiceClient.create_training_client_from_state{suffix}."
+)
+
+
+class TrainingClient:
+    """Trains one model. Made by a `ServiceClient`; threads may share it.
+
+    Every call is sent at once, in the order of the calls, and answered later: methods return futures. Calls
+    may be made ahead without waiting for results; the server keeps their order. When a call cannot be sent
+    for good, it and all later ones fail, because a hole in their order could change what is trained; continue
+    from the last checkpoint then.
+    """
+
+    def __init__(self, core: Core, model_seq_id: int, model_id: str) -> None:
+        self._core = core
+        self._model_seq_id = model_seq_id
+        self.model_id = model_id
+        self._queue: SendQueue[TrainingPart] = SendQueue(core.training_sender(), core.send_pool.run)
+
+    def result(self, timeout: float | None = None) -> TrainingClient:
+        """This client; it is ready. For scripts that wait for a client as for a future."""
+        del timeout
+        return self
+
+    # -------------------------------------------------------------------------------------- passes
+
+    def forward_backward(
+        self,
+        data: Sequence[Datum],
+        loss_fn: str,
+        loss_fn_config: LossFnConfig | None = None,
+        *,
+        deadline: float | None = None,
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """Compute the loss and add its gradients to those accumulated since the last step.
+
+        Args:
+            data: the examples; many are sent in several requests and their results combined.
+            loss_fn: such as "cross_entropy" or "importance_sampling".
+            loss_fn_config: settings of the loss.
+            deadline: seconds until to give up waiting for the result.
+
+        Raises:
+            InvalidInputError: the data cannot be sent; nothing was.
+        """
+        return self._pass("forward_backward", data, loss_fn, loss_fn_config, deadline, forward_only=False)
+
+    def forward(
+        self,
+        data: Sequence[Datum],
+        loss_fn: str,
+        loss_fn_config: LossFnConfig | None = None,
+        *,
+        deadline: float | None = None,
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """Compute the loss without gradients. Arguments and errors as in `forward_backward`."""
+        return self._pass("forward", data, loss_fn, loss_fn_config, deadline, forward_only=True)
+
+    def _pass(
+        self,
+        name: str,
+        data: Sequence[Datum],
+        loss_fn: str,
+        config: LossFnConfig | None,
+        deadline: float | None,
+        *,
+        forward_only: bool,
+    ) -> APIFuture[ForwardBackwardOutput]:
+        whole = ForwardBackwardInput(list(data), loss_fn, config)
+        whole.validate()
+        facts = self._core.machinery.facts
+        limits = facts.config
+        chunks = split(
+            whole.data, max_bytes=limits.fwdbwd_max_chunk_bytes_count, max_count=limits.fwdbwd_max_chunk_len
+        )
+        parts = pass_parts(
+            self._core,
+            self.model_id,
+            whole,
+            chunks,
+            facts.dialect,
+            forward_only=forward_only,
+            deadline_at=self._until(deadline),
+        )
+        futures = [part.future for part in parts]
+        future: APIFuture[ForwardBackwardOutput] = (
+            futures[0]
+            if len(futures) == 1
+            else CombinedFuture(
+                futures, merge_outputs, submit=self._core.callback_pool.run, clock=self._core.clock
+            )
+        )
+        self._queue.append(Operation(name, parts, future, parallel=limits.parallel_fwdbwd_chunks))
+        return future
+
+    # -------------------------------------------------------------------------------------- steps and weights
+
+    def optim_step(
+        self,
+        optim_params: OptimParams | None = None,
+        *,
+        adam_params: AdamParams | None = None,
+        deadline: float | None = None,
+    ) -> APIFuture[OptimStepResponse]:
+        """Apply the accumulated gradients and clear them.
+
+        Args:
+            optim_params: the optimizer's settings for this step.
+            adam_params: the older name for it.
+            deadline: seconds until to give up waiting for the result.
+
+        Raises:
+            ValueError: both were given.
+            TypeError: neither was, or something else.
+        """
+        if optim_params is not None and adam_params is not None:
+            raise ValueError("optim_step: give optim_params or adam_params, not both")
+        params = optim_params if optim_params is not None else adam_params
+        if not isinstance(params, (AdamParams, OptimParamsBase)):
+            raise TypeError(f"optim_step: expected AdamParams or other optimizer settings, got {params!r}")
+        request = OptimStepRequest(optim_params=params, model_id=self.model_id)
+        return self._ordered("optim_step", request, OptimStepResponse, deadline, _deadlines.TRAIN_S)
+
+    def save_state(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        overwrite: bool = False,
+        user_metadata: dict[str, str] | None = None,
+        *,
+        deadline: float | None = None,
+    ) -> APIFuture[SaveWeightsResponse]:
+        """Save weights and optimizer state under a name, to train on from later.
+
+        Args:
+            name: of the checkpoint.
+            ttl_seconds: how long it is kept; None: as long as the server keeps any.
+            overwrite: replace one of the same name, its metadata included.
+            user_metadata: your own words about it.
+            deadline: seconds until to give up waiting for the result.
+        """
+        request = SaveWeightsRequest(
+            model_id=self.model_id,
+            path=name,
+            ttl_seconds=ttl_seconds,
+            overwrite=overwrite,
+            user_metadata=user_metadata,
+        )
+        return self._ordered("save_weights", request, SaveWeightsResponse, deadline, _deadlines.SAVE_S)
+
+    def save_weights_for_sampler(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        user_metadata: dict[str, str] | None = None,
+        *,
+        deadline: float | None = None,
+    ) -> APIFuture[SaveWeightsForSamplerResponse]:
+        """Save weights under a name, to sample from. Arguments as in `save_state`."""
+        request = SaveWeightsForSamplerRequest(
+            model_id=self.model_id, path=name, ttl_seconds=ttl_seconds, user_metadata=user_metadata
+        )
+        return self._ordered(
+            "save_weights_for_sampler", request, SaveWeightsForSamplerResponse, deadline, _deadlines.SAVE_S
+        )
+
+    def save_weights_external(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        age_encryption_recipients: list[str] | None = None,
+        *,
+        deadline: float | None = None,
+    ) -> APIFuture[SaveWeightsExternalResponse]:
+        """Export the weights for download.
+
+        Args:
+            name: of the export.
+            ttl_seconds: how long it is kept.
+            age_encryption_recipients: public keys of those who shall be able to read it.
+            deadline: seconds until to give up waiting for the result.
+        """
+        request = SaveWeightsExternalRequest(
+            model_id=self.model_id,
+            path=name,
+            ttl_seconds=ttl_seconds,
+            age_encryption_recipients=age_encryption_recipients,
+        )
+        return self._ordered(
+            "save_weights_external", request, SaveWeightsExternalResponse, deadline, _deadlines.SAVE_S
+        )
+
+    def load_state(
+        self, path: str, weights_access_token: str | None = None, *, deadline: float | None = None
+    ) -> APIFuture[LoadWeightsResponse]:
+        """Load weights into this model; an older way that newer servers accept for new models only."""
+        _note_load("")
+        return self._load(path, weights_access_token, deadline, optimizer=False)
+
+    def load_state_with_optimizer(
+        self, path: str, weights_access_token: str | None = None, *, deadline: float | None = None
+    ) -> APIFuture[LoadWeightsResponse]:
+        """Load weights and optimizer state into this model; see `load_state`."""
+        _note_load("_with_optimizer")
+        return self._load(path, weights_access_token, deadline, optimizer=True)
+
+    def load_first(self, path: str, weights_access_token: str | None, *, optimizer: bool) -> None:
+        """Load a checkpoint as this model's first request, and wait until it is loaded."""
+        self._load(path, weights_access_token, None, optimizer=optimizer).result()
+
+    def _load(
+        self, path: str, token: str | None, deadline: float | None, *, optimizer: bool
+    ) -> APIFuture[LoadWeightsResponse]:
+        request = LoadWeightsRequest(
+            model_id=self.model_id, path=path, optimizer=optimizer, weights_access_token=token
+        )
+        return self._ordered("load_weights", request, LoadWeightsResponse, deadline, _deadlines.SAVE_S)
+
+    # -------------------------------------------------------------------------------------- sampling
+
+    def save_weights_and_get_sampling_client(
+        self,
+        name: str | None = None,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """Save the present weights for this session only and give a client that samples from them. Blocks.
+
+        Args:
+            name: of no effect; such weights have none.
+            retry_config: how often and how patiently samples are tried again.
+            record_stability_info: have the server keep what stable training needs of each sample.
+        """
+        from tinker_sync.clients.sampling import SamplingClient
+
+        if name is not None:
+            warnings.warn("name has no effect: these weights have none", DeprecationWarning, stacklevel=2)
+        self._core.session_id()
+        request = SaveWeightsForSamplerRequest(
+            model_id=self.model_id,
+            # Drawn once: a repetition must be the same request.
+            sampling_session_seq_id=self._core.session.next_sampling_session_seq_id(),
+        )
+        saved = self._ordered(
+            "save_weights_for_sampler",
+            request,
+            SaveWeightsForSamplerResponseInternal,
+            None,
+            _deadlines.SAVE_S,
+        ).result()
+        return SamplingClient.of_saved(
+            self._core, saved, retry_config=retry_config, record_stability_info=record_stability_info
+        )
+
+    def create_sampling_client(
+        self, model_path: str, retry_config: RetryConfig | None = None, record_stability_info: bool = False
+    ) -> SamplingClient:
+        """A client that samples from saved weights; as `ServiceClient.create_sampling_client`."""
+        from tinker_sync.clients.sampling import SamplingClient
+
+        return SamplingClient.open(
+            self._core,
+            model_path=model_path,
+            retry_config=retry_config,
+            record_stability_info=record_stability_info,
+        )
+
+    # -------------------------------------------------------------------------------------- about the model
+
+    def get_info(self) -> GetInfoResponse:
+        """What the server knows of this model. Blocks; it is not ordered with the other calls."""
+        info: GetInfoResponse = self._core.call(
+            "get_info", GetInfoRequest(model_id=self.model_id), deadline_s=_deadlines.REST_S
+        )
+        return info
+
+    def get_console_url(self) -> str:
+        """Where this run is shown in a browser."""
+        return training_run_url(self.model_id)
+
+    @property
+    def holder(self) -> Core:
+        """What is shared with the other clients of the same service client."""
+        return self._core
+
+    def __repr__(self) -> str:
+        return f"<TrainingClient {self.model_id}>"
+
+    # -------------------------------------------------------------------------------------- one line of work
+
+    def _ordered(
+        self, name: str, request: Any, kind: type[T], deadline: float | None, usual_s: float
+    ) -> APIFuture[T]:
+        part: TrainingPart = json_part(
+            self._core, name, request, kind, deadline_at=self._until(deadline, usual_s)
+        )
+        future: APIFuture[T] = part.future
+        self._queue.append(Operation(name, [part], future))
+        return future
+
+    def _until(self, deadline: float | None, usual_s: float = _deadlines.TRAIN_S) -> float:
+        core = self._core
+        return _deadlines.deadline_at(core.clock.now(), deadline, core.settings.deadline_s, usual_s)
+
+    forward_backward_async = future_twin(forward_backward)
+    forward_async = future_twin(forward)
+    optim_step_async = future_twin(optim_step)
+    save_state_async = future_twin(save_state)
+    save_weights_for_sampler_async = future_twin(save_weights_for_sampler)
+    save_weights_external_async = future_twin(save_weights_external)
+    load_state_async = future_twin(load_state)
+    load_state_with_optimizer_async = future_twin(load_state_with_optimizer)
+    save_weights_and_get_sampling_client_async = blocking_twin(save_weights_and_get_sampling_client)
+    create_sampling_client_async = blocking_twin(create_sampling_client)
+    get_info_async = blocking_twin(get_info)
+
+
+def _note_load(suffix: str) -> None:
+    warnings.warn(_LOAD_NOTE.format(name=f"load_state{suffix}", suffix=suffix), FutureWarning, stacklevel=3)

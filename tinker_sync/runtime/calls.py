@@ -1,0 +1,96 @@
+"""A row of the endpoint table and a request become a call; a reply becomes what the row promises. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tinker_sync.config import Settings, Timeout
+from tinker_sync.errors import APIResponseValidationError, WireError
+from tinker_sync.transport.call import Call, Reply
+from tinker_sync.wire import json as wire_json
+from tinker_sync.wire.endpoints import ENDPOINTS, Endpoint, Repeat
+from tinker_sync.wire.paths import QueryValue, encode_query
+
+
+def make_call(
+    name: str,
+    settings: Settings,
+    request: Any = None,
+    *,
+    path: Mapping[str, object] | None = None,
+    query: Mapping[str, QueryValue] | None = None,
+    headers: Mapping[str, str] | None = None,
+    body: bytes | None = None,
+    content_type: str = "application/json",
+    deadline_s: float | None = None,
+    numbers_kept: bool = True,
+    idempotency_key: str | None = None,
+) -> Call:
+    """One call of the API, ready to be sent.
+
+    Args:
+        name: of the endpoint.
+        settings: where the connect timeout comes from.
+        request: a model, or a mapping whose nulls are meant.
+        path: the ids in the path.
+        query: parameters; None and empty ones are left out.
+        headers: of this call alone.
+        body: instead of `request`, where it is already encoded.
+        content_type: what the body is.
+        deadline_s: how long it may take in all.
+        numbers_kept: the server knows a repeated number, so numbered calls may be repeated.
+        idempotency_key: None: the caller draws one.
+    """
+    row = ENDPOINTS[name]
+    if body is None and row.body != "none":
+        body = wire_json.encode({} if request is None else request)
+    return Call(
+        method=row.method,
+        path=row.path_for(**(path or {})),
+        query=encode_query(query or {}),
+        body=body,
+        headers=headers or {},
+        content_type=content_type,
+        credential=row.credential,
+        timeout=_timeout(row, settings),
+        # A patient call tries for minutes by itself; the others have somebody who asks again.
+        max_retries=None if row.patient else row.max_retries,
+        deadline_s=deadline_s,
+        repeatable=row.repeat is Repeat.SAFE or (row.repeat is Repeat.NUMBERED and numbers_kept),
+        follow_redirects=row.follow_redirects,
+        idempotency_key=idempotency_key,
+    )
+
+
+def _timeout(row: Endpoint, settings: Settings) -> Timeout | None:
+    if row.timeout_s is None:
+        return None
+    return Timeout(connect=settings.timeout.connect, read=row.timeout_s, idle=settings.timeout.idle)
+
+
+def read_reply(name: str, reply: Reply) -> Any:
+    """What an answer says, as the type its row promises; None where it says nothing of interest.
+
+    Raises:
+        APIResponseValidationError: it does not fit.
+    """
+    row = ENDPOINTS[name]
+    kind = row.reply_type
+    if kind is None:
+        return None
+    try:
+        return wire_json.decode(reply.body, kind)
+    except WireError as error:
+        raise odd_answer(row, reply, error) from error
+
+
+def odd_answer(row: Endpoint, reply: Reply, error: WireError) -> APIResponseValidationError:
+    """The error for an answer that cannot be read."""
+    return APIResponseValidationError(
+        f"the answer of {row.name} cannot be read: {error}",
+        status_code=reply.status,
+        request_id=reply.headers.get("x-request-id"),
+        method=row.method,
+        path=row.path.text,
+    )

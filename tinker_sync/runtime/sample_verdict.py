@@ -1,0 +1,56 @@
+"""What to do about the submit of a sample that was not taken: the common table, and what is special here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from tinker_sync.errors import APIError
+from tinker_sync.runtime.billing import BillingPause
+from tinker_sync.runtime.rate_limiter import default_delay_s
+from tinker_sync.runtime.sample_lane import Refused, Retry, Throttled
+from tinker_sync.transport import verdict
+from tinker_sync.transport.backoff import delay_s
+from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.transport.verdict import Judge
+
+
+class SampleJudge:
+    """Decides about submits. Immutable; any thread may ask.
+
+    A 429, and a 402 that is to be waited out, concern everybody: the limiter closes. What else the table
+    calls passing is tried again, a bounded number of times.
+    """
+
+    def __init__(
+        self, judge: Judge, billing: BillingPause, draw: Callable[[], float] = random.random
+    ) -> None:
+        self._judge = judge
+        self._billing = billing
+        self._draw = draw
+
+    def __call__(
+        self, outcome: Reply | SendFailed, call: Call, estimate_bytes: int, max_attempts: int
+    ) -> Retry | Throttled | Refused:
+        """What to do about this outcome of this call, whose `attempt` counts the tries so far."""
+        if isinstance(outcome, SendFailed):
+            found: verdict.Verdict | None = self._judge.failure(outcome, call)
+        else:
+            if outcome.status == 402 and self._billing.may_pause():
+                return Throttled(default_delay_s(estimate_bytes))
+            found = self._judge.reply(outcome, call)
+        if found is None or isinstance(found, verdict.Fatal):
+            return Refused(_error_of(found, call))
+        after_s = found.after_s if isinstance(found, verdict.Retry) else None
+        if isinstance(outcome, Reply) and outcome.status == 429:
+            return Throttled(default_delay_s(estimate_bytes) if after_s is None else after_s)
+        limit = found.limit if isinstance(found, verdict.Retry) else None
+        if call.attempt >= (max_attempts if limit is None else min(max_attempts, limit + 1)):
+            return Refused(found.error)
+        return Retry(delay_s(call.attempt, hint_s=after_s, draw=self._draw()))
+
+
+def _error_of(found: verdict.Fatal | None, call: Call) -> Exception:
+    if found is not None:
+        return found.error
+    return APIError("the server sent us elsewhere", method=call.method, path=call.path, attempts=call.attempt)

@@ -1,0 +1,251 @@
+"""The requests of a training client: encoded when the call is made, numbered and sent by workers.
+
+`sender` is what a send queue calls: it returns when the server has accepted the request, and hands the
+promise to the fetcher. Bodies stay views of the user's arrays until they are sent; each is joined then, one chunk's
+worth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from tinker_sync.errors import DeadlineError
+from tinker_sync.runtime.chunking import DataChunk
+from tinker_sync.runtime.fetcher import Decode, Promise, decode_with
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.merge import merge_outputs
+from tinker_sync.types.future import UntypedAPIFuture
+from tinker_sync.types.training import (
+    ForwardBackwardInput,
+    ForwardBackwardOutput,
+    ForwardBackwardRequest,
+    ForwardRequest,
+)
+from tinker_sync.wire import json as wire_json
+from tinker_sync.wire import proto
+from tinker_sync.wire.adapt import normalise_forward_backward, refuse_unsupported
+from tinker_sync.wire.endpoints import ENDPOINTS, JSON, PROTOBUF
+
+if TYPE_CHECKING:
+    from tinker_sync.runtime.core import Core
+    from tinker_sync.wire.dialect import Dialect
+
+_SEQ_ID_TAG: Final = b"\x10"  # field 2, varint; a message may hold its fields in any order
+_FORWARD: Final = "Forward"
+
+
+class TrainingPart:
+    """One request, complete but for its number. Owned by the send queue once it is in it."""
+
+    __slots__ = (
+        "_encoded",
+        "content_type",
+        "deadline_at",
+        "decode",
+        "endpoint",
+        "future",
+        "headers",
+        "made_at",
+        "request_type",
+        "size",
+    )
+
+    def __init__(
+        self,
+        future: APIFuture[Any],
+        endpoint: str,
+        request_type: str,
+        encoded: Callable[[int], bytes],
+        decode: Decode[Any],
+        *,
+        size: int,
+        content_type: str,
+        headers: Mapping[str, str] | None = None,
+        deadline_at: float,
+        made_at: float,
+    ) -> None:
+        self.future = future
+        self.endpoint = endpoint
+        self.request_type = request_type
+        self._encoded: Callable[[int], bytes] | None = encoded
+        self.decode = decode
+        self.size = size
+        self.content_type = content_type
+        self.headers = headers or {}
+        self.deadline_at = deadline_at
+        self.made_at = made_at
+
+    def bytes_for(self, number: int) -> bytes:
+        """The body under its number. Asked for once: what it was made of is let go."""
+        encoded, self._encoded = self._encoded, None
+        assert encoded is not None  # noqa: S101  # the queue asks once
+        return encoded(number)
+
+
+def json_part(
+    core: Core, endpoint: str, request: Any, kind: type[Any], *, deadline_at: float
+) -> TrainingPart:
+    """A request with a JSON body and a JSON result."""
+    body = wire_json.encode(request)
+    return TrainingPart(
+        APIFuture(submit=core.callback_pool.run, clock=core.clock),
+        endpoint,
+        ENDPOINTS[endpoint].promises or endpoint,
+        lambda number: _numbered_json(body, number),
+        lambda _reply, tree: wire_json.from_plain(tree, kind),
+        size=0,
+        content_type=JSON,
+        deadline_at=deadline_at,
+        made_at=core.clock.now(),
+    )
+
+
+def _numbered_json(body: bytes, number: int) -> bytes:
+    """An object with its number in front; it has other fields, so the comma is right."""
+    return b'{"seq_id":%d,' % number + body[1:]
+
+
+def pass_parts(
+    core: Core,
+    model_id: str,
+    whole: ForwardBackwardInput,
+    chunks: Sequence[DataChunk],
+    dialect: Dialect,
+    *,
+    forward_only: bool,
+    deadline_at: float,
+) -> list[TrainingPart]:
+    """The requests of one pass, a chunk each."""
+    return [
+        _pass_part(core, model_id, whole, chunk, dialect, forward_only=forward_only, deadline_at=deadline_at)
+        for chunk in chunks
+    ]
+
+
+def _pass_part(
+    core: Core,
+    model_id: str,
+    whole: ForwardBackwardInput,
+    chunk: DataChunk,
+    dialect: Dialect,
+    *,
+    forward_only: bool,
+    deadline_at: float,
+) -> TrainingPart:
+    part_input = ForwardBackwardInput(list(chunk.data), whole.loss_fn, whole.loss_fn_config)
+    headers: dict[str, str] = {}
+    refuse_unsupported(part_input, dialect)
+    if dialect.protobuf and (dialect.forward_only or not forward_only):
+        buffers = proto.encode_forward_backward_request(
+            ForwardBackwardRequest(part_input, model_id), forward_only=forward_only
+        )
+        endpoint, content_type = "forward_backward", PROTOBUF
+
+        compress = zstd_compressor() if dialect.zstd else None
+        if compress is not None:
+            headers["Content-Encoding"] = "zstd"
+
+        def encoded(number: int) -> bytes:
+            joined = b"".join([*buffers, _SEQ_ID_TAG, _varint(number)])
+            return joined if compress is None else compress(joined)
+    else:
+        fitted = normalise_forward_backward(part_input, dialect)
+        request: Any = (
+            ForwardRequest(fitted, model_id) if forward_only else ForwardBackwardRequest(fitted, model_id)
+        )
+        endpoint, content_type = "forward" if forward_only else "forward_backward", JSON
+        octets = wire_json.encode(request)
+
+        def encoded(number: int) -> bytes:
+            return _numbered_json(octets, number)
+
+    return TrainingPart(
+        APIFuture(submit=core.callback_pool.run, clock=core.clock),
+        endpoint,
+        _FORWARD if forward_only else "ForwardBackward",
+        encoded,
+        _decode_pass,
+        size=chunk.size_bytes,
+        content_type=content_type,
+        headers=headers,
+        deadline_at=deadline_at,
+        made_at=core.clock.now(),
+    )
+
+
+def zstd_compressor() -> Callable[[bytes], bytes] | None:
+    """What compresses a body; None where the optional dependency is missing, and bodies go as they are."""
+    try:
+        import zstandard
+    except ImportError:
+        return None
+    return lambda body: zstandard.ZstdCompressor().compress(body)
+
+
+def _varint(number: int) -> bytes:
+    octets = bytearray()
+    while number > 0x7F:
+        octets.append(number & 0x7F | 0x80)
+        number >>= 7
+    octets.append(number)
+    return bytes(octets)
+
+
+_read_pass: Final = decode_with(
+    proto.decode_forward_backward_output, lambda tree: wire_json.from_plain(tree, ForwardBackwardOutput)
+)
+
+
+def _decode_pass(reply: Any, tree: Any) -> ForwardBackwardOutput:
+    """The output of one chunk, its metrics reduced as those of several would be."""
+    return merge_outputs([_read_pass(reply, tree)])
+
+
+def sender(core: Core) -> Callable[[TrainingPart, int], None]:
+    """What sends the parts of one training client. Runs on workers; returns when the server has accepted."""
+
+    def send(part: TrainingPart, number: int) -> None:
+        machinery = core.machinery
+        left_s = part.deadline_at - core.clock.now()
+        if left_s <= 0:
+            raise _too_late(part, core)
+        budget = machinery.train_bytes
+        if not budget.acquire(part.size, None if math.isinf(left_s) else left_s):
+            raise _too_late(part, core)
+        try:
+            reply = core.send(
+                part.endpoint,
+                part.bytes_for(number),
+                content_type=part.content_type,
+                headers=part.headers,
+                deadline_s=None if math.isinf(left_s) else left_s,
+            )
+        finally:
+            budget.release(part.size)
+        promise = wire_json.decode(reply.body, UntypedAPIFuture)
+        part.future.mark_accepted(promise.request_id)
+        machinery.fetcher.fetch(
+            Promise(
+                promise.request_id,
+                part.request_type,
+                wants_proto=ENDPOINTS[part.endpoint].result_as_protobuf,
+                roundtrip_s=core.clock.now() - part.made_at,
+            ),
+            part.future,
+            part.decode,
+            deadline_at=part.deadline_at,
+        )
+
+    return send
+
+
+def _too_late(part: TrainingPart, core: Core) -> DeadlineError:
+    return DeadlineError(
+        f"{part.endpoint} was not sent within the deadline",
+        method="POST",
+        path=ENDPOINTS[part.endpoint].path.text,
+        waited_s=core.clock.now() - part.made_at,
+        last_words="it waited for its turn",
+    )
