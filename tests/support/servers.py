@@ -345,7 +345,7 @@ def redirect(location: str, status: int = 307) -> bytes:
 def chunked(*chunks: bytes, headers: Mapping[str, str] | None = None) -> bytes:
     """The bytes of an answer in chunks.
 
-    >>> chunked(b"ab", b"c")[-22:]
+    >>> chunked(b"ab", b"c")[-18:]
     b'2\\r\\nab\\r\\n1\\r\\nc\\r\\n0\\r\\n\\r\\n'
     """
     head = answer(b"", headers={"Transfer-Encoding": "chunked", **(headers or {})}, length=None)

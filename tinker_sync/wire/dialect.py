@@ -78,8 +78,8 @@ _UNTIL: Final[Mapping[str, Version]] = {
     "get_checkpoint_archive": (0, 28),
 }
 
-# A body without tensors and all ASCII: a server that takes it for JSON and repeats it in its complaint does not
-# trip over bytes that are no text. It names a model that does not exist.
+# A body without tensors and all ASCII: a server that takes it for JSON, and repeats it when it complains, does
+# not trip over bytes that are no text. It names a model that does not exist.
 PROBE_BODY: Final = b"\n\x05probe"
 PROBE_CONTENT_TYPE: Final = PROTOBUF
 _JSON_COMPLAINTS: Final = re.compile(r"model_attributes_type|dict_type|type_error\.dict|json")

@@ -1,0 +1,126 @@
+"""Content encodings are undone within limits."""
+
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinker_sync.transport import content
+from tinker_sync.transport.content import accepted_encodings, decode
+from tinker_sync.transport.http1 import MalformedReply, ReplyTooLarge
+
+try:
+    import zstandard
+except ImportError:
+    zstandard = None  # type: ignore[assignment]  # an optional dependency
+
+needs_zstandard = pytest.mark.skipif(zstandard is None, reason="zstandard is not installed")
+MEGABYTE = 1024 * 1024
+
+
+def raw_deflate(data: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-15)
+    return packer.compress(data) + packer.flush()
+
+
+PACKERS = {
+    "gzip": gzip.compress,
+    "x-gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "identity": bytes,
+    "GZIP ": gzip.compress,
+    "gzip, identity": gzip.compress,
+    "deflate,gzip": lambda data: gzip.compress(zlib.compress(data)),
+}
+
+
+@given(st.binary(max_size=3000), st.sampled_from(list(PACKERS)))
+def test_what_was_packed_is_unpacked(data: bytes, encoding: str) -> None:
+    assert decode(PACKERS[encoding](data), encoding, limit=3000) == data
+
+
+@given(st.binary(max_size=3000))
+def test_deflate_without_its_wrapping(data: bytes) -> None:
+    assert decode(raw_deflate(data), "deflate", limit=3000) == data
+
+
+@needs_zstandard
+@given(st.binary(max_size=3000))
+def test_zstd(data: bytes) -> None:
+    packed = zstandard.ZstdCompressor().compress(data)
+    assert decode(packed, "zstd", limit=3000) == data
+    assert decode(packed + packed, "zstd", limit=6000) == data + data
+    assert "zstd" in accepted_encodings()
+
+
+def test_without_an_encoding_nothing_happens() -> None:
+    body = b"x" * 100
+    assert decode(body, None, limit=1) is body
+    assert decode(b"", "gzip", limit=1) == b""
+
+
+def test_several_members_are_one_body() -> None:
+    assert decode(gzip.compress(b"a") + gzip.compress(b"b") + b"\0" * 8, "gzip", limit=10) == b"ab"
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstandard", "gzip, br", "gzip," * 3 + "gzip"])
+def test_what_nobody_asked_for_is_refused(encoding: str) -> None:
+    with pytest.raises(MalformedReply):
+        decode(gzip.compress(b"x"), encoding, limit=100)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", pytest.param("zstd", marks=needs_zstandard)])
+def test_damage_and_truncation_are_seen(encoding: str) -> None:
+    pack = {"gzip": gzip.compress, "deflate": zlib.compress}.get(encoding)
+    packed = pack(b"hello" * 50) if pack else zstandard.ZstdCompressor().compress(b"hello" * 50)
+    for cut in range(1, len(packed)):
+        with pytest.raises(MalformedReply):
+            decode(packed[:cut], encoding, limit=1000)
+    with pytest.raises(MalformedReply):
+        decode(b"not compressed at all", encoding, limit=1000)
+
+
+def bomb(encoding: str, size: int) -> bytes:
+    if encoding == "gzip":
+        return gzip.compress(bytes(size))
+    if encoding == "deflate":
+        return zlib.compress(bytes(size))
+    packed: bytes = zstandard.ZstdCompressor().compress(bytes(size))
+    return packed
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", pytest.param("zstd", marks=needs_zstandard)])
+def test_a_bomb_costs_no_more_than_the_limit(encoding: str) -> None:
+    packed = bomb(encoding, 200 * MEGABYTE)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ReplyTooLarge):
+            decode(packed, encoding, limit=MEGABYTE)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Some steps of 128 KiB for zstd, which cannot be told where to stop.
+    assert peak < 40 * MEGABYTE
+    assert len(decode(bomb(encoding, MEGABYTE), encoding, limit=MEGABYTE)) == MEGABYTE
+
+
+def test_a_bomb_in_a_bomb_is_seen() -> None:
+    with pytest.raises(ReplyTooLarge):
+        decode(gzip.compress(bomb("gzip", 50 * MEGABYTE)), "gzip, gzip", limit=MEGABYTE)
+
+
+def test_a_million_empty_members_are_refused() -> None:
+    with pytest.raises(MalformedReply, match="members"):
+        decode(gzip.compress(b"") * 1000, "gzip", limit=1000)
+
+
+def test_zstd_is_only_asked_for_where_it_can_be_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "_zstandard", lambda: None)
+    assert accepted_encodings() == "gzip, deflate"
+    with pytest.raises(MalformedReply):
+        decode(b"x", "zstd", limit=10)
