@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
-from tinker_sync.types._convert import converter_for
+from tinker_sync.types._convert import converter_for, model_from
 from tinker_sync.types._model import Model, model
 from tinker_sync.types.datum import Datum, LossFnOutput, refuse_all
+from tinker_sync.types.tensor_data import TensorData
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -20,6 +21,8 @@ LossFnConfig: TypeAlias = Mapping[str, float | str]
 
 
 def _data(given: Any) -> list[Datum]:
+    if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
+        raise TypeError(f"data: expected a list of Datum, got {type(given).__name__}")
     data = list(given)
     for index, datum in enumerate(data):
         if not isinstance(datum, Datum):
@@ -97,6 +100,17 @@ class ForwardRequest(Model):
     seq_id: int | None = None
 
 
+def _outputs(given: Any) -> list[LossFnOutput]:
+    outputs = list(given)
+    for index, output in enumerate(outputs):
+        if not all(isinstance(tensor, TensorData) for tensor in output.values()):
+            where = f"ForwardBackwardOutput.loss_fn_outputs[{index}]"
+            outputs[index] = {
+                name: model_from(TensorData, tensor, f"{where}[{name!r}]") for name, tensor in output.items()
+            }
+    return outputs
+
+
 @model(kw_only=False)
 class ForwardBackwardOutput(Model):
     """What a pass returned: one record of tensors a datum, and metrics named ``name:reduction``.
@@ -108,5 +122,5 @@ class ForwardBackwardOutput(Model):
     __response__ = True
 
     loss_fn_output_type: str
-    loss_fn_outputs: list[LossFnOutput] = attrs.field(converter=list)
+    loss_fn_outputs: list[LossFnOutput] = attrs.field(converter=_outputs)
     metrics: dict[str, float] = attrs.field(factory=dict, converter=dict)

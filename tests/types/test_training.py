@@ -1,0 +1,178 @@
+"""Forward and backward passes: data, loss settings, validation of all at once, outputs."""
+
+from __future__ import annotations
+
+import copy
+import decimal
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.types import (
+    Datum,
+    ForwardBackwardInput,
+    ForwardBackwardOutput,
+    ForwardBackwardRequest,
+    ForwardRequest,
+    ModelInput,
+    TensorData,
+)
+
+
+def datum(*tokens: int, **inputs: Any) -> Datum:
+    return Datum(ModelInput.from_ints(tokens), inputs)
+
+
+GOOD = datum(1, 2, target_tokens=[2, 3], weights=[0, 1])
+
+
+def refusal(call: Any, *args: Any, **kwargs: Any) -> str:
+    with pytest.raises(InvalidInputError) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
+
+
+def test_arguments_by_position_and_by_name() -> None:
+    by_position = ForwardBackwardInput([GOOD], "ppo", {"clip": 0.2})
+    by_name = ForwardBackwardInput(data=[GOOD], loss_fn="ppo", loss_fn_config={"clip": 0.2})
+    assert by_position == by_name
+    assert ForwardBackwardInput([GOOD], "my_loss").loss_fn_config is None
+    assert ForwardBackwardRequest(by_name, "m").seq_id is None
+    assert ForwardBackwardRequest(by_name, "m", 3) == ForwardBackwardRequest(
+        forward_backward_input=by_name, model_id="m", seq_id=3
+    )
+    assert ForwardRequest(by_name, "m", 3).forward_input is by_name
+    with pytest.raises(TypeError):
+        ForwardBackwardInput([GOOD], loss="ppo")  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        ForwardBackwardRequest(by_name, model="m")  # type: ignore[call-arg]
+
+
+def test_data_of_any_iterable_and_of_nothing_else() -> None:
+    for data in ((GOOD,), iter([GOOD]), {1: GOOD}.values()):
+        assert ForwardBackwardInput(data, "ppo").data == [GOOD]  # type: ignore[arg-type]
+    given = [GOOD]
+    kept = ForwardBackwardInput(given, "ppo")
+    given.append(GOOD)
+    assert kept.data == [GOOD]
+    with pytest.raises(TypeError, match=r"^data\[1\]: expected a Datum, got dict"):
+        ForwardBackwardInput([GOOD, {}], "ppo")  # type: ignore[list-item]
+    for wrong in (GOOD, None, 5, "data", {"data": GOOD}):
+        with pytest.raises(TypeError, match=r"^data"):
+            ForwardBackwardInput(wrong, "ppo")  # type: ignore[arg-type]
+
+
+def test_settings_are_numbers_or_text() -> None:
+    given = {
+        "a": 1,
+        "b": np.float32(0.5),
+        "c": True,
+        "d": "0.5",
+        "e": decimal.Decimal("1.5"),
+        "f": np.int64(7),
+    }
+    config = ForwardBackwardInput([GOOD], "ppo", given).loss_fn_config  # type: ignore[arg-type]
+    assert config == {"a": 1.0, "b": 0.5, "c": 1.0, "d": "0.5", "e": 1.5, "f": 7.0}
+    assert {type(value) for value in config.values()} == {float, str}
+    given["a"] = 2
+    assert config["a"] == 1.0
+    assert ForwardBackwardInput([GOOD], "ppo", {}).loss_fn_config == {}
+    for wrong, kind in ((None, "NoneType"), ([1], "list"), (1j, "complex"), (np.ones(2), "ndarray")):
+        said = refusal(ForwardBackwardInput, [GOOD], "ppo", {"clip": wrong})
+        assert said.startswith("loss_fn_config['clip']: expected a number")
+        assert said.endswith(f"({kind})")
+    with pytest.raises(TypeError, match="loss_fn_config: expected a mapping"):
+        ForwardBackwardInput([GOOD], "ppo", [("clip", 0.2)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [None, 5, ["ppo"]])
+def test_a_loss_is_named(wrong: Any) -> None:
+    assert refusal(ForwardBackwardInput, [GOOD], wrong).startswith(
+        "ForwardBackwardInput.loss_fn: expected text"
+    )
+
+
+def test_numbers_of_requests_are_whole() -> None:
+    work = ForwardBackwardInput([GOOD], "ppo")
+    assert ForwardBackwardRequest(work, "m", np.int64(4)).seq_id == 4  # type: ignore[arg-type]
+    assert refusal(ForwardBackwardRequest, work, "m", 1.5).startswith("ForwardBackwardRequest.seq_id: ")
+    assert refusal(ForwardRequest, work, 7).startswith("ForwardRequest.model_id: ")
+
+
+def test_good_work_passes() -> None:
+    assert ForwardBackwardInput([GOOD] * 3, "cross_entropy").validate() is None
+
+
+def test_no_data_is_said() -> None:
+    assert refusal(ForwardBackwardInput([], "ppo").validate) == "data: is empty; give at least one Datum"
+
+
+def test_every_problem_of_every_datum_is_said_at_once() -> None:
+    weights = np.ones(18)
+    weights[17] = np.nan
+    work = ForwardBackwardInput(
+        [
+            GOOD,
+            datum(1, 2, target_tokens=[2]),
+            GOOD,
+            datum(*range(18), weights=weights, advantages=[np.inf]),
+            datum(),
+        ],
+        "ppo",
+    )
+    with pytest.raises(InvalidInputError) as caught:
+        work.validate()
+    assert list(caught.value.problems) == [
+        "data[1].loss_fn_inputs['target_tokens']: has length 1, model_input has 2",
+        "data[3].loss_fn_inputs['weights'][17]: expected a finite number, got nan",
+        "data[3].loss_fn_inputs['advantages'][0]: expected a finite number, got inf",
+        "data[4].model_input: is empty",
+    ]
+    assert isinstance(caught.value, ValueError)
+    assert pickle.loads(pickle.dumps(caught.value)).problems == caught.value.problems
+
+
+def test_outputs() -> None:
+    record = {"logprobs": TensorData([0.5], "float32", [1])}
+    output = ForwardBackwardOutput("ArrayRecord", (record,), {"loss:sum": 1.5})  # type: ignore[arg-type]
+    assert output.loss_fn_outputs == [record]
+    assert output.metrics == {"loss:sum": 1.5}
+    assert ForwardBackwardOutput("ArrayRecord", []).metrics == {}
+    assert ForwardBackwardOutput.model_validate(
+        {"loss_fn_output_type": "ArrayRecord", "loss_fn_outputs": [record], "new": 1}
+    ) == ForwardBackwardOutput("ArrayRecord", [record])
+    assert ForwardBackwardOutput.model_validate(output.model_dump()) == output
+    with pytest.raises(InvalidInputError, match=r"loss_fn_outputs\[1\]\['x'\]"):
+        ForwardBackwardOutput("A", [record, {"x": [0.5]}])  # type: ignore[dict-item]
+
+
+def test_copies_and_values() -> None:
+    work = ForwardBackwardInput([GOOD], "ppo", {"clip": 0.2})
+    values: list[Any] = [
+        work,
+        ForwardBackwardInput([GOOD, GOOD], "ppo", {"clip": 0.2}),
+        ForwardBackwardInput([GOOD], "grpo", {"clip": 0.2}),
+        ForwardBackwardInput([GOOD], "ppo"),
+        ForwardBackwardRequest(work, "m", 1),
+        ForwardBackwardRequest(work, "m", 2),
+        ForwardRequest(work, "m", 1),
+        ForwardBackwardOutput("A", [{"x": TensorData([np.nan], "float32")}], {"loss:sum": 1.0}),
+        ForwardBackwardOutput("A", [{"x": TensorData([0.0], "float32")}], {"loss:sum": 1.0}),
+    ]
+    for index, one in enumerate(values):
+        for twin in (
+            copy.copy(one),
+            copy.deepcopy(one),
+            one.model_copy(deep=True),
+            pickle.loads(pickle.dumps(one)),
+        ):
+            assert [twin == other for other in values] == [index == at for at in range(len(values))]
+        with pytest.raises(AttributeError):
+            one.data = []
+        with pytest.raises(AttributeError):
+            del one.loss_fn
+        assert len(repr(one)) < 1000
+    assert len(repr(ForwardBackwardInput([GOOD] * 10_000, "ppo"))) < 2000
