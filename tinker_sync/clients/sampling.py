@@ -19,6 +19,7 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.numbers import numbers
 from tinker_sync.runtime.once import Once
 from tinker_sync.runtime.sample_lane import SampleOrder, check_response
+from tinker_sync.runtime.session_poll import SessionPoll
 from tinker_sync.types import (
     CreateSamplingSessionRequest,
     GetSamplerResponse,
@@ -67,6 +68,8 @@ class SamplingClient:
         self._record_stability_info = record_stability_info
         # The original counts from 0 and asks nobody; a copy first needs a block of its own.
         self._numbers: Once[Callable[[], int]] = Once(self._join if copied else numbers)
+        self._poll_for_all: Once[Callable[..., Any]] = Once(self._session_poll)
+        self._clone_id = 0
         _fork.renew_in_child(self)
 
     @classmethod
@@ -178,9 +181,23 @@ class SamplingClient:
             decode=lambda reply, tree: check_response(request, _read_response(reply, tree)),
             max_attempts=self._retry_config.attempts,
             abandoned=core.abandon,
+            # Looked up when there is a promise: by then the copy of the client has its number.
+            fetch=lambda *promise, **options: self._poll_for_all.get()(*promise, **options),
         )
-        machinery.lane.put(order, future)
+        if self._numbers.made is None:
+            core.send_pool.run(lambda: self._put_once_numbered(order, future))
+        else:
+            machinery.lane.put(order, future)
         return future
+
+    def _put_once_numbered(self, order: SampleOrder, future: APIFuture[SampleResponse]) -> None:
+        """A copy asks for its numbers before its first sample; on a worker, so that nobody's call waits."""
+        try:
+            self._numbers.get()
+        except Exception as error:  # noqa: BLE001  # whatever it was, somebody waits for the sample
+            future.fail(error)
+        else:
+            self._core.machinery.lane.put(order, future)
 
     def compute_logprobs(
         self,
@@ -218,6 +235,16 @@ class SamplingClient:
     def renew_after_fork(self) -> None:
         """The child is a copy like any other: it needs numbers of its own."""
         self._numbers = Once(self._join)
+        self._poll_for_all = Once(self._session_poll)
+
+    def _session_poll(self) -> Callable[..., Any]:
+        """How results are waited for: together where the server offers that, else one by one."""
+        machinery = self._core.machinery
+        if not machinery.facts.config.sample_use_retrieve_futures:
+            return machinery.fetcher.fetch
+        return SessionPoll(
+            machinery.fetcher, self._sampling_session_id, self._clone_id, clock=self._core.clock
+        ).fetch
 
     def _join(self) -> Callable[[], int]:
         """A block of numbers that no other copy uses."""
@@ -231,6 +258,7 @@ class SamplingClient:
             clone = joined.client_counter
         else:
             clone = uuid.uuid4().int % CLONE_BLOCK + 1
+        self._clone_id = clone
         return numbers(clone * CLONE_BLOCK)
 
     # -------------------------------------------------------------------------------------- about it

@@ -15,13 +15,13 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from attrs import frozen
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import DeadlineError, TinkerError, UnsupportedByServerError, WireError
-from tinker_sync.runtime.fetcher import Fetch, Fetcher, Promise
+from tinker_sync.runtime.fetcher import Fetcher, Promise
 from tinker_sync.runtime.rate_limiter import Gate, Permit
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.types.future import UntypedAPIFuture
@@ -66,8 +66,15 @@ class SampleOrder:
     deadline_at: float
     decode: Callable[[Reply, Any], SampleResponse]
     max_attempts: int = MAX_ATTEMPTS
-    fetch: Callable[..., Fetch[Any]] | None = None
+    fetch: Callable[..., Abandonable] | None = None
     abandoned: Callable[[str], object] | None = None
+
+
+class Abandonable(Protocol):
+    """A retrieval under way."""
+
+    def abandon(self) -> None:
+        """Nobody waits any more."""
 
 
 class SampleLane:
@@ -216,7 +223,7 @@ class _Sample:
         # entry, which is one step, gives it back.
         self._held: dict[str, Any] = {}
         self._ticket: Ticket | None = None
-        self._fetch: Fetch[Any] | None = None
+        self._fetch: Abandonable | None = None
 
     @property
     def over(self) -> bool:

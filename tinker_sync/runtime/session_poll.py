@@ -1,0 +1,273 @@
+"""One long poll for all the samples of a sampling session, where the server offers that.
+
+A sample waits here until the poll says that it is done, and is fetched then, once. Where the poll is not
+offered, or keeps failing, samples are asked for one by one as everywhere else; nobody notices but the server.
+Completions nobody waits for are kept for a while, for they may be early, and then forgotten.
+
+No thread of its own: the poll is a request like any other on the poller. The lock is held for container work
+only.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync.config import Timeout
+from tinker_sync.errors import WireError
+from tinker_sync.runtime import _fork
+from tinker_sync.runtime.fetcher import POLL_TIMEOUT_S, Decode, Fetch, Fetcher, Promise
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.transport.backoff import delay_s
+from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.types.future import (
+    FutureFinished,
+    FuturesRetrieveRequest,
+    FuturesRetrieveResponse,
+    SamplingSessionFuturesTarget,
+)
+from tinker_sync.wire import json as wire_json
+
+PATH: Final = "/api/v1/retrieve_futures"
+# A completion may be announced before the answer to the submit has been read.
+_EARLY_KEPT: Final = 10_000
+_FAILURES_BEFORE_SINGLES: Final = 3
+_TRANSIENT: Final = (408, 409, 425, 429)
+_BILLING_PAUSE_S: Final = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class SessionPoll:
+    """Stands in for `Fetcher.fetch` for the samples of one client. Thread-safe.
+
+    Args:
+        fetcher: fetches what is done, and all of it where there is no such poll.
+        sampling_session_id: whose samples.
+        clone_id: which copy of the client this is; 0 for the original.
+    """
+
+    def __init__(
+        self, fetcher: Fetcher, sampling_session_id: str, clone_id: int, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._fetcher = fetcher
+        self._target = SamplingSessionFuturesTarget(
+            sampling_session_id=sampling_session_id, cloned_sampler_id=clone_id
+        )
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._waiting: dict[str, _Waiter] = {}  # guarded by _lock
+        self._early: OrderedDict[str, int] = OrderedDict()  # guarded by _lock; request id to size
+        self._retrieved: set[str] = set()  # guarded by _lock; to be told to the server
+        self._polling = False  # guarded by _lock; a poll is under way, or a pause before the next
+        self._singles = False  # guarded by _lock; final: there is no such poll
+        # Only the steps of the poll touch these, and they follow each other.
+        self._cursor = 0
+        self._failures = 0
+        _fork.renew_in_child(self)
+
+    def fetch(
+        self,
+        promise: Promise,
+        future: APIFuture[Any],
+        decode: Decode[Any],
+        *,
+        deadline_at: float = math.inf,
+        on_gone: Callable[[Exception], object] | None = None,
+    ) -> _Waiter | Fetch[Any]:
+        """Resolve `future` once its promise is announced as done; arguments as for `Fetcher.fetch`."""
+        waiter = _Waiter(self, promise, future, decode, deadline_at, on_gone)
+        with self._lock:
+            singles = self._singles
+            size = self._early.pop(promise.request_id, None)
+            if not singles and size is None:
+                self._waiting[promise.request_id] = waiter
+            start = self._wanted_locked()
+        if singles:
+            waiter.fetch_alone(None)
+        elif size is not None:
+            waiter.fetch_alone(size)
+        if start:
+            self._poll()
+        return waiter
+
+    def renew_after_fork(self) -> None:
+        """The parent's samples are its own."""
+        self._lock = threading.Lock()
+        self._waiting, self._retrieved, self._polling = {}, set(), False
+
+    def __repr__(self) -> str:
+        with self._lock:
+            mode = "singly" if self._singles else "together"
+            return f"<SessionPoll {len(self._waiting)} waiting {mode}, cursor {self._cursor}>"
+
+    # -------------------------------------------------------------------------------------- for waiters
+
+    def done_with(self, request_id: str) -> None:
+        """Somebody has the result, or wants it no more: tell the server with the next poll."""
+        with self._lock:
+            self._waiting.pop(request_id, None)
+            if self._singles:
+                return
+            self._retrieved.add(request_id)
+            start = self._wanted_locked()
+        if start:
+            self._poll()
+
+    def _wanted_locked(self) -> bool:
+        """Whether a poll is to be started now; then it counts as started."""
+        if self._polling or self._singles or not (self._waiting or self._retrieved):
+            return False
+        self._polling = True
+        return True
+
+    # -------------------------------------------------------------------------------------- the poll
+
+    def _poll(self) -> None:
+        with self._lock:
+            reported = sorted(self._retrieved)
+            self._drop_overdue_locked()
+        request = FuturesRetrieveRequest(
+            target=self._target, prev_cursor=self._cursor, retrieved_request_ids=reported
+        )
+        call = Call(
+            method="POST",
+            path=PATH,
+            body=wire_json.encode(request),
+            timeout=Timeout(read=POLL_TIMEOUT_S, idle=POLL_TIMEOUT_S),
+            max_retries=0,
+        )
+        self._fetcher.poller.start(call, lambda outcome: self._on_outcome(outcome, reported))
+
+    def _drop_overdue_locked(self) -> None:
+        """Those whose time is up ask for themselves once more, which says so."""
+        now = self._clock.now()
+        for waiter in [waiter for waiter in self._waiting.values() if waiter.deadline_at <= now]:
+            del self._waiting[waiter.promise.request_id]
+            self._fetcher.poller.after(0.0, lambda waiter=waiter: waiter.fetch_alone(None))  # type: ignore[misc]
+
+    def _on_outcome(self, outcome: Reply | SendFailed, reported: list[str]) -> None:
+        if isinstance(outcome, Reply) and outcome.ok:
+            try:
+                self._on_completions(wire_json.decode(outcome.body, FuturesRetrieveResponse), reported)
+            except WireError as error:
+                self._give_up(str(error))
+            return
+        if isinstance(outcome, SendFailed) and outcome.timed_out and outcome.maybe_received:
+            self._go_on(0.0)  # the server holds polls longer than we listen
+        elif self._is_passing(outcome):
+            self._failed()
+        else:
+            self._give_up(str(outcome) if isinstance(outcome, SendFailed) else f"status {outcome.status}")
+
+    def _is_passing(self, outcome: Reply | SendFailed) -> bool:
+        if isinstance(outcome, SendFailed):
+            return not outcome.final
+        return outcome.status in _TRANSIENT or outcome.status >= 500 or outcome.status == 402
+
+    def _on_completions(self, answer: FuturesRetrieveResponse, reported: list[str]) -> None:
+        self._failures = 0
+        self._cursor = answer.cursor
+        ready: list[tuple[_Waiter, int]] = []
+        with self._lock:
+            self._retrieved.difference_update(reported)
+            for completion in answer.completions:
+                size = 0
+                if isinstance(completion, FutureFinished):
+                    size = completion.response_payload_uncompressed_size or 0
+                waiter = self._waiting.pop(completion.request_id, None)
+                if waiter is None:
+                    self._early[completion.request_id] = size
+                else:
+                    ready.append((waiter, size))
+            while len(self._early) > _EARLY_KEPT:
+                self._early.popitem(last=False)
+        for waiter, size in ready:
+            waiter.fetch_alone(size)
+        self._go_on(0.0)
+
+    def _go_on(self, pause_s: float) -> None:
+        with self._lock:
+            self._polling = False
+            start = self._wanted_locked()
+        if not start:
+            return
+        if pause_s:
+            self._fetcher.poller.after(pause_s, self._poll)
+        else:
+            self._poll()
+
+    def _failed(self) -> None:
+        """It may work again in a while; those who wait since before need not."""
+        self._failures += 1
+        if self._failures == _FAILURES_BEFORE_SINGLES:
+            self._release_all()
+        self._go_on(delay_s(self._failures, draw=1.0))
+
+    def _give_up(self, why: str) -> None:
+        _log.info("samples are asked for one by one, because asking for all at once failed: %s", why)
+        with self._lock:
+            self._singles = True
+            self._polling = False
+            self._early.clear()
+            self._retrieved.clear()
+        self._release_all()
+
+    def _release_all(self) -> None:
+        with self._lock:
+            released, self._waiting = list(self._waiting.values()), {}
+        for waiter in released:
+            waiter.fetch_alone(None)
+
+
+class _Waiter:
+    """A sample that waits to be announced, and then its fetch."""
+
+    def __init__(
+        self,
+        owner: SessionPoll,
+        promise: Promise,
+        future: APIFuture[Any],
+        decode: Decode[Any],
+        deadline_at: float,
+        on_gone: Callable[[Exception], object] | None,
+    ) -> None:
+        self.promise = promise
+        self.deadline_at = deadline_at
+        self._owner = owner
+        self._future = future
+        self._decode = decode
+        self._on_gone = on_gone
+        self._fetch: Fetch[Any] | None = None
+        future.when_done(lambda _: owner.done_with(promise.request_id))
+
+    def fetch_alone(self, size: int | None) -> None:
+        """Ask for this result. `size`: as announced; None: nothing was."""
+        announced = Promise(
+            self.promise.request_id,
+            self.promise.request_type,
+            self.promise.wants_proto,
+            self.promise.roundtrip_s,
+            size,
+        )
+        self._fetch = self._owner._fetcher.fetch(
+            announced, self._future, self._decode, deadline_at=self.deadline_at, on_gone=self._gone
+        )
+
+    def abandon(self) -> None:
+        """Nobody waits any more."""
+        fetch = self._fetch
+        if fetch is not None:
+            fetch.abandon()
+
+    def _gone(self, error: Exception) -> None:
+        self._owner.done_with(self.promise.request_id)
+        if self._on_gone is not None:
+            self._on_gone(error)
+        else:
+            self._future.fail(error)
