@@ -223,6 +223,8 @@ def test_urls(url: str, masked: str) -> None:
         ("X-API-Key: whatever, Accept: x", "X-API-Key: ***, Accept: x"),
         ("{'X-Api-Key': 'opaque', 'a': 'b'}", "{'X-Api-Key': '***', 'a': 'b'}"),
         ('{"weights_access_token": "a\\"b", "path": "p"}', '{"weights_access_token": "***", "path": "p"}'),
+        (r'"{\"jwt\": \"a.b\", \"path\": \"p\"}"', r'"{\"jwt\": \"***\", \"path\": \"p\"}"'),
+        (r'"{\\\"jwt\\\":\\\"a.b\\\"}"', r'"{\\\"jwt\\\":\\\"***\\\"}"'),
         (
             "Max retries with url: /x?token=abc (Caused by ...)",
             "Max retries with url: /x?token=*** (Caused by ...)",
@@ -308,6 +310,9 @@ def test_headers() -> None:
         '"a":"' * 40_000,
         "'a':\"" * 40_000,
         '"a":"' + '\\"' * 100_000,
+        '\\"a\\":\\"' * 30_000,
+        "\\" * 200_000,
+        '\\"' * 100_000,
         "Bearer " * 30_000,
         "authorization" * 15_000,
         "authorization:" * 15_000,

@@ -63,6 +63,8 @@ _HEADER_LINE: Final = re.compile(rf"\b({'|'.join(_SECRET_HEADERS)})(\s?[:=]\s?)[
 # Up to the last "@" before the path: a password may itself hold one.
 _USERINFO: Final = re.compile(r"(?<![A-Za-z0-9+.\-])([A-Za-z][A-Za-z0-9+.\-]*://)[^/?#\s\"'<>]*@")
 _QUERY_PAIR: Final = re.compile(r"([?&#;])([^=&#;\s?\"'<>]+)=([^&#;\s\"'<>]*)")
+# The same inside of a JSON text that is itself a string of another, as servers echo bodies.
+_INNER_JSON_PAIR: Final = re.compile(r"((?<!\\)\\+\"[\w\-]+\\+\"\s?:\s?\\+\")([^\"\\]*)")
 _JSON_PAIR: Final = re.compile(r"([\"'])([\w\-]+)\1(\s?:\s?)(\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')")
 
 
@@ -142,7 +144,7 @@ class Secret:
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError(
-            "a Secret cannot be pickled: give the other process a key by TINKER_API_KEY or the credentials file"
+            "a Secret cannot be pickled: give the other process one by TINKER_API_KEY or the key file"
         )
 
     def __copy__(self) -> Secret:
@@ -153,7 +155,7 @@ class Secret:
 
 
 class HeaderMap(Mapping[str, str]):
-    """Header names and values: found under any case, kept in order, immutable. Any thread may use it.
+    """Header names and values: found under any case, kept in order, immutable. Any thread may use.
 
     Neither its repr nor a pickle of it shows the secret ones; a pickle holds a mask in their place.
 
@@ -279,7 +281,7 @@ def mask_json(tree: Any, secrets: Iterable[str | Secret] = ()) -> Any:
 def _mask(text: str, known: tuple[str, ...]) -> str:
     for form in known:
         text = text.replace(form, MASK)
-    text = _JSON_PAIR.sub(_mask_json_pair, mask_url(text))
+    text = _INNER_JSON_PAIR.sub(_mask_inner_pair, _JSON_PAIR.sub(_mask_json_pair, mask_url(text)))
     text = _BEARER.sub(rf"\1 {MASK}", _HEADER_LINE.sub(rf"\1\2{MASK}", text))
     return _JWT.sub(MASK, _VENDOR_KEY.sub(MASK, text))
 
@@ -318,6 +320,26 @@ def _mask_json_pair(match: re.Match[str]) -> str:
     if not is_secret_name(match[2]):
         return match[0]
     return f"{match[1]}{match[2]}{match[1]}{match[3]}{match[4][0]}{MASK}{match[4][0]}"
+
+
+def _mask_inner_pair(match: re.Match[str]) -> str:
+    return match[1] + MASK if is_secret_name(match[1]) else match[0]
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """Drop the tracebacks of a foreign exception and of all behind it; kinds and texts stay.
+
+    The frames of libraries below us hold headers, bodies and addresses in local variables, which error
+    reporters collect.
+    """
+    todo, seen = [error], set()
+    while todo:
+        one = todo.pop()
+        seen.add(id(one))
+        one.__traceback__ = None
+        behind = (one.__cause__, one.__context__)
+        todo += [other for other in behind if other is not None and id(other) not in seen]
+    return error
 
 
 def _known_forms(secrets: Iterable[str | Secret]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ that fills one pipe while nobody reads it never ends. What it prints is wrapped 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -22,6 +23,7 @@ from tinker_sync.errors import CredentialError
 # Tokens have a few KiB; whatever prints more is no credential helper.
 _MAX_OUTPUT_BYTES: Final = 64 * 1024
 _MAX_COMPLAINT_BYTES: Final = 2 * 1024
+_MAYBE_KEY: Final = re.compile(r"(?![/.~$])(?=.*[0-9])(?=.*[A-Za-z]).{8,}")
 # A killed command's pipes close at once, unless something it started in another session keeps them.
 _AFTER_KILL_S: Final = 1.0
 
@@ -134,7 +136,9 @@ def _run(command: Secret, time_limit_s: float, clock: Clock) -> _End:
     return _End(
         run.output,
         _problem_of(run, time_limit_s, in_time=in_time),
-        _presentable(run.complaint, (run.output, *map(Secret, run.output.reveal().split()), command)),
+        _presentable(
+            run.complaint, (run.output, *map(Secret, run.output.reveal().split()), *_keys_in(command))
+        ),
     )
 
 
@@ -151,6 +155,15 @@ def _problem_of(run: _Run, time_limit_s: float, *, in_time: bool) -> str:
     if not all("!" <= character <= "~" for character in run.output.reveal()):
         return "printed more than one word, or characters that cannot stand in a header"
     return ""
+
+
+def _keys_in(command: Secret) -> list[Secret]:
+    """Words of the command line that may be keys themselves; shells and tools quote words in complaints.
+
+    Names of programs and files are none: without them a complaint would be of no use.
+    """
+    words = re.split(r"[\s'\"=:;|&()<>]+", command.reveal())
+    return [command, *(Secret(word) for word in words if _MAYBE_KEY.match(word))]
 
 
 def _presentable(complaint: bytes, secrets: tuple[Secret, ...]) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tinker_sync._clock import Clock
+from tinker_sync._secret import Secret, without_frames
 from tinker_sync.transport import content
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.hop import MAX_REDIRECTS, REDIRECTS, Hop, RedirectRefused, redirected
@@ -142,7 +143,9 @@ class Exchange:
         try:
             self._hop = redirected(before, status, location)
         except RedirectRefused as error:
-            raise self._lost(SendFailed(str(error), maybe_received=True, final=True)) from error
+            raise self._lost(SendFailed(str(error), maybe_received=True, final=True)) from without_frames(
+                error
+            )
         self._taken = self._taken or self._hop.method != before.method
         same_origin = self._hop.origin == before.origin
         self._journal.redirected(self._call, status, same_origin=same_origin, to=str(self._hop.origin))
@@ -155,7 +158,8 @@ class Exchange:
 
 
 def _header(raw: RawReply, name: str) -> str | None:
-    return next((value for header, value in raw.headers if header.lower() == name), None)
+    """The value of a header, in a form whose repr shows nothing: redirects lead to signed addresses."""
+    return next((Secret(value).reveal() for header, value in raw.headers if header.lower() == name), None)
 
 
 def _joined(headers: list[tuple[str, str]]) -> dict[str, str]:

@@ -61,7 +61,7 @@ def redact_body(content: bytes | None, content_type: str, secrets: Iterable[str 
     is_text = "json" in content_type or content_type.startswith("text/")
     if not is_text or len(content) > _TEXT_BYTES:
         return f"<{len(content)} bytes of {content_type or 'unknown type'}>"
-    shown = mask_text(content.decode("utf-8", "replace"), secrets)
+    shown = _masked(content, tuple(secrets))
     if len(shown) <= _SHOWN_CHARACTERS:
         return shown
     return f"{shown[:_SHOWN_CHARACTERS]}... ({len(content)} bytes)"
@@ -98,6 +98,15 @@ def curl(
     if call.body is not None:
         words += _data(call, call.body, known)
     return " ".join(words)
+
+
+def _masked(content: bytes, known: tuple[str | Secret, ...]) -> str:
+    """By field where it is JSON: servers that echo a body do so as a text inside of a text."""
+    try:
+        tree = json.loads(content)
+    except (ValueError, RecursionError):
+        return mask_text(content.decode("utf-8", "replace"), known)
+    return json.dumps(mask_json(tree, known), ensure_ascii=False)
 
 
 def _headers_of(call: Call) -> dict[str, str]:

@@ -27,7 +27,7 @@ import requests.utils
 from attrs import frozen
 from urllib3.util.ssl_ import create_urllib3_context
 
-from tinker_sync._secret import HeaderMap, Secret, mask_url
+from tinker_sync._secret import HeaderMap, Secret, mask_url, without_frames
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.transport.pools import Origin, Route
 
@@ -125,13 +125,18 @@ class SessionRules:
 
     def _find_way(self, origin: Origin) -> Way:
         url = f"{origin}/"
-        merged: Mapping[str, Any] = self.session.merge_environment_settings(url, {}, None, None, None)
-        options = {name: merged[name] for name in ("proxies", "verify", "cert")}
+        options = self._options(url)
         return Way(
             route=self._route(origin, url, options),
             options=options,
             netrc=self._netrc(url),
         )
+
+    def _options(self, url: str) -> dict[str, Any]:
+        merged: Mapping[str, Any] = self.session.merge_environment_settings(url, {}, None, None, None)
+        # Addresses of proxies hold passwords; in this form no repr shows them.
+        proxies = {scheme: Secret(proxy).reveal() for scheme, proxy in merged["proxies"].items() if proxy}
+        return {"proxies": proxies, "verify": merged["verify"], "cert": merged["cert"]}
 
     def _netrc(self, url: str) -> str | None:
         # Only for a session of the user's own: who just gives an API key expects no password to go along.
@@ -151,7 +156,8 @@ class SessionRules:
             proxy = f"http://{proxy}"
         try:
             return Route(origin, tls, Origin.of(proxy), _proxy_headers(proxy))
-        except ValueError:
+        except ValueError as error:
+            without_frames(error)
             raise ConfigurationError(f"the proxy address {mask_url(proxy)!r} is not valid") from None
 
     def _is_plain(self, url: str) -> bool:

@@ -18,7 +18,7 @@ import requests.cookies
 from urllib3.exceptions import NameResolutionError, NewConnectionError
 
 from tinker_sync._clock import Clock
-from tinker_sync._secret import mask_url
+from tinker_sync._secret import mask_url, without_frames
 from tinker_sync.errors import TinkerError
 from tinker_sync.transport.call import SendFailed
 from tinker_sync.transport.http1 import MalformedReply, ReplyTooLarge
@@ -81,7 +81,7 @@ class SessionLine:
         except TinkerError:
             raise
         except Exception as error:  # noqa: BLE001 - adapters and hooks are the user's and raise what they like
-            raise _failure(error) from error.with_traceback(None)
+            raise _failure(error) from without_frames(error)
 
     def abort(self) -> None:
         """Nothing is under way between calls of `finish`."""

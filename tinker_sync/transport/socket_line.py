@@ -11,9 +11,10 @@ import math
 import ssl
 from typing import Final, NoReturn
 
-from attrs import frozen
+from attrs import field, frozen
 
 from tinker_sync._clock import Clock
+from tinker_sync._secret import without_frames
 from tinker_sync.transport.call import SendFailed
 from tinker_sync.transport.http1 import MalformedReply, Quiet, ReplyParser, ReplyTooLarge
 from tinker_sync.transport.pools import Connection, Pools
@@ -28,8 +29,8 @@ class RawReply:
     """An answer as it came, its content encoding not undone."""
 
     status: int
-    headers: list[tuple[str, str]]
-    body: bytes
+    headers: list[tuple[str, str]] = field(repr=False)  # of redirects to signed addresses, too
+    body: bytes = field(repr=False)
 
 
 @frozen
@@ -182,7 +183,7 @@ class SocketLine:
             timed_out=timed_out,
             stale=unheard and self._connection.requests > 0 and not self._pools.closed,
             final=isinstance(error, ReplyTooLarge) or self._pools.closed,
-        ) from error
+        ) from without_frames(error)
 
     def _describe(self, error: Exception) -> str:
         if self._pools.closed:

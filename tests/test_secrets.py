@@ -1,0 +1,626 @@
+"""No secret in any repr, log record, exception, pickle or traceback with locals.
+
+Every place a secret can come from gets a text of its own, so that a failure names the place. Each scenario
+lets the package do something with all of them in its hands; what it made, raised and logged is then searched.
+Whoever adds a stage through which secrets pass adds a scenario.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import logging
+import pickle
+import socket
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+import attrs
+import pytest
+import requests
+from support.clock import FakeClock
+from support.servers import AnsweringServer, ProxyServer, ScriptedServer, answer
+
+from tinker_sync import auth, errors
+from tinker_sync._secret import Secret
+from tinker_sync.config import CredentialsFile, Settings, StoredKey
+from tinker_sync.errors import TinkerError
+from tinker_sync.transport.auth import Grant, KeyRing, read_grant
+from tinker_sync.transport.call import Call, Reply
+from tinker_sync.transport.caller import Caller
+from tinker_sync.transport.http import Http
+from tinker_sync.transport.journal import Journal
+
+HERE = Path(__file__).parent
+JWT = "eyJhbGciOiJub25lIn0.eyJleHAiOjk5OTk5OTk5OTl9.PLANTED7jwt"
+
+# Not all look like keys: the package has to know them by where they come from.
+PLANTED = {
+    "api_key": "tml-PLANTED7argument",
+    "TINKER_API_KEY": "tml-PLANTED7environment",
+    "stored key": "tml-PLANTED7stored",
+    "command output": "PLANTED7printed",
+    "command line": "PLANTED7commandline",
+    "token": JWT,
+    "default header": "PLANTED7header",
+    "CF id": "PLANTED7cfid",
+    "CF secret": "PLANTED7cfsecret",
+    "proxy password": "PLANTED7proxy",
+    "session password": "PLANTED7basic",
+    "session header": "PLANTED7session",
+    "weights_access_token": "PLANTED7weights",
+    "userinfo": "PLANTED7userinfo",
+    "signature": "PLANTED7signature",
+}
+
+
+def forms(text: str) -> set[str]:
+    """A text as it may be found: as it is, percent-encoded, and inside of base64 at any of three offsets."""
+    found = {text, quote(text, safe="")}
+    for offset in range(3):
+        encoded = base64.b64encode(b"x" * offset + text.encode()).decode().rstrip("=")
+        found.add(encoded[4 if offset else 0 : -2])
+    return found
+
+
+FORMS = {
+    place: forms(text.rpartition("PLANTED")[1] + text.rpartition("PLANTED")[2])
+    for place, text in PLANTED.items()
+}
+
+
+def found_in(text: str) -> list[str]:
+    return [place for place, spellings in FORMS.items() if any(spelling in text for spelling in spellings)]
+
+
+def assert_hidden(text: str, where: str) -> None:
+    found = found_in(text)
+    assert not found, f"{where} shows {found}: {text[:3000]}"
+
+
+# ---- searching
+
+
+def faces(thing: object) -> Iterator[tuple[str, str]]:
+    """Everything a person or a tool would print of an object."""
+    for show in (repr, str, format, ascii):
+        yield show.__name__, show(thing)
+    if hasattr(thing, "__dict__"):
+        yield "vars", repr(vars(thing))
+    if attrs.has(type(thing)):
+        yield "asdict", repr(attrs.asdict(thing))  # type: ignore[arg-type]  # just checked
+        yield "fields", repr([getattr(thing, name) for name in attrs.fields_dict(type(thing))])  # type: ignore[arg-type]
+    yield "json", json.dumps(thing, default=repr)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        try:
+            yield f"pickle {protocol}", pickle.dumps(thing, protocol).decode("latin-1")
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            yield f"refusal of pickle {protocol}", f"{error!r}"
+
+
+def assert_object_hidden(thing: object) -> None:
+    for name, text in faces(thing):
+        assert_hidden(text, f"{name} of {type(thing).__name__}")
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    todo, seen = [error], set()
+    while todo:
+        one = todo.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            todo += [other for other in (one.__cause__, one.__context__) if other is not None]
+
+
+def frames(trace: TracebackType | None) -> Iterator[str]:
+    """Each frame with its local variables, as error reporters print them; not those of the tests."""
+    for frame in traceback.StackSummary.extract(
+        traceback.walk_tb(trace), capture_locals=True, lookup_lines=False
+    ):
+        if not Path(frame.filename).is_relative_to(HERE):
+            yield f"{frame.filename}:{frame.lineno} {frame.name}: {frame.locals}"
+
+
+def assert_exception_hidden(error: BaseException) -> None:
+    for one in chain(error):
+        assert_object_hidden(one)
+        assert_hidden(repr(one.args), f"args of {one!r}")
+        for frame in frames(one.__traceback__):
+            assert_hidden(frame, f"a frame of {type(one).__name__}")
+    assert_hidden("".join(traceback.format_exception(error)), "the traceback")
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+    """Every record of ours at DEBUG, with its arguments and whatever hangs on it."""
+    caplog.set_level(logging.DEBUG, "tinker_sync")
+
+    def all_of_it() -> str:
+        records = [record for record in caplog.records if record.name.startswith("tinker_sync")]
+        for record in records:
+            if record.exc_info and record.exc_info[1]:
+                assert_exception_hidden(record.exc_info[1])
+        return "\n".join(f"{record.getMessage()} {vars(record)!r}" for record in records)
+
+    return all_of_it
+
+
+@pytest.fixture(autouse=True)
+def _quiet_logger() -> Iterator[None]:
+    logger = logging.getLogger("tinker_sync")
+    level, handlers = logger.level, list(logger.handlers)
+    yield
+    logger.handlers = handlers
+    logger.setLevel(level)
+
+
+def provoke(action: Callable[[], object]) -> BaseException:
+    """What an action raises; it must raise."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is searched
+        return error
+    raise AssertionError("nothing was raised")
+
+
+# ---- planting
+
+
+def planted_session(proxy: str = "") -> requests.Session:
+    session = requests.Session()
+    session.trust_env = False
+    session.auth = ("me", PLANTED["session password"])
+    session.headers["X-Session-Token"] = PLANTED["session header"]
+    if proxy:
+        session.proxies = {"http": f"http://me:{PLANTED['proxy password']}@{proxy}"}
+    return session
+
+
+def planted(base_url: str = "http://localhost:1", **more: Any) -> Settings:
+    """Settings with a secret wherever one fits."""
+    given: dict[str, Any] = {
+        "base_url": base_url,
+        "api_key": PLANTED["api_key"],
+        "credential_cmd": f": {PLANTED['command line']}; printf %s {PLANTED['command output']}",
+        "cf_access_id": PLANTED["CF id"],
+        "cf_access_secret": PLANTED["CF secret"],
+        "default_headers": {"X-My-Token": PLANTED["default header"], "X-Plain": "plain"},
+        "session": planted_session(),
+        "log": "curl",
+    }
+    return Settings.resolve(**{**given, **more})
+
+
+@pytest.fixture(autouse=True)
+def planted_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", PLANTED["TINKER_API_KEY"])
+    CredentialsFile().add(
+        "k", StoredKey(key=Secret(PLANTED["stored key"]), name="n", note="plain"), make_default=True
+    )
+
+
+def test_the_search_finds_what_is_planted() -> None:
+    """The other tests are worth nothing if this one does not hold."""
+    for place, text in PLANTED.items():
+        basic = base64.b64encode(f"me:{text}".encode()).decode()
+        for shown in (f"x{text}x", quote(text, safe=""), f"Basic {basic}", repr({"k": text})):
+            assert found_in(shown) == [place]
+
+    def leak(key: str) -> None:
+        raise RuntimeError("no key in the text")
+
+    error = provoke(lambda: leak(PLANTED["token"]))
+    with pytest.raises(AssertionError, match=r"shows \['token'\]"):
+        assert_exception_hidden(ValueError(PLANTED["token"]))
+    assert found_in("".join(traceback.TracebackException.from_exception(error, capture_locals=True).format()))
+    assert found_in(pickle.dumps(PLANTED["stored key"]).decode("latin-1")) == ["stored key"]
+
+
+# ---- settings, keys and files
+
+
+@pytest.mark.parametrize("source", ["argument", "environment", "stored"])
+def test_settings(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    more: dict[str, Any] = {} if source == "argument" else {"api_key": ""}
+    if source == "stored":
+        monkeypatch.delenv("TINKER_API_KEY")
+        more["credential_cmd"] = ""
+    settings = planted(**more)
+    assert settings.api_key_source == source
+    for thing in (
+        settings,
+        copy.copy(settings),
+        copy.deepcopy(settings),
+        attrs.evolve(settings, project_id="p"),
+    ):
+        assert_object_hidden(thing)
+    assert_object_hidden(settings.default_headers)
+    assert_hidden(repr(dict(settings.default_headers)), "default headers as a dict")
+    assert_hidden(repr(settings.secrets), "the list of secrets")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"base_url": f"https://me:{PLANTED['userinfo']}@host"},
+        {"base_url": f"https://host/?token={PLANTED['userinfo']}"},
+        {"base_url": f"nonsense://me:{PLANTED['userinfo']}@host:port"},
+        {"api_key": f"{PLANTED['api_key']} and a blank"},
+        {"cf_access_secret": f"{PLANTED['CF secret']}\u00fc"},
+        {"default_headers": {"X-My-Token": f"{PLANTED['default header']}\r\n"}},
+        {"timeout": -1},
+        {"max_retries": -1},
+        {"dialect": "none"},
+        {"log": "none"},
+        {"session": None, "deadline_s": -1},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_settings_that_are_refused(wrong: dict[str, Any]) -> None:
+    error = provoke(lambda: planted(**wrong))
+    assert isinstance(error, errors.ConfigurationError)
+    assert_exception_hidden(error)
+
+
+def test_environment_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", f"https://me:{PLANTED['userinfo']}@host")
+    monkeypatch.setenv("CLOUDFLARE_ACCESS_CLIENT_SECRET", PLANTED["CF secret"])
+    assert_exception_hidden(provoke(Settings.resolve))
+    monkeypatch.setenv("TINKER_BASE_URL", "http://host")
+    monkeypatch.setenv("CLOUDFLARE_ACCESS_CLIENT_SECRET", f"{PLANTED['CF secret']}\u00fc")
+    assert_exception_hidden(provoke(Settings.resolve))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{{"keys": {{"k": {{"type": "manual", "key": "{}", ',
+        '{{"keys": {{"k": {{"type": "manual", "key": "{}"}}}}}}',
+        '{{"keys": {{"k": "{}"}}}}',
+        '["{}"]',
+        "{}",
+    ],
+)
+def test_broken_credentials_files(content: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TINKER_API_KEY")
+    file = CredentialsFile()
+    file.path.write_text(content.format(PLANTED["stored key"]))
+    for use in (file.keys, file.default_key, Settings.resolve):
+        assert_exception_hidden(provoke(use))
+
+
+def test_credentials_file_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = CredentialsFile()
+    stored = file.default_key()
+    assert stored is not None
+    assert_object_hidden(file)
+    assert_object_hidden(stored)
+    assert_hidden(repr(file.keys()), "all keys")
+    for use in (lambda: file.delete("missing"), lambda: file.set_default("missing")):
+        assert_exception_hidden(provoke(use))
+    for name in ("mkdir", "replace", "fsync", "chmod"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"os.{name}", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "disk full")))
+            if name != "mkdir":
+                assert_exception_hidden(provoke(lambda: file.add("k2", stored)))
+
+
+# ---- commands and tokens
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "echo {out}; exit 3",
+        "echo {out}; echo 'it was {out}' >&2; exit 3",
+        "echo {out} {out}",
+        "echo {out}; echo {out}",
+        "printf '{out}\\303\\274'",
+        "echo {out}; echo {line} >&2; kill -9 $$",
+        "true {line}",
+        "echo {out}; echo {out} >&2; exec sleep 600",
+        "while :; do echo {out}; done",
+        "no-such-command-{line}",
+    ],
+)
+def test_credential_commands_that_fail(line: str, logged: Callable[[], str]) -> None:
+    command = line.format(out=PLANTED["command output"], line=PLANTED["command line"])
+    settings = planted(
+        api_key="",
+        environ={"TINKER_CREDENTIAL_CMD": command},
+        credential_cmd="",
+        credential_cmd_timeout_s=0.3,
+    )
+    ring = KeyRing(settings)
+    for ask in (ring.credential, ring.for_exchange):
+        error = provoke(ask)
+        assert isinstance(error, errors.CredentialError)
+        assert_exception_hidden(error)
+    assert_object_hidden(ring)
+    assert_hidden(logged(), "the log")
+
+
+def test_the_last_resort_of_wrong_keys() -> None:
+    settings = planted("", api_key="PLANTED7cfid", credential_cmd="")  # at the vendor's address a wrong one
+    for ask in (KeyRing(settings).credential, KeyRing(settings).for_exchange, KeyRing(settings).check):
+        assert_exception_hidden(provoke(ask))
+
+
+def test_tokens(logged: Callable[[], str]) -> None:
+    clock = FakeClock()
+    ring = KeyRing(planted(), clock=clock)
+    script: list[Callable[[], Grant]] = [
+        lambda: Grant(Secret(JWT), 9999999999 - 100),
+        lambda: refused(ring.for_exchange()),
+        lambda: refused(ring.for_exchange()),
+        lambda: refused(ring.for_exchange()),
+    ]
+    ring.use_exchange(lambda: script.pop(0)())
+    assert ring.credential() == JWT
+    assert_object_hidden(ring)
+    assert_object_hidden(ring._tokens)
+    assert_hidden(repr(ring.secrets), "the list of secrets")
+    assert_hidden(repr({"X-API-Key": ring.credential()}), "a table of headers")
+    clock.advance(95)
+    assert ring.credential() == JWT  # with a warning
+    clock.advance(10)
+    ring.step()  # with another
+    assert_exception_hidden(provoke(ring.credential))
+    assert "no new token" in logged()
+    assert_hidden(logged(), "the log")
+
+
+def refused(credential: str) -> Grant:
+    """The answer of an exchange that repeats what it got."""
+    raise errors.APIStatusError.from_reply(
+        401,
+        {"X-Echo": JWT},
+        json.dumps({"detail": f"bad credential {credential} {JWT}"}).encode(),
+        secrets=[PLANTED["api_key"]],
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [f'{{"jwt": "{JWT}"', f'{{"jwt": ["{JWT}"]}}', f'{{"jwt": "{JWT} x"}}', f'{{"token": "{JWT}"}}', JWT],
+)
+def test_answers_of_the_exchange_that_do_not_fit(body: str) -> None:
+    assert_exception_hidden(provoke(lambda: read_grant(Reply(200, {"Set-Cookie": JWT}, body.encode()))))
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize("status", [400, 401, 408, 422, 429, 500])
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{{"error": "you sent {}", "category": "user"}}',
+        '{{"detail": "you sent {}"}}',
+        '{{"detail": [{{"loc": ["body", "weights_access_token"], "msg": "bad", "input": "{}"}}]}}',
+        '{{"detail": [{{"loc": ["body"], "msg": "bad", "input": {{"weights_access_token": "{}"}}}}]}}',
+        "you sent {}",
+        "<html><title>you sent {}</title></html>",
+    ],
+)
+def test_servers_that_repeat_what_they_got(status: int, body: str) -> None:
+    for place in ("api_key", "token", "default header", "weights_access_token", "command output"):
+        echo = body.format(PLANTED[place])
+        request = errors.RequestInfo(
+            method="POST",
+            url=f"https://me:{PLANTED['userinfo']}@host/x?X-Amz-Signature={PLANTED['signature']}",
+            headers={"X-API-Key": PLANTED["api_key"], "X-My-Token": PLANTED["default header"]},
+        )
+        headers = {"Location": f"https://bucket/o?sig={PLANTED['signature']}", "X-Echo": PLANTED[place]}
+        error = errors.APIStatusError.from_reply(
+            status, headers, echo.encode(), request=request, secrets=[PLANTED[place]]
+        )
+        assert_exception_hidden(error)
+        assert_exception_hidden(pickle.loads(pickle.dumps(error)))
+        assert error.response is not None
+        assert_object_hidden(error.response)
+        assert_hidden(error.response.content.decode("latin-1"), "the body kept")
+        assert_hidden(repr(error.body), "the parsed body")
+
+
+# ---- the transport
+
+
+class Wires:
+    """The parts that send, put together as a client does."""
+
+    def __init__(self, settings: Settings, *, exchange: bool = True) -> None:
+        self.keys = KeyRing(settings)
+        if exchange:
+            self.keys.use_exchange(lambda: Grant(Secret(JWT)))
+        self.journal = Journal(
+            base_url=settings.base_url, as_curl=settings.log_curl, secrets=lambda: self.keys.secrets
+        )
+        self.clock = FakeClock()
+        self.http = Http(settings, self.keys, journal=self.journal)
+        self.caller = Caller(
+            self.http, settings, clock=self.clock, journal=self.journal, secrets=lambda: self.keys.secrets
+        )
+
+    def __enter__(self) -> Wires:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+
+    def parts(self) -> list[object]:
+        return [self.keys, self.journal, self.http, self.caller, self.caller.judge]
+
+
+def load_weights(**more: Any) -> Call:
+    body = {"path": "tinker://r/weights/a", "weights_access_token": PLANTED["weights_access_token"]}
+    headers = {"X-Tinker-Weights-Access-Token": PLANTED["weights_access_token"]}
+    return Call(
+        method="POST", path="/api/v1/load_weights", body=json.dumps(body).encode(), headers=headers, **more
+    )
+
+
+def echo_everything(status: int) -> Callable[[Any], bytes]:
+    def respond(seen: Any) -> bytes:
+        heard = {"body": seen.body.decode("latin-1"), **dict(seen.pairs)}
+        headers = {"Content-Type": "application/json", "Set-Cookie": f"jwt={JWT}", "X-Echo": JWT}
+        return answer(json.dumps({"detail": heard}).encode(), status=status, headers=headers)
+
+    return respond
+
+
+def hang_up(peer: Any) -> None:
+    peer.read_request()
+    peer.reset()
+
+
+def stay_silent(peer: Any) -> None:
+    peer.read_request()
+    peer.wait_gone()
+
+
+def talk_nonsense(peer: Any) -> None:
+    seen = peer.read_request()
+    peer.send(b"HTTP/1.1 200 OK\r\nX-Bad " + str(seen.pairs).encode() + b"\r\n\r\n")
+    peer.close()
+
+
+def break_off(peer: Any) -> None:
+    seen = peer.read_request()
+    peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10000\r\n\r\n" + str(seen.pairs).encode())
+    peer.close()
+
+
+def redirect_away(peer: Any) -> None:
+    peer.read_request()
+    target = f"http://me:{PLANTED['userinfo']}@localhost:1/x?sig={PLANTED['signature']}"
+    peer.send(answer(b"", status=307, headers={"Location": target}))
+    peer.wait_gone()
+
+
+def check_wires(wires: Wires, outcome: object, logged: Callable[[], str], out: str) -> None:
+    if isinstance(outcome, BaseException):
+        assert isinstance(outcome, TinkerError)
+        assert_exception_hidden(outcome)
+    for part in wires.parts():
+        assert_object_hidden(part)
+    assert "load_weights" in logged()
+    assert_hidden(logged(), "the log")
+    assert_hidden(out, "the console")
+
+
+@pytest.mark.parametrize("status", [200, 400, 401, 422, 429, 500])
+def test_answers_that_repeat_the_request(
+    status: int, logged: Callable[[], str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with AnsweringServer(echo_everything(status)) as server, Wires(planted(server.url)) as wires:
+        outcome: object
+        if status == 200:
+            outcome = wires.caller.call(load_weights())
+            assert_hidden(repr(outcome), "repr of the reply")
+        else:
+            outcome = provoke(lambda: wires.caller.call(load_weights(max_retries=1)))
+        sent = " ".join(value for _, value in server.seen[0].pairs)
+        # They were really sent: otherwise there would be nothing to hide.
+        for place in (
+            "token",
+            "default header",
+            "CF id",
+            "CF secret",
+            "weights_access_token",
+            "session header",
+        ):
+            assert PLANTED[place] in sent
+        assert base64.b64encode(f"me:{PLANTED['session password']}".encode()).decode() in sent
+        check_wires(wires, outcome, logged, "".join(capfd.readouterr()))
+
+
+@pytest.mark.parametrize(
+    "script",
+    [hang_up, stay_silent, talk_nonsense, break_off, redirect_away],
+    ids=lambda script: script.__name__,
+)
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_servers_that_fail(
+    script: Callable[[Any], None],
+    repeatable: bool,
+    logged: Callable[[], str],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with ScriptedServer(script) as server, Wires(planted(server.url, timeout=0.1)) as wires:
+        call = load_weights(max_retries=2, repeatable=repeatable)
+        outcome = provoke(lambda: wires.caller.call(call))
+        check_wires(wires, outcome, logged, "".join(capfd.readouterr()))
+
+
+def test_nobody_there(logged: Callable[[], str], capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        with Wires(planted(f"http://127.0.0.1:{free.getsockname()[1]}")) as wires:
+            outcome = provoke(lambda: wires.caller.call(load_weights(max_retries=1)))
+            check_wires(wires, outcome, logged, "".join(capfd.readouterr()))
+
+
+@pytest.mark.parametrize("refuse", [0, 403, 502])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_proxies_that_fail(
+    scheme: str, refuse: int, logged: Callable[[], str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with ProxyServer(user="me", password="another", refuse=refuse) as proxy:
+        session = planted_session(f"127.0.0.1:{proxy.port}")
+        session.proxies["https"] = session.proxies["http"]
+        settings = planted(f"{scheme}://server.invalid", session=session)
+        with Wires(settings) as wires:
+            outcome = provoke(lambda: wires.caller.call(load_weights(max_retries=0)))
+            check_wires(wires, outcome, logged, "".join(capfd.readouterr()))
+
+
+@pytest.mark.parametrize("proxy", ["127.0.0.1:1", "127.0.0.1:port", "[::1", "server.invalid:3128"])
+def test_proxies_that_are_not_there(
+    proxy: str, logged: Callable[[], str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Wires(planted("http://server.invalid", session=planted_session(proxy))) as wires:
+        outcome = provoke(lambda: wires.caller.call(load_weights(max_retries=0)))
+        assert_exception_hidden(outcome)
+        assert_hidden(logged() + "".join(capfd.readouterr()), "the log")
+
+
+class OwnSession(requests.Session):
+    """Sessions of a class of the user's own do the sending themselves."""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [hang_up, stay_silent, talk_nonsense, break_off, redirect_away],
+    ids=lambda script: script.__name__,
+)
+def test_sessions_that_send_themselves(
+    script: Callable[[Any], None], logged: Callable[[], str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    session = OwnSession()
+    session.__dict__.update(planted_session().__dict__)
+    with ScriptedServer(script) as server, Wires(planted(server.url, timeout=0.1, session=session)) as wires:
+        try:
+            outcome: object = wires.caller.call(load_weights(max_retries=0))  # some nonsense is let pass
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is searched
+            outcome = error
+        check_wires(wires, outcome, logged, "".join(capfd.readouterr()))
+
+
+@pytest.mark.parametrize("status", [401, 500])
+def test_asking_whether_the_service_is_accessible(
+    status: int, monkeypatch: pytest.MonkeyPatch, logged: Callable[[], str]
+) -> None:
+    monkeypatch.setenv("TINKER_LOG", "curl")
+    with AnsweringServer(echo_everything(status)) as server:
+        monkeypatch.setenv("TINKER_BASE_URL", server.url)
+        assert_exception_hidden(provoke(auth.raise_if_tinker_not_accessible))
+        assert server.seen[0].header("x-api-key") == PLANTED["TINKER_API_KEY"]
+    assert "$TINKER_API_KEY" in logged()
+    assert_hidden(logged(), "the log")
