@@ -94,8 +94,10 @@ def _absolute(hop: Hop, location: str) -> SplitResult:
         text = location.encode("latin-1").decode("utf-8")
     except UnicodeError:
         text = location
+    quoted = requests.utils.requote_uri
     try:
-        return urlsplit(requests.utils.requote_uri(urljoin(hop.address, text.strip())))._replace(fragment="")
+        url = urlsplit(urljoin(hop.address, text.strip()))
+        return url._replace(path=quoted(url.path), query=quoted(url.query), fragment="")
     except ValueError:
         raise RedirectRefused("the redirect's address is not valid") from None
 

@@ -78,7 +78,7 @@ _UNTIL: Final[Mapping[str, Version]] = {
     "get_checkpoint_archive": (0, 28),
 }
 
-# A body without tensors and all ASCII: a server that takes it for JSON, and repeats it when it complains, does
+# A body without tensors and all ASCII: a server that takes it for JSON, and repeats it as it complains, does
 # not trip over bytes that are no text. It names a model that does not exist.
 PROBE_BODY: Final = b"\n\x05probe"
 PROBE_CONTENT_TYPE: Final = PROTOBUF

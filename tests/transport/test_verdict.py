@@ -1,0 +1,187 @@
+"""The table: what every status and failure means."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from support.clock import FakeClock
+
+from tinker_sync import errors
+from tinker_sync._secret import Secret
+from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.transport.verdict import Again, Fatal, Judge, Retry, Verdict, retry_after_s
+
+URL = "https://h/pre"
+CLOCK = FakeClock(time_s=1000.0)
+JUDGE = Judge(URL, CLOCK, lambda: [Secret("tml-marked-key")])
+
+
+def call(**fields: Any) -> Call:
+    return Call(**{"method": "POST", "path": "/api/v1/x", **fields})
+
+
+def judged(
+    status: int, answered: dict[str, str] | None = None, body: bytes = b"x", **options: Any
+) -> Verdict | None:
+    long_poll = options.pop("long_poll", False)
+    return JUDGE.reply(Reply(status, answered or {}, body), call(**options), long_poll=long_poll)
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
+def test_any_2xx_is_good(status: int) -> None:
+    assert judged(status) is None
+
+
+def test_a_redirect_is_an_answer_only_when_not_to_be_followed() -> None:
+    assert judged(302, follow_redirects=False) is None
+    assert isinstance(judged(304), Fatal)
+
+
+# status: (for a call that may be repeated, for one that may not)
+TABLE = {
+    400: (Fatal, Fatal),
+    401: (Fatal, Fatal),
+    402: (Fatal, Fatal),
+    403: (Fatal, Fatal),
+    404: (Fatal, Fatal),
+    405: (Fatal, Fatal),
+    408: (Retry, Retry),
+    409: (Retry, Fatal),
+    410: (Fatal, Fatal),
+    415: (Fatal, Fatal),
+    422: (Fatal, Fatal),
+    425: (Retry, Retry),
+    429: (Retry, Retry),
+    500: (Retry, Fatal),
+    501: (Fatal, Fatal),
+    502: (Retry, Fatal),
+    503: (Retry, Retry),
+    504: (Retry, Fatal),
+    505: (Fatal, Fatal),
+    520: (Retry, Fatal),
+    599: (Retry, Fatal),
+}
+
+
+@pytest.mark.parametrize(("status", "kinds"), TABLE.items())
+def test_the_table(status: int, kinds: tuple[type, type]) -> None:
+    assert type(judged(status)) is kinds[0]
+    assert type(judged(status, repeatable=False)) is kinds[1]
+
+
+@pytest.mark.parametrize("status", [400, 401, 409, 429, 500, 501])
+def test_the_server_may_overrule_it(status: int) -> None:
+    assert isinstance(judged(status, {"X-Should-Retry": "true"}, repeatable=False), Retry)
+    assert isinstance(judged(status, {"x-should-retry": "False"}), Fatal)
+
+
+def test_an_empty_400_comes_from_a_proxy() -> None:
+    for headers in ({}, {"Content-Length": "0"}):
+        verdict = judged(400, headers, b"", repeatable=False)
+        assert isinstance(verdict, Retry)
+        assert verdict.fresh
+        assert verdict.limit is not None
+    assert isinstance(judged(400, {"Content-Length": "2"}, b"{}"), Fatal)
+    assert isinstance(judged(400, {"Transfer-Encoding": "chunked"}, b'{"detail": "no"}'), Fatal)
+
+
+def test_a_conflict_is_not_retried_for_minutes() -> None:
+    verdict = judged(409)
+    assert isinstance(verdict, Retry)
+    assert verdict.limit == 2
+
+
+def test_the_error_says_what_where_and_how_often() -> None:
+    verdict = judged(429, {"retry-after": "7", "x-request-id": "r-1"}, b'{"detail": "slow down"}', attempt=3)
+    assert isinstance(verdict, Retry)
+    assert verdict.after_s == 7.0
+    error = verdict.error
+    assert isinstance(error, errors.RateLimitError)
+    assert (error.status_code, error.method, error.path) == (429, "POST", "/api/v1/x")
+    assert (error.attempts, error.request_id, error.retry_after_s) == (3, "r-1", 7.0)
+    assert error.request is not None
+    assert error.request.url == "https://h/pre/api/v1/x"
+    assert "slow down" in str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_a_key_that_the_server_repeats_is_not_in_the_error() -> None:
+    verdict = judged(
+        401, {}, b'{"detail": "bad key tml-marked-key"}', headers={"X-API-Key": "tml-marked-key"}
+    )
+    assert isinstance(verdict, Fatal)
+    assert b"marked" not in pickle.dumps(verdict.error)
+    assert "marked" not in repr(vars(verdict.error))
+
+
+@pytest.mark.parametrize(
+    ("failed", "repeatable", "kind"),
+    [
+        (SendFailed("refused", maybe_received=False), True, Retry),
+        (SendFailed("refused", maybe_received=False), False, Retry),
+        (SendFailed("reset", maybe_received=True), True, Retry),
+        (SendFailed("reset", maybe_received=True), False, Fatal),
+        (SendFailed("silence", maybe_received=True, timed_out=True), True, Retry),
+        (SendFailed("silence", maybe_received=True, timed_out=True), False, Fatal),
+        (SendFailed("certificate", maybe_received=False, final=True), True, Fatal),
+    ],
+)
+def test_failures(failed: SendFailed, repeatable: bool, kind: type) -> None:
+    verdict = JUDGE.failure(failed, call(repeatable=repeatable, attempt=2))
+    assert type(verdict) is kind
+    expected = errors.APITimeoutError if failed.timed_out else errors.APIConnectionError
+    assert type(verdict.error) is expected
+    assert verdict.error.__cause__ is failed
+    assert verdict.error.attempts == 2
+
+
+def test_an_unrepeatable_call_says_why_it_is_not_repeated() -> None:
+    verdict = JUDGE.failure(SendFailed("reset", maybe_received=True), call(repeatable=False))
+    assert "could apply twice" in str(verdict.error)
+
+
+def test_no_secret_of_a_message_gets_into_the_error() -> None:
+    verdict = JUDGE.failure(SendFailed("odd header tml-marked-key", maybe_received=True), call())
+    assert "marked" not in str(verdict.error)
+
+
+def test_w27_the_end_of_a_long_poll_is_no_failure() -> None:
+    assert isinstance(judged(408, long_poll=True), Again)
+    expired = SendFailed("silence", maybe_received=True, timed_out=True)
+    assert isinstance(JUDGE.failure(expired, call(), long_poll=True), Again)
+    unconnected = SendFailed("cannot connect", maybe_received=False, timed_out=True)
+    assert isinstance(JUDGE.failure(unconnected, call(), long_poll=True), Retry)
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, None),
+        ({"retry-after-ms": "200"}, 0.2),
+        ({"retry-after-ms": "200", "retry-after": "9"}, 0.2),
+        ({"retry-after-ms": "soon", "retry-after": "9"}, 9.0),
+        ({"retry-after": "0.3"}, 0.3),
+        ({"retry-after": "3600"}, 3600.0),
+        ({"retry-after": " 5 "}, 5.0),
+        ({"retry-after": "0"}, None),
+        ({"retry-after": "-5"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": ""}, None),
+        # 1000 s after the epoch is 00:16:40.
+        ({"retry-after": "Thu, 01 Jan 1970 00:17:00 GMT"}, 20.0),
+        ({"retry-after": "Thu, 01 Jan 1970 00:16:00 GMT"}, None),
+        ({"retry-after": "Thu, 99 Jan 1970 00:16:00 GMT"}, None),
+        # The server's clock is an hour ahead; what counts is its own date.
+        (
+            {"retry-after": "Thu, 01 Jan 1970 01:17:00 GMT", "date": "Thu, 01 Jan 1970 01:16:45 GMT"},
+            15.0,
+        ),
+        ({"retry-after": "Thu, 01 Jan 1970 00:17:00 GMT", "date": "yesterday"}, 20.0),
+    ],
+)
+def test_w19_retry_after_in_its_three_forms(headers: dict[str, str], expected: float | None) -> None:
+    assert retry_after_s(headers, 1000.0) == expected
