@@ -28,7 +28,14 @@ from urllib.parse import parse_qs, unquote, urlsplit
 API = "/api/v1"
 PROTO = "application/x-protobuf"
 JSON = "application/json"
-REASONS = {200: "OK", 202: "Accepted", 302: "Found", 400: "Bad Request", 404: "Not Found", 429: "Too Many Requests"}
+REASONS = {
+    200: "OK",
+    202: "Accepted",
+    302: "Found",
+    400: "Bad Request",
+    404: "Not Found",
+    429: "Too Many Requests",
+}
 
 
 @dataclass
@@ -238,7 +245,12 @@ class Stub:
         return {"client_counter": 7 + self.count("join"), "type": "join_sampling_session"}
 
     def on_capabilities(self, asked: Asked) -> Any:
-        model = {"model_name": "stub/model", "max_context_length": 4096, "trainable": True, "sampleable": True}
+        model = {
+            "model_name": "stub/model",
+            "max_context_length": 4096,
+            "trainable": True,
+            "sampleable": True,
+        }
         return {"supported_models": [model]}
 
     def on_get_info(self, asked: Asked) -> Any:
@@ -284,7 +296,9 @@ class Stub:
         body = asked.json()
         if body.get("path") is None:
             session = body["model_id"].split(":")[0]
-            made: dict[str, Any] = {"sampling_session_id": f"{session}:sample:{body['sampling_session_seq_id']}"}
+            made: dict[str, Any] = {
+                "sampling_session_id": f"{session}:sample:{body['sampling_session_seq_id']}"
+            }
         else:
             made = {"path": f"tinker://{body['model_id']}/sampler_weights/{body['path']}"}
         return self.promise("save_weights_for_sampler", {**made, "type": "save_weights_for_sampler"})
@@ -292,15 +306,21 @@ class Stub:
     def on_save_weights_external(self, asked: Asked) -> Any:
         body = asked.json()
         path = f"tinker://{body['model_id']}/external_weights/{body['path']}"
-        return self.promise("save_weights_external", {"path": path, "size_bytes": 10, "type": "save_weights_external"})
+        return self.promise(
+            "save_weights_external", {"path": path, "size_bytes": 10, "type": "save_weights_external"}
+        )
 
     def on_load_weights(self, asked: Asked) -> Any:
         body = asked.json()
         model_id = body.get("model_id") or f"{body['session_id']}:train:{body['model_seq_id']}"
-        return self.promise("load_weights", {"path": body["path"], "model_id": model_id, "type": "load_weights"})
+        return self.promise(
+            "load_weights", {"path": body["path"], "model_id": model_id, "type": "load_weights"}
+        )
 
     def on_create_custom_loss(self, asked: Asked) -> Any:
-        return self.promise("create_custom_loss", {"loss_id": f"loss-{self.count('loss')}", "type": "create_custom_loss"})
+        return self.promise(
+            "create_custom_loss", {"loss_id": f"loss-{self.count('loss')}", "type": "create_custom_loss"}
+        )
 
     def on_forward(self, asked: Asked) -> Any:
         return self._passed(asked.json()["forward_input"]["data"])
@@ -332,7 +352,9 @@ class Stub:
         count, length = body.get("num_samples", 1), body["sampling_params"].get("max_tokens") or 1
         first = sum(prompt) % 1000
         sequences = [[(first + index + offset) % 1000 for offset in range(length)] for index in range(count)]
-        prompt_logprobs = [None, *(-token / 100 for token in prompt[1:])] if body.get("prompt_logprobs") else None
+        prompt_logprobs = (
+            [None, *(-token / 100 for token in prompt[1:])] if body.get("prompt_logprobs") else None
+        )
         sampler, seq_id = body.get("sampling_session_id"), body.get("seq_id", 0)
         more: dict[str, Any] = {}
         if self.behaviour.sequence_ids:
@@ -630,8 +652,10 @@ async def serve(stub: Stub, port: int, started: Callable[[int], object], stop: a
     started(server.sockets[0].getsockname()[1])
     await stop.wait()
     server.close()
-    for task in list(tasks):
+    stopping = list(tasks)
+    for task in stopping:
         task.cancel()
+    await asyncio.gather(*stopping, return_exceptions=True)
     for connection in connections:
         with suppress(Exception):
             connection._transport.abort()

@@ -181,8 +181,7 @@ class SamplingClient:
             decode=lambda reply, tree: check_response(request, _read_response(reply, tree)),
             max_attempts=self._retry_config.attempts,
             abandoned=core.abandon,
-            # Looked up when there is a promise: by then the copy of the client has its number.
-            fetch=lambda *promise, **options: self._poll_for_all.get()(*promise, **options),
+            fetch=self._fetch,
         )
         if self._numbers.made is None:
             core.send_pool.run(lambda: self._put_once_numbered(order, future))
@@ -236,6 +235,10 @@ class SamplingClient:
         """The child is a copy like any other: it needs numbers of its own."""
         self._numbers = Once(self._join)
         self._poll_for_all = Once(self._session_poll)
+
+    def _fetch(self, *promise: Any, **options: Any) -> Any:
+        """Looked up when there is a promise: by then a copy of the client has its numbers."""
+        return self._poll_for_all.get()(*promise, **options)
 
     def _session_poll(self) -> Callable[..., Any]:
         """How results are waited for: together where the server offers that, else one by one."""
