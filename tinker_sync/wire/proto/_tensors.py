@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -100,9 +99,9 @@ def _from_bfloat16(halves: AnyArray) -> AnyArray:
 _NATIVE_FLOAT32, _NATIVE_INT64 = np.dtype(np.float32), np.dtype(np.int64)
 
 _SOURCES = {
-    tables.DTYPE_FLOAT32: Source(FLOAT32, "float32", methodcaller("astype", _NATIVE_FLOAT32)),
-    tables.DTYPE_INT64: Source(INT64, "int64", methodcaller("astype", _NATIVE_INT64)),
-    tables.DTYPE_INT32: Source(INT32, "int64", methodcaller("astype", _NATIVE_INT64)),
+    tables.DTYPE_FLOAT32: Source(FLOAT32, "float32", lambda values: values.astype(_NATIVE_FLOAT32)),
+    tables.DTYPE_INT64: Source(INT64, "int64", lambda values: values.astype(_NATIVE_INT64)),
+    tables.DTYPE_INT32: Source(INT32, "int64", lambda values: values.astype(_NATIVE_INT64)),
     tables.DTYPE_BFLOAT16: Source(np.dtype("<u2"), "float32", _from_bfloat16),
 }
 
@@ -180,14 +179,12 @@ def split_batch(plain: Plain) -> list[TensorData]:
     if counts.any() and (row == 0 or row > flat.size or bool((counts % row).any())):
         raise Fault(f"the data do not divide into rows of {trailing}", "trailing_shape")
     own, dtype, wrap = source.own, source.dtype, TensorData._wrap
-    edges = pairwise(bounds.tolist())
+    # All copies first: making small objects in between costs a third more.
+    arrays = [own(flat[start:stop]) for start, stop in pairwise(bounds.tolist())]
     if not trailing:
-        return [wrap(own(flat[start:stop]), dtype, [stop - start]) for start, stop in edges]
-    tensors = []
-    for start, stop in edges:
-        shape = [(stop - start) // row if row else 0, *trailing]
-        tensors.append(wrap(own(flat[start:stop]).reshape(shape), dtype, shape))
-    return tensors
+        return [wrap(array, dtype, [array.size]) for array in arrays]
+    shapes = [[array.size // row if row else 0, *trailing] for array in arrays]
+    return [wrap(array.reshape(shape), dtype, shape) for array, shape in zip(arrays, shapes, strict=True)]
 
 
 def _bounds(offsets: Int64Array, size: int, itemsize: int) -> Int64Array:
