@@ -11,6 +11,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final, NoReturn, SupportsIndex
 from urllib.parse import quote, quote_plus, unquote
@@ -219,6 +220,7 @@ def is_secret_name(name: str) -> bool:
     return not _SECRET_WORDS.isdisjoint(words) or not _SECRET_PAIRS.isdisjoint(pairwise(words))
 
 
+@lru_cache(maxsize=1024)
 def is_secret_header(name: str) -> bool:
     """Tell whether a header of this name holds something nobody may see.
 
