@@ -78,6 +78,12 @@ def test_unknown_fields_of_a_tensor_in_an_answer(backend: Backend) -> None:
 
 
 @both_backends
+def test_unknown_fields_in_parts_that_requests_have_too(backend: Backend) -> None:
+    body = b'{"sequences":[{"stop_reason":"stop","tokens":[1],"new":{}}]}'
+    assert decode(body, types.SampleResponse, backend=backend).sequences[0].tokens == [1]
+
+
+@both_backends
 def test_unknown_fields_of_a_request_are_refused(backend: Backend) -> None:
     prompt = {"chunks": [{"tokens": [1], "type": "encoded_text", "typo": 1}], "typo": 2}
     error = refusal(
@@ -272,6 +278,9 @@ def test_depth_is_bounded(backend: Backend) -> None:
         assert loads(body(MAX_DEPTH, inner), backend=backend)
         with pytest.raises(WireError, match="more than 100 deep"):
             loads(body(MAX_DEPTH + 1, inner), backend=backend)
+    # Nor does a text that ends in a backslash hide what comes after it.
+    with pytest.raises(WireError, match="more than 100 deep"):
+        loads(rb'["\\",' + body(MAX_DEPTH, "1") + rb',"\\"]', backend=backend)
     wide = json.dumps([[[1, 2]] * 1000, {"a": [{"b": "]"}]}] * 50).encode()
     assert len(loads(wide, backend=backend)) == 100
 
@@ -396,6 +405,7 @@ LEAKS: list[tuple[Any, bytes]] = [
     (types.AuthTokenResponse, f'{{"jwt":"{TOKEN}'.encode()),
     (types.AuthTokenResponse, f'{{"jwt":"{TOKEN}"}}x'.encode()),
     (types.AuthTokenResponse, f'{{"jwt" :"{TOKEN[3:]}"'.encode()),
+    (types.AuthTokenResponse, f'{{"jwt":"{TOKEN[3:]}'.encode()),
     (types.AuthTokenResponse, f'"{TOKEN}"'.encode()),
     (types.AuthTokenResponse, f'["{TOKEN}"]'.encode()),
     (types.AuthTokenResponse, TOKEN.encode()),
@@ -407,6 +417,7 @@ LEAKS: list[tuple[Any, bytes]] = [
         types.LoadWeightsRequest,
         f'{{"path":"p","optimizer":true,"weights_access_token":["{TOKEN[3:]}"]}}'.encode(),
     ),
+    (types.ExternalWeightsUrlsResponse, f'{{"urls":"https://x/{TOKEN[3:]}","expires":0}}'.encode()),
     (types.LoadWeightsRequest, f'{{"path":"p","optimizer":"{TOKEN}"}}'.encode()),
 ]
 
@@ -442,6 +453,7 @@ def test_a_path_of_ones_own(backend: Backend) -> None:
 def test_kinds_that_are_no_models() -> None:
     assert from_plain([1.0, 2], list[int]) == [1, 2]
     assert from_plain({"a": {"x": None}}, dict[str, Any]) == {"a": {"x": None}}
+    assert math.isnan(from_plain({"a": None}, dict[str, float])["a"])
     finished = from_plain({"state": "finished", "request_id": "r"}, types.FutureCompletion)
     assert finished == types.FutureFinished(request_id="r")
 

@@ -88,7 +88,9 @@ def test_a_training_request_there_and_back(cls: Any, backend: Backend) -> None:
         "weights": np.array([[0.1, 0.2], [1, 2], [3, 4]], dtype=np.float32),
     }
     datum = Datum(ModelInput.from_ints(np.array([1, 2, 3])), inputs)
-    request = cls(ForwardBackwardInput([datum], "ppo", {"clip": 0.2, "mode": "x"}), "model-1", 4)
+    request = cls(
+        ForwardBackwardInput([datum], "ppo", {"clip": 0.2, "mode": "x", "text": "1.5"}), "model-1", 4
+    )
     assert decode(encode(request, backend=backend), cls, backend=backend) == request
 
 

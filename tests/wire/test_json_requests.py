@@ -215,6 +215,20 @@ def test_values_are_written_as_what_they_are(value: Any, text: str, backend: Bac
     assert metadata_of(backend, a=[value]) == f'{{"a":[{text}]}}'
 
 
+def test_a_tree_has_exact_types_and_arrays_that_can_be_read_in_one_go() -> None:
+    assert [type(value) for value in to_plain([Word("w"), Number(7), Real(0.5), np.int8(1)])] == [
+        str,
+        int,
+        float,
+        int,
+    ]
+    for array in (np.arange(6)[::2], np.arange(3, dtype=">i4"), np.ones((2, 2)).T, np.ones(2, dtype=">f4")):
+        (plain,) = to_plain([array])
+        assert plain.flags.c_contiguous
+        assert plain.dtype.isnative
+        assert np.array_equal(plain, array)
+
+
 KEYS = [
     (True, "true"),
     (False, "false"),
