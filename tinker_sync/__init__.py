@@ -17,6 +17,18 @@ if TYPE_CHECKING:
         errors,
         types,
     )
+    from tinker_sync.clients.retry_config import (
+        RetryConfig,
+    )
+    from tinker_sync.clients.sampling import (
+        SamplingClient,
+    )
+    from tinker_sync.clients.service import (
+        ServiceClient,
+    )
+    from tinker_sync.clients.training import (
+        TrainingClient,
+    )
     from tinker_sync.config import (
         Timeout,
     )
@@ -48,6 +60,15 @@ if TYPE_CHECKING:
         UnprocessableEntityError,
         UnsupportedByServerError,
         WireError,
+    )
+    from tinker_sync.runtime.futures import (
+        APIFuture,
+    )
+    from tinker_sync.runtime.notices import (
+        QueueState,
+    )
+    from tinker_sync.runtime.rate_limiter import (
+        RateLimiter,
     )
     from tinker_sync.types import (
         AdamOptimizerConfig,
@@ -84,6 +105,13 @@ if TYPE_CHECKING:
 
 _HOMES: dict[str, tuple[str, ...]] = {  # a module without names is offered as a whole
     "tinker_sync.auth": (),
+    "tinker_sync.clients.retry_config": ("RetryConfig",),
+    "tinker_sync.clients.sampling": ("SamplingClient",),
+    "tinker_sync.clients.service": ("ServiceClient",),
+    "tinker_sync.clients.training": ("TrainingClient",),
+    "tinker_sync.runtime.futures": ("APIFuture",),
+    "tinker_sync.runtime.notices": ("QueueState",),
+    "tinker_sync.runtime.rate_limiter": ("RateLimiter",),
     "tinker_sync.config": ("Timeout",),
     "tinker_sync.errors": (
         "APIConnectionError",
@@ -151,6 +179,7 @@ _HOMES: dict[str, tuple[str, ...]] = {  # a module without names is offered as a
 __all__ = [
     "APIConnectionError",
     "APIError",
+    "APIFuture",
     "APIResponseValidationError",
     "APIStatusError",
     "APITimeoutError",
@@ -188,21 +217,27 @@ __all__ = [
     "ParsedCheckpointTinkerPath",
     "PermissionDeniedError",
     "PromptProvenanceSpan",
+    "QueueState",
     "RateLimitError",
+    "RateLimiter",
     "RequestErrorCategory",
     "RequestFailedError",
     "RequestInfo",
     "ResponseInfo",
+    "RetryConfig",
     "SampleRequest",
     "SampleResponse",
     "SampledProvenanceSpan",
     "SampledSequence",
+    "SamplingClient",
     "SamplingParams",
+    "ServiceClient",
     "StopReason",
     "TensorData",
     "TensorDtype",
     "Timeout",
     "TinkerError",
+    "TrainingClient",
     "TrainingRun",
     "UnprocessableEntityError",
     "UnsupportedByServerError",

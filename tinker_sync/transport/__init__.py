@@ -1,1 +1,1 @@
-"""."""
+"""One round trip to a server: connections, credentials, verdicts and retries. Knows no runtime."""
