@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.listing import long_lists
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import (
@@ -32,16 +33,6 @@ PER_TOKEN = [
     "sequence_ratio_mask",
 ]
 PROMPT = ModelInput.from_ints([1, 2, 3])
-
-
-class Counted(np.ndarray):
-    """An array that knows how often somebody made a list of it."""
-
-    lists = 0
-
-    def tolist(self) -> Any:
-        Counted.lists += 1
-        return super().tolist()
 
 
 def tensor(name: str, value: Any) -> TensorData:
@@ -211,16 +202,13 @@ def test_five_arrays_are_shared_and_never_listed() -> None:
     ids = np.arange(2048, dtype=np.int32)
     targets = np.arange(2048)
     floats = {name: np.zeros(2048, dtype=np.float32) for name in ("weights", "advantages", "logprobs")}
-    Counted.lists = 0
-    datum = Datum(
-        ModelInput.from_ints(ids.view(Counted)),
-        {name: array.view(Counted) for name, array in {"target_tokens": targets, **floats}.items()},  # type: ignore[misc]
-    )
-    datum.validate()
-    assert repr(datum)
-    assert hash(tuple(datum.loss_fn_inputs.values()))
-    assert datum == pickle.loads(pickle.dumps(datum))
-    assert Counted.lists == 0
+    with long_lists() as made:
+        datum = Datum(ModelInput.from_ints(ids), {"target_tokens": targets, **floats})  # type: ignore[dict-item]
+        datum.validate()
+        assert repr(datum)
+        assert hash(tuple(datum.loss_fn_inputs.values()))
+        assert datum == pickle.loads(pickle.dumps(datum))
+    assert made == []
     (chunk,) = datum.model_input.chunks
     assert isinstance(chunk, EncodedTextChunk)
     assert np.shares_memory(chunk.as_int32(), ids)

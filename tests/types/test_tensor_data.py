@@ -18,21 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from support.listing import long_lists
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import TensorData
 
 DTYPES = [("int64", np.int64), ("float32", np.float32)]
-
-
-class Counted(np.ndarray):
-    """An array that knows how often somebody made a list of it."""
-
-    lists = 0
-
-    def tolist(self) -> Any:
-        Counted.lists += 1
-        return super().tolist()
 
 
 def refusal(*args: Any, **kwargs: Any) -> str:
@@ -175,13 +166,16 @@ def test_arrays_are_shared_and_never_listed(name: Any, dtype: Any, tmp_path: Pat
     readonly.flags.writeable = False
     mapped = np.memmap(tmp_path / "values", dtype=dtype, mode="w+", shape=24)
     for given_array in (array, array[::2], array[::-1], array.reshape(4, 6).T, readonly, mapped):
-        counted = given_array.view(Counted)
-        Counted.lists = 0
-        for tensor in (TensorData(counted, name), TensorData.from_numpy(counted)):
-            assert np.shares_memory(tensor.to_numpy(), given_array)
-            assert tensor.nbytes == given_array.nbytes
-            assert (repr(tensor), hash(tensor), tensor == TensorData(given_array, name))[2]
-        assert Counted.lists == 0
+        for make in (lambda array: TensorData(array, name), TensorData.from_numpy):
+            with long_lists(16) as made:
+                tensor = make(given_array)
+                assert np.shares_memory(tensor.to_numpy(), given_array)
+                assert tensor.nbytes == given_array.nbytes
+                assert (repr(tensor), hash(tensor), tensor == make(given_array))[2]
+            assert made == []
+    with long_lists(16) as made:
+        assert len(tensor.data) == 24
+    assert made == [24]
     reshaped = TensorData(array, name, [2, 12])
     assert np.shares_memory(reshaped.to_numpy(), array)
 

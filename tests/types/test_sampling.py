@@ -1,0 +1,502 @@
+"""Sampling: parameters, requests checked to the end, and responses with arrays and the lists made of them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.listing import long_lists
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.types import (
+    EncodedTextChunk,
+    ImageChunk,
+    ModelInput,
+    PromptAltTokens,
+    SampledSequence,
+    SampleRequest,
+    SampleResponse,
+    SamplingParams,
+    TensorData,
+    TopkLogprobs,
+)
+
+EMPTY = -99999.0
+
+
+def refusal(call: Any, *args: Any, **kwargs: Any) -> str:
+    with pytest.raises(InvalidInputError) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
+
+
+# -------------------------------------------------------------------------------------------- parameters
+
+
+def test_defaults() -> None:
+    assert SamplingParams().model_dump() == {
+        "max_tokens": None,
+        "seed": None,
+        "stop": None,
+        "temperature": 1.0,
+        "top_k": -1,
+        "top_p": 1.0,
+    }
+
+
+def test_w38_a_mistyped_name_is_an_error() -> None:
+    for wrong in ("max_token", "temprature", "n"):
+        with pytest.raises(TypeError, match=wrong):
+            SamplingParams(**{wrong: 3})
+    with pytest.raises(TypeError):
+        SamplingParams(16)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("given_stop", "kept"),
+    [
+        (None, None),
+        ("END", "END"),
+        ("", ""),
+        ([], []),
+        ((), ()),
+        (["a", "b"], ["a", "b"]),
+        (("a", "b"), ("a", "b")),
+        (["4"], ["4"]),
+        (deque(["a"]), ["a"]),
+        (np.array(["a", "b"]), ["a", "b"]),
+        ([1, 2], [1, 2]),
+        ((1, 2), (1, 2)),
+        (range(1, 3), [1, 2]),
+        (np.array([1, 2]), [1, 2]),
+        (np.array([1.0, 2.0]), [1, 2]),
+        ([np.int64(1), 2.0, "3", True], [1, 2, 3, 1]),
+        (b"END", "END"),
+        ([b"a", "b"], ["a", "b"]),
+    ],
+)
+def test_stop_travels_as_given(given_stop: Any, kept: Any) -> None:
+    found = SamplingParams(stop=given_stop).stop
+    assert found == kept
+    assert type(found) is type(kept)
+    if not isinstance(found, (str, type(None))):
+        assert {type(item) for item in found} <= {str, int}
+        assert {type(item) for item in found} == {type(item) for item in kept}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (5, "SamplingParams.stop: expected text, a list of texts or a list of token ids, got 5 (int)"),
+        (1.5, "SamplingParams.stop: expected text"),
+        ({"a"}, "SamplingParams.stop: expected text"),
+        ({"a": 1}, "SamplingParams.stop: expected text"),
+        (np.array(5), "SamplingParams.stop: expected text"),
+        ((word for word in ["a"]), "SamplingParams.stop: expected text"),
+        (["a", 1], "SamplingParams.stop[0]: expected a token id like the others, got 'a' (str)"),
+        ([1, "a"], "SamplingParams.stop[1]: expected a token id like the others, got 'a' (str)"),
+        ([1, None], "SamplingParams.stop[1]: expected a token id like the others, got None (NoneType)"),
+        ([1, 1.5], "SamplingParams.stop[1]: expected a token id like the others, got 1.5 (float)"),
+        ([[1]], "SamplingParams.stop[0]: expected a token id like the others, got [1] (list)"),
+        ([["a"]], "SamplingParams.stop[0]: expected a token id like the others, got ['a'] (list)"),
+        (b"\xff", "SamplingParams.stop: expected text"),
+    ],
+)
+def test_bad_stop_forms(wrong: Any, said: str) -> None:
+    assert refusal(SamplingParams, stop=wrong).startswith(said)
+
+
+def test_the_stop_list_given_is_not_the_one_kept() -> None:
+    words = ["a"]
+    params = SamplingParams(stop=words)
+    words.append("b")
+    assert params.stop == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"max_tokens": -1}, "SamplingParams.max_tokens: expected 0 or more, got -1"),
+        ({"max_tokens": 1.5}, "SamplingParams.max_tokens: expected a whole number, got 1.5 (float)"),
+        ({"top_p": 0}, "SamplingParams.top_p: expected more than 0 and at most 1, got 0.0"),
+        ({"top_p": 1.0000001}, "SamplingParams.top_p: expected more than 0"),
+        ({"top_p": -0.1}, "SamplingParams.top_p: expected more than 0"),
+        ({"top_p": float("nan")}, "SamplingParams.top_p: expected more than 0"),
+        ({"temperature": -0.1}, "SamplingParams.temperature: expected 0 or more, got -0.1"),
+        ({"temperature": float("nan")}, "SamplingParams.temperature: expected 0 or more, got nan"),
+        ({"temperature": float("inf")}, "SamplingParams.temperature: expected 0 or more, got inf"),
+        ({"temperature": "hot"}, "SamplingParams.temperature: expected a number, got 'hot' (str)"),
+        ({"seed": "x"}, "SamplingParams.seed: expected a whole number"),
+        ({"top_k": 1.5}, "SamplingParams.top_k: expected a whole number"),
+    ],
+)
+def test_what_no_server_could_do_is_refused(wrong: Any, said: str) -> None:
+    assert refusal(SamplingParams, **wrong).startswith(said)
+
+
+@pytest.mark.parametrize(
+    "allowed",
+    [
+        {"max_tokens": 0},
+        {"max_tokens": "16"},
+        {"max_tokens": np.int64(3)},
+        {"temperature": 0},
+        {"temperature": 50},
+        {"top_p": 1},
+        {"top_p": 5e-324},
+        {"top_k": 0},
+        {"top_k": -5},
+        {"seed": -1},
+        {"seed": 2**64},
+    ],
+)
+def test_what_a_server_may_do_is_sent(allowed: Any) -> None:
+    ((name, value),) = allowed.items()
+    assert float(getattr(SamplingParams(**allowed), name)) == float(value)
+
+
+# -------------------------------------------------------------------------------------------- requests
+
+PROMPT = ModelInput.from_ints([1, 2, 3])
+
+
+def request(**fields: Any) -> SampleRequest:
+    return SampleRequest(**{"prompt": PROMPT, "sampling_params": SamplingParams(max_tokens=4), **fields})
+
+
+def test_a_request() -> None:
+    assert request().model_dump(exclude_none=True) == {
+        "num_samples": 1,
+        "prompt": PROMPT.model_dump(),
+        "sampling_params": SamplingParams(max_tokens=4).model_dump(exclude_none=True),
+        "topk_prompt_logprobs": 0,
+        "topk_sample_logprobs": 0,
+        "prompt_alt_tokens_k": 0,
+        "type": "sample",
+    }
+    with pytest.raises(TypeError, match="num_sample"):
+        request(num_sample=1)
+    assert request(sampling_params={"max_tokens": 4}) == request()
+    assert refusal(request, sampling_params=None).startswith(
+        "SampleRequest.sampling_params: expected SamplingParams"
+    )
+    assert refusal(request, type="other").startswith("SampleRequest.type: ")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"num_samples": 64},
+        {"prompt": ModelInput.empty()},
+        {"prompt": ModelInput.from_ints([1])},
+        {"prompt_logprobs": True, "prompt_logprobs_last_n": 1},
+        {"prompt_logprobs": True, "prompt_logprobs_last_n": 2},
+        {
+            "prompt": PROMPT.append(ImageChunk(data=b"", format="png")),
+            "prompt_logprobs": 1,
+            "prompt_logprobs_last_n": 99,
+        },
+        {"target_prompt_logprobs": TensorData([1, 2], "int64", [2, 1])},
+        {"target_prompt_logprobs": TensorData([[1, -1], [2, 5]], "int64")},  # type: ignore[list-item]
+        {"target_prompt_logprobs": TensorData([7], "int64", [2, 9], [0, 0, 1], [4])},
+        {
+            "prompt": PROMPT.append(ImageChunk(data=b"", format="png", expected_tokens=1)),
+            "target_prompt_logprobs": TensorData([1] * 9, "int64", [9, 1]),
+        },
+    ],
+)
+def test_good_requests_pass(fields: Any) -> None:
+    assert request(**fields).validate() is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"num_samples": 0}, "num_samples: expected 1 or more, got 0"),
+        ({"topk_prompt_logprobs": -1}, "topk_prompt_logprobs: expected 0 or more, got -1"),
+        ({"topk_sample_logprobs": -1}, "topk_sample_logprobs: expected 0 or more, got -1"),
+        ({"prompt_alt_tokens_k": -1}, "prompt_alt_tokens_k: expected 0 or more, got -1"),
+        (
+            {"prompt_logprobs": True, "prompt_logprobs_last_n": 0},
+            "prompt_logprobs_last_n: expected 1 or more, got 0",
+        ),
+        (
+            {"prompt_logprobs": True, "prompt_logprobs_last_n": 3},
+            "prompt_logprobs_last_n: expected at most 2 for a prompt of 3, got 3",
+        ),
+        (
+            {"prompt_logprobs_last_n": 1},
+            "prompt_logprobs_last_n: needs prompt log-probabilities; set include_prompt_logprobs=True",
+        ),
+        (
+            {"target_prompt_logprobs": TensorData([1.0, 2.0], "float32", [2, 1])},
+            "target_prompt_logprobs: expected int64 token ids, got float32",
+        ),
+        (
+            {"target_prompt_logprobs": TensorData([1, 2], "int64")},
+            "target_prompt_logprobs: expected two dimensions, got shape [2]",
+        ),
+        (
+            {"target_prompt_logprobs": TensorData([1, 2, 3], "int64", [3, 1])},
+            "target_prompt_logprobs: expected 2 rows, one for each prompt token after the first, got 3",
+        ),
+    ],
+)
+def test_what_no_server_would_take(fields: Any, said: str) -> None:
+    assert refusal(request(**fields).validate) == said
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    wrong = request(num_samples=0, topk_sample_logprobs=-2, prompt_logprobs_last_n=0)
+    with pytest.raises(InvalidInputError) as caught:
+        wrong.validate()
+    assert len(caught.value.problems) == 4
+
+
+# --------------------------------------------------------------------------------------------- top k
+
+
+def test_topk_as_lists() -> None:
+    ids = np.array([[5, 6, 7], [5, 6, 0], [0, 0, 0], [0, 8, 0], [0, 0, 9]], dtype=np.int32)
+    logprobs = np.array(
+        [[-1, -2, -3], [-1, -2, EMPTY], [EMPTY] * 3, [-0.5, -1, EMPTY], [-0.5, EMPTY, -9]], dtype=np.float32
+    )
+    assert TopkLogprobs(ids, logprobs).to_lists() == [
+        [(5, -1.0), (6, -2.0), (7, -3.0)],
+        [(5, -1.0), (6, -2.0)],
+        None,
+        [(0, -0.5), (8, -1.0)],
+        [(0, -0.5), (0, EMPTY), (9, -9.0)],
+    ]
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
+def test_an_empty_matrix_is_an_empty_list(shape: tuple[int, int]) -> None:
+    assert TopkLogprobs(np.zeros(shape), np.zeros(shape)).to_lists() == []
+
+
+@pytest.mark.parametrize("shapes", [((2, 3), (2, 2)), ((2, 3), (3, 2)), ((6,), (6,)), ((1, 2, 3), (1, 2, 3))])
+def test_two_matrices_of_one_shape(shapes: Any) -> None:
+    assert "two matrices of one shape" in refusal(TopkLogprobs(*map(np.zeros, shapes)).to_lists)
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 3), st.sampled_from([-1.0, -0.5])), min_size=1, max_size=3)
+        | st.none()
+    )
+)
+def test_topk_comes_back_from_its_padding(rows: Any) -> None:
+    ids = np.zeros((len(rows), 3), dtype=np.int32)
+    logprobs = np.full((len(rows), 3), EMPTY, dtype=np.float32)
+    for index, row in enumerate(rows):
+        for column, (token, logprob) in enumerate(row or ()):
+            ids[index, column], logprobs[index, column] = token, logprob
+    assert TopkLogprobs(ids, logprobs).to_lists() == rows
+
+
+# ------------------------------------------------------------------------------------------- responses
+
+
+def test_sequences_by_arrays() -> None:
+    tokens, logprobs = np.array([5, 6], dtype=np.int32), np.array([-1, -0.5], dtype=np.float32)
+    topk = TopkLogprobs(np.array([[5], [6]]), np.array([[-1.0], [-0.5]]))
+    sequence = SampledSequence("stop", "s-1", tokens, logprobs, topk)
+    assert sequence.tokens_np is tokens
+    assert sequence.logprobs_np is logprobs
+    assert (sequence.tokens, sequence.logprobs) == ([5, 6], [-1.0, -0.5])
+    assert sequence.topk_logprobs == [[(5, -1.0)], [(6, -0.5)]]
+    for name in ("tokens", "logprobs", "topk_logprobs"):
+        assert getattr(sequence, name) is getattr(sequence, name)
+
+
+def test_sequences_by_lists() -> None:
+    sequence = SampledSequence(
+        "length", "s", _tokens_list=[5], _logprobs_list=[-1.0], _topk_logprobs_list=[None, [(5, -1.0)]]
+    )
+    assert (sequence.tokens, sequence.logprobs) == ([5], [-1.0])
+    assert sequence.topk_logprobs == [None, [(5, -1.0)]]
+    assert (sequence.tokens_np, sequence.logprobs_np) == (None, None)
+
+
+def test_w14_nothing_is_not_the_same_as_an_empty_array() -> None:
+    nothing = SampledSequence("length")
+    assert (nothing.sequence_id, nothing.tokens, nothing.logprobs, nothing.topk_logprobs) == (
+        None,
+        [],
+        None,
+        None,
+    )
+    empty = SampledSequence("length", "s", np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32))
+    assert (empty.tokens, empty.logprobs) == ([], [])
+    assert empty.logprobs_np is not None
+    response = SampleResponse(
+        [empty], np.empty(0, dtype=np.float32), TopkLogprobs(np.empty((0, 2)), np.empty((0, 2)))
+    )
+    assert (response.prompt_logprobs, response.topk_prompt_logprobs) == ([], [])
+
+
+def test_responses() -> None:
+    response = SampleResponse(
+        [SampledSequence("stop", "s", np.array([5]))],
+        np.array([np.nan, -0.5, np.inf, np.nan], dtype=np.float32),
+        TopkLogprobs(np.array([[0], [4]]), np.array([[EMPTY], [-1.0]])),
+        TensorData([[0.5]], "float32"),  # type: ignore[list-item]
+        3,
+        PromptAltTokens(TensorData([[7]], "int64"), TensorData([[-1]], "float32")),  # type: ignore[list-item]
+    )
+    assert response.prompt_logprobs == [None, -0.5, np.inf, None]
+    assert response.topk_prompt_logprobs == [None, [(4, -1.0)]]
+    assert response.prompt_logprobs is response.prompt_logprobs
+    assert response.topk_prompt_logprobs is response.topk_prompt_logprobs
+    assert response.prompt_alt_tokens is not None
+    assert response.prompt_alt_tokens.tokens.tolist() == [[7]]
+    assert SampleResponse([]).prompt_logprobs is None
+    listed = SampleResponse([], _prompt_logprobs_list=[None, -0.5], _topk_prompt_logprobs_list=[None])
+    assert (listed.prompt_logprobs, listed.topk_prompt_logprobs) == ([None, -0.5], [None])
+
+
+def test_bad_answers_are_refused() -> None:
+    assert refusal(SampledSequence, "eos").startswith(
+        "SampledSequence.stop_reason: expected one of 'length', 'stop'"
+    )
+    assert refusal(SampleResponse, [5]).startswith("SampleResponse.sequences[0]: expected SampledSequence")
+    with pytest.raises(TypeError):
+        SampledSequence("stop", token=[5])  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        SampledSequence("stop", _views={})  # type: ignore[call-arg]
+
+
+def big_response() -> SampleResponse:
+    tokens = np.arange(10**6, dtype=np.int32)
+    logprobs = np.zeros(10**6, dtype=np.float32)
+    topk = TopkLogprobs(tokens.reshape(-1, 2), logprobs.reshape(-1, 2))
+    return SampleResponse([SampledSequence("stop", "s", tokens, logprobs, topk)] * 20, logprobs, topk)
+
+
+def test_lists_are_made_only_of_what_is_looked_at() -> None:
+    with long_lists() as made:
+        response = big_response()
+        assert len(repr(response)) < 2000
+        assert response == big_response()
+        assert hash(response.sequences[0]) == hash(big_response().sequences[0])
+        assert response.model_copy() == response
+        assert made == []
+        assert len(response.sequences[0].tokens) == 10**6
+        assert response.sequences[0].tokens[-1] == 10**6 - 1
+    assert made == [10**6]
+
+
+def test_two_threads_see_one_list() -> None:
+    for _ in range(20):
+        sequence = SampledSequence("stop", "s", np.arange(50_000))
+        together = threading.Barrier(4)
+
+        def look(sequence: SampledSequence = sequence, together: threading.Barrier = together) -> list[int]:
+            together.wait(5)
+            return sequence.tokens
+
+        with ThreadPoolExecutor(4) as pool:
+            seen = [future.result(5) for future in [pool.submit(look) for _ in range(4)]]
+        assert all(tokens is seen[0] for tokens in seen)
+
+
+def test_a_copy_with_other_arrays_has_other_lists() -> None:
+    sequence = SampledSequence("stop", "s", np.array([5, 6]))
+    assert sequence.tokens == [5, 6]
+    changed = sequence.model_copy(update={"tokens_np": np.array([7])})
+    assert changed.tokens == [7]
+    assert sequence.tokens == [5, 6]
+    response = SampleResponse([], np.array([0.5]))
+    assert response.prompt_logprobs == [0.5]
+    assert response.model_copy(update={"prompt_logprobs_np": None}).prompt_logprobs is None
+
+
+# ------------------------------------------------------------------------------------------ being a value
+
+
+def values() -> list[Any]:
+    """Models that all differ."""
+    floats = np.array([np.nan, -0.0])
+    matrix = np.array([[1, 2]])
+    return [
+        SamplingParams(),
+        SamplingParams(stop=[]),
+        SamplingParams(stop=["a"]),
+        SamplingParams(temperature=0.5),
+        TopkLogprobs(matrix, matrix.astype(float)),
+        TopkLogprobs(matrix, np.array([[np.nan, 2]])),
+        TopkLogprobs(matrix.T, matrix.T.astype(float)),
+        SampledSequence("stop"),
+        SampledSequence("length"),
+        SampledSequence("stop", "s"),
+        SampledSequence("stop", "s", np.array([1, 2])),
+        SampledSequence("stop", "s", np.array([1, 3])),
+        SampledSequence("stop", "s", np.array([1, 2]), floats),
+        SampledSequence("stop", "s", _tokens_list=[1, 2]),
+        PromptAltTokens(TensorData([1], "int64"), TensorData([np.nan], "float32")),
+        PromptAltTokens(TensorData([1], "int64"), TensorData([0.0], "float32")),
+        SampleResponse([]),
+        SampleResponse([], floats),
+        SampleResponse([], prompt_cache_hit_tokens=1),
+        SampleResponse([SampledSequence("stop", "s", np.array([1, 2]), floats)]),
+        request(),
+        request(num_samples=2),
+        request(target_prompt_logprobs=TensorData([1], "int64")),
+    ]
+
+
+def test_equal_by_value_and_only_then() -> None:
+    for index, one in enumerate(values()):
+        for other_index, other in enumerate(values()):
+            assert (one == other) is (index == other_index), (one, other)
+
+
+def test_every_kind_of_copy_is_equal() -> None:
+    for one in values():
+        copies = [copy.copy(one), copy.deepcopy(one), one.model_copy(), one.model_copy(deep=True)]
+        copies += [pickle.loads(pickle.dumps(one, p)) for p in range(2, pickle.HIGHEST_PROTOCOL + 1)]
+        for twin in copies:
+            assert twin == one
+            assert repr(twin) == repr(one)
+
+
+def test_what_is_equal_has_one_hash() -> None:
+    ids = np.array([5, 6])
+    pairs = [
+        (
+            SampledSequence("stop", "s", ids, ids / -3),
+            SampledSequence("stop", "s", ids.astype("i4"), ids / -3),
+        ),
+        (SampledSequence("stop", "s", [5, 6]), SampledSequence("stop", "s", ids.astype(">i2"))),  # type: ignore[arg-type]
+        (TopkLogprobs([[0]], [[-0.0]]), TopkLogprobs(np.array([[0]]), np.array([[0.0]]))),  # type: ignore[arg-type]
+        (TopkLogprobs([[0]], [[np.nan]]), TopkLogprobs(np.array([[0]]), np.array([[-np.nan]], dtype="f4"))),  # type: ignore[arg-type]
+        (SamplingParams(stop=("a",)), SamplingParams(stop=("a",), temperature=True)),
+    ]
+    for one, other in pairs:
+        assert one == other
+        assert hash(one) == hash(other)
+
+
+def test_nothing_can_be_set() -> None:
+    for one in values():
+        for name in [*type(one).__slots__, "tokens", "colour"]:
+            with pytest.raises(AttributeError):
+                setattr(one, name, None)
+            with pytest.raises(AttributeError):
+                delattr(one, name)
+
+
+def test_dumps_name_arrays_as_they_are_called() -> None:
+    dumped = SampledSequence("stop", "s", np.array([5])).model_dump(exclude_none=True)
+    assert dumped == {"stop_reason": "stop", "sequence_id": "s", "tokens_np": [5]}
+    assert EncodedTextChunk(tokens=[1]).model_dump_json() == '{"tokens":[1],"type":"encoded_text"}'
