@@ -270,7 +270,7 @@ def test_objects_of_http_libraries_are_taken_over_without_their_secrets() -> Non
     ).prepare()
     answer = requests.Response()
     answer.status_code = 403
-    answer._content = b'{"detail": "no"}'
+    answer._content = f'{{"detail": "no", "saw": "{KEY}"}}'.encode()
     answer.request = sent
     answer.headers["X-Request-Id"] = "r-3"
     error = errors.PermissionDeniedError("m", response=answer, body=None)
@@ -280,7 +280,7 @@ def test_objects_of_http_libraries_are_taken_over_without_their_secrets() -> Non
     assert error.request.headers["x-api-key"] == "***"
     assert error.request.headers["accept"] == "*/*"
     assert (error.method, error.path, error.request_id) == ("POST", "/api/v1/x", "r-3")
-    assert error.response.json() == {"detail": "no"}
+    assert error.response.json() == {"detail": "no", "saw": "***"}
     assert KEY not in repr(pickle.loads(pickle.dumps(error)).__dict__)
 
 

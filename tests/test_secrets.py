@@ -269,6 +269,9 @@ def test_settings_that_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_environment_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = f"http://u:{PLANTED['proxy password']}@p"
+    given = {"TINKER_API_KEY": PLANTED["TINKER_API_KEY"], "HTTPS_PROXY": proxy}
+    assert_exception_hidden(provoke(lambda: Settings.resolve(environ=given, max_retries=-1)))
     monkeypatch.setenv("TINKER_BASE_URL", f"https://me:{PLANTED['userinfo']}@host")
     monkeypatch.setenv("CLOUDFLARE_ACCESS_CLIENT_SECRET", PLANTED["CF secret"])
     assert_exception_hidden(provoke(Settings.resolve))

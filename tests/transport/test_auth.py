@@ -155,7 +155,15 @@ def test_ordinary_without_exchange(tmp_path: Path, given: dict[str, str], expect
             ask()
 
 
-@pytest.mark.parametrize(("given", "expected"), [({"arg": "sk-a"}, "sk-a"), ({"stored": "x"}, "x"), ({}, "")])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"arg": "sk-a"}, "sk-a"),
+        ({"env": "sk-e", "cmd": "echo printed"}, "sk-e"),
+        ({"stored": "x"}, "x"),
+        ({}, ""),
+    ],
+)
 def test_ordinary_at_other_hosts(tmp_path: Path, given: dict[str, str], expected: str) -> None:
     ring = KeyRing(settings(tmp_path, url=OTHER, **given))
     assert (ring.credential(), ring.for_exchange()) == (expected, expected)
