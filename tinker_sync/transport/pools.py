@@ -23,11 +23,11 @@ from urllib.parse import SplitResult, urlsplit
 
 from attrs import field, frozen
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import ConnectTimeoutError, HTTPError
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 from urllib3.util import wait_for_read
 
 from tinker_sync._clock import Clock
-from tinker_sync._secret import HeaderMap, mask_url
+from tinker_sync._secret import HeaderMap, mask_url, without_frames
 
 # Enough for every long poll of a busy client to come back to its connection; idle ones cost a file each.
 MAX_IDLE: Final = 1000
@@ -160,7 +160,7 @@ def connect(route: Route, timeout_s: float | None) -> Connection:
         http.connect()
     except (OSError, HTTPError, HTTPException, ValueError) as error:
         http.close()
-        raise _explain(error, route) from _without_frames(error)
+        raise _explain(error, route) from without_frames(error)
     except BaseException:  # Ctrl-C
         http.close()
         raise
@@ -178,11 +178,6 @@ def _unconnected(route: Route, timeout_s: float | None) -> HTTPConnection:
     return http
 
 
-def _without_frames(error: Exception) -> Exception:
-    """Cut the traceback: its frames hold the proxy's password, and say nothing the message does not."""
-    return error.with_traceback(None)
-
-
 def _explain(error: Exception, route: Route) -> ConnectFailed:
     refused = _TUNNEL_REFUSED.search(str(error))
     if refused:
@@ -197,9 +192,11 @@ def _explain(error: Exception, route: Route) -> ConnectFailed:
             f"the certificate of {route.origin} is not trusted: {error.verify_message}", final=True
         )
     where = f"the proxy {route.proxy}" if route.proxy else str(route.origin)
+    # urllib3 makes its refusals a kind of timeout, for compatibility with times long gone.
+    refused_outright = isinstance(error, NewConnectionError)
     return ConnectFailed(
         f"cannot connect to {where}: {mask_url(_reason(error))}",
-        timed_out=isinstance(error, (ConnectTimeoutError, TimeoutError)),
+        timed_out=isinstance(error, (ConnectTimeoutError, TimeoutError)) and not refused_outright,
         final=isinstance(error, ValueError),  # a host no resolver takes
     )
 

@@ -1,0 +1,86 @@
+"""The transport put together for tests."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from support.clock import FakeClock
+from support.servers import ScriptedServer
+
+from tinker_sync._observe import Event
+from tinker_sync._secret import Secret
+from tinker_sync.config import Settings, Timeout
+from tinker_sync.transport.http import Call, Http
+from tinker_sync.transport.journal import Journal
+
+KEY = "tml-marked-0123456789"
+
+
+class Keys:
+    """Hands out keys that are easy to find again."""
+
+    def __init__(self, key: str = KEY, long_lived: str = "tml-longlived-0123456789") -> None:
+        self.asked = 0
+        self._key, self._long_lived = Secret(key), Secret(long_lived)
+
+    def credential(self) -> str:
+        self.asked += 1
+        return self._key.reveal()
+
+    def for_exchange(self) -> str:
+        return self._long_lived.reveal()
+
+
+class Notebook:
+    """An observer that remembers. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: list[Event] = []
+
+    def observe(self, event: Event) -> None:
+        with self._lock:
+            self._events.append(event)
+
+    @property
+    def names(self) -> list[str]:
+        """What has happened, by the names of the events."""
+        with self._lock:
+            return [type(event).__name__ for event in self._events]
+
+    @property
+    def events(self) -> list[Event]:
+        with self._lock:
+            return list(self._events)
+
+
+def settings_for(server: ScriptedServer | str, **options: Any) -> Settings:
+    """Settings for a server, with timeouts that only a hang can reach."""
+    options.setdefault("timeout", Timeout(connect=10, read=10))
+    base_url = server if isinstance(server, str) else server.url
+    return Settings.resolve(base_url=base_url, **options)
+
+
+def http_for(server: ScriptedServer | str, **options: Any) -> Http:
+    """An `Http` for a server."""
+    parts = {name: options.pop(name) for name in ("clock", "journal", "keys", "max_idle") if name in options}
+    parts.setdefault("keys", Keys())
+    return Http(settings_for(server, **options), **parts)
+
+
+def post(path: str = "/api/v1/x", body: bytes = b"{}", **fields: Any) -> Call:
+    """A POST."""
+    return Call(**{"method": "POST", "path": path, "body": body, **fields})
+
+
+def get(path: str = "/api/v1/x", **fields: Any) -> Call:
+    """A GET."""
+    return Call(**{"method": "GET", "path": path, **fields})
+
+
+def journal_into(notebook: Notebook) -> Journal:
+    return Journal(notebook)
+
+
+__all__ = ["KEY", "FakeClock", "Keys", "Notebook", "get", "http_for", "journal_into", "post", "settings_for"]

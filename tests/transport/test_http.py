@@ -1,0 +1,718 @@
+"""One round trip over real sockets: what goes out, what comes back, and what is said when nothing does."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import socket
+import ssl
+import threading
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import requests
+import requests.adapters
+from support.clock import FakeClock
+from support.servers import (
+    AnsweringServer,
+    Peer,
+    Script,
+    ScriptedServer,
+    answer,
+    chunked,
+    redirect,
+    unused_port,
+)
+from support.wires import KEY, Keys, Notebook, get, http_for, post, settings_for
+
+from tinker_sync.config import Timeout
+from tinker_sync.errors import CredentialError, InvalidInputError
+from tinker_sync.transport.http import Call, Http, SendFailed
+from tinker_sync.transport.journal import Journal
+
+
+class OtherAdapter(requests.adapters.HTTPAdapter):
+    """Of another class than the plain one, so that the session itself has to send."""
+
+
+@pytest.fixture(params=["own connections", "session"])
+def way(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """Options for `http_for`: both ways a request may take."""
+    if request.param == "own connections":
+        yield {}
+        return
+    with requests.Session() as session:
+        session.mount("http://", OtherAdapter())
+        yield {"session": session}
+
+
+def fails(http: Http, call: Call) -> SendFailed:
+    with pytest.raises(SendFailed) as caught:
+        http.send(call)
+    return caught.value
+
+
+# ------------------------------------------------------------------------------------------- what goes out
+
+
+def test_a_request_looks_as_the_protocol_says(way: dict[str, Any]) -> None:
+    with AnsweringServer(lambda seen: answer(b'{"a": 1}')) as server:
+        http = http_for(server.url + "/pre", **way)
+        call = post(query="limit=5", idempotency_key="key-1", attempt=3, headers={"X-Extra": "e"})
+        reply = http.send(call)
+        http.close()
+    assert (reply.status, reply.body) == (200, b'{"a": 1}')
+    (seen,) = server.seen
+    assert (seen.method, seen.target, seen.body) == ("POST", "/pre/api/v1/x?limit=5", b"{}")
+    assert seen.header("host") == f"127.0.0.1:{server.port}"
+    assert seen.header("x-api-key") == KEY
+    assert seen.header("content-type") == "application/json"
+    assert seen.header("content-length") == "2"
+    assert seen.header("accept") == "application/json"
+    assert seen.header("x-idempotency-key") == "key-1"
+    assert seen.header("x-retry-count") == "2"
+    assert seen.header("x-extra") == "e"
+    assert (seen.header("user-agent") or "").startswith("tinker_sync/")
+    assert "gzip" in (seen.header("accept-encoding") or "")
+    assert not [name for name, _ in seen.pairs if name.lower().startswith("x-stainless")]
+
+
+def test_a_get_has_no_body_and_no_content_type(way: dict[str, Any]) -> None:
+    with AnsweringServer(lambda seen: answer()) as server:
+        http = http_for(server, **way)
+        http.send(get(idempotency_key="unused"))
+        http.send(Call(method="DELETE", path="/api/v1/x"))
+        http.close()
+    first, second = server.seen
+    assert (first.header("content-type"), first.header("content-length")) == (None, None)
+    assert first.header("x-idempotency-key") is None
+    assert (second.header("content-type"), second.header("content-length")) == ("application/json", "0")
+
+
+def test_default_headers_win_and_cloudflare_goes_along(way: dict[str, Any]) -> None:
+    options = {
+        "default_headers": {"user-agent": "mine", "X-API-KEY": "other", "x-team": "blue"},
+        "cf_access_id": "cf-id",
+        "cf_access_secret": "cf-secret",
+    }
+    with AnsweringServer(lambda seen: answer()) as server:
+        http = http_for(server, **options, **way)
+        http.send(post(headers={"X-Team": "red"}))
+        http.close()
+    (seen,) = server.seen
+    assert seen.header("user-agent") == "mine"
+    assert seen.header("x-api-key") == "other"
+    assert seen.header("x-team") == "blue"
+    assert (seen.header("cf-access-client-id"), seen.header("cf-access-client-secret")) == (
+        "cf-id",
+        "cf-secret",
+    )
+
+
+def test_which_credential_goes_along() -> None:
+    keys = Keys()
+    with AnsweringServer(lambda seen: answer()) as server:
+        http = http_for(server, keys=keys)
+        for credential in ("usual", "exchange", "none"):
+            http.send(post(credential=credential))
+        http.send(post(headers={"x-api-key": "given"}))
+        http.close()
+        bare = http_for(server, keys=None)
+        bare.send(post())
+        bare.close()
+    sent = [seen.header("x-api-key") for seen in server.seen]
+    assert sent == [KEY, "tml-longlived-0123456789", None, "given", None]
+
+
+def test_a_credential_that_cannot_be_had_is_raised_as_it_is() -> None:
+    class Broken:
+        def credential(self) -> str:
+            raise CredentialError("no key")
+
+        for_exchange = credential
+
+    with ScriptedServer(lambda peer: peer.wait_gone()) as server:
+        http = http_for(server, keys=Broken())
+        with pytest.raises(CredentialError):
+            http.send(post())
+        http.close()
+    assert server.connections == 0
+
+
+def test_a_header_that_cannot_be_sent_sends_nothing() -> None:
+    with ScriptedServer(lambda peer: peer.wait_gone()) as server:
+        http = http_for(server)
+        with pytest.raises(InvalidInputError):
+            http.send(post(headers={"X-Bad": "a\r\nX-API-Key: stolen"}))
+        http.close()
+    assert server.connections == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_536, 262_144, 262_145, 3_000_000])
+def test_bodies_of_all_sizes_arrive(size: int, way: dict[str, Any]) -> None:
+    body = os.urandom(size)
+    with AnsweringServer(lambda seen: answer(seen.body)) as server:
+        http = http_for(server, **way)
+        assert http.send(post(body=body)).body == body
+        http.close()
+
+
+# ------------------------------------------------------------------------------------------- what comes back
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        answer(b"hello"),
+        chunked(b"he", b"llo"),
+        answer(b"hello", length=None, version="HTTP/1.0"),
+        answer(gzip.compress(b"hello"), headers={"Content-Encoding": "gzip"}),
+        b"HTTP/1.1 100 Continue\r\n\r\n" + answer(b"hello"),
+    ],
+    ids=["counted", "chunked", "http/1.0", "gzip", "100-continue"],
+)
+def test_answers_in_every_framing(raw: bytes, way: dict[str, Any]) -> None:
+    with ScriptedServer(lambda peer: (peer.read_request(), peer.send(raw), peer.close())[0]) as server:
+        http = http_for(server, **way)
+        assert http.send(get()).body == b"hello"
+        http.close()
+
+
+def test_early_hints_are_not_the_answer() -> None:
+    raw = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" + answer(b"hello")
+    with ScriptedServer(lambda peer: (peer.read_request(), peer.send(raw), peer.wait_gone())[0]) as server:
+        http = http_for(server)
+        assert http.send(get()).body == b"hello"
+        http.close()
+
+
+def test_a_large_header_passes_and_a_huge_one_does_not() -> None:
+    def large(size: int) -> bytes:
+        return answer(b"x", headers={"X-Policy": "p" * size})
+
+    sizes = iter([60_000, 200_000, 10_000_000])
+    with ScriptedServer(lambda peer: (peer.read_request(), peer.send(large(next(sizes))))[0]) as server:
+        http = http_for(server)
+        assert len(http.send(get()).headers["x-policy"]) == 60_000
+        assert len(http.send(get()).headers["x-policy"]) == 200_000
+        assert "head of the answer" in str(fails(http, get()))
+        http.close()
+
+
+def test_headers_are_found_under_any_case_and_joined() -> None:
+    raw = b"HTTP/1.1 200 OK\r\nX-Many: a\r\nx-many: b\r\nContent-Length: 0\r\n\r\n"
+    with AnsweringServer(lambda seen: raw) as server:
+        http = http_for(server)
+        assert http.send(get()).headers["X-MANY"] == "a, b"
+        http.close()
+
+
+def test_bodies_are_bounded(way: dict[str, Any]) -> None:
+    limit = 100_000
+    lies = [
+        answer(b"", length=limit + 1),
+        chunked(*[b"x" * 10_000] * 20),
+        answer(b"x" * (limit + 1), length=None),
+        answer(gzip.compress(bytes(50_000_000)), headers={"Content-Encoding": "gzip"}),
+    ]
+    for raw in lies:
+        with ScriptedServer(
+            lambda peer, raw=raw: (peer.read_request(), peer.send(raw), peer.close())[0]
+        ) as server:
+            http = http_for(server, max_body_bytes=limit, **way)
+            failed = fails(http, get())
+            assert failed.final
+            assert failed.maybe_received
+            http.close()
+
+
+def test_a_body_at_the_limit_passes(way: dict[str, Any]) -> None:
+    with AnsweringServer(lambda seen: answer(b"x" * 1000)) as server:
+        http = http_for(server, max_body_bytes=1000, **way)
+        assert len(http.send(get()).body) == 1000
+        http.close()
+
+
+# ----------------------------------------------------------------------------------------- what goes wrong
+
+
+def test_a_refused_connection_was_surely_not_received(way: dict[str, Any]) -> None:
+    with unused_port() as port:
+        pass
+    http = http_for(f"http://127.0.0.1:{port}", **way)
+    failed = fails(http, post())
+    assert (failed.maybe_received, failed.timed_out, failed.final) == (False, False, False)
+    assert "refused" in str(failed)
+    http.close()
+
+
+def test_a_name_that_does_not_resolve_was_surely_not_received(way: dict[str, Any]) -> None:
+    http = http_for("http://nowhere.invalid:9", **way)
+    failed = fails(http, post())
+    assert (failed.maybe_received, failed.final) == (False, False)
+    assert "nowhere.invalid" in str(failed)
+    http.close()
+
+
+def test_a_reset_after_the_request_may_have_been_received(way: dict[str, Any]) -> None:
+    with ScriptedServer(lambda peer: (peer.read_request(), peer.reset())[0]) as server:
+        http = http_for(server, **way)
+        failed = fails(http, post())
+        assert (failed.maybe_received, failed.timed_out, failed.stale) == (True, False, False)
+        http.close()
+
+
+def test_a_reset_before_the_whole_request_was_surely_not_received() -> None:
+    with ScriptedServer(lambda peer: (peer.read_head(), peer.reset())[0]) as server:
+        http = http_for(server)
+        failed = fails(http, post(body=bytes(30_000_000)))
+        assert (failed.maybe_received, failed.timed_out) == (False, False)
+        http.close()
+
+
+@pytest.mark.parametrize("raw", [b"", b"HTT", answer(b"abc", length=10), chunked(b"abc")[:-5]])
+def test_an_answer_cut_short_may_have_been_received(raw: bytes, way: dict[str, Any]) -> None:
+    with ScriptedServer(lambda peer: (peer.read_request(), peer.send(raw), peer.close())[0]) as server:
+        http = http_for(server, **way)
+        failed = fails(http, post())
+        assert (failed.maybe_received, failed.final) == (True, False)
+        http.close()
+
+
+def test_something_that_is_not_http() -> None:
+    with ScriptedServer(lambda peer: peer.send(b"220 smtp.example ESMTP\r\n")) as server:
+        http = http_for(server)
+        assert "not HTTP" in str(fails(http, post()))
+        http.close()
+
+
+def test_a_half_closed_server_still_answers() -> None:
+    def script(peer: Peer) -> None:
+        peer.read_request()
+        peer.send(answer(b"hello"))
+        peer.half_close()
+        peer.wait_gone()
+
+    with ScriptedServer(script) as server:
+        http = http_for(server)
+        assert http.send(get()).body == b"hello"
+        assert http.send(get()).body == b"hello"  # over a new connection: the old one has no answers left
+        http.close()
+    assert server.connections == 2
+
+
+def test_a_refusal_before_the_whole_body_was_read_is_heard() -> None:
+    def script(peer: Peer) -> None:
+        peer.read_head()
+        peer.send(answer(b"too much", status=413))
+        peer.close()
+
+    with ScriptedServer(script) as server:
+        http = http_for(server)
+        outcomes = []
+        for _ in range(3):
+            try:
+                outcomes.append(http.send(post(body=bytes(30_000_000))).status)
+            except SendFailed as failed:  # the reset may overtake the answer
+                outcomes.append(failed.maybe_received)
+        http.close()
+    assert set(outcomes) <= {413, False}
+    assert 413 in outcomes
+
+
+# --------------------------------------------------------------------------------------------- silences
+
+
+def silent(peer: Peer) -> None:
+    peer.read_request()
+    peer.wait_gone()
+
+
+def drip(peer: Peer) -> None:
+    """One byte each 50 ms, and silence after the tenth."""
+    peer.read_request()
+    peer.send(answer(b"", length=1000))
+    for _ in range(10):
+        peer.send(b"x")
+        peer._server.stopping.wait(0.05)
+    peer.wait_gone()
+
+
+def slow_but_steady(peer: Peer) -> None:
+    peer.read_request()
+    peer.send(answer(b"", length=10))
+    for _ in range(10):
+        peer._server.stopping.wait(0.05)
+        peer.send(b"x")
+    peer.wait_gone()
+
+
+def test_silence_ends_with_the_read_timeout(way: dict[str, Any]) -> None:
+    with ScriptedServer(silent) as server:
+        http = http_for(server, timeout=Timeout(connect=10, read=0.1, idle=10), **way)
+        failed = fails(http, post())
+        assert (failed.maybe_received, failed.timed_out) == (True, True)
+        http.close()
+
+
+def test_w30_while_data_flows_the_read_timeout_does_not_matter(way: dict[str, Any]) -> None:
+    with ScriptedServer(slow_but_steady) as server:
+        http = http_for(server, timeout=Timeout(connect=10, read=0.3, idle=10), **way)
+        assert http.send(post()).body == b"x" * 10  # takes 0.5 s
+        http.close()
+
+
+def test_a_stalled_body_ends_with_the_idle_timeout(way: dict[str, Any]) -> None:
+    with ScriptedServer(drip) as server:
+        http = http_for(server, timeout=Timeout(connect=10, read=30, idle=0.2), **way)
+        failed = fails(http, post())
+        assert (failed.maybe_received, failed.timed_out) == (True, True)
+        http.close()
+
+
+def test_a_deadline_ends_even_a_flowing_answer(way: dict[str, Any]) -> None:
+    def endless(peer: Peer) -> None:
+        peer.read_request()
+        peer.send(answer(b"", length=1_000_000))
+        while not peer._server.stopping.wait(0.02):
+            peer.send(b"x" * 20_000)
+
+    with ScriptedServer(endless) as server:
+        http = http_for(server, **way)
+        failed = fails(http, post(deadline_s=0.3))
+        assert failed.timed_out
+        http.close()
+
+
+def test_a_call_may_have_a_read_timeout_of_its_own() -> None:
+    with ScriptedServer(silent) as server:
+        http = http_for(server, timeout=Timeout(connect=10, read=30))
+        assert fails(http, post(read_s=0.1)).timed_out
+        assert fails(http, post(timeout=Timeout(read=0.1))).timed_out
+        http.close()
+
+
+def test_an_upload_to_a_server_that_does_not_read_ends() -> None:
+    with ScriptedServer(lambda peer: (peer.read_head(), peer._server.stopping.wait(10))[0]) as server:
+        http = http_for(server, timeout=Timeout(connect=10, read=0.2))
+        failed = fails(http, post(body=bytes(30_000_000)))
+        assert (failed.maybe_received, failed.timed_out) == (False, True)
+        assert "stopped reading" in str(failed)
+        http.close()
+
+
+def test_no_time_left_sends_nothing() -> None:
+    with ScriptedServer(silent) as server:
+        http = http_for(server)
+        failed = fails(http, post(deadline_s=0.0))
+        assert (failed.maybe_received, failed.timed_out) == (False, True)
+        http.close()
+    assert server.connections == 0
+
+
+# ------------------------------------------------------------------------------------------- connections
+
+
+def test_a_connection_is_used_again() -> None:
+    with AnsweringServer(lambda seen: answer()) as server:
+        http = http_for(server)
+        for _ in range(20):
+            http.send(post())
+        http.close()
+    assert server.connections == 1
+
+
+def test_connection_close_is_obeyed() -> None:
+    with AnsweringServer(lambda seen: answer(headers={"Connection": "close"})) as server:
+        http = http_for(server)
+        http.send(post())
+        http.send(post())
+        http.close()
+    assert server.connections == 2
+
+
+def drops_after_each_answer(peer: Peer) -> None:
+    peer.read_request()
+    peer.send(answer())
+    peer.close()
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_a_server_that_drops_every_pooled_connection(repeatable: bool) -> None:
+    dropped = threading.Semaphore(0)
+
+    def script(peer: Peer) -> None:
+        drops_after_each_answer(peer)
+        dropped.release()
+
+    with ScriptedServer(script) as server:
+        http = http_for(server)
+        for _ in range(5):
+            assert http.send(post(repeatable=repeatable)).status == 200
+            assert dropped.acquire(timeout=10)
+        http.close()
+    assert len(server.seen) == 5
+
+
+def drops_on_the_second_request(peer: Peer) -> None:
+    """The race that cannot be seen beforehand: the connection goes down as the next request arrives."""
+    peer.read_request()
+    peer.send(answer())
+    peer.read_request()
+    peer.reset()
+
+
+def test_a_connection_lost_in_the_race_is_replaced_for_calls_that_may_be_repeated() -> None:
+    notebook = Notebook()
+    with ScriptedServer(drops_on_the_second_request, drops_after_each_answer) as server:
+        http = http_for(server, journal=Journal(notebook))
+        assert http.send(post()).status == 200
+        assert http.send(post()).status == 200
+        http.close()
+    assert len(server.seen) == 3  # the second request came twice
+    assert notebook.names == [
+        "RequestSent", "ReplyReceived",
+        "RequestSent", "RequestSent", "ReplyReceived",
+    ]  # fmt: skip
+
+
+def test_a_connection_lost_in_the_race_is_an_error_for_calls_that_may_not() -> None:
+    with ScriptedServer(drops_on_the_second_request, drops_after_each_answer) as server:
+        http = http_for(server)
+        assert http.send(post(repeatable=False)).status == 200
+        failed = fails(http, post(repeatable=False))
+        assert (failed.maybe_received, failed.stale) == (True, True)
+        http.close()
+    assert len(server.seen) == 2
+
+
+def test_an_unrepeatable_call_does_not_trust_an_old_connection() -> None:
+    clock = FakeClock()
+    with AnsweringServer(lambda seen: answer()) as server:
+        http = http_for(server, clock=clock)
+        http.send(post())
+        clock.advance(4)
+        http.send(post(repeatable=False))
+        http.send(post(repeatable=False))
+        clock.advance(4)
+        http.send(post())
+        http.close()
+    assert [seen.connection for seen in server.seen] == [0, 1, 1, 1]
+
+
+def test_connections_idle_for_long_are_not_used() -> None:
+    clock = FakeClock()
+    with AnsweringServer(lambda seen: answer()) as server:
+        http = http_for(server, clock=clock)
+        http.send(post())
+        clock.advance(60)
+        http.send(post())
+        http.close()
+    assert server.connections == 2
+
+
+def test_a_fresh_connection_on_demand() -> None:
+    with AnsweringServer(lambda seen: answer()) as server:
+        http = http_for(server)
+        http.send(post())
+        http.send(post(fresh=True))
+        http.forget_idle()
+        http.send(post())
+        http.close()
+    assert server.connections == 3
+
+
+def test_idle_connections_are_limited() -> None:
+    gate = threading.Barrier(6)
+
+    def respond(seen: object) -> bytes:
+        gate.wait(10)
+        return answer()
+
+    with AnsweringServer(respond) as server:
+        http = http_for(server, max_idle=2)
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(http.send, [post() for _ in range(6)]))
+        assert "2 idle, 0 busy" in repr(http)
+        http.close()
+
+
+def test_many_threads_share_it() -> None:
+    with AnsweringServer(lambda seen: answer(seen.body)) as server:
+        http = http_for(server)
+        with ThreadPoolExecutor(8) as pool:
+            bodies = [str(n).encode() for n in range(200)]
+            assert [reply.body for reply in pool.map(lambda b: http.send(post(body=b)), bodies)] == bodies
+        http.close()
+    assert server.connections <= 8
+
+
+def test_an_interrupted_exchange_leaves_no_half_answer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    with AnsweringServer(lambda seen: answer(seen.body)) as server:
+        http = http_for(server)
+        exchange = http.open(post(body=b"first"))
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("tinker_sync.transport.socket_line.SocketLine._take", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            exchange.finish()
+        monkeypatch.undo()
+        assert http.send(post(body=b"second")).body == b"second"
+        http.close()
+    assert server.connections == 2
+
+
+# ---------------------------------------------------------------------------------------------- closing
+
+
+def test_close_interrupts_what_is_under_way_and_refuses_what_follows(way: dict[str, Any]) -> None:
+    with ScriptedServer(silent) as server, ThreadPoolExecutor(1) as pool:
+        http = http_for(server, **way)
+        future = pool.submit(http.send, post())
+        server.await_seen(1)
+        http.close()
+        if way:
+            server.stopping.set()
+            way["session"].close()
+        else:
+            failed = future.exception(10)
+            assert isinstance(failed, SendFailed)
+            assert failed.final
+            assert "closed" in str(failed)
+        again = fails(http, post())
+        assert (again.final, again.maybe_received) == (True, False)
+        http.close()
+        if way:
+            for peer in server._sockets:
+                peer.shutdown(socket.SHUT_RDWR)
+            assert future.exception(10) is not None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_uses_connections_of_its_own(way: dict[str, Any]) -> None:
+    with AnsweringServer(lambda seen: answer(str(seen.connection).encode())) as server:
+        http = http_for(server, **way)
+        assert http.send(post()).body == b"0"
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                os.write(writing, http.send(post()).body)
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(writing)
+        assert os.waitpid(child, 0)[1] == 0
+        assert os.read(reading, 10) == b"1"
+        os.close(reading)
+        assert http.send(post()).body == b"0"  # the child has not touched ours
+        http.close()
+
+
+# ---------------------------------------------------------------------------------------------- redirects
+
+
+def test_redirects_are_followed_within_the_server(way: dict[str, Any]) -> None:
+    def respond(seen: Any) -> bytes:
+        return redirect("/api/v1/end") if seen.target == "/api/v1/x" else answer(seen.body)
+
+    notebook = Notebook()
+    with AnsweringServer(respond) as server:
+        http = http_for(server, journal=Journal(notebook), **way)
+        assert http.send(post(body=b"kept")).body == b"kept"
+        http.close()
+    assert [seen.header("x-api-key") for seen in server.seen] == [KEY, KEY]
+    assert notebook.names == ["RequestSent", "Redirected", "RequestSent", "ReplyReceived"]
+
+
+def test_redirects_that_go_in_circles_end(way: dict[str, Any]) -> None:
+    with AnsweringServer(lambda seen: redirect(seen.target)) as server:
+        http = http_for(server, **way)
+        failed = fails(http, post())
+        assert failed.final
+        assert "more than 10" in str(failed)
+        http.close()
+    assert len(server.seen) == 11
+
+
+def test_redirects_may_be_left_to_the_caller(way: dict[str, Any]) -> None:
+    with AnsweringServer(lambda seen: redirect("http://127.0.0.1:1/away", 302)) as server:
+        http = http_for(server, **way)
+        reply = http.send(get(follow_redirects=False))
+        assert (reply.status, reply.headers["location"]) == (302, "http://127.0.0.1:1/away")
+        http.close()
+
+
+def test_an_endless_body_of_a_redirect_is_not_read(way: dict[str, Any]) -> None:
+    body = b"x" * 5_000_000
+    with AnsweringServer(
+        lambda seen: (
+            answer(b"end")
+            if seen.target == "/end"
+            else answer(body, status=307, headers={"Location": "/end"})
+        )
+    ) as server:
+        http = http_for(server, max_body_bytes=1000, **way)
+        assert fails(http, get()).final
+        http.close()
+
+
+def test_after_a_303_the_first_server_has_had_the_request() -> None:
+    with unused_port() as port:
+        pass
+    with AnsweringServer(lambda seen: redirect(f"http://127.0.0.1:{port}/", 303)) as server:
+        http = http_for(server)
+        assert fails(http, post()).maybe_received
+        http.close()
+    with AnsweringServer(lambda seen: redirect(f"http://127.0.0.1:{port}/", 307)) as server:
+        http = http_for(server)
+        assert not fails(http, post()).maybe_received
+        http.close()
+
+
+# ------------------------------------------------------------------------------------------------ secrets
+
+
+def test_no_local_variable_shows_a_key() -> None:
+    scripts: list[Script] = [
+        lambda peer: (peer.read_request(), peer.reset())[0],
+        lambda peer: (peer.read_head(), peer.reset())[0],
+        lambda peer: (peer.read_request(), peer.send(b"nonsense"))[0],
+    ]
+    for script in scripts:
+        with ScriptedServer(script) as server:
+            http = http_for(server, cf_access_secret="cf-marked-secret")
+            failed = fails(http, post(body=bytes(20_000_000)))
+            http.close()
+        trace = traceback.TracebackException.from_exception(failed, capture_locals=True)
+        text = "".join(trace.format())
+        assert "connection = " in text or "parser = " in text or "sock = " in text  # locals are there
+        assert "marked" not in text
+
+
+def test_nothing_shows_the_key(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    with AnsweringServer(lambda seen: answer(KEY.encode())) as server:
+        settings = settings_for(server, api_key=KEY)
+        journal = Journal(base_url=settings.base_url, as_curl=True, secrets=lambda: settings.secrets)
+        http = Http(settings, Keys(), journal=journal)
+        http.send(post(headers={"X-Tinker-Weights-Access-Token": KEY}, query=f"api_key={KEY}"))
+        assert "marked" not in repr(http)
+        http.close()
+    assert "curl" in caplog.text
+    assert "marked" not in caplog.text
+
+
+def test_tls_to_a_plain_server_was_surely_not_received() -> None:
+    with ScriptedServer(lambda peer: peer.send(answer())) as server:
+        http = http_for(f"https://127.0.0.1:{server.port}")
+        failed = fails(http, post())
+        assert not failed.maybe_received
+        assert isinstance(failed.cause.__cause__ if failed.cause else None, (ssl.SSLError, OSError))
+        http.close()
