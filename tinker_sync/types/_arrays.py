@@ -118,11 +118,11 @@ def _array_of_list(value: Any, where: str, dtype: str | None) -> AnyArray:
     if isinstance(value, list) and dtype is not None:
         try:
             return _packed(value, "q" if dtype == "int64" else "d", _C_DTYPES[dtype])
-        except (struct.error, TypeError, OverflowError, ValueError):
-            pass  # nested, or not of that type alone
+        except Exception:  # noqa: BLE001, S110  # whatever odd cells raise; they are looked at below
+            pass
     try:
         array = np.asarray(value)
-    except Exception:  # noqa: BLE001  # whatever odd cells raise; they are looked at one by one
+    except Exception:  # noqa: BLE001  # the same, one by one
         return _cell_by_cell(value, where, dtype)
     if array.dtype.kind not in "biuf" or (dtype != "float32" and _may_be_rounded(array)):
         return _cell_by_cell(value, where, dtype)
@@ -177,8 +177,11 @@ def _cell_by_cell(value: Any, where: str, dtype: str | None) -> AnyArray:
 
 def _gather(value: Any, where: str, cells: list[Any], depth: int = 0) -> tuple[int, ...]:
     """Collect the cells of nested rows; the shape they fill, or an error that names the row that does not."""
+    if is_torch(value):
+        value = array_of_torch(value, where)
     if not _is_row(value):
-        cells.append(value)
+        # An array of one cell and no dimensions has every method of an integer, whatever it holds.
+        cells.append(value.item() if isinstance(value, np.ndarray) else value)
         return ()
     if depth == _MOST_DIMENSIONS:
         raise InvalidInputError(f"{where}: nested deeper than {_MOST_DIMENSIONS} lists")
