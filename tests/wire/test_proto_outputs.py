@@ -17,6 +17,7 @@ from tinker_sync.wire.proto import (
     tables,
     write_message,
 )
+from tinker_sync.wire.proto._tensors import BLOCK_CELLS
 from tinker_sync.wire.proto.outputs import MAX_EMPTY_RECORDS
 
 
@@ -94,18 +95,44 @@ def test_bfloat16_is_the_upper_half_of_float32() -> None:
     assert record["x"].data == values.tolist()
 
 
-def test_arrays_are_writable_aligned_and_hold_no_response_alive() -> None:
-    big = batch(
-        2, x=column(bytes(4) + ONES * 100, int64s(0, 4, 1604)), y=column(bytes(24), int64s(0, 12, 24), 1, 3)
+def memory_of(array: np.ndarray) -> np.ndarray:
+    """The array that owns the memory."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    assert array.base is None
+    return array
+
+
+@pytest.mark.parametrize("dtype", [tables.DTYPE_FLOAT32, tables.DTYPE_BFLOAT16, tables.DTYPE_INT32])
+def test_arrays_are_writable_aligned_and_hold_no_response_alive(dtype: int) -> None:
+    itemsize = 2 if dtype == tables.DTYPE_BFLOAT16 else 4
+    # Small ones, empty ones, one that just fits a block, one larger, and some behind it.
+    sizes = [1, 0, 100, 0, BLOCK_CELLS - 1, 3 * BLOCK_CELLS, 2, BLOCK_CELLS, 1, 1, 0]
+    offsets = itemsize * np.cumsum([0, *sizes])
+    data = np.arange(sum(sizes) * itemsize, dtype=np.uint8).tobytes()
+    x = column(data, int64s(*offsets), dtype)
+    tensors = [record["x"] for record in decoded(batch(len(sizes), x=x)).loss_fn_outputs]
+    assert [tensor.shape for tensor in tensors] == [[size] for size in sizes]
+    for index, tensor in enumerate(tensors):
+        array = tensor._numpy
+        assert array.flags.writeable
+        assert array.flags.aligned
+        assert memory_of(array).size <= max(BLOCK_CELLS, array.size)
+        assert not any(np.shares_memory(array, other._numpy) for other in tensors[:index])
+    (together,) = decoded(batch(x=column(data, int64s(0, len(data)), dtype))).loss_fn_outputs
+    assert b"".join(tensor._numpy.tobytes() for tensor in tensors) == together["x"]._numpy.tobytes()
+
+
+def test_many_small_arrays_are_cut_right() -> None:
+    rng = np.random.default_rng(3)
+    sizes = rng.integers(0, 300, 1000)
+    values = rng.standard_normal(sizes.sum(), dtype=np.float32)
+    offsets = int64s(*(4 * np.cumsum([0, *sizes])))
+    records = decoded(batch(x=column(values.tobytes(), offsets))).loss_fn_outputs
+    expected = np.split(values, np.cumsum(sizes)[:-1])
+    assert all(
+        np.array_equal(record["x"]._numpy, part) for record, part in zip(records, expected, strict=True)
     )
-    for record in decoded(big).loss_fn_outputs:
-        for tensor in record.values():
-            array = tensor._numpy
-            assert array.flags.writeable
-            assert array.flags.aligned
-            while array.base is not None:
-                array = array.base
-            assert array.nbytes == tensor.nbytes
 
 
 def test_trailing_shapes_divide_each_datum() -> None:

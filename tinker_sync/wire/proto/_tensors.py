@@ -1,14 +1,15 @@
 """Numpy arrays and the `bytes` fields that carry them.
 
 Outgoing arrays are sent from the memory they lie in: a payload is a view, copied only when the array is not
-contiguous or not of the wire's dtype. Incoming arrays are copied out, each on its own: what a user keeps is
-writable, aligned, in this machine's byte order, and never holds a whole response alive. Any thread may use
-this.
+contiguous or not of the wire's dtype. Incoming arrays are copied out, large ones each on its own: what a user
+keeps is writable, aligned, in this machine's byte order, overlaps with nothing, and never holds a whole
+response alive. Any thread may use this.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,6 +35,9 @@ WIRE_DTYPES: dict[str, tuple[int, np.dtype[Any]]] = {
     "int64": (tables.DTYPE_INT64, INT64),
 }
 """What we send: the DType and how its values lie in memory."""
+
+BLOCK_CELLS = 16_384
+"""What a small array of an answer may keep alive besides itself: 64 KiB of float32 or 128 of int64."""
 
 MAX_DIMENSIONS = 32
 """What every numpy in use can hold."""
@@ -178,13 +182,26 @@ def split_batch(plain: Plain) -> list[TensorData]:
     # In Python's own numbers: a row may have more cells than an int64 can count.
     if counts.any() and (row == 0 or row > flat.size or bool((counts % row).any())):
         raise Fault(f"the data do not divide into rows of {trailing}", "trailing_shape")
-    own, dtype, wrap = source.own, source.dtype, TensorData._wrap
+    dtype, wrap = source.dtype, TensorData._wrap
     # All copies first: making small objects in between costs a third more.
-    arrays = [own(flat[start:stop]) for start, stop in pairwise(bounds.tolist())]
+    arrays = _own_arrays(flat, bounds.tolist(), source.own)
     if not trailing:
         return [wrap(array, dtype, [array.size]) for array in arrays]
     shapes = [[array.size // row if row else 0, *trailing] for array in arrays]
     return [wrap(array.reshape(shape), dtype, shape) for array, shape in zip(arrays, shapes, strict=True)]
+
+
+def _own_arrays(flat: AnyArray, edges: list[int], own: Callable[[AnyArray], AnyArray]) -> list[AnyArray]:
+    """Copies of the slices between the edges. Small neighbours share a block: one copy in place of many."""
+    arrays: list[AnyArray] = []
+    first = 0
+    while first < len(edges) - 1:
+        start = edges[first]
+        last = max(first + 1, bisect_right(edges, start + BLOCK_CELLS) - 1)
+        block = own(flat[start : edges[last]])
+        arrays += [block[left - start : right - start] for left, right in pairwise(edges[first : last + 1])]
+        first = last
+    return arrays
 
 
 def _bounds(offsets: Int64Array, size: int, itemsize: int) -> Int64Array:
