@@ -30,6 +30,11 @@ INT32 = np.dtype("<i4")
 INT64 = np.dtype("<i8")
 FLOAT32 = np.dtype("<f4")
 
+# How users get them. Dtype objects rather than classes: that halves the price of a small copy.
+OWN_INT32 = np.dtype(np.int32)
+OWN_INT64 = np.dtype(np.int64)
+OWN_FLOAT32 = np.dtype(np.float32)
+
 WIRE_DTYPES: dict[str, tuple[int, np.dtype[Any]]] = {
     "float32": (tables.DTYPE_FLOAT32, FLOAT32),
     "int64": (tables.DTYPE_INT64, INT64),
@@ -99,13 +104,10 @@ def _from_bfloat16(halves: AnyArray) -> AnyArray:
     return widened.view(np.float32)
 
 
-# A dtype object rather than the class: half the price of a small copy.
-_NATIVE_FLOAT32, _NATIVE_INT64 = np.dtype(np.float32), np.dtype(np.int64)
-
 _SOURCES = {
-    tables.DTYPE_FLOAT32: Source(FLOAT32, "float32", lambda values: values.astype(_NATIVE_FLOAT32)),
-    tables.DTYPE_INT64: Source(INT64, "int64", lambda values: values.astype(_NATIVE_INT64)),
-    tables.DTYPE_INT32: Source(INT32, "int64", lambda values: values.astype(_NATIVE_INT64)),
+    tables.DTYPE_FLOAT32: Source(FLOAT32, "float32", lambda values: values.astype(OWN_FLOAT32)),
+    tables.DTYPE_INT64: Source(INT64, "int64", lambda values: values.astype(OWN_INT64)),
+    tables.DTYPE_INT32: Source(INT32, "int64", lambda values: values.astype(OWN_INT64)),
     tables.DTYPE_BFLOAT16: Source(np.dtype("<u2"), "float32", _from_bfloat16),
 }
 
@@ -159,8 +161,8 @@ def _sparse_tensor(csr: Plain, source: Source, shape: list[int] | None) -> Tenso
     if shape is None or len(shape) != 2:
         raise Fault(f"a sparse tensor needs its 2-D dense shape, got {shape}")
     values = source.own(raw_array(csr, "values", source.layout))
-    crow: Int64Array = raw_array(csr, "crow_indices", INT64).astype(np.int64)
-    col: Int64Array = raw_array(csr, "col_indices", INT64).astype(np.int64)
+    crow: Int64Array = raw_array(csr, "crow_indices", INT64).astype(OWN_INT64)
+    col: Int64Array = raw_array(csr, "col_indices", INT64).astype(OWN_INT64)
     problem = csr_problem(values.size, shape, crow, col)
     if problem is not None:
         raise Fault(problem)

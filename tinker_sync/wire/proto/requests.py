@@ -19,7 +19,15 @@ from tinker_sync.wire.proto import tables
 from tinker_sync.wire.proto._fault import Fault, decoding, encoding, entry, refusals_of_types
 from tinker_sync.wire.proto._reader import Plain, Readable, read_message
 from tinker_sync.wire.proto._scalars import STRING
-from tinker_sync.wire.proto._tensors import INT32, payload, plain_tensor, raw_array, tensor_of, wire_dtype
+from tinker_sync.wire.proto._tensors import (
+    INT32,
+    OWN_INT32,
+    payload,
+    plain_tensor,
+    raw_array,
+    tensor_of,
+    wire_dtype,
+)
 from tinker_sync.wire.proto._varint import varint
 from tinker_sync.wire.proto._writer import Buffers, check_size, write_plain
 
@@ -261,7 +269,7 @@ def _read_chunk(plain: Plain) -> ModelInputChunk:
             tokens = raw_array(plain["encoded_text"], "tokens", INT32)
         except Fault as fault:
             raise fault.under("encoded_text") from None
-        return EncodedTextChunk(tokens=tokens.astype("int32"))
+        return EncodedTextChunk(tokens=tokens.astype(OWN_INT32))
     if "image" in plain:
         image = plain["image"]
         with refusals_of_types("image"):

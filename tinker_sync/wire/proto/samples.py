@@ -22,7 +22,16 @@ from tinker_sync.types.sampling import (
 from tinker_sync.wire.proto import tables
 from tinker_sync.wire.proto._fault import Fault, decoding, encoding, refusals_of_types
 from tinker_sync.wire.proto._reader import Plain, Readable, read_message
-from tinker_sync.wire.proto._tensors import FLOAT32, INT32, payload, plain_tensor, raw_array, tensor_of
+from tinker_sync.wire.proto._tensors import (
+    FLOAT32,
+    INT32,
+    OWN_FLOAT32,
+    OWN_INT32,
+    payload,
+    plain_tensor,
+    raw_array,
+    tensor_of,
+)
 from tinker_sync.wire.proto._writer import Buffers, check_size, write_message, write_plain
 
 if TYPE_CHECKING:
@@ -72,7 +81,7 @@ def _read_sequence(plain: Plain) -> SampledSequence:
     reason = _STOP_REASONS.get(number)
     if reason is None:
         raise Fault(f"{number} is no known StopReason", "stop_reason")
-    tokens = raw_array(plain, "tokens", INT32).astype(np.int32)
+    tokens = raw_array(plain, "tokens", INT32).astype(OWN_INT32)
     logprobs = _floats(plain, "logprobs")
     if logprobs is not None and logprobs.size not in (0, tokens.size):
         raise Fault(f"{logprobs.size} values for {tokens.size} tokens", "logprobs")
@@ -80,7 +89,7 @@ def _read_sequence(plain: Plain) -> SampledSequence:
 
 
 def _floats(plain: Plain, name: str) -> AnyArray | None:
-    return raw_array(plain, name, FLOAT32).astype(np.float32) if name in plain else None
+    return raw_array(plain, name, FLOAT32).astype(OWN_FLOAT32) if name in plain else None
 
 
 def _read_topk(plain: Plain, name: str) -> TopkLogprobs | None:
@@ -94,7 +103,7 @@ def _read_topk(plain: Plain, name: str) -> TopkLogprobs | None:
         logprobs = _matrix(raw_array(topk, "logprobs", FLOAT32), shape, "logprobs")
     except Fault as fault:
         raise fault.under(name) from None
-    return TopkLogprobs(ids.astype(np.int32), logprobs.astype(np.float32)) if all(shape) else None
+    return TopkLogprobs(ids.astype(OWN_INT32), logprobs.astype(OWN_FLOAT32)) if all(shape) else None
 
 
 def _matrix(values: AnyArray, shape: tuple[int, int], name: str) -> AnyArray:
