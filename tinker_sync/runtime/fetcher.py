@@ -129,6 +129,21 @@ class Fetcher:
 class Fetch(Generic[T]):
     """The retrieval of one promise. Its steps follow each other, so no two threads are in it at once."""
 
+    # There may be tens of thousands.
+    __slots__ = (
+        "_asked_at",
+        "_began_at",
+        "_deadline_at",
+        "_decode",
+        "_fetcher",
+        "_future",
+        "_held_bytes",
+        "_on_gone",
+        "_promise",
+        "_retrieval",
+        "_ticket",
+    )
+
     def __init__(
         self,
         fetcher: Fetcher,

@@ -15,7 +15,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from attrs import frozen
 
@@ -208,6 +208,24 @@ Judge = Callable[[Reply | SendFailed, Call, int, int], "Retry | Throttled | Refu
 class _Sample:
     """One sample on its way. Its steps follow each other; only `on_future_done` may come from anywhere."""
 
+    # There may be tens of thousands.
+    __slots__ = (
+        "_attempt",
+        "_began_at",
+        "_body",
+        "_call",
+        "_fetch",
+        "_future",
+        "_held",
+        "_key",
+        "_lane",
+        "_last_words",
+        "_number",
+        "_order",
+        "_resubmits",
+        "_ticket",
+    )
+
     def __init__(self, lane: SampleLane, order: SampleOrder, future: APIFuture[SampleResponse]) -> None:
         self._lane = lane
         self._order = order
@@ -216,6 +234,7 @@ class _Sample:
         self._number: int | None = None
         self._body = b""
         self._key = ""
+        self._call: Call | None = None
         self._attempt = 0
         self._resubmits = 0
         self._last_words = ""
@@ -294,14 +313,15 @@ class _Sample:
     # -------------------------------------------------------------------------------------- the answer
 
     def _on_outcome(self, outcome: Reply | SendFailed) -> None:
-        if isinstance(outcome, Reply) and outcome.ok:
-            self._on_promise(outcome)
+        call = self._call
+        if call is None or (isinstance(outcome, Reply) and outcome.ok):
+            self._on_promise(cast("Reply", outcome))
             return
         self._last_words = (
             str(outcome) if isinstance(outcome, SendFailed) else f"status {outcome.status} on submit"
         )
         order = self._order
-        verdict = self._lane.judge(outcome, self._call, order.estimate_bytes, order.max_attempts)
+        verdict = self._lane.judge(outcome, call, order.estimate_bytes, order.max_attempts)
         if isinstance(verdict, Throttled):
             # Not an attempt: the server did not refuse this sample, it asked everybody to slow down.
             self._attempt -= 1
@@ -337,6 +357,8 @@ class _Sample:
                 self._order.abandoned(promise.request_id)
             return
         self._future.mark_accepted(promise.request_id)
+        # It may take hours from here; only a submission under a new number would need these again.
+        self._body, self._call, self._ticket = b"", None, None
         ids = promise.sample_sequence_ids
         fetch = self._order.fetch or self._lane.fetcher.fetch
         self._fetch = fetch(

@@ -1,8 +1,8 @@
 """The requests of a training client: encoded when the call is made, numbered and sent by workers.
 
 `sender` is what a send queue calls: it returns when the server has accepted the request, and hands the
-promise to the fetcher. Bodies stay views of the user's arrays until they are sent; each is joined then, one chunk's
-worth.
+promise to the fetcher. Bodies stay views of the user's arrays until they are sent; each is joined then, one
+chunk's worth.
 """
 
 from __future__ import annotations

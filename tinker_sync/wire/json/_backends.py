@@ -10,7 +10,7 @@ Pure functions over their arguments; any thread may enter.
 from __future__ import annotations
 
 import json
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -37,6 +37,9 @@ class Backend(Protocol):
 
     def read(self, data: bytes) -> Any:
         """The tree of a text."""
+
+
+_BUFFER_BYTES: Final = 4096
 
 
 class StandardLibrary:
@@ -76,9 +79,11 @@ class Orjson:
     def write(self, tree: Any) -> bytes:
         """The text of a tree."""
         try:
-            return orjson.dumps(tree, option=orjson.OPT_SERIALIZE_NUMPY)
+            text = orjson.dumps(tree, option=orjson.OPT_SERIALIZE_NUMPY)
         except TypeError:  # integers beyond 64 bits, halves of surrogate pairs
             return STANDARD_LIBRARY.write(tree)
+        # A short text keeps the buffer it was written into, and thousands of requests wait for minutes.
+        return bytes(memoryview(text)) if len(text) < _BUFFER_BYTES // 2 else text
 
     def read(self, data: bytes) -> Any:
         """The tree of a text."""
