@@ -261,7 +261,10 @@ class AnsweringServer(ScriptedServer):
 
     def _converse(self, peer: Peer) -> None:
         while True:
-            peer.send(self._respond(peer.read_request()))
+            seen = peer.read_request()
+            peer.send(self._respond(seen))
+            if seen.header("connection") == "close":
+                return
 
 
 class ProxyServer(ScriptedServer):

@@ -1,0 +1,294 @@
+"""The retry loop, with scripted answers and a clock that never sleeps."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from support.clock import PATIENCE_S, FakeClock
+from support.servers import Peer, ScriptedServer, answer
+from support.wires import KEY, Notebook, get, http_for, post, settings_for
+
+from tinker_sync import errors
+from tinker_sync.errors import APIConnectionError, APIStatusError, APITimeoutError, CredentialError
+from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.transport.caller import PATIENCE_S as CALLERS_PATIENCE_S
+from tinker_sync.transport.caller import Caller
+from tinker_sync.transport.journal import Journal
+
+Outcome = Reply | Exception
+
+OK = Reply(200, {}, b"{}")
+REFUSED = SendFailed("refused", maybe_received=False)
+RESET = SendFailed("reset", maybe_received=True)
+SILENCE = SendFailed("silence", maybe_received=True, timed_out=True)
+
+
+def status(code: int, **headers: str) -> Reply:
+    return Reply(
+        code, {name.replace("_", "-"): value for name, value in headers.items()}, b'{"detail": "why"}'
+    )
+
+
+class ScriptedHttp:
+    """Gives the outcomes of a list, the last one for ever, and remembers the calls."""
+
+    def __init__(self, *outcomes: Outcome, takes_s: float = 0.0, clock: FakeClock | None = None) -> None:
+        self._outcomes = list(outcomes)
+        self._takes_s = takes_s
+        self._clock = clock
+        self.calls: list[Call] = []
+
+    def send(self, call: Call) -> Reply:
+        self.calls.append(call)
+        if self._clock:
+            self._clock.advance(self._takes_s)
+        outcome = self._outcomes.pop(0) if len(self._outcomes) > 1 else self._outcomes[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+def caller_for(http: ScriptedHttp, clock: FakeClock | None = None, **options: Any) -> Caller:
+    journal = options.pop("journal", None)
+    settings = settings_for("http://h", api_key=KEY, **options)
+    return Caller(http, settings, clock=clock or FakeClock(), draw=lambda: 1.0, journal=journal)
+
+
+def waits_of(*outcomes: Outcome, call: Call | None = None, **options: Any) -> Sequence[float]:
+    """The pauses of a call that ends well."""
+    clock = FakeClock()
+    reply = caller_for(ScriptedHttp(*outcomes), clock, **options).call(call or post())
+    assert reply.status == 200
+    return clock.waits
+
+
+def test_a_good_answer_is_the_answer() -> None:
+    assert waits_of(OK) == []
+
+
+def test_w16_pauses_grow_and_have_an_end() -> None:
+    assert waits_of(status(503), status(500), status(502), REFUSED, RESET, status(429), status(408), OK) == [
+        0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0,
+    ]  # fmt: skip
+
+
+def test_w19_the_servers_wish_is_honoured_however_long() -> None:
+    now = "Thu, 01 Jan 1970 00:16:40 GMT"
+    later = "Thu, 01 Jan 1970 00:16:42 GMT"
+    assert waits_of(
+        status(503, retry_after="0.3"),
+        status(503, retry_after_ms="200"),
+        status(503, retry_after=later, date=now),
+        status(429, retry_after="100"),
+        OK,
+    ) == pytest.approx([0.33, 0.22, 2.2, 101.0])
+
+
+def test_a_wish_beyond_the_deadline_ends_the_call_at_once() -> None:
+    clock = FakeClock()
+    caller = caller_for(ScriptedHttp(status(429, retry_after="3600")), clock)
+    with pytest.raises(errors.RateLimitError) as caught:
+        caller.call(post(deadline_s=60))
+    assert caught.value.retry_after_s == 3600
+    assert clock.waits == []
+
+
+def test_a_long_wish_within_the_deadline_is_waited_for() -> None:
+    assert waits_of(status(429, retry_after="3600"), OK, call=post(deadline_s=7200)) == [3601.0]
+
+
+def test_w21_one_key_for_all_tries() -> None:
+    http = ScriptedHttp(status(503), REFUSED, OK)
+    caller = caller_for(http)
+    caller.call(post())
+    caller.call(post())
+    keys = [call.idempotency_key for call in http.calls]
+    assert keys[0]
+    assert len(set(keys[:3])) == 1
+    assert keys[3] != keys[0]
+    assert [call.attempt for call in http.calls] == [1, 2, 3, 1]
+
+
+def test_a_key_that_is_given_is_kept_and_reads_have_none() -> None:
+    http = ScriptedHttp(OK)
+    caller_for(http).call(post(idempotency_key="mine"))
+    caller_for(http).call(get())
+    assert [call.idempotency_key for call in http.calls] == ["mine", None]
+
+
+@pytest.mark.parametrize("code", [400, 401, 402, 403, 404, 405, 410, 422, 501])
+def test_a_plain_no_is_not_asked_again(code: int) -> None:
+    http = ScriptedHttp(status(code))
+    with pytest.raises(APIStatusError) as caught:
+        caller_for(http).call(post())
+    assert len(http.calls) == 1
+    assert (caught.value.status_code, caught.value.method, caught.value.path) == (code, "POST", "/api/v1/x")
+    assert (caught.value.attempts, caught.value.message) == (1, "why")
+
+
+def test_retries_are_counted() -> None:
+    http = ScriptedHttp(status(503))
+    with pytest.raises(errors.InternalServerError) as caught:
+        caller_for(http, max_retries=3).call(post())
+    assert (len(http.calls), caught.value.attempts) == (4, 4)
+    for call in (post(max_retries=0), post(max_retries=1)):
+        http = ScriptedHttp(REFUSED)
+        with pytest.raises(APIConnectionError):
+            caller_for(http).call(call)
+        assert len(http.calls) == 1 + (call.max_retries or 0)
+
+
+def test_w20_without_a_deadline_no_new_try_begins_after_some_minutes() -> None:
+    clock = FakeClock()
+    http = ScriptedHttp(SILENCE, takes_s=60, clock=clock)
+    began = clock.now()
+    with pytest.raises(APITimeoutError):
+        caller_for(http, clock, max_retries=1000).call(post())
+    assert 240 < clock.now() - began <= CALLERS_PATIENCE_S + 60
+    assert all(call.deadline_s is None for call in http.calls)
+
+
+def test_a_deadline_is_handed_on_and_kept() -> None:
+    clock = FakeClock()
+    http = ScriptedHttp(status(503), takes_s=2, clock=clock)
+    began = clock.now()
+    with pytest.raises(errors.InternalServerError):
+        caller_for(http, clock, deadline_s=100.0).call(post(deadline_s=10.0))
+    assert clock.now() - began <= 10 + 2  # the last try would have been cut by a real connection
+    assert [call.deadline_s for call in http.calls] == [10.0, 7.5, 4.5, 0.5]
+    http = ScriptedHttp(OK)
+    caller_for(http, deadline_s=100.0).call(post())
+    assert http.calls[0].deadline_s == 100.0
+
+
+def test_what_may_have_been_received_is_sent_again_only_if_that_is_safe() -> None:
+    for lost in (RESET, SILENCE, status(500), status(502), status(504)):
+        http = ScriptedHttp(lost, OK)
+        with pytest.raises(errors.APIError):
+            caller_for(http).call(post(repeatable=False))
+        assert len(http.calls) == 1
+    for harmless in (REFUSED, status(503), status(429), status(425), Reply(400, {}, b"")):
+        assert len(waits_of(harmless, OK, call=post(repeatable=False))) == 1
+
+
+def test_an_empty_400_is_tried_a_few_times_over_new_connections() -> None:
+    http = ScriptedHttp(Reply(400, {"content-length": "0"}, b""))
+    with pytest.raises(errors.BadRequestError):
+        caller_for(http).call(post())
+    assert len(http.calls) == 5
+    assert [call.fresh for call in http.calls] == [False, True, True, True, True]
+
+
+def test_a_conflict_is_tried_twice_more() -> None:
+    http = ScriptedHttp(status(409))
+    with pytest.raises(errors.ConflictError):
+        caller_for(http).call(post())
+    assert len(http.calls) == 3
+
+
+def test_a_missing_key_is_no_reason_to_try_again() -> None:
+    http = ScriptedHttp(CredentialError("no key"))
+    with pytest.raises(CredentialError):
+        caller_for(http).call(post())
+    assert len(http.calls) == 1
+
+
+def test_the_error_of_a_lost_call_keeps_its_cause() -> None:
+    with pytest.raises(APIConnectionError) as caught:
+        caller_for(ScriptedHttp(REFUSED), max_retries=0).call(post())
+    assert caught.value.__cause__ is REFUSED
+    assert "refused" in str(caught.value).lower()
+
+
+def test_closing_wakes_a_pause_and_refuses_what_follows() -> None:
+    clock = FakeClock(automatic=False)
+    caller = caller_for(ScriptedHttp(status(503)), clock)
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(caller.call, post()) for _ in range(2)]
+        clock.await_waiters(2)
+        caller.close()
+        caller.close()
+        for future in futures:
+            error = future.exception(PATIENCE_S)
+            assert isinstance(error, APIConnectionError)
+            assert "closed" in str(error)
+    with pytest.raises(APIConnectionError, match="closed"):
+        caller.call(post())
+
+
+def test_a_call_that_close_interrupts_says_so() -> None:
+    with ScriptedServer(lambda peer: (peer.read_request(), peer.wait_gone())[0]) as server:
+        http = http_for(server)
+        caller = Caller(http, settings_for(server))
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(caller.call, post())
+            server.await_seen(1)
+            caller.close()
+            http.close()
+            error = future.exception(PATIENCE_S)
+    assert isinstance(error, APIConnectionError)
+    assert "closed" in str(error)
+
+
+def test_pauses_are_told() -> None:
+    notebook = Notebook()
+    caller_for(ScriptedHttp(status(503), REFUSED, OK), journal=Journal(notebook)).call(post())
+    assert [(e.attempt, e.delay_s, e.reason) for e in notebook.events] == [  # type: ignore[union-attr]
+        (1, 0.5, "503"),
+        (2, 1.0, "APIConnectionError"),
+    ]
+
+
+def test_deprecation_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    note = status(200, x_deprecation_note=f"use v2 instead of {KEY}")
+    grave = status(200, x_deprecation_note="gone soon", x_deprecation_level="Error")
+    caller = caller_for(ScriptedHttp(note, note, grave))
+    for _ in range(4):
+        caller.call(post())
+    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.ERROR]
+    assert "use v2" in caplog.text
+    assert "marked" not in caplog.text
+
+
+def test_many_threads_share_it() -> None:
+    barrier = threading.Barrier(8)
+
+    class Flaky:
+        def send(self, call: Call) -> Reply:
+            if call.attempt == 1:
+                barrier.wait(PATIENCE_S)
+                return status(503)
+            return Reply(200, {}, call.body or b"")
+
+    caller = Caller(Flaky(), settings_for("http://h"), clock=FakeClock())
+    with ThreadPoolExecutor(8) as pool:
+        bodies = [str(n).encode() for n in range(8)]
+        assert [r.body for r in pool.map(lambda body: caller.call(post(body=body)), bodies)] == bodies
+
+
+def test_over_real_sockets() -> None:
+    """503 with a wish, then a reset, then silence without a word, then an answer."""
+
+    def busy(peer: Peer) -> None:
+        peer.read_request()
+        peer.send(answer(b"", status=503, headers={"Retry-After": "0.3", "Connection": "close"}))
+
+    clock = FakeClock()
+    with ScriptedServer(
+        busy,
+        lambda peer: (peer.read_request(), peer.reset())[0],
+        lambda peer: (peer.read_request(), peer.close())[0],
+        lambda peer: (peer.read_request(), peer.send(answer(b"done")), peer.wait_gone())[0],
+    ) as server:
+        http = http_for(server)
+        caller = Caller(http, settings_for(server), clock=clock, draw=lambda: 1.0)
+        assert caller.call(post()).body == b"done"
+        http.close()
+    assert clock.waits == pytest.approx([0.33, 1.0, 2.0])
+    assert [seen.header("x-retry-count") for seen in server.seen] == ["0", "1", "2", "3"]
+    assert len({seen.header("x-idempotency-key") for seen in server.seen}) == 1

@@ -1,0 +1,186 @@
+"""Keeping connections: taking, giving back, ageing, forking, closing."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support.clock import FakeClock
+from support.servers import ScriptedServer, unused_port
+
+from tinker_sync.transport.pools import MAX_IDLE_S, ConnectFailed, Connection, Origin, Pools, Route, connect
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer(lambda peer: peer.wait_gone()) as made:
+        yield made
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def pools(clock: FakeClock) -> Iterator[Pools]:
+    made = Pools(clock, max_idle=3)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def opened(server: ScriptedServer, pools: Pools) -> Callable[..., Connection]:
+    route = Route(Origin.of(server.url))
+
+    def make(route: Route = route) -> Connection:
+        connection = connect(route, 5)
+        assert pools.adopt(connection)
+        return connection
+
+    return make
+
+
+def test_the_last_used_comes_first(pools: Pools, opened: Callable[..., Connection], clock: FakeClock) -> None:
+    first, second = opened(), opened()
+    pools.give_back(first)
+    clock.advance(1)
+    pools.give_back(second)
+    assert pools.take(first.route) is second
+    assert pools.take(first.route) is first
+    assert pools.take(first.route) is None
+    for connection in (first, second):
+        pools.discard(connection)
+
+
+def test_routes_do_not_mix(pools: Pools, opened: Callable[..., Connection], server: ScriptedServer) -> None:
+    connection = opened()
+    pools.give_back(connection)
+    assert pools.take(Route(Origin.of(server.url))) is None  # another route, even to the same place
+    assert pools.take(connection.route) is connection
+    pools.discard(connection)
+
+
+def test_what_is_old_is_closed(pools: Pools, opened: Callable[..., Connection], clock: FakeClock) -> None:
+    first, second = opened(), opened()
+    pools.give_back(first)
+    clock.advance(MAX_IDLE_S + 1)
+    assert pools.take(first.route) is None
+    pools.give_back(second)  # takes the opportunity to sweep
+    assert repr(pools) == "<Pools open, 1 idle, 0 busy>"
+    assert first.sock.fileno() == -1
+
+
+def test_only_a_young_one_on_demand(
+    pools: Pools, opened: Callable[..., Connection], clock: FakeClock
+) -> None:
+    connection = opened()
+    pools.give_back(connection)
+    clock.advance(3)
+    assert pools.take(connection.route, max_idle_s=2) is None
+    assert pools.take(connection.route) is connection  # and it is still there for others
+    pools.discard(connection)
+
+
+def test_a_connection_that_says_something_unasked_is_dropped(pools: Pools) -> None:
+    spoken = threading.Event()
+
+    def goodbye(peer: object) -> None:
+        peer.send(b"HTTP/1.1 408 Request Timeout\r\n\r\n")  # type: ignore[attr-defined]
+        spoken.set()
+        peer.wait_gone()  # type: ignore[attr-defined]
+
+    with ScriptedServer(goodbye) as server:
+        connection = connect(Route(Origin.of(server.url)), 5)
+        assert pools.adopt(connection)
+        pools.give_back(connection)
+        assert spoken.wait(5)
+        assert pools.take(connection.route) is None
+    assert repr(pools) == "<Pools open, 0 idle, 0 busy>"
+
+
+def test_there_is_a_limit_to_idling(pools: Pools, opened: Callable[..., Connection]) -> None:
+    connections = [opened() for _ in range(5)]
+    for connection in connections:
+        pools.give_back(connection)
+    assert repr(pools) == "<Pools open, 3 idle, 0 busy>"
+    assert sum(connection.sock.fileno() == -1 for connection in connections) == 2
+
+
+def test_closing(pools: Pools, opened: Callable[..., Connection]) -> None:
+    idle, busy, late = opened(), opened(), opened()
+    pools.give_back(idle)
+    pools.close()
+    pools.close()
+    assert idle.sock.fileno() == -1
+    assert busy.sock.recv(1) == b""  # interrupted, and still the business of who took it
+    pools.discard(busy)
+    pools.give_back(late)
+    assert late.sock.fileno() == -1
+    assert pools.take(idle.route) is None
+    assert not pools.adopt(busy)
+    assert repr(pools) == "<Pools closed, 0 idle, 0 busy>"
+
+
+def test_a_child_process_closes_its_copies_and_forgets(
+    pools: Pools, opened: Callable[..., Connection]
+) -> None:
+    idle, busy = opened(), opened()
+    pools.give_back(idle)
+    pools._lock.acquire()  # as a thread of the parent's would leave it
+    pools.renew_after_fork()
+    assert repr(pools) == "<Pools open, 0 idle, 0 busy>"
+    assert (idle.sock.fileno(), busy.sock.fileno()) == (-1, -1)
+    pools.give_back(busy)  # by whoever still holds it
+    assert repr(pools) == "<Pools open, 0 idle, 0 busy>"
+
+
+def test_another_process_is_noticed(
+    pools: Pools, opened: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = opened()
+    pools.give_back(connection)
+    monkeypatch.setattr("os.getpid", lambda: -5)
+    assert pools.take(connection.route) is None
+    assert connection.sock.fileno() == -1
+
+
+def test_no_two_threads_get_the_same_connection(pools: Pools, opened: Callable[..., Connection]) -> None:
+    connections = [opened() for _ in range(3)]
+    route = connections[0].route
+    for connection in connections:
+        pools.give_back(connection)
+    start = threading.Barrier(8)
+
+    def take(_: int) -> Connection | None:
+        start.wait(5)
+        return pools.take(route)
+
+    with ThreadPoolExecutor(8) as executor:
+        taken = [connection for connection in executor.map(take, range(8)) if connection]
+    assert len(taken) == 3
+    assert len({id(connection) for connection in taken}) == 3
+    for connection in taken:
+        pools.discard(connection)
+
+
+def test_dead_peers_are_looked_for(opened: Callable[..., Connection], pools: Pools) -> None:
+    connection = opened()
+    assert connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    pools.discard(connection)
+
+
+def test_why_no_connection_came_about() -> None:
+    with unused_port() as port:
+        pass
+    with pytest.raises(
+        ConnectFailed, match=rf"cannot connect to http://127\.0\.0\.1:{port}: .*refused"
+    ) as caught:
+        connect(Route(Origin.of(f"http://127.0.0.1:{port}")), 5)
+    assert not caught.value.timed_out
+    assert caught.value.__cause__ is not None
+    assert caught.value.__cause__.__traceback__ is None

@@ -1,0 +1,460 @@
+"""TLS, proxies, cookies and the rest of what a session carries: the key is seen only by the right host."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import requests.adapters
+import requests.auth
+from support.authority import Authority
+from support.servers import AnsweringServer, ProxyServer, Seen, answer, redirect
+from support.wires import KEY, get, http_for, post
+
+from tinker_sync.errors import ConfigurationError
+from tinker_sync.transport.http import Call, Http, SendFailed
+
+PROXY_USER, PROXY_PASSWORD = "user", "p@ss:marked"
+PROXY_LOGIN = "user:p%40ss%3Amarked"
+
+
+class OtherAdapter(requests.adapters.HTTPAdapter):
+    """Of another class than the plain one, so that the session itself has to send."""
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(params=["own connections", "session"])
+def session(request: pytest.FixtureRequest) -> Iterator[requests.Session]:
+    """A session of the user's, of the kind we take over and of the kind that must send by itself."""
+    with requests.Session() as made:
+        if request.param == "session":
+            made.mount("http://", OtherAdapter())
+            made.mount("https://", OtherAdapter())
+        yield made
+
+
+def echo(seen: Seen) -> bytes:
+    return answer(seen.target.encode())
+
+
+def fails(http: Http, call: Call) -> SendFailed:
+    with pytest.raises(SendFailed) as caught:
+        http.send(call)
+    http.close()
+    return caught.value
+
+
+def all_bytes(server: Any) -> str:
+    """Everything a server has been sent, as text."""
+    return repr([(seen.target, seen.pairs, seen.body) for seen in server.seen])
+
+
+# --------------------------------------------------------------------------------------------------- TLS
+
+
+def test_a_private_authority(authority: Authority, session: requests.Session) -> None:
+    session.verify = authority.ca_file
+    with AnsweringServer(echo, tls=authority.server_context()) as server:
+        http = http_for(server, session=session)
+        assert http.send(post()).body == b"/api/v1/x"
+        assert http.send(post()).body == b"/api/v1/x"
+        http.close()
+    assert server.connections == 1
+    assert [seen.header("x-api-key") for seen in server.seen] == [KEY, KEY]
+
+
+def test_an_unknown_authority_is_final_and_sees_nothing(
+    authority: Authority, session: requests.Session
+) -> None:
+    with AnsweringServer(echo, tls=authority.server_context()) as server:
+        failed = fails(http_for(server, session=session), post())
+    assert (failed.final, failed.maybe_received) == (True, False)
+    assert "certificate" in str(failed).lower()
+    assert server.seen == []
+
+
+def test_a_certificate_for_another_name(authority: Authority, session: requests.Session) -> None:
+    session.verify = authority.ca_file
+    with AnsweringServer(echo, tls=authority.server_context("other.test")) as server:
+        failed = fails(http_for(server, session=session), post())
+    assert (failed.final, failed.maybe_received) == (True, False)
+    assert server.seen == []
+
+
+@pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning")
+def test_verification_can_be_switched_off(authority: Authority, session: requests.Session) -> None:
+    session.verify = False
+    with AnsweringServer(echo, tls=authority.server_context("other.test")) as server:
+        http = http_for(server, session=session)
+        assert http.send(post()).status == 200
+        http.close()
+
+
+def test_a_client_certificate(authority: Authority, session: requests.Session) -> None:
+    session.verify = authority.ca_file
+    with AnsweringServer(echo, tls=authority.server_context(wants_client=True)) as server:
+        failed = fails(http_for(server, session=session), post())
+        assert failed.maybe_received in (True, False)  # TLS 1.3 refuses after the handshake
+        session.cert = authority.client_certificate("me")
+        http = http_for(server, session=session)
+        assert http.send(post()).status == 200
+        http.close()
+
+
+def test_certificates_that_cannot_be_read(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.pem"
+    broken.write_text("no certificate")
+    for name, path in [("verify", tmp_path / "missing.pem"), ("verify", broken), ("cert", broken)]:
+        with requests.Session() as mine:
+            setattr(mine, name, str(path))
+            http = http_for("https://127.0.0.1:9", session=mine)
+            with pytest.raises(ConfigurationError, match=path.name):
+                http.send(post())
+            http.close()
+
+
+def test_trusted_authorities_from_the_environment(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", authority.ca_file)
+    with AnsweringServer(echo, tls=authority.server_context()) as server:
+        http = http_for(server)
+        assert http.send(post()).status == 200
+        http.close()
+        with requests.Session() as deaf:
+            deaf.trust_env = False
+            assert fails(http_for(server, session=deaf), post()).final
+
+
+# --------------------------------------------------------------------------------------------- redirects
+
+
+def test_w32_the_key_stays_with_its_host(authority: Authority, session: requests.Session) -> None:
+    """Two TLS servers of one authority, one sending its callers to the other."""
+    session.verify = authority.ca_file
+    session.headers["X-Gateway"] = "marked-gateway"
+    session.auth = ("me", "marked-password")
+    session.cookies.set("sid", "marked-cookie", domain="127.0.0.1")
+    tls = authority.server_context("127.0.0.1", "localhost")
+    with (
+        AnsweringServer(echo, tls=tls, name="localhost") as storage,
+        AnsweringServer(lambda seen: redirect(f"{storage.url}/signed?sig=1"), tls=tls) as api,
+    ):
+        headers = {"X-My-Token": "marked-token"}
+        http = http_for(api, session=session, default_headers=headers, cf_access_secret="marked-cf")
+        call = post(headers={"X-Tinker-Weights-Access-Token": "marked-weights"}, body=b'{"a": 1}')
+        reply = http.send(call)
+        http.close()
+    assert reply.body == b"/signed?sig=1"
+    (at_api,), (at_storage,) = api.seen, storage.seen
+    for name in (
+        "x-api-key",
+        "x-gateway",
+        "authorization",
+        "x-my-token",
+        "cf-access-client-secret",
+        "cookie",
+    ):
+        assert at_api.header(name), name
+    assert "marked" not in all_bytes(storage)
+    assert (at_storage.method, at_storage.body) == ("POST", b'{"a": 1}')
+    assert at_storage.header("host") == f"localhost:{storage.port}"
+
+
+def test_another_port_and_another_address_are_other_hosts(session: requests.Session) -> None:
+    for host in ("127.0.0.1", "127.0.0.2"):
+        with (
+            AnsweringServer(echo, host=host) as storage,
+            AnsweringServer(lambda seen, to=storage.url: redirect(f"{to}/there", 302)) as api,
+        ):
+            http = http_for(api, session=session)
+            assert http.send(get()).body == b"/there"
+            http.close()
+        assert KEY not in all_bytes(storage)
+        assert KEY in all_bytes(api)
+
+
+def test_https_is_not_left_for_http(authority: Authority, session: requests.Session) -> None:
+    session.verify = authority.ca_file
+    with (
+        AnsweringServer(echo) as plain,
+        AnsweringServer(lambda seen: redirect(f"{plain.url}/x"), tls=authority.server_context()) as api,
+    ):
+        failed = fails(http_for(api, session=session), post())
+    assert failed.final
+    assert "unprotected" in str(failed)
+    assert plain.seen == []
+
+
+# ----------------------------------------------------------------------------------------------- proxies
+
+
+def test_a_tunnel_through_a_proxy_that_asks_for_a_password(
+    authority: Authority, session: requests.Session
+) -> None:
+    session.verify = authority.ca_file
+    with (
+        AnsweringServer(echo, tls=authority.server_context()) as server,
+        ProxyServer(user=PROXY_USER, password=PROXY_PASSWORD) as proxy,
+    ):
+        session.proxies = {"https": f"http://{PROXY_LOGIN}@127.0.0.1:{proxy.port}"}
+        http = http_for(server, session=session)
+        assert http.send(post()).status == 200
+        assert http.send(post()).status == 200
+        http.close()
+    (tunnel,) = proxy.seen
+    assert (tunnel.method, tunnel.target) == ("CONNECT", f"127.0.0.1:{server.port}")
+    assert KEY not in all_bytes(proxy)
+    assert [seen.header("proxy-authorization") for seen in server.seen] == [None, None]
+    assert KEY in all_bytes(server)
+
+
+@pytest.mark.parametrize("login", ["", "user:wrong@"])
+def test_a_proxy_that_does_not_know_us(login: str, authority: Authority, session: requests.Session) -> None:
+    session.verify = authority.ca_file
+    with (
+        AnsweringServer(echo, tls=authority.server_context()) as server,
+        ProxyServer(user=PROXY_USER, password=PROXY_PASSWORD) as proxy,
+    ):
+        session.proxies = {"https": f"http://{login}127.0.0.1:{proxy.port}"}
+        failed = fails(http_for(server, session=session), post())
+    assert not failed.maybe_received
+    assert "407" in str(failed)
+    assert server.seen == []
+
+
+def test_a_proxy_out_of_order_is_worth_another_try(authority: Authority) -> None:
+    with ProxyServer(refuse=503) as proxy, requests.Session() as mine:
+        mine.proxies = {"https": f"http://127.0.0.1:{proxy.port}"}
+        failed = fails(http_for("https://127.0.0.1:9", session=mine), post())
+    assert (failed.maybe_received, failed.final) == (False, False)
+    assert "503" in str(failed)
+
+
+def test_no_password_of_a_proxy_shows(authority: Authority) -> None:
+    with ProxyServer(user="other", password="other") as proxy, requests.Session() as mine:
+        mine.proxies = {"https": f"http://{PROXY_LOGIN}@127.0.0.1:{proxy.port}"}
+        failed = fails(http_for("https://127.0.0.1:9", session=mine), post())
+    trace = traceback.TracebackException.from_exception(failed, capture_locals=True)
+    shown = [line for line in trace.format() if "tests/transport" not in line]
+    assert "marked" not in "".join(shown)
+    assert "dXNlcjpwQHNz" not in "".join(shown)  # the beginning of it in base64
+
+
+def test_plain_http_is_forwarded(session: requests.Session) -> None:
+    with AnsweringServer(echo) as server, ProxyServer(user=PROXY_USER, password=PROXY_PASSWORD) as proxy:
+        session.proxies = {"http": f"http://{PROXY_LOGIN}@127.0.0.1:{proxy.port}"}
+        http = http_for(server, session=session)
+        assert http.send(post(query="a=1")).body == b"/api/v1/x?a=1"
+        http.close()
+    (seen,) = proxy.seen
+    assert seen.target == f"{server.url}/api/v1/x?a=1"
+    assert server.seen[0].header("proxy-authorization") is None
+
+
+def test_a_redirect_does_not_take_the_proxys_password_along(session: requests.Session) -> None:
+    with (
+        AnsweringServer(echo, host="127.0.0.2") as storage,
+        AnsweringServer(lambda seen: redirect(storage.url + "/there")) as api,
+        ProxyServer() as proxy,
+    ):
+        session.proxies = {"http://127.0.0.1": f"http://{PROXY_LOGIN}@127.0.0.1:{proxy.port}"}
+        http = http_for(api, session=session)
+        assert http.send(get()).body == b"/there"
+        http.close()
+    assert len(proxy.seen) == 1
+    assert "Proxy-Authorization" not in all_bytes(storage)
+
+
+def test_proxies_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with AnsweringServer(echo) as server, ProxyServer() as proxy:
+        monkeypatch.setenv("HTTP_PROXY", f"127.0.0.1:{proxy.port}")
+        monkeypatch.setenv("http_proxy", f"127.0.0.1:{proxy.port}")
+        http = http_for(server)
+        http.send(post())
+        http.close()
+        assert len(proxy.seen) == 1
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        http = http_for(server)
+        http.send(post())
+        http.close()
+        monkeypatch.delenv("NO_PROXY")
+        monkeypatch.delenv("no_proxy")
+        with requests.Session() as deaf:
+            deaf.trust_env = False
+            http = http_for(server, session=deaf)
+            http.send(post())
+            http.close()
+    assert len(proxy.seen) == 1
+    assert len(server.seen) == 3
+
+
+def test_an_unusable_proxy_address() -> None:
+    with requests.Session() as mine:
+        mine.proxies = {"http": "http://user:marked@:nowhere"}
+        http = http_for("http://127.0.0.1:9", session=mine)
+        with pytest.raises(ConfigurationError) as caught:
+            http.send(post())
+        assert "marked" not in str(caught.value)
+        http.close()
+
+
+def test_proxies_of_other_kinds_are_left_to_requests() -> None:
+    with requests.Session() as mine:
+        mine.proxies = {"http": "socks5://127.0.0.1:9"}
+        failed = fails(http_for("http://127.0.0.1:9", session=mine), post())
+    assert "SOCKS" in str(failed) or not failed.maybe_received
+
+
+# --------------------------------------------------------------------------- headers, passwords and cookies
+
+
+def test_headers_of_the_session(session: requests.Session) -> None:
+    session.headers.update({"X-Team": "blue", "User-Agent": "mine/1", "Accept": "text/html"})
+    with AnsweringServer(echo) as server:
+        http = http_for(server, session=session)
+        http.send(post())
+        session.headers["X-Team"] = "red"
+        http.send(post(headers={"X-Other": "o"}))
+        http.close()
+    first, second = server.seen
+    assert (first.header("x-team"), second.header("x-team")) == ("blue", "red")
+    assert first.header("user-agent") == "mine/1"
+    assert first.header("accept") == "application/json"  # what a call needs is not the session's to say
+    assert first.header("x-api-key") == KEY
+
+
+def test_basic_authentication_of_the_session(session: requests.Session) -> None:
+    for auth in (("me", "pw"), requests.auth.HTTPBasicAuth("me", "pw")):
+        session.auth = auth
+        with AnsweringServer(echo) as server:
+            http = http_for(server, session=session)
+            http.send(post())
+            http.close()
+        assert server.seen[0].header("authorization") == "Basic bWU6cHc="
+        assert server.seen[0].header("x-api-key") == KEY
+
+
+def test_authentication_of_other_kinds() -> None:
+    class Signs(requests.auth.AuthBase):
+        def __call__(self, request: Any) -> Any:
+            request.headers["X-Signature"] = str(len(request.body or b""))
+            return request
+
+    with requests.Session() as mine, AnsweringServer(echo) as server:
+        mine.auth = Signs()
+        http = http_for(server, session=mine)
+        http.send(post(body=b"12345"))
+        http.close()
+    assert server.seen[0].header("x-signature") == "5"
+
+
+def test_netrc_adds_a_password_and_touches_no_key(
+    session: requests.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login me password pw\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    with AnsweringServer(echo) as server:
+        for options in (
+            {"session": session},
+            {"session": session, "default_headers": {"Authorization": "Bearer mine"}},
+            {},
+        ):
+            http = http_for(server, **options)
+            http.send(post())
+            http.close()
+        session.trust_env = False
+        http = http_for(server, session=session)
+        http.send(post())
+        http.close()
+    sent = [seen.header("authorization") for seen in server.seen]
+    assert sent == ["Basic bWU6cHc=", "Bearer mine", None, None]
+    assert {seen.header("x-api-key") for seen in server.seen} == {KEY}
+
+
+def test_cookies_are_kept_and_sent_where_they_belong(session: requests.Session) -> None:
+    def respond(seen: Seen) -> bytes:
+        return answer(headers={"Set-Cookie": "balancer=7; Path=/; HttpOnly"})
+
+    with AnsweringServer(respond) as server, AnsweringServer(echo, host="127.0.0.2") as other:
+        http = http_for(server, session=session)
+        http.send(post())
+        http.send(post())
+        http.close()
+        http = http_for(other, session=session)
+        http.send(post())
+        http.close()
+    assert [seen.header("cookie") for seen in server.seen] == [None, "balancer=7"]
+    assert other.seen[0].header("cookie") is None
+    assert session.cookies.get("balancer") == "7"
+
+
+def test_parameters_and_hooks_of_the_session() -> None:
+    heard: list[int] = []
+    with requests.Session() as mine, AnsweringServer(echo) as server:
+        mine.params = {"team": "blue"}
+        mine.hooks["response"].append(lambda response, **_: heard.append(response.status_code))
+        http = http_for(server, session=mine)
+        assert http.send(get(query="a=1")).body == b"/api/v1/x?a=1&team=blue"
+        http.close()
+    assert heard == [200]
+
+
+def test_a_session_of_another_class_sends_by_itself() -> None:
+    class Counting(requests.Session):
+        sent = 0
+
+        def send(self, request: Any, **options: Any) -> Any:
+            self.sent += 1
+            return super().send(request, **options)
+
+    with Counting() as mine, AnsweringServer(echo) as server:
+        http = http_for(server, session=mine)
+        http.send(post())
+        http.send(post())
+        http.close()
+    assert mine.sent == 2
+
+
+def test_an_adapter_that_retries_or_limits_sends_by_itself() -> None:
+    for adapter in (
+        requests.adapters.HTTPAdapter(max_retries=1),
+        requests.adapters.HTTPAdapter(pool_maxsize=1, pool_block=True),
+    ):
+        with requests.Session() as mine, AnsweringServer(echo) as server:
+            mine.mount("http://", adapter)
+            http = http_for(server, session=mine)
+            assert http.open(post()).fileno() == -1
+            assert http.send(post()).status == 200
+            http.close()
+
+
+def test_closing_leaves_the_users_session_usable(session: requests.Session) -> None:
+    with AnsweringServer(echo) as server:
+        http = http_for(server, session=session)
+        http.send(post())
+        http.close()
+        assert session.get(server.url + "/mine").status_code == 200
+
+
+def test_what_an_adapter_raises_becomes_our_failure() -> None:
+    class Broken(requests.adapters.HTTPAdapter):
+        def send(self, *_: Any, **__: Any) -> Any:
+            raise RuntimeError("odd")
+
+    with requests.Session() as mine:
+        mine.mount("http://", Broken())
+        failed = fails(http_for("http://127.0.0.1:9", session=mine), post())
+    assert failed.maybe_received
+    assert "odd" in str(failed)
