@@ -171,21 +171,21 @@ def test_what_would_be_cut_is_refused_with_its_place(name: str, value: Any, said
 
 def test_names_are_text_and_inputs_a_mapping() -> None:
     with pytest.raises(TypeError, match="names in text, got 1"):
-        Datum(PROMPT, {1: [1]})  # type: ignore[dict-item]
+        Datum(PROMPT, {1: [1]})
     for wrong in ([("weights", [1])], None, "weights"):
         with pytest.raises(TypeError, match="expected a mapping of names to tensors"):
-            Datum(PROMPT, wrong)  # type: ignore[arg-type]
+            Datum(PROMPT, wrong)
     inputs = MappingProxyType({"weights": [1, 1, 1]})
-    assert Datum(PROMPT, inputs).loss_fn_inputs["weights"].shape == [3]  # type: ignore[arg-type]
+    assert Datum(PROMPT, inputs).loss_fn_inputs["weights"].shape == [3]
 
 
 def test_arguments_by_position_and_by_name() -> None:
-    by_name = Datum(model_input=PROMPT, loss_fn_inputs={"weights": [1, 1, 1]})  # type: ignore[dict-item]
-    assert Datum(PROMPT, {"weights": [1, 1, 1]}) == by_name  # type: ignore[dict-item]
+    by_name = Datum(model_input=PROMPT, loss_fn_inputs={"weights": [1, 1, 1]})
+    assert Datum(PROMPT, {"weights": [1, 1, 1]}) == by_name
     assert Datum(PROMPT).loss_fn_inputs == {}
-    assert Datum({"chunks": [{"tokens": [1, 2, 3]}]}) == Datum(PROMPT)  # type: ignore[arg-type]
+    assert Datum({"chunks": [{"tokens": [1, 2, 3]}]}) == Datum(PROMPT)
     with pytest.raises(TypeError, match="loss_fn_input"):
-        Datum(PROMPT, loss_fn_input={})  # type: ignore[call-arg]
+        Datum(PROMPT, loss_fn_input={})
     assert refusal(Datum, [1, 2, 3]).startswith("Datum.model_input: expected ModelInput")
 
 
@@ -203,7 +203,7 @@ def test_five_arrays_are_shared_and_never_listed() -> None:
     targets = np.arange(2048)
     floats = {name: np.zeros(2048, dtype=np.float32) for name in ("weights", "advantages", "logprobs")}
     with long_lists() as made:
-        datum = Datum(ModelInput.from_ints(ids), {"target_tokens": targets, **floats})  # type: ignore[dict-item]
+        datum = Datum(ModelInput.from_ints(ids), {"target_tokens": targets, **floats})
         datum.validate()
         assert repr(datum)
         assert hash(tuple(datum.loss_fn_inputs.values()))
@@ -245,7 +245,7 @@ def test_the_two_kinds_of_span_differ() -> None:
 
 
 def test_spans_come_in_pairs_of_the_right_kind() -> None:
-    datum = Datum(PROMPT, {}, [RUN], (RUN,))  # type: ignore[arg-type]
+    datum = Datum(PROMPT, {}, [RUN], (RUN,))
     assert (datum.model_input_spans, datum.loss_fn_input_spans) == ([RUN], [RUN])
     for pair in (([RUN], None), (None, [RUN]), ([], None)):
         with pytest.raises(AssertionError, match="in pairs"):
@@ -253,11 +253,11 @@ def test_spans_come_in_pairs_of_the_right_kind() -> None:
     with pytest.raises(
         TypeError, match="span 1 must be a PromptProvenanceSpan or SampledProvenanceSpan, got dict"
     ):
-        Datum(PROMPT, {}, [RUN, {"sequence_id": "s", "length": 3}], [RUN])  # type: ignore[list-item]
+        Datum(PROMPT, {}, [RUN, {"sequence_id": "s", "length": 3}], [RUN])
 
 
 def test_with_provenance_gives_a_copy_that_tiles() -> None:
-    plain = Datum(PROMPT, {"target_tokens": [2, 3, 4]})  # type: ignore[dict-item]
+    plain = Datum(PROMPT, {"target_tokens": [2, 3, 4]})
     parts: Any = [
         PromptProvenanceSpan(sequence_id="p", length=1),
         SampledProvenanceSpan(sequence_id="s", length=2),
@@ -283,7 +283,7 @@ def test_with_provenance_asks_nothing_of_targets_that_are_no_row() -> None:
         {"target_tokens": [[1, 2], [3, 4], [5, 6]]},
         {"target_tokens": TensorData([1, 2], "int64")},
     ):
-        told = Datum(PROMPT, targets).with_provenance([RUN], short)  # type: ignore[arg-type]
+        told = Datum(PROMPT, targets).with_provenance([RUN], short)
         assert told.loss_fn_input_spans == short
 
 
@@ -327,7 +327,7 @@ def test_everything_wrong_is_said_at_once() -> None:
 
 
 def test_validate_raises_what_problems_lists() -> None:
-    datum = Datum(PROMPT, {"target_tokens": [1], "weights": [np.nan]})  # type: ignore[dict-item]
+    datum = Datum(PROMPT, {"target_tokens": [1], "weights": [np.nan]})
     with pytest.raises(InvalidInputError) as caught:
         datum.validate("data[3]")
     assert list(caught.value.problems) == datum.problems("data[3]")
@@ -455,12 +455,12 @@ def data() -> list[Datum]:
         Datum(PROMPT),
         Datum(ModelInput.from_ints([1, 2])),
         Datum(PROMPT, weights),
-        Datum(PROMPT, {"advantages": [1, 1, 1]}),  # type: ignore[dict-item]
-        Datum(PROMPT, {"weights": [1, 1, 0]}),  # type: ignore[dict-item]
-        Datum(PROMPT, {"weights": np.array([1, 1, 1])}),  # type: ignore[dict-item]
+        Datum(PROMPT, {"advantages": [1, 1, 1]}),
+        Datum(PROMPT, {"weights": [1, 1, 0]}),
+        Datum(PROMPT, {"weights": np.array([1, 1, 1])}),
         Datum(PROMPT, weights, [RUN], [RUN]),
         Datum(PROMPT, weights, [], [RUN]),
-        Datum(PROMPT, {"weights": [np.nan]}),  # type: ignore[dict-item]
+        Datum(PROMPT, {"weights": [np.nan]}),
     ]
 
 
@@ -481,7 +481,7 @@ def test_every_kind_of_copy_is_equal() -> None:
 
 
 def test_a_copy_with_changes_is_checked() -> None:
-    datum = Datum(PROMPT, {"weights": [1, 1, 1]})  # type: ignore[dict-item]
+    datum = Datum(PROMPT, {"weights": [1, 1, 1]})
     assert datum.model_copy(update={"loss_fn_inputs": {"weights": (0, 0, 1)}}).loss_fn_inputs[
         "weights"
     ].data == [0, 0, 1]
@@ -500,7 +500,7 @@ def test_nothing_can_be_set() -> None:
 
 
 def test_dumps() -> None:
-    assert Datum(ModelInput.from_ints([1]), {"weights": [1]}, [RUN], [RUN]).model_dump(exclude_none=True) == {  # type: ignore[dict-item]
+    assert Datum(ModelInput.from_ints([1]), {"weights": [1]}, [RUN], [RUN]).model_dump(exclude_none=True) == {
         "model_input": {"chunks": [{"tokens": [1], "type": "encoded_text"}]},
         "loss_fn_inputs": {"weights": {"data": [1.0], "dtype": "float32", "shape": [1]}},
         "model_input_spans": [{"sequence_id": "s", "offset": 0, "length": 3}],
@@ -510,7 +510,7 @@ def test_dumps() -> None:
 
 def test_reprs_stay_short() -> None:
     wide = {name: np.zeros(10**6, dtype=np.float32) for name in PER_TOKEN}
-    text = repr(Datum(ModelInput.from_ints(np.zeros(10**6, dtype=np.int32)), wide))  # type: ignore[arg-type]
+    text = repr(Datum(ModelInput.from_ints(np.zeros(10**6, dtype=np.int32)), wide))
     assert len(text) < 1000
     assert "… 1000000 items" in text
-    assert len(repr(Datum(PROMPT, {f"x{i}": [1] for i in range(1000)}))) < 2000  # type: ignore[misc]
+    assert len(repr(Datum(PROMPT, {f"x{i}": [1] for i in range(1000)}))) < 2000

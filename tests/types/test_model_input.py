@@ -94,7 +94,7 @@ def test_a_list_is_copied_for_its_owner_goes_on_with_it() -> None:
     conversation.append(2**40)
     assert prompt.to_ints() == [1, 2]
     assert hash(prompt) == before
-    assert isinstance(prompt.chunks[0].tokens, list)  # type: ignore[union-attr]
+    assert isinstance(prompt.chunks[0].tokens, list)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_pictures() -> None:
             f"{type(chunk).__name__}: the length is not known; set expected_tokens"
         )
         assert unknown != chunk
-    assert ImageChunk(data=base64.b64encode(b"raw").decode(), format="png").data == b"raw"  # type: ignore[arg-type]
+    assert ImageChunk(data=base64.b64encode(b"raw").decode(), format="png").data == b"raw"
     assert ImageChunk(data=bytearray(b"raw"), format="png").data == b"raw"
     assert "base64" in refusal(ImageChunk, data="not base64!", format="png")
     assert "'png', 'jpeg'" in refusal(ImageChunk, data=b"", format="gif")
@@ -222,7 +222,7 @@ def header(*octets: int) -> bytes:
 def test_audio_knows_its_length(dmel: bytes, length: int) -> None:
     chunk = DmelChunk(dmel=dmel)
     assert chunk.length == length
-    assert DmelChunk(dmel=base64.b64encode(dmel).decode()) == chunk  # type: ignore[arg-type]
+    assert DmelChunk(dmel=base64.b64encode(dmel).decode()) == chunk
     assert ModelInput(chunks=[chunk, text([1])]).length == length + 1
 
 
@@ -257,10 +257,10 @@ def test_building_up() -> None:
     assert (empty.length, empty.to_ints(), empty.chunks) == (0, [], [])
     one = ModelInput.from_ints([])
     assert (one.length, len(one.chunks)) == (0, 1)
-    grown = one.append(text((1, 2))).append_int(3).append_int(np.int64(4))  # type: ignore[arg-type]
+    grown = one.append(text((1, 2))).append_int(3).append_int(np.int64(4))
     assert (grown.length, grown.to_ints(), len(grown.chunks)) == (4, [1, 2, 3, 4], 4)
     assert one.length == 0
-    assert ModelInput(chunks=(text([1]),)) == ModelInput.from_ints([1])  # type: ignore[arg-type]
+    assert ModelInput(chunks=(text([1]),)) == ModelInput.from_ints([1])
 
 
 def test_a_subclass_stays_one() -> None:
@@ -274,7 +274,7 @@ def test_a_subclass_stays_one() -> None:
 
 def test_the_list_of_chunks_is_its_own() -> None:
     chunks = [text([1])]
-    prompt = ModelInput(chunks=chunks)  # type: ignore[arg-type]
+    prompt = ModelInput(chunks=chunks)
     chunks.append(text([2]))
     assert prompt.length == 1
 
@@ -293,7 +293,7 @@ def test_a_length_is_known_where_text_alone_says_so() -> None:
 
 def test_chunks_of_mappings_and_of_nothing_else() -> None:
     prompt = ModelInput(
-        chunks=[{"type": "encoded_text", "tokens": [1]}, {"tokens": [2]}, {"data": "eA==", "format": "png"}]  # type: ignore[list-item]
+        chunks=[{"type": "encoded_text", "tokens": [1]}, {"tokens": [2]}, {"data": "eA==", "format": "png"}]
     )
     assert prompt.chunks[:2] == [text([1]), text([2])]
     assert prompt.chunks[2] == ImageChunk(data=b"x", format="png")
@@ -302,9 +302,9 @@ def test_chunks_of_mappings_and_of_nothing_else() -> None:
     assert refusal(ModelInput, chunks=[{"tokens": [0.5]}]).startswith("ModelInput.chunks[0].tokens[0]: ")
     assert refusal(ModelInput, chunks=text([1])).startswith("ModelInput.chunks: expected a list")
     with pytest.raises(TypeError):
-        ModelInput(chunk=[])  # type: ignore[call-arg]
+        ModelInput(chunk=[])
     with pytest.raises(TypeError):
-        EncodedTextChunk(token=[1])  # type: ignore[call-arg]
+        EncodedTextChunk(token=[1])
 
 
 def inputs() -> list[ModelInput]:
@@ -358,7 +358,7 @@ def test_nothing_can_be_set() -> None:
         with pytest.raises(AttributeError):
             delattr(model, name)
         with pytest.raises(AttributeError):
-            model.colour = "red"  # type: ignore[union-attr]
+            model.colour = "red"
 
 
 def test_reprs_stay_one_short_line() -> None:

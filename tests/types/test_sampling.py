@@ -57,7 +57,7 @@ def test_w38_a_mistyped_name_is_an_error() -> None:
         with pytest.raises(TypeError, match=wrong):
             SamplingParams(**{wrong: 3})
     with pytest.raises(TypeError):
-        SamplingParams(16)  # type: ignore[misc]
+        SamplingParams(16)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_request() -> None:
             "prompt_logprobs_last_n": 99,
         },
         {"target_prompt_logprobs": TensorData([1, 2], "int64", [2, 1])},
-        {"target_prompt_logprobs": TensorData([[1, -1], [2, 5]], "int64")},  # type: ignore[list-item]
+        {"target_prompt_logprobs": TensorData([[1, -1], [2, 5]], "int64")},
         {"target_prompt_logprobs": TensorData([7], "int64", [2, 9], [0, 0, 1], [4])},
         {
             "prompt": PROMPT.append(ImageChunk(data=b"", format="png", expected_tokens=1)),
@@ -350,9 +350,9 @@ def test_responses() -> None:
         [SampledSequence("stop", "s", np.array([5]))],
         np.array([np.nan, -0.5, np.inf, np.nan], dtype=np.float32),
         TopkLogprobs(np.array([[0], [4]]), np.array([[EMPTY], [-1.0]])),
-        TensorData([[0.5]], "float32"),  # type: ignore[list-item]
+        TensorData([[0.5]], "float32"),
         3,
-        PromptAltTokens(TensorData([[7]], "int64"), TensorData([[-1]], "float32")),  # type: ignore[list-item]
+        PromptAltTokens(TensorData([[7]], "int64"), TensorData([[-1]], "float32")),
     )
     assert response.prompt_logprobs == [None, -0.5, np.inf, None]
     assert response.topk_prompt_logprobs == [None, [(4, -1.0)]]
@@ -371,9 +371,9 @@ def test_bad_answers_are_refused() -> None:
     )
     assert refusal(SampleResponse, [5]).startswith("SampleResponse.sequences[0]: expected SampledSequence")
     with pytest.raises(TypeError):
-        SampledSequence("stop", token=[5])  # type: ignore[call-arg]
+        SampledSequence("stop", token=[5])
     with pytest.raises(TypeError):
-        SampledSequence("stop", _views={})  # type: ignore[call-arg]
+        SampledSequence("stop", _views={})
 
 
 def big_response() -> SampleResponse:
@@ -477,9 +477,9 @@ def test_what_is_equal_has_one_hash() -> None:
             SampledSequence("stop", "s", ids, ids / -3),
             SampledSequence("stop", "s", ids.astype("i4"), ids / -3),
         ),
-        (SampledSequence("stop", "s", [5, 6]), SampledSequence("stop", "s", ids.astype(">i2"))),  # type: ignore[arg-type]
-        (TopkLogprobs([[0]], [[-0.0]]), TopkLogprobs(np.array([[0]]), np.array([[0.0]]))),  # type: ignore[arg-type]
-        (TopkLogprobs([[0]], [[np.nan]]), TopkLogprobs(np.array([[0]]), np.array([[-np.nan]], dtype="f4"))),  # type: ignore[arg-type]
+        (SampledSequence("stop", "s", [5, 6]), SampledSequence("stop", "s", ids.astype(">i2"))),
+        (TopkLogprobs([[0]], [[-0.0]]), TopkLogprobs(np.array([[0]]), np.array([[0.0]]))),
+        (TopkLogprobs([[0]], [[np.nan]]), TopkLogprobs(np.array([[0]]), np.array([[-np.nan]], dtype="f4"))),
         (SamplingParams(stop=("a",)), SamplingParams(stop=("a",), temperature=True)),
     ]
     for one, other in pairs:

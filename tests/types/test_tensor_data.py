@@ -46,7 +46,7 @@ def test_arguments_by_position_and_by_name() -> None:
     )
     assert by_position == by_name
     with pytest.raises(TypeError, match="dtpye"):
-        TensorData(data=[1], dtpye="int64")  # type: ignore[call-arg]
+        TensorData(data=[1], dtpye="int64")
 
 
 def test_a_dtype_is_asked_for_and_known() -> None:
@@ -85,7 +85,7 @@ def test_data_of_any_kind(make: Any, dtype: Any) -> None:
 
 
 def test_a_single_number_is_a_tensor_without_dimensions() -> None:
-    scalar = TensorData(2.5, "float32", [])  # type: ignore[arg-type]
+    scalar = TensorData(2.5, "float32", [])
     assert scalar.to_numpy().shape == ()
     assert (scalar.data, scalar.tolist(), scalar.shape) == ([2.5], 2.5, [])
 
@@ -106,7 +106,7 @@ def test_what_would_be_cut_is_refused(data: Any, dtype: Any, said: str) -> None:
 
 
 def test_not_a_number_is_a_float() -> None:
-    tensor = TensorData([None, np.nan, np.inf], "float32")  # type: ignore[list-item]
+    tensor = TensorData([None, np.nan, np.inf], "float32")
     assert np.isnan(tensor.to_numpy()[:2]).all()
     assert tensor.data[2] == np.inf
 
@@ -143,7 +143,7 @@ def test_a_shape_that_is_none_is_refused(shape: Any) -> None:
 
 
 def test_without_a_shape_the_array_keeps_its_own() -> None:
-    tensor = TensorData([[1, 2], [3, 4]], "int64")  # type: ignore[list-item]
+    tensor = TensorData([[1, 2], [3, 4]], "int64")
     assert tensor.shape is None
     assert tensor.tolist() == [[1, 2], [3, 4]]
     assert tensor == TensorData([1, 2, 3, 4], "int64", [2, 2])
@@ -335,7 +335,7 @@ def test_a_pad_fits_the_dtype() -> None:
 
 
 def test_sparse_by_hand_is_flat() -> None:
-    tensor = TensorData([[7, 5]], "int64", [3, 9], np.array([0, 0, 1, 2]), (8, 0))  # type: ignore[list-item]
+    tensor = TensorData([[7, 5]], "int64", [3, 9], np.array([0, 0, 1, 2]), (8, 0))
     assert tensor == csr()
     assert tensor.tolist() == csr().tolist()
     assert tensor.data == [7, 5]
@@ -409,7 +409,7 @@ def samples() -> list[TensorData]:
         TensorData([], "float32", [0, 3]),
         TensorData([np.nan], "float32"),
         TensorData([0.0], "float32"),
-        TensorData(1, "int64"),  # type: ignore[arg-type]
+        TensorData(1, "int64"),
         TensorData([1], "int64"),
         TensorData([7], "int64", [2, 9], [0, 0, 1], [4]),
         TensorData([7], "int64", [2, 9], [0, 1, 1], [4]),
@@ -480,7 +480,7 @@ def _its_twin(tensor: TensorData) -> TensorData:
 def test_tensors_travel_to_other_processes() -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        for tensor in (csr(), TensorData([np.nan, 0.5], "float32"), TensorData(3, "int64")):  # type: ignore[arg-type]
+        for tensor in (csr(), TensorData([np.nan, 0.5], "float32"), TensorData(3, "int64")):
             assert pool.submit(_its_twin, tensor).result(60) == tensor
 
 
@@ -496,7 +496,7 @@ def test_nothing_can_be_set() -> None:
 
 def test_reprs_are_short() -> None:
     assert repr(TensorData([1, 2], "int64")) == "TensorData(data=[1, 2], dtype='int64', shape=None)"
-    assert repr(TensorData(0.5, "float32")) == "TensorData(data=[0.5], dtype='float32', shape=None)"  # type: ignore[arg-type]
+    assert repr(TensorData(0.5, "float32")) == "TensorData(data=[0.5], dtype='float32', shape=None)"
     assert repr(csr()) == "TensorData(data=[7, 5], dtype='int64', shape=[3, 9], stored=2)"
     assert (
         repr(TensorData(range(9), "int64"))

@@ -95,7 +95,7 @@ def test_lists_of_tensors() -> None:
     assert "[1]: is a row of 1" in refusal(TensorData.from_numpy, [torch.ones(2), torch.ones(1)])
 
 
-class Mine(torch.Tensor):  # type: ignore[name-defined,misc]
+class Mine(torch.Tensor):
     """A user's own kind of tensor, from another module than torch."""
 
 
@@ -182,7 +182,7 @@ def test_both_doors_to_csr_are_one(dense: np.ndarray, dtype: str, pad: int) -> N
 def test_pads() -> None:
     matrix = torch.full((4, 9), -100)
     matrix[1, 2] = 5
-    tensor = TensorData.from_torch_sparse(matrix, np.int64(-100))  # type: ignore[arg-type]
+    tensor = TensorData.from_torch_sparse(matrix, np.int64(-100))
     assert (tensor.is_sparse, tensor.data) == (True, [5])
     assert torch.equal(tensor.to_torch(-100), matrix)
     for wrong in (True, 0.0, "0", None):

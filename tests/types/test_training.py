@@ -46,23 +46,23 @@ def test_arguments_by_position_and_by_name() -> None:
     )
     assert ForwardRequest(by_name, "m", 3).forward_input is by_name
     with pytest.raises(TypeError):
-        ForwardBackwardInput([GOOD], loss="ppo")  # type: ignore[call-arg]
+        ForwardBackwardInput([GOOD], loss="ppo")
     with pytest.raises(TypeError):
-        ForwardBackwardRequest(by_name, model="m")  # type: ignore[call-arg]
+        ForwardBackwardRequest(by_name, model="m")
 
 
 def test_data_of_any_iterable_and_of_nothing_else() -> None:
     for data in ((GOOD,), iter([GOOD]), {1: GOOD}.values()):
-        assert ForwardBackwardInput(data, "ppo").data == [GOOD]  # type: ignore[arg-type]
+        assert ForwardBackwardInput(data, "ppo").data == [GOOD]
     given = [GOOD]
     kept = ForwardBackwardInput(given, "ppo")
     given.append(GOOD)
     assert kept.data == [GOOD]
     with pytest.raises(TypeError, match=r"^data\[1\]: expected a Datum, got dict"):
-        ForwardBackwardInput([GOOD, {}], "ppo")  # type: ignore[list-item]
+        ForwardBackwardInput([GOOD, {}], "ppo")
     for wrong in (GOOD, None, 5, "data", {"data": GOOD}):
         with pytest.raises(TypeError, match=r"^data"):
-            ForwardBackwardInput(wrong, "ppo")  # type: ignore[arg-type]
+            ForwardBackwardInput(wrong, "ppo")
 
 
 def test_settings_are_numbers_or_text() -> None:
@@ -74,7 +74,7 @@ def test_settings_are_numbers_or_text() -> None:
         "e": decimal.Decimal("1.5"),
         "f": np.int64(7),
     }
-    config = ForwardBackwardInput([GOOD], "ppo", given).loss_fn_config  # type: ignore[arg-type]
+    config = ForwardBackwardInput([GOOD], "ppo", given).loss_fn_config
     assert config == {"a": 1.0, "b": 0.5, "c": 1.0, "d": "0.5", "e": 1.5, "f": 7.0}
     assert {type(value) for value in config.values()} == {float, str}
     given["a"] = 2
@@ -85,7 +85,7 @@ def test_settings_are_numbers_or_text() -> None:
         assert said.startswith("loss_fn_config['clip']: expected a number")
         assert said.endswith(f"({kind})")
     with pytest.raises(TypeError, match="loss_fn_config: expected a mapping"):
-        ForwardBackwardInput([GOOD], "ppo", [("clip", 0.2)])  # type: ignore[arg-type]
+        ForwardBackwardInput([GOOD], "ppo", [("clip", 0.2)])
 
 
 @pytest.mark.parametrize("wrong", [None, 5, ["ppo"]])
@@ -97,7 +97,7 @@ def test_a_loss_is_named(wrong: Any) -> None:
 
 def test_numbers_of_requests_are_whole() -> None:
     work = ForwardBackwardInput([GOOD], "ppo")
-    assert ForwardBackwardRequest(work, "m", np.int64(4)).seq_id == 4  # type: ignore[arg-type]
+    assert ForwardBackwardRequest(work, "m", np.int64(4)).seq_id == 4
     assert refusal(ForwardBackwardRequest, work, "m", 1.5).startswith("ForwardBackwardRequest.seq_id: ")
     assert refusal(ForwardRequest, work, 7).startswith("ForwardRequest.model_id: ")
 
@@ -137,7 +137,7 @@ def test_every_problem_of_every_datum_is_said_at_once() -> None:
 
 def test_outputs() -> None:
     record = {"logprobs": TensorData([0.5], "float32", [1])}
-    output = ForwardBackwardOutput("ArrayRecord", (record,), {"loss:sum": 1.5})  # type: ignore[arg-type]
+    output = ForwardBackwardOutput("ArrayRecord", (record,), {"loss:sum": 1.5})
     assert output.loss_fn_outputs == [record]
     assert output.metrics == {"loss:sum": 1.5}
     assert ForwardBackwardOutput("ArrayRecord", []).metrics == {}
@@ -146,7 +146,7 @@ def test_outputs() -> None:
     ) == ForwardBackwardOutput("ArrayRecord", [record])
     assert ForwardBackwardOutput.model_validate(output.model_dump()) == output
     with pytest.raises(InvalidInputError, match=r"loss_fn_outputs\[1\]\['x'\]"):
-        ForwardBackwardOutput("A", [record, {"x": [0.5]}])  # type: ignore[dict-item]
+        ForwardBackwardOutput("A", [record, {"x": [0.5]}])
 
 
 def test_copies_and_values() -> None:

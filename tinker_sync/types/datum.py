@@ -26,6 +26,8 @@ from tinker_sync.types.tensor_data import TensorData
 if TYPE_CHECKING:
     from typing import TypeAlias
 
+    import numpy.typing as npt
+    import torch
     from typing_extensions import Self
 
     from tinker_sync.types.scalars import TensorDtype
@@ -95,7 +97,9 @@ class SampledProvenanceSpan(_Span):
     """
 
 
-ProvenanceSpans: TypeAlias = list[PromptProvenanceSpan | SampledProvenanceSpan]
+ProvenanceSpan: TypeAlias = PromptProvenanceSpan | SampledProvenanceSpan
+
+ProvenanceSpans: TypeAlias = list[ProvenanceSpan]
 """Runs that tile one field of a datum, in order."""
 
 
@@ -164,13 +168,25 @@ class Datum(Model):
     loss_fn_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
     """Runs that tile `target_tokens`."""
 
+    if TYPE_CHECKING:  # for checkers: wider than the fields, which keep tensors and lists
+
+        def __init__(
+            self,
+            model_input: ModelInput,
+            loss_fn_inputs: Mapping[str, TensorData | Sequence[Any] | npt.ArrayLike | torch.Tensor] = ...,
+            model_input_spans: Sequence[ProvenanceSpan] | None = None,
+            loss_fn_input_spans: Sequence[ProvenanceSpan] | None = None,
+        ) -> None: ...
+
     def __attrs_post_init__(self) -> None:
         if (self.model_input_spans is None) != (self.loss_fn_input_spans is None):
             raise AssertionError(
                 "Datum: provenance comes in pairs; give model_input_spans and loss_fn_input_spans, or neither"
             )
 
-    def with_provenance(self, model_input: ProvenanceSpans, loss_fn_inputs: ProvenanceSpans) -> Self:
+    def with_provenance(
+        self, model_input: Sequence[ProvenanceSpan], loss_fn_inputs: Sequence[ProvenanceSpan]
+    ) -> Self:
         """A copy that says where its tokens came from.
 
         Args:
@@ -261,7 +277,7 @@ def _finite_problems(tensor: TensorData, where: str) -> Iterator[str]:
     yield f"{at}: expected a finite number, got {first(values, bad)}"
 
 
-def _span_problems(spans: ProvenanceSpans | None, length: int | None, where: str) -> Iterator[str]:
+def _span_problems(spans: Sequence[ProvenanceSpan] | None, length: int | None, where: str) -> Iterator[str]:
     if spans is None or length is None:
         return
     covered = sum(span.length for span in spans)
@@ -269,7 +285,7 @@ def _span_problems(spans: ProvenanceSpans | None, length: int | None, where: str
         yield f"{where}: cover {covered} positions of {length}"
 
 
-def _refuse_gaps(where: str, spans: ProvenanceSpans, length: int) -> None:
+def _refuse_gaps(where: str, spans: Sequence[ProvenanceSpan], length: int) -> None:
     covered = sum(span.length for span in spans)
     if covered != length:
         raise InvalidInputError(f"{where}: the runs cover {covered} positions, the field has {length}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import countOf
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -161,6 +161,10 @@ class ModelInput(Model):
     """
 
     chunks: list[ModelInputChunk]
+
+    if TYPE_CHECKING:  # for checkers: wider than the field, which keeps a list
+
+        def __init__(self, *, chunks: Iterable[ModelInputChunk]) -> None: ...
 
     @classmethod
     def from_ints(cls, tokens: TokenSequence) -> Self:

@@ -63,7 +63,7 @@ class TensorData(_Unlocked):
 
     def __init__(
         self,
-        data: Iterable[float] | AnyArray | None = None,
+        data: Iterable[Any] | float | None = None,
         dtype: TensorDtype | None = None,
         shape: Sequence[int] | None = None,
         sparse_crow_indices: Sequence[int] | AnyArray | None = None,

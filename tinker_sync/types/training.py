@@ -62,6 +62,12 @@ class ForwardBackwardInput(Model):
     loss_fn: str
     loss_fn_config: LossFnConfig | None = attrs.field(default=None, converter=_config)
 
+    if TYPE_CHECKING:  # for checkers: wider than the fields, which keep a list
+
+        def __init__(
+            self, data: Iterable[Datum], loss_fn: str, loss_fn_config: LossFnConfig | None = None
+        ) -> None: ...
+
     def validate(self) -> None:
         """Check every datum and say all that is wrong at once.
 
