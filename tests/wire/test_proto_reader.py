@@ -14,8 +14,9 @@ from support.proto_mutate import varint
 from support.proto_random import comparable, random_message
 from support.proto_strategies import messages
 
-from tinker_sync.errors import WireError
+from tinker_sync.errors import InvalidInputError, WireError
 from tinker_sync.wire.proto import read_message, tables, write_message
+from tinker_sync.wire.proto._fault import decoding
 from tinker_sync.wire.proto._fields import Message, plain, present, repeated
 from tinker_sync.wire.proto._scalars import BOOL, FLOAT, INT32, INT64, STRING, UINT32, UINT64
 
@@ -214,6 +215,19 @@ def test_faults_carry_the_path_of_their_field() -> None:
     assert fault(tables.FORWARD_BACKWARD_REQUEST, datum).path == "data[0].model_input[1].encoded_text.tokens"
 
     assert fault(tables.SAMPLE_RESPONSE, "80").path == "$"
+
+
+def test_paths_stay_short_however_long_a_key_is() -> None:
+    error = fault(tables.FORWARD_BACKWARD_OUTPUT, field(3, field(1, b"k" * 100_000) + b"\x11"))
+    assert error.path == "metrics['" + "k" * 60 + "…']"
+
+
+def test_a_type_that_is_stricter_than_its_message_is_a_wire_error_too() -> None:
+    with (
+        pytest.raises(WireError, match="cannot decode SampleResponse: sequences: odd"),
+        decoding("SampleResponse"),
+    ):
+        raise InvalidInputError("sequences: odd")
 
 
 # -------------------------------------------------------------------------------- round trips and bounds

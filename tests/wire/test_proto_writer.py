@@ -47,6 +47,11 @@ def test_defaults_with_presence_are_written() -> None:
     assert write_message(tables.CHUNK, {"encoded_text": {}}).join().hex() == "0a00"
 
 
+def test_map_entries_have_key_and_value_even_where_these_are_defaults() -> None:
+    data = write_message(tables.FORWARD_BACKWARD_OUTPUT, {"metrics": {"": 0.0}}).join()
+    assert data.hex() == "1a0b" + "0a00" + "11" + "00" * 8
+
+
 def test_maps_keep_their_order() -> None:
     names = ["zeta", "alpha", "mu"]
     metrics = {name: float(index) for index, name in enumerate(names)}

@@ -181,8 +181,7 @@ def split_batch(plain: Plain) -> list[TensorData]:
     bounds = _bounds(raw_array(plain, "offsets", INT64), flat.size, source.layout.itemsize)
     counts = np.diff(bounds)
     row = math.prod(trailing)
-    # In Python's own numbers: a row may have more cells than an int64 can count.
-    if counts.any() and (row == 0 or row > flat.size or bool((counts % row).any())):
+    if counts.any() and (row == 0 or bool((counts % row).any())):
         raise Fault(f"the data do not divide into rows of {trailing}", "trailing_shape")
     dtype, wrap = source.dtype, TensorData._wrap
     # All copies first: making small objects in between costs a third more.

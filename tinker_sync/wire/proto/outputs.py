@@ -118,11 +118,7 @@ def encode_forward_backward_output(output: ForwardBackwardOutput) -> Buffers:
 
 def _form(record: Record) -> tuple[object, ...]:
     """What data of one batch have in common."""
-    return tuple((name, tensor.dtype, _dense(tensor).shape[1:]) for name, tensor in record.items())
-
-
-def _dense(tensor: TensorData) -> np.ndarray:
-    return np.atleast_1d(tensor.to_numpy())
+    return tuple((name, tensor.dtype, tensor.to_numpy().shape[1:]) for name, tensor in record.items())
 
 
 def _plain_batch(records: list[Record]) -> Plain:
@@ -132,7 +128,7 @@ def _plain_batch(records: list[Record]) -> Plain:
 
 def _plain_column(tensors: list[TensorData]) -> Plain:
     dtype, layout = wire_dtype(tensors[0])
-    arrays = [_dense(tensor) for tensor in tensors]
+    arrays = [tensor.to_numpy() for tensor in tensors]
     pieces = [payload(array, layout) for array in arrays]
     offsets = np.zeros(len(pieces) + 1, dtype=np.int64)
     np.cumsum([piece.nbytes for piece in pieces], out=offsets[1:])

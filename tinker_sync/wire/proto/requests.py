@@ -60,7 +60,7 @@ def encode_forward_backward_request(
         numbers, settings = _plain_config(body.loss_fn_config or {})
         plain: Plain = {
             "model_id": request.model_id,
-            "seq_id": request.seq_id or 0,
+            "seq_id": request.seq_id,
             "data": _write_data(body.data),
             "loss_fn": body.loss_fn,
             "loss_fn_config": numbers,
