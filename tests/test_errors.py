@@ -57,6 +57,8 @@ INSTANCES = [
     errors.CredentialError("m"),
     UnsupportedByServerError("m", feature="f"),
     MissingExtraError("speed", feature="zstd"),
+    errors.SessionLostError("session-1", "410 Gone"),
+    errors.ClientClosedError(),
 ]
 
 

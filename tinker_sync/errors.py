@@ -15,6 +15,8 @@ so it may be logged, sent to another process or pasted into a report.
       ConfigurationError            settings, variables, key file    (also a ValueError)
       CredentialError               no usable key or token
       UnsupportedByServerError      this server cannot do that
+      SessionLostError              the server has given up the session
+      ClientClosedError             used after `close`               (also a RuntimeError)
       MissingExtraError             an optional dependency is absent (also an ImportError)
       WireError                     bytes that do not decode
 """
@@ -37,6 +39,7 @@ __all__ = [
     "AuthenticationError",
     "BadRequestError",
     "BillingError",
+    "ClientClosedError",
     "ConfigurationError",
     "ConflictError",
     "CredentialError",
@@ -52,6 +55,7 @@ __all__ = [
     "RequestFailedError",
     "RequestInfo",
     "ResponseInfo",
+    "SessionLostError",
     "TinkerError",
     "UnprocessableEntityError",
     "UnsupportedByServerError",
@@ -564,6 +568,42 @@ class UnsupportedByServerError(TinkerError):
         super().__init__(message)
         self.message = message
         self.feature = feature
+
+
+class SessionLostError(TinkerError):
+    """The server no longer keeps the session, so what was made in it can be used no more.
+
+    Attributes:
+        session_id: the session.
+        reason: what the server said to its heartbeat; `__cause__` has the error itself.
+
+    >>> print(SessionLostError("session-1", "410 Gone"))
+    the server no longer keeps session session-1: 410 Gone. Make a new ServiceClient, and continue from the \
+last checkpoint.
+    """
+
+    session_id: str
+    reason: str
+
+    def __init__(self, session_id: str, reason: str) -> None:
+        self.session_id = session_id
+        self.reason = mask_text(reason)
+        super().__init__(session_id, self.reason)
+
+    def __str__(self) -> str:
+        statement = f"the server no longer keeps session {self.session_id}: {self.reason}"
+        return _sentence(statement, "Make a new ServiceClient, and continue from the last checkpoint.")
+
+
+class ClientClosedError(TinkerError, RuntimeError):
+    """The client was closed: what it had under way fails, and there is nothing more to be had from it.
+
+    >>> isinstance(ClientClosedError(), RuntimeError)
+    True
+    """
+
+    def __init__(self, message: str = "this client is closed; make a new one") -> None:
+        super().__init__(message)
 
 
 class MissingExtraError(TinkerError, ImportError):
