@@ -368,6 +368,9 @@ class Poller:
             arrivals, self._arrivals = self._arrivals, deque()
         for ticket in arrivals:
             descriptor = _descriptor_of(ticket)
+            if ticket.ended:  # called off between being sent and coming here
+                self._have_read([ticket])
+                continue
             try:
                 selector.register(descriptor, selectors.EVENT_READ, ticket)
             except (ValueError, KeyError, OSError):  # closed under our hands; reading it will say why
@@ -380,6 +383,8 @@ class Poller:
 
     def _time_to_wait(self, timeout_s: float | None) -> float | None:
         now = self._clock.now()
+        if not self._watched:
+            self._expiries.clear()  # those of requests that are over would keep an idle thread
         with self._lock:
             soonest = [heap[0][0] for heap in (self._timers, self._expiries) if heap]
             self._asleep = not (self._arrivals or self._called_off or self._closed)

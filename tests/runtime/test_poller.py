@@ -1,0 +1,512 @@
+"""Many requests held by one thread: over real sockets, plain and TLS, whole and in pieces, alive and dead."""
+
+from __future__ import annotations
+
+import gc
+import os
+import queue
+import socket
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.authority import Authority
+from support.clock import PATIENCE_S, FakeClock
+from support.servers import AnsweringServer, Peer, ProxyServer, ScriptedServer, answer, chunked, unused_port
+from support.wires import http_for, post
+
+from tinker_sync.config import Timeout
+from tinker_sync.runtime.poller import Poller
+from tinker_sync.runtime.workers import Workers
+from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.transport.http import Http
+
+Outcome = Reply | SendFailed
+
+
+class Held:
+    """A poller with its parts, and the outcomes in the order they came."""
+
+    def __init__(self, url: str, *, max_open: int | None = None, threads: int = 4, **options: Any) -> None:
+        self.http: Http = http_for(url, **options)
+        self.workers = Workers("fetch", threads)
+        self.poller = Poller(self.http, self.workers, max_open=max_open)
+        self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+
+    def start(self, call: Call | None = None) -> Any:
+        return self.poller.start(call or post(), self.outcomes.put)
+
+    def next(self) -> Outcome:
+        return self.outcomes.get(timeout=PATIENCE_S)
+
+    def reply(self) -> Reply:
+        outcome = self.next()
+        assert isinstance(outcome, Reply), outcome
+        return outcome
+
+    def failure(self) -> SendFailed:
+        outcome = self.next()
+        assert isinstance(outcome, SendFailed), outcome
+        return outcome
+
+    def close(self) -> None:
+        self.poller.close()
+        self.http.close()
+        assert self.workers.close(PATIENCE_S)
+
+
+def await_end_of_thread(poller: Poller) -> None:
+    thread = poller._thread
+    if thread is not None:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------- answers
+
+
+def test_an_answer_reaches_its_own_reaction() -> None:
+    with AnsweringServer(lambda seen: answer(seen.body)) as server, closing(Held(server.url)) as held:
+        results: dict[bytes, bytes] = {}
+        done = threading.Semaphore(0)
+        for number in range(50):
+            body = b"%d" % number
+
+            def keep(outcome: Outcome, body: bytes = body) -> None:
+                assert isinstance(outcome, Reply)
+                results[body] = outcome.body
+                done.release()
+
+            held.poller.start(post(body=body), keep)
+        for _ in range(50):
+            assert done.acquire(timeout=PATIENCE_S)
+    assert results == {b"%d" % number: b"%d" % number for number in range(50)}
+
+
+def test_a_request_that_waits_holds_no_thread() -> None:
+    answered = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.read_request()
+        answered.wait(PATIENCE_S)
+        peer.send(answer(b"late"))
+
+    with ScriptedServer(script) as server, closing(Held(server.url, threads=2)) as held:
+        for _ in range(40):
+            held.start()
+        server.await_seen(40)
+        assert held.workers.submit(lambda: 7).result(PATIENCE_S) == 7  # two workers, forty waits
+        answered.set()
+        assert [held.reply().body for _ in range(40)] == [b"late"] * 40
+
+
+def test_an_answer_in_pieces_goes_back_to_the_poller_between_them() -> None:
+    more = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.read_request()
+        whole = chunked(b"first", b"second")
+        peer.send(whole[:30])
+        more.wait(PATIENCE_S)
+        for octet in whole[30:]:
+            peer.send(bytes([octet]))
+
+    with ScriptedServer(script) as server, closing(Held(server.url, threads=1)) as held:
+        held.start()
+        server.await_seen(1)
+        # The only worker is free while the rest of the answer is missing.
+        assert held.workers.submit(lambda: 7).result(PATIENCE_S) == 7
+        more.set()
+        assert held.reply().body == b"firstsecond"
+
+
+def test_a_connection_is_used_again() -> None:
+    with AnsweringServer(lambda seen: answer(b"ok")) as server, closing(Held(server.url)) as held:
+        for _ in range(5):
+            held.start()
+            held.reply()
+        assert server.connections == 1
+
+
+def test_tls_tickets_are_no_answer(authority: Authority) -> None:
+    """TLS 1.3 sends session tickets after the handshake: readable, and yet nothing to read."""
+    answered = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.read_request()
+        answered.wait(PATIENCE_S)
+        peer.send(answer(b"secret"))
+
+    import requests
+
+    with requests.Session() as session:
+        session.verify = authority.ca_file
+        server = ScriptedServer(script, tls=authority.server_context("localhost"), name="localhost")
+        with server, closing(Held(server.url, threads=2, session=session)) as held:
+            for _ in range(8):
+                held.start()
+            server.await_seen(8)
+            assert held.workers.submit(lambda: 7).result(PATIENCE_S) == 7
+            answered.set()
+            assert {held.reply().body for _ in range(8)} == {b"secret"}
+
+
+def test_a_proxy_is_passed_through(authority: Authority) -> None:
+    import requests
+
+    server = AnsweringServer(
+        lambda seen: answer(b"ok"), tls=authority.server_context("localhost"), name="localhost"
+    )
+    with requests.Session() as session, server, ProxyServer(password="user:word") as proxy:
+        session.verify = authority.ca_file
+        session.proxies = {"https": proxy.url.replace("://", "://user:word@")}
+        with closing(Held(server.url, session=session)) as held:
+            held.start()
+            assert held.reply().body == b"ok"
+            assert [seen.method for seen in proxy.seen] == ["CONNECT"]
+
+
+def test_a_session_with_an_adapter_of_its_own_still_works() -> None:
+    import requests
+    import requests.adapters
+
+    class Own(requests.adapters.HTTPAdapter):
+        pass
+
+    with requests.Session() as session, AnsweringServer(lambda seen: answer(b"ok")) as server:
+        session.mount("http://", Own())
+        with closing(Held(server.url, session=session)) as held:
+            held.start()
+            assert held.reply().body == b"ok"
+
+
+# ------------------------------------------------------------------------------------------- failures
+
+
+def test_a_refused_connection_is_told() -> None:
+    with unused_port() as port, closing(Held(f"http://127.0.0.1:{port}")) as held:
+        held.start()
+        failed = held.failure()
+    assert not failed.maybe_received
+
+
+def test_a_dead_peer_is_told() -> None:
+    def script(peer: Peer) -> None:
+        peer.read_request()
+        peer.reset()
+
+    with ScriptedServer(script) as server, closing(Held(server.url)) as held:
+        held.start(post(repeatable=False))
+        failed = held.failure()
+    assert failed.maybe_received
+
+
+def test_half_an_answer_is_none() -> None:
+    def script(peer: Peer) -> None:
+        peer.read_request()
+        peer.send(answer(b"only", length=100))
+        peer.close()
+
+    with ScriptedServer(script) as server, closing(Held(server.url)) as held:
+        held.start()
+        failed = held.failure()
+    assert "4 of 100 bytes" in str(failed)
+
+
+def test_silence_ends_at_the_timeout_of_the_call() -> None:
+    def script(peer: Peer) -> None:
+        peer.read_request()
+        peer.wait_gone()
+
+    with ScriptedServer(script) as server, closing(Held(server.url)) as held:
+        held.start(post(timeout=Timeout(read=0.05)))
+        failed = held.failure()
+    assert failed.timed_out
+    assert failed.maybe_received
+
+
+def test_a_failing_reaction_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    with AnsweringServer(lambda seen: answer(b"ok")) as server, closing(Held(server.url, threads=1)) as held:
+        held.poller.start(post(), lambda outcome: 1 / 0)
+        held.start()
+        assert held.reply().body == b"ok"
+    assert "a reaction to an answer failed" in caplog.text
+
+
+def test_what_is_under_way_fails_at_the_close() -> None:
+    def script(peer: Peer) -> None:
+        peer.read_request()
+        peer.wait_gone()
+
+    with ScriptedServer(script) as server:
+        held = Held(server.url, max_open=3)
+        for _ in range(10):
+            held.start()
+        server.await_seen(3)
+        held.close()
+        assert all(held.failure().final for _ in range(10))
+        assert held.poller.under_way == 0
+
+
+def test_after_the_close_nothing_is_sent() -> None:
+    with AnsweringServer(lambda seen: answer(b"ok")) as server:
+        held = Held(server.url)
+        held.close()
+        held.start()
+        assert held.failure().final
+        assert server.seen == []
+
+
+# ------------------------------------------------------------------------------------- limits and calling off
+
+
+def test_no_more_are_open_than_allowed_and_the_rest_wait_their_turn() -> None:
+    gate = threading.Semaphore(0)
+
+    def script(peer: Peer) -> None:
+        while True:
+            seen = peer.read_request()
+            assert gate.acquire(timeout=PATIENCE_S)
+            peer.send(answer(seen.body))
+
+    with ScriptedServer(script) as server, closing(Held(server.url, max_open=2)) as held:
+        for number in range(6):
+            held.start(post(body=b"%d" % number))
+        server.await_seen(2)
+        assert held.poller.under_way == 6
+        assert server.connections == 2
+        for _ in range(6):
+            gate.release()
+        assert {held.reply().body for _ in range(6)} == {b"%d" % number for number in range(6)}
+        assert server.connections == 2
+
+
+def test_a_request_called_off_is_closed_and_makes_room() -> None:
+    gone = threading.Event()
+
+    def first(peer: Peer) -> None:
+        peer.read_request()
+        peer.wait_gone()
+        gone.set()
+
+    def second(peer: Peer) -> None:
+        peer.read_request()
+        peer.send(answer(b"second"))
+
+    with ScriptedServer(first, second) as server, closing(Held(server.url, max_open=1)) as held:
+        ticket = held.start()
+        server.await_seen(1)
+        held.start()
+        assert ticket.cancel()
+        assert not ticket.cancel()
+        assert gone.wait(PATIENCE_S)
+        assert held.reply().body == b"second"
+        assert held.outcomes.empty()
+
+
+def test_what_waits_for_its_turn_can_be_called_off() -> None:
+    gate = threading.Event()
+
+    def script(peer: Peer) -> None:
+        while True:
+            seen = peer.read_request()
+            gate.wait(PATIENCE_S)
+            peer.send(answer(seen.body))
+
+    with ScriptedServer(script) as server, closing(Held(server.url, max_open=1)) as held:
+        held.start(post(body=b"a"))
+        second = held.start(post(body=b"b"))
+        held.start(post(body=b"c"))
+        server.await_seen(1)
+        assert second.cancel()
+        gate.set()
+        assert [held.reply().body, held.reply().body] == [b"a", b"c"]
+        assert [seen.body for seen in server.seen] == [b"a", b"c"]
+
+
+def test_an_answered_request_cannot_be_called_off() -> None:
+    with AnsweringServer(lambda seen: answer(b"ok")) as server, closing(Held(server.url)) as held:
+        ticket = held.start()
+        held.reply()
+        assert not ticket.cancel()
+
+
+# ------------------------------------------------------------------------------------- timers, and the thread
+
+
+class Inline:
+    """Workers that run a job at once, on the thread that brings it."""
+
+    def run(self, job: Any) -> None:
+        job()
+
+
+class Nowhere:
+    """Nothing is sent here."""
+
+    def open(self, call: Call) -> Any:
+        raise AssertionError("nothing was to be sent")
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def stepped(clock: FakeClock) -> Iterator[Poller]:
+    """A poller whose thread is the test: `step` is called by hand."""
+    poller = Poller(Nowhere(), Inline(), clock)
+    poller._thread = threading.current_thread()
+    yield poller
+    poller._thread = None
+    poller.close()
+
+
+def test_timers_fire_in_order_and_not_early(stepped: Poller, clock: FakeClock) -> None:
+    fired: list[str] = []
+    stepped.after(2.0, lambda: fired.append("second"))
+    stepped.after(1.0, lambda: fired.append("first"))
+    clock.advance(0.99)
+    stepped._fire_timers()
+    assert fired == []
+    clock.advance(0.02)
+    assert stepped.step(0.0)
+    assert fired == ["first"]
+    clock.advance(1.0)
+    stepped.step(0.0)
+    assert fired == ["first", "second"]
+
+
+def test_a_timer_called_off_does_not_fire(stepped: Poller, clock: FakeClock) -> None:
+    fired: list[str] = []
+    ticket = stepped.after(1.0, lambda: fired.append("never"))
+    assert ticket.cancel()
+    clock.advance(5.0)
+    stepped.step(0.0)
+    assert fired == []
+
+
+def test_a_closed_poller_takes_no_timers(clock: FakeClock) -> None:
+    poller = Poller(Nowhere(), Inline(), clock)
+    poller.close()
+    poller.after(0.0, lambda: pytest.fail("it was closed"))
+    assert repr(poller) == "<Poller 0 requests, 0 timers>"
+
+
+def test_an_idle_thread_ends_and_another_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinker_sync.runtime.poller.IDLE_S", 0.0)
+    with AnsweringServer(lambda seen: answer(b"ok")) as server, closing(Held(server.url)) as held:
+        for _ in range(30):
+            held.start()
+            assert held.reply().body == b"ok"
+        await_end_of_thread(held.poller)
+        assert held.poller._thread is None
+
+
+def test_a_thread_that_fails_fails_those_who_wait(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(peer: Peer) -> None:
+        peer.read_request()
+        peer.wait_gone()
+
+    broken = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: broken.set())
+    with ScriptedServer(script) as server, closing(Held(server.url)) as held:
+        held.start()
+        server.await_seen(1)
+        monkeypatch.setattr(held.poller, "_hand_over", lambda *_: 1 / 0)
+        held.poller.after(0.0, lambda: None)  # wakes the thread
+        assert held.failure().final
+        assert broken.wait(PATIENCE_S)
+    assert "the poller failed" in caplog.text
+
+
+def test_a_dropped_poller_is_not_kept_alive_by_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinker_sync.runtime.poller.IDLE_S", 0.0)
+    with AnsweringServer(lambda seen: answer(b"ok")) as server:
+        held = Held(server.url)
+        held.start()
+        held.reply()
+        await_end_of_thread(held.poller)
+        held.close()
+        gone = weakref.ref(held.poller)
+        del held
+        gc.collect()
+        assert gone() is None
+
+
+def test_two_thousand_waits_are_all_answered() -> None:
+    """More sockets than `select` could watch; each gets its own answer."""
+    count = 2000
+    all_here = threading.Event()
+    lock = threading.Lock()
+    waiting: list[tuple[socket.socket, bytes]] = []
+    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+
+    def serve() -> None:
+        while len(waiting) < count:
+            connection, _ = listener.accept()
+            request = b""
+            while b"\r\n\r\n" not in request or not request.endswith(b"."):
+                request += connection.recv(4096)
+            with lock:
+                waiting.append((connection, request.rpartition(b"\r\n\r\n")[2]))
+        all_here.set()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    held = Held(f"http://127.0.0.1:{listener.getsockname()[1]}", max_open=count, threads=8)
+    try:
+        for number in range(count):
+            held.start(post(body=b"%d." % number))
+        assert all_here.wait(60)
+        assert held.poller.under_way == count
+        for connection, body in waiting:
+            connection.sendall(answer(body))
+        assert {held.reply().body for _ in range(count)} == {b"%d." % number for number in range(count)}
+    finally:
+        held.close()
+        thread.join(PATIENCE_S)
+        listener.close()
+        for connection, _ in waiting:
+            connection.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_begins_anew() -> None:
+    release = threading.Event()
+
+    def first(peer: Peer) -> None:
+        peer.read_request()
+        release.wait(PATIENCE_S)
+        peer.send(answer(b"parent"))
+
+    def other(peer: Peer) -> None:
+        peer.read_request()
+        peer.send(answer(b"child"))
+
+    with ScriptedServer(first, other) as server, closing(Held(server.url)) as held:
+        held.start()
+        server.await_seen(1)
+        child = os.fork()
+        if child == 0:
+            fine = held.poller.under_way == 0
+            held.outcomes = queue.SimpleQueue()
+            held.start()
+            os._exit(0 if fine and held.reply().body == b"child" else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        release.set()
+        assert held.reply().body == b"parent"
+        assert server.connections == 2
