@@ -333,6 +333,13 @@ def test_floats_beside_big_whole_numbers_do_not_blur_them() -> None:
     assert wire_array((big, 1.0), "x", "int64").tolist() == [big, 1]
 
 
+@pytest.mark.parametrize("kind", FLOATS)
+def test_lists_of_numpy_floats_of_every_width(kind: Any) -> None:
+    assert wire_array([kind(2), kind(-3)], "x", "int64").tolist() == [2, -3]
+    assert wire_array((kind(2), 2**60), "x", "int64").tolist() == [2, 2**60]
+    assert refusal(wire_array, [kind(0.5)], "x", "int64") == "x[0]: expected a whole number, got 0.5"
+
+
 def test_numbers_alone_decide_where_nobody_else_does() -> None:
     assert wire_array([1, 2.0], "x").dtype == np.float32
     assert wire_array([fractions.Fraction(1, 2)], "x").tolist() == [0.5]

@@ -141,7 +141,9 @@ _C_DTYPES = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float64)}
 
 def _may_be_rounded(array: AnyArray) -> bool:
     """Whether numpy may have met a whole number in a list that float64 cannot hold."""
-    return array.dtype.kind == "f" and bool((np.abs(array) >= _EXACT_IN_FLOAT64).any())
+    if array.dtype.kind != "f" or array.dtype.itemsize < 8:
+        return False  # numpy makes no narrower float of a list with whole numbers in it
+    return bool((np.abs(array) >= _EXACT_IN_FLOAT64).any())
 
 
 def _array_of_odd_kind(array: AnyArray, where: str, dtype: str | None) -> AnyArray:
