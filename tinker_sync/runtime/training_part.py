@@ -118,8 +118,12 @@ def pass_parts(
     deadline_at: float,
 ) -> list[TrainingPart]:
     """The requests of one pass, a chunk each."""
+    # The metrics of several chunks are reduced once, together.
+    decode = _decode_pass if len(chunks) == 1 else _read_pass
     return [
-        _pass_part(core, model_id, whole, chunk, dialect, forward_only=forward_only, deadline_at=deadline_at)
+        _pass_part(
+            core, model_id, whole, chunk, dialect, decode, forward_only=forward_only, deadline_at=deadline_at
+        )
         for chunk in chunks
     ]
 
@@ -130,6 +134,7 @@ def _pass_part(
     whole: ForwardBackwardInput,
     chunk: DataChunk,
     dialect: Dialect,
+    decode: Decode[ForwardBackwardOutput],
     *,
     forward_only: bool,
     deadline_at: float,
@@ -166,7 +171,7 @@ def _pass_part(
         endpoint,
         _FORWARD if forward_only else "ForwardBackward",
         encoded,
-        _decode_pass,
+        decode,
         size=chunk.size_bytes,
         content_type=content_type,
         headers=headers,
@@ -199,7 +204,7 @@ _read_pass: Final = decode_with(
 
 
 def _decode_pass(reply: Any, tree: Any) -> ForwardBackwardOutput:
-    """The output of one chunk, its metrics reduced as those of several would be."""
+    """The output of a call in one chunk, its metrics reduced as those of several would be."""
     return merge_outputs([_read_pass(reply, tree)])
 
 
