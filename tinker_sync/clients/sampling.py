@@ -68,6 +68,8 @@ class SamplingClient:
         self._record_stability_info = record_stability_info
         # The original counts from 0 and asks nobody; a copy first needs a block of its own.
         self._numbers: Once[Callable[[], int]] = Once(self._join if copied else numbers)
+        if not copied:
+            self._numbers.get()
         self._poll_for_all: Once[Callable[..., Any]] = Once(self._session_poll)
         self._clone_id = 0
         _fork.renew_in_child(self)

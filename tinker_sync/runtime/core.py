@@ -185,6 +185,8 @@ class Core:
         Args:
             pause_billing: wait out a 402 for as long as the server allows.
         """
+        # The server's settings come first: they say which credential goes along.
+        made = self.machinery
         call = make_call(
             name,
             self.settings,
@@ -193,7 +195,7 @@ class Core:
             query=query,
             headers=headers,
             deadline_s=deadline_s,
-            numbers_kept=self._keeps_numbers,
+            numbers_kept=made.facts.dialect.keeps_numbers,
         )
         return read_reply(name, self._through_billing(call, pause_billing))
 
