@@ -1,0 +1,402 @@
+"""Every answer to a retrieval, and what follows; no thread, no socket, no waiting."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tinker_sync.errors import (
+    APIConnectionError,
+    APIResponseValidationError,
+    APIStatusError,
+    AuthenticationError,
+    BadRequestError,
+    InternalServerError,
+    NotFoundError,
+    PermissionDeniedError,
+    RateLimitError,
+    RequestErrorCategory,
+    RequestFailedError,
+    UnprocessableEntityError,
+)
+from tinker_sync.runtime.retrieval import (
+    FLOOR_S,
+    TROUBLE_LIMIT_S,
+    Ask,
+    Failed,
+    Finished,
+    Gone,
+    QueueNotice,
+    Retrieval,
+    TakeBytes,
+    Wait,
+)
+from tinker_sync.transport.call import Reply, SendFailed
+
+NO_ANSWER = SendFailed("the connection broke", maybe_received=True)
+REFUSED = SendFailed("cannot connect", maybe_received=False)
+SILENCE = SendFailed("no answer came in time", maybe_received=True, timed_out=True)
+
+
+def reply(status: int = 200, body: Any = None, **headers: str) -> Reply:
+    octets = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Reply(status, {"content-type": "application/json", **named}, octets)
+
+
+TRY_AGAIN = reply(200, {"type": "try_again", "request_id": "req-1", "queue_state": "active"})
+
+
+class Asking:
+    """A retrieval and its clock: each answer comes so many seconds after its question."""
+
+    def __init__(self, **options: Any) -> None:
+        self.notices: list[QueueNotice] = []
+        self.retrieval = Retrieval(
+            "req-1", "Sample", on_notice=self.notices.append, draw=lambda: 1.0, wall=lambda: 0.0, **options
+        )
+        self.now = 100.0
+        self.first = self.retrieval.ask()
+
+    def gets(self, outcome: Reply | SendFailed, after_s: float = 1.0) -> Any:
+        asked_at = self.now
+        self.now += after_s
+        return self.retrieval.on(outcome, asked_at=asked_at, now=self.now)
+
+    def pauses(self, *outcomes: Reply | SendFailed) -> list[float | None]:
+        """How long it waits after each; None where it asks at once."""
+        pauses: list[float | None] = []
+        for outcome in outcomes:
+            action = self.gets(outcome)
+            assert isinstance(action, (Ask, Wait)), action
+            pauses.append(action.delay_s if isinstance(action, Wait) else None)
+            if isinstance(action, Wait):
+                self.now += action.delay_s
+                self.retrieval.ask()
+        return pauses
+
+    def fails_with(self, outcome: Reply | SendFailed) -> Exception:
+        action = self.gets(outcome)
+        assert isinstance(action, Failed), action
+        return action.error
+
+
+def question(ask: Ask) -> Any:
+    return json.loads(ask.body)
+
+
+# ------------------------------------------------------------------------------------------ what is asked
+
+
+def test_the_first_question() -> None:
+    ask = Asking(roundtrip_s=0.25).first
+    assert question(ask) == {"request_id": "req-1", "allow_metadata_only": True}
+    assert ask.headers == {
+        "X-Tinker-Request-Iteration": "0",
+        "X-Tinker-Request-Type": "Sample",
+        "X-Tinker-Create-Promise-Roundtrip-Time": "0.25",
+    }
+
+
+def test_questions_are_counted_and_the_roundtrip_is_told_once() -> None:
+    asking = Asking(roundtrip_s=0.25)
+    second = asking.gets(TRY_AGAIN)
+    assert isinstance(second, Ask)
+    assert second.headers == {"X-Tinker-Request-Iteration": "1", "X-Tinker-Request-Type": "Sample"}
+
+
+# ------------------------------------------------------------------------------------------------ results
+
+
+def test_protobuf_is_the_result() -> None:
+    answer = reply(200, b"\x0a\x00", content_type="application/x-protobuf; x=y")
+    assert Asking().gets(answer) == Finished(answer, None)
+
+
+def test_an_object_is_the_result() -> None:
+    answer = reply(200, {"metrics": {}})
+    assert Asking().gets(answer) == Finished(answer, {"metrics": {}})
+
+
+def test_accepted_is_as_good_as_ok() -> None:
+    assert isinstance(Asking().gets(reply(202, {"path": "p"})), Finished)
+
+
+def test_large_results_are_announced_first() -> None:
+    asking = Asking()
+    announced = reply(200, {"status": "complete_metadata", "response_payload_size": 5000})
+    assert asking.gets(announced) == TakeBytes(5000)
+    assert question(asking.retrieval.ask()) == {"request_id": "req-1", "allow_metadata_only": False}
+    assert isinstance(asking.gets(reply(200, {"a": 1})), Finished)
+
+
+@pytest.mark.parametrize("size", [None, -1, "many"])
+def test_an_announcement_without_a_size_counts_nothing(size: Any) -> None:
+    announced = reply(200, {"status": "complete_metadata", "response_payload_size": size})
+    assert Asking().gets(announced) == TakeBytes(0)
+
+
+def test_w13_a_second_announcement_is_asked_about_and_then_an_error() -> None:
+    asking = Asking()
+    announced = reply(200, {"status": "complete_metadata", "response_payload_size": 1})
+    asking.gets(announced)
+    assert asking.pauses(announced, announced) == [1.0, 2.0]
+    assert isinstance(asking.fails_with(announced), APIResponseValidationError)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[1]", b"7", b"null", b"", b"\xff"])
+def test_w13_what_is_no_object_is_a_typed_error_after_a_few_tries(body: bytes) -> None:
+    asking = Asking()
+    assert asking.pauses(reply(200, body), reply(200, body)) == [1.0, 2.0]
+    error = asking.fails_with(reply(200, body))
+    assert isinstance(error, APIResponseValidationError)
+    assert "req-1" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("category", "expected"),
+    [("user", RequestErrorCategory.User), ("server", RequestErrorCategory.Server)],
+)
+def test_a_reported_failure(category: str, expected: RequestErrorCategory) -> None:
+    error = Asking().fails_with(reply(200, {"error": "out of memory", "category": category}))
+    assert isinstance(error, RequestFailedError)
+    assert (error.message, error.request_id, error.category) == ("out of memory", "req-1", expected)
+
+
+@pytest.mark.parametrize("category", ["martian", None, 3])
+def test_a_failure_of_unknown_category(category: Any) -> None:
+    error = Asking().fails_with(reply(200, {"error": "x", "category": category}))
+    assert isinstance(error, RequestFailedError)
+    assert error.category is RequestErrorCategory.Unknown
+
+
+def test_a_failure_as_open_servers_word_it() -> None:
+    error = Asking().fails_with(reply(200, {"type": "RequestFailedResponse", "error_message": "bad data"}))
+    assert isinstance(error, RequestFailedError)
+    assert error.message == "bad data"
+
+
+# -------------------------------------------------------------------------------------- polls that expire
+
+
+def test_an_expired_poll_is_asked_again_at_once() -> None:
+    paused = reply(408, {"queue_state": "paused_capacity", "queue_state_reason": "GPUs are out"})
+    asking = Asking()
+    assert asking.pauses(paused, TRY_AGAIN, SILENCE) == [None, None, None]
+    assert asking.notices == [QueueNotice("paused_capacity", "GPUs are out"), QueueNotice("active", None)]
+
+
+def test_w27_silence_of_a_healthy_server_is_no_failure() -> None:
+    asking = Asking()
+    for _ in range(1000):
+        asking.now += 45
+        assert isinstance(asking.gets(SILENCE), Ask)
+
+
+def test_w16_polls_that_come_back_at_once_are_slowed_down() -> None:
+    asking = Asking()
+    pauses = []
+    for _ in range(8):
+        action = asking.gets(reply(408, {}), after_s=0.001)
+        assert isinstance(action, Wait)
+        pauses.append(action.delay_s)
+        asking.now += action.delay_s
+        asking.retrieval.ask()
+    assert pauses == [FLOOR_S, 2 * FLOOR_S, 4 * FLOOR_S, 8 * FLOOR_S, 16 * FLOOR_S, 5.0, 5.0, 5.0]
+    assert isinstance(asking.gets(reply(408, {}), after_s=20.0), Ask)
+    action = asking.gets(reply(408, {}), after_s=0.001)
+    assert isinstance(action, Wait)
+    assert action.delay_s == FLOOR_S
+
+
+def test_a_poll_without_a_body_expires_too() -> None:
+    asking = Asking()
+    assert asking.pauses(reply(408)) == [None]
+    assert asking.notices == []
+
+
+# ------------------------------------------------------------------------------------ trouble that passes
+
+
+def test_too_many_requests_back_off() -> None:
+    asking = Asking()
+    busy = reply(429, {"detail": "slow down"})
+    assert asking.pauses(busy, busy, busy) == [1.0, 2.0, 4.0]
+    assert isinstance(asking.gets(reply(200, {})), Finished)
+
+
+def test_w19_the_servers_own_wish_is_heeded() -> None:
+    asking = Asking()
+    assert asking.pauses(reply(429, {}, retry_after="17"), reply(429, {}, retry_after_ms="250")) == [
+        17.0,
+        0.25,
+    ]
+    date = "Thu, 01 Jan 1970 00:01:40 GMT"
+    assert asking.pauses(reply(429, {}, retry_after=date)) == [100.0]
+
+
+def test_connections_that_break_back_off_up_to_half_a_minute() -> None:
+    asking = Asking()
+    assert asking.pauses(NO_ANSWER, REFUSED, NO_ANSWER, REFUSED, NO_ANSWER, REFUSED, REFUSED) == [
+        1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0,
+    ]  # fmt: skip
+
+
+def test_an_answer_makes_the_connection_good_again() -> None:
+    asking = Asking()
+    assert asking.pauses(NO_ANSWER, NO_ANSWER, TRY_AGAIN, NO_ANSWER) == [1.0, 2.0, None, 1.0]
+
+
+def test_w16_server_errors_back_off() -> None:
+    broken = reply(503, b"unavailable")
+    assert Asking().pauses(broken, broken, broken, broken) == [0.5, 1.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"),
+    [
+        (reply(503, b"x"), InternalServerError),
+        (reply(429, {}), RateLimitError),
+        (NO_ANSWER, APIConnectionError),
+        (REFUSED, APIConnectionError),
+    ],
+)
+def test_trouble_ends_at_its_limit_and_not_before(outcome: Any, error: type[Exception]) -> None:
+    asking = Asking()
+    began = asking.now + 1
+    while True:
+        action = asking.gets(outcome)
+        if isinstance(action, Failed):
+            break
+        asking.now += action.delay_s
+        asking.retrieval.ask()
+        assert asking.now - began <= TROUBLE_LIMIT_S + 1
+    assert isinstance(action.error, error)
+    assert asking.now - began >= TROUBLE_LIMIT_S - 31
+    assert action.error.attempts == asking.retrieval.iteration  # type: ignore[attr-defined]
+
+
+def test_trouble_with_good_answers_in_between_never_ends_it() -> None:
+    asking = Asking()
+    for _ in range(200):
+        asking.pauses(reply(500, b"x"), reply(500, b"x"), TRY_AGAIN)
+    assert asking.now > 100 + 2 * TROUBLE_LIMIT_S
+
+
+def test_a_failure_that_is_final_is_not_retried() -> None:
+    final = SendFailed("the certificate is not trusted", maybe_received=False, final=True)
+    error = Asking().fails_with(final)
+    assert isinstance(error, APIConnectionError)
+    assert error.__cause__ is final
+
+
+# ---------------------------------------------------------------------------------------------------- 4xx
+
+
+def test_w17_bad_requests_are_asked_again_three_times_after_short_pauses() -> None:
+    bad = reply(400, {"detail": "hm"})
+    asking = Asking()
+    assert asking.pauses(bad, bad, bad) == [0.25, 0.5, 1.0]
+    assert isinstance(asking.fails_with(bad), BadRequestError)
+    asking = Asking()
+    asking.pauses(bad, bad, bad)
+    assert isinstance(asking.gets(reply(200, {})), Finished)
+
+
+def test_an_expired_poll_renews_the_patience_with_bad_requests() -> None:
+    bad = reply(400, {"detail": "hm"})
+    asking = Asking()
+    asking.pauses(bad, reply(408, {}), bad, bad, bad)
+    assert isinstance(asking.gets(reply(200, {})), Finished)
+
+
+def test_a_server_error_does_not() -> None:
+    bad = reply(400, {"detail": "hm"})
+    asking = Asking()
+    asking.pauses(bad, reply(503, b"x"), bad, bad)
+    assert isinstance(asking.fails_with(bad), BadRequestError)
+
+
+def test_an_empty_400_is_a_proxys() -> None:
+    asking = Asking()
+    assert asking.pauses(reply(400), reply(400), reply(400), reply(400), reply(400)) == [
+        1.0,
+        2.0,
+        4.0,
+        8.0,
+        16.0,
+    ]
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_open_servers_report_failures_as_statuses(status: int) -> None:
+    asking = Asking(open_server=True)
+    failed = reply(status, {"detail": "Future failed: shapes differ"})
+    assert asking.pauses(failed) == [0.25]
+    error = asking.fails_with(failed)
+    assert isinstance(error, RequestFailedError)
+    assert error.request_id == "req-1"
+    assert "shapes differ" in error.message
+    assert isinstance(error.__cause__, APIStatusError)
+
+
+def test_a_promise_may_be_unknown_for_a_moment() -> None:
+    unknown = reply(404, {"detail": "unknown"})
+    asking = Asking()
+    assert asking.pauses(unknown, unknown, unknown) == [0.5, 1.0, 2.0]
+    assert isinstance(asking.fails_with(unknown), NotFoundError)
+
+
+def test_gone_is_left_to_whoever_can_submit_again() -> None:
+    action = Asking().gets(reply(410, {"detail": "forgotten"}))
+    assert isinstance(action, Gone)
+    assert isinstance(action.error, APIStatusError)
+
+
+def test_not_ready_is_waited_for() -> None:
+    asking = Asking()
+    assert asking.pauses(*[reply(425, {"detail": "not ready"})] * 500) == [1.0] * 500
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (401, AuthenticationError),
+        (403, PermissionDeniedError),
+        (422, UnprocessableEntityError),
+        (418, APIStatusError),
+    ],
+)
+def test_w18_the_rest_fails_at_once_with_its_own_type(status: int, error: type[APIStatusError]) -> None:
+    raised = Asking().fails_with(reply(status, {"detail": "no"}))
+    assert type(raised) is error
+    assert raised.request_id == "req-1"
+    assert (raised.method, raised.path) == ("POST", "/api/v1/retrieve_future")
+
+
+def test_a_blocked_account_is_waited_for_as_long_as_allowed() -> None:
+    may = [True, True, False]
+    asking = Asking(may_pause_billing=lambda: may.pop(0))
+    blocked = reply(402, {"detail": "pay"})
+    assert asking.pauses(blocked, blocked) == [5.0, 5.0]
+    assert isinstance(asking.fails_with(blocked), APIStatusError)
+
+
+# --------------------------------------------------------------------------------------------- last words
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (reply(408, {"queue_state": "paused_rate_limit", "queue_state_reason": "too many"}), "too many"),
+        (reply(503, b"x"), "status 503"),
+        (NO_ANSWER, "the connection broke"),
+        (reply(200, b"<html>"), "JSON"),
+    ],
+)
+def test_what_was_heard_last_is_kept_for_the_deadline(outcome: Any, words: str) -> None:
+    asking = Asking()
+    asking.gets(outcome)
+    assert words in asking.retrieval.last_words
