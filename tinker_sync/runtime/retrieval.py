@@ -325,7 +325,8 @@ class Retrieval:
         pause_s = retry_after_s(reply.headers, self.wall())
         if pause_s is None:
             return self._back_off_connection(now, lambda: self._status_error(reply))
-        return self._troubled(now, pause_s, "status 429", lambda: self._status_error(reply))
+        # Its own wish: however long, that is not trouble. A deadline may be shorter.
+        return Wait(pause_s, "status 429")
 
     def _on_bad_request(self, reply: Reply, now: float) -> Action:
         if not reply.body:

@@ -93,7 +93,7 @@ class SessionPoll:
         elif size is not None:
             waiter.fetch_alone(size)
         if start:
-            self._poll()
+            self._begin()
         return waiter
 
     def renew_after_fork(self) -> None:
@@ -117,7 +117,7 @@ class SessionPoll:
             self._retrieved.add(request_id)
             start = self._wanted_locked()
         if start:
-            self._poll()
+            self._begin()
 
     def _wanted_locked(self) -> bool:
         """Whether a poll is to be started now; then it counts as started."""
@@ -127,6 +127,13 @@ class SessionPoll:
         return True
 
     # -------------------------------------------------------------------------------------- the poll
+
+    def _begin(self) -> None:
+        """The first poll after a rest; at once, unless the last ones failed."""
+        if self._failures:
+            self._fetcher.poller.after(delay_s(self._failures, draw=1.0), self._poll)
+        else:
+            self._poll()
 
     def _poll(self) -> None:
         with self._lock:
@@ -159,7 +166,7 @@ class SessionPoll:
                 self._give_up(str(error))
             return
         if isinstance(outcome, SendFailed) and outcome.timed_out and outcome.maybe_received:
-            self._go_on(0.0)  # the server holds polls longer than we listen
+            self._go_on()  # the server holds polls longer than we listen
         elif self._is_passing(outcome):
             self._failed()
         else:
@@ -189,25 +196,21 @@ class SessionPoll:
                 self._early.popitem(last=False)
         for waiter, size in ready:
             waiter.fetch_alone(size)
-        self._go_on(0.0)
+        self._go_on()
 
-    def _go_on(self, pause_s: float) -> None:
+    def _go_on(self) -> None:
         with self._lock:
             self._polling = False
             start = self._wanted_locked()
-        if not start:
-            return
-        if pause_s:
-            self._fetcher.poller.after(pause_s, self._poll)
-        else:
-            self._poll()
+        if start:
+            self._begin()
 
     def _failed(self) -> None:
         """It may work again in a while; those who wait since before need not."""
         self._failures += 1
         if self._failures == _FAILURES_BEFORE_SINGLES:
             self._release_all()
-        self._go_on(delay_s(self._failures, draw=1.0))
+        self._go_on()
 
     def _give_up(self, why: str) -> None:
         _log.info("samples are asked for one by one, because asking for all at once failed: %s", why)

@@ -1,0 +1,212 @@
+"""One poll for all samples of a session: the order of questions, and what happens without such a poll."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.clock import FakeClock
+from support.polls import HandPoller
+
+from tinker_sync.runtime.byte_budget import ByteBudget
+from tinker_sync.runtime.fetcher import Fetcher, Promise
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.session_poll import PATH, SessionPoll
+
+ONE = "/api/v1/retrieve_future"
+
+
+class Bench:
+    def __init__(self, clone_id: int = 0) -> None:
+        self.clock = FakeClock()
+        self.poller = HandPoller(self.clock)
+        fetcher = Fetcher(self.poller, ByteBudget(10_000), clock=self.clock)  # type: ignore[arg-type]  # a double
+        self.together = SessionPoll(fetcher, "sampler-1", clone_id, clock=self.clock)
+
+    def wait_for(self, request_id: str, **options: Any) -> APIFuture[Any]:
+        future: APIFuture[Any] = APIFuture(clock=self.clock)
+        promise = Promise(request_id, "Sample", wants_proto=True)
+        self.last = self.together.fetch(promise, future, lambda reply, tree: tree, **options)
+        return future
+
+    def announce(self, cursor: int, *request_ids: str, failed: tuple[str, ...] = ()) -> None:
+        completions: list[dict[str, Any]] = [
+            {"state": "finished", "request_id": request_id, "response_payload_uncompressed_size": 100}
+            for request_id in request_ids
+        ]
+        completions += [{"state": "failed", "request_id": request_id} for request_id in failed]
+        self.poller.answer(200, {"completions": completions, "cursor": cursor}, path=PATH)
+
+    def fetch_next(self, body: Any) -> None:
+        """Answer the oldest question for one result."""
+        self.poller.answer(200, body, path=ONE)
+
+    def singles(self) -> list[str]:
+        return [
+            asked.body["request_id"] for asked in self.poller.requests if asked.live and asked.path == ONE
+        ]
+
+    def polls(self) -> list[Any]:
+        return [asked.body for asked in self.poller.requests if asked.path == PATH]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_the_question(bench: Bench) -> None:
+    bench.wait_for("a")
+    assert bench.polls() == [
+        {
+            "target": {
+                "type": "sampling_session",
+                "sampling_session_id": "sampler-1",
+                "cloned_sampler_id": 0,
+            },
+            "prev_cursor": 0,
+            "retrieved_request_ids": [],
+        }
+    ]
+
+
+def test_a_copy_asks_for_its_own() -> None:
+    bench = Bench(clone_id=7)
+    bench.wait_for("a")
+    assert bench.polls()[0]["target"]["cloned_sampler_id"] == 7
+
+
+def test_samples_are_fetched_when_announced_and_reported_when_fetched(bench: Bench) -> None:
+    futures = {name: bench.wait_for(name) for name in "abc"}
+    assert len(bench.polls()) == 1  # one for all
+    bench.announce(2, "b", "c")
+    bench.poller.pass_time()
+    bench.poller.pass_time()
+    assert sorted(bench.singles()) == ["b", "c"]
+    asked = [asked for asked in bench.poller.requests if asked.live and asked.path == ONE]
+    assert all(ask.body["allow_metadata_only"] is False for ask in asked)
+    assert bench.polls()[1]["prev_cursor"] == 2
+    bench.fetch_next({"of": "b"})
+    bench.fetch_next({"of": "c"})
+    assert futures["b"].result(0) == {"of": "b"}
+    bench.announce(3, "a")
+    assert bench.polls()[2]["retrieved_request_ids"] == ["b", "c"]
+    bench.poller.pass_time()
+    bench.fetch_next({"of": "a"})
+    assert futures["a"].result(0) == {"of": "a"}
+    bench.announce(3)
+    assert bench.polls()[3]["retrieved_request_ids"] == ["a"]
+    bench.announce(3)
+    assert len(bench.polls()) == 4  # nobody waits, nothing is left to report
+
+
+def test_a_failed_sample_is_fetched_for_its_reason(bench: Bench) -> None:
+    future = bench.wait_for("a")
+    bench.announce(1, failed=("a",))
+    bench.fetch_next({"error": "too long", "category": "user"})
+    assert "too long" in str(future.exception(0))
+
+
+def test_an_announcement_may_come_before_the_promise(bench: Bench) -> None:
+    bench.wait_for("a")
+    bench.announce(1, "b")
+    future = bench.wait_for("b")
+    bench.poller.pass_time()
+    assert bench.singles() == ["b"]
+    bench.fetch_next({"of": "b"})
+    assert future.result(0) == {"of": "b"}
+
+
+def test_w24_announcements_nobody_waits_for_are_forgotten_in_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinker_sync.runtime.session_poll._EARLY_KEPT", 3)
+    bench.wait_for("a")
+    bench.announce(5, *"vwxyz")
+    assert list(bench.together._early) == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize("status", [404, 405, 501, 403, 422])
+def test_w24_without_such_a_poll_samples_are_asked_for_one_by_one(bench: Bench, status: int) -> None:
+    first = bench.wait_for("a")
+    bench.poller.answer(status, {"detail": "no"}, path=PATH)
+    if status == 501:  # a server error passes, or so it seems at first
+        for _ in range(2):
+            bench.poller.pass_time()
+            bench.poller.answer(status, {"detail": "no"}, path=PATH)
+    assert bench.singles() == ["a"]
+    bench.fetch_next({"of": "a"})
+    assert first.result(0) == {"of": "a"}
+    if status != 501:
+        bench.wait_for("b")
+        assert bench.singles() == ["b"]
+        assert len(bench.polls()) == 1
+
+
+@pytest.mark.parametrize("status", [500, 503, 429, 408, 409, 402])
+def test_trouble_that_passes_is_waited_out(bench: Bench, status: int) -> None:
+    bench.wait_for("a")
+    bench.poller.answer(status, {"detail": "later"}, path=PATH)
+    assert bench.poller.waiting == 0
+    assert bench.poller.pass_time() > 0
+    bench.announce(1, "a")
+    bench.poller.pass_time()
+    assert bench.singles() == ["a"]
+
+
+def test_w24_trouble_that_stays_holds_up_nobody_who_waits(bench: Bench) -> None:
+    future = bench.wait_for("a")
+    for _ in range(2):
+        bench.poller.answer(503, {}, path=PATH)
+        bench.poller.pass_time()
+    bench.poller.answer(503, {}, path=PATH)
+    assert bench.singles() == ["a"]
+    bench.fetch_next({"of": "a"})
+    assert future.result(0) == {"of": "a"}
+    bench.wait_for("b")  # by now the poll may work again
+    bench.poller.pass_time()
+    bench.announce(1, "b")
+    bench.poller.pass_time()
+    assert bench.singles() == ["b"]
+
+
+def test_a_poll_that_expires_is_asked_again(bench: Bench) -> None:
+    bench.wait_for("a")
+    bench.poller.lose(timed_out=True)
+    assert len(bench.polls()) == 2
+    assert bench.poller.timers == []
+
+
+def test_an_answer_that_makes_no_sense_ends_the_polling(bench: Bench) -> None:
+    bench.wait_for("a")
+    bench.poller.answer(200, {"completions": "none"}, path=PATH)
+    assert bench.singles() == ["a"]
+
+
+def test_a_cancelled_sample_is_not_fetched_and_reported(bench: Bench) -> None:
+    future = bench.wait_for("a")
+    other = bench.wait_for("b")
+    assert future.cancel()
+    bench.last.abandon()
+    bench.announce(1, "a")
+    assert bench.singles() == []
+    assert bench.polls()[1]["retrieved_request_ids"] == ["a"]
+    assert not other.done()
+
+
+def test_a_forgotten_promise_is_handed_on(bench: Bench) -> None:
+    gone: list[Exception] = []
+    future = bench.wait_for("a", on_gone=gone.append)
+    bench.announce(1, "a")
+    bench.poller.pass_time()
+    bench.poller.answer(410, {"detail": "forgotten"}, path=ONE)
+    assert len(gone) == 1
+    assert not future.done()
+
+
+def test_a_deadline_is_kept_while_polls_bring_nothing(bench: Bench) -> None:
+    future = bench.wait_for("a", deadline_at=bench.clock.now() + 60)
+    bench.clock.advance(61)
+    bench.announce(0)
+    bench.poller.pass_time()
+    assert "deadline" in str(future.exception(0))
