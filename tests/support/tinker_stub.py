@@ -662,7 +662,7 @@ async def serve(stub: Stub, port: int, started: Callable[[int], object], stop: a
     await asyncio.sleep(0)
 
 
-def main() -> None:
+def main(kind: type[Stub] = Stub) -> None:
     parser = argparse.ArgumentParser(description="A deterministic training server on loopback.")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--latency", type=float, default=0.0, help="seconds a sample takes")
@@ -670,7 +670,7 @@ def main() -> None:
     parser.add_argument("--config", default="{}", help="flags of client/config, as JSON")
     options = parser.parse_args()
     config = {"fwdbwd_max_chunk_len": 1024, **json.loads(options.config)}
-    stub = Stub(Behaviour(config=config, latency_s=options.latency, hold_s=options.hold))
+    stub = kind(Behaviour(config=config, latency_s=options.latency, hold_s=options.hold))
     stub.keep_log = False
 
     async def run() -> None:

@@ -1,0 +1,71 @@
+"""The tests' stub server for benchmarks: it answers passes without reading their numbers.
+
+Of a forward_backward only the data are counted; the answer has an array of log-probabilities for each of
+them, as long as the first one's tokens. So the client under test is what takes the time.
+
+    python _quick_stub.py --latency 2 --config '{"fwdbwd_max_chunk_len": 1024}'     prints its port
+
+The process ends with the one that started it.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from _side_by_side import allow_many_files
+from support import tinker_stub
+from support.tinker_stub import PROTO, Asked, Stub
+
+_LOGPROB = -0.25
+
+
+class QuickStub(Stub):
+    """Counts where the other one computes."""
+
+    def on_forward_backward(self, asked: Asked) -> Any:
+        data, tokens = _size_of(asked.body)
+        return self.promise("forward_backward", _output(data, tokens), content_type=PROTO)
+
+
+def _size_of(body: bytes) -> tuple[int, int]:
+    """How many data a request has, and how many tokens the first of them."""
+    data = tokens = at = 0
+    while at < len(body):
+        tag, at = tinker_stub._read_varint(body, at)
+        length, after = tinker_stub._read_varint(body, at)
+        if tag & 7 == 0:
+            at = after
+            continue
+        if tag >> 3 == 3:
+            tokens = tokens or _tokens_of(body[after : after + length])
+            data += 1
+        at = after + length
+    return data, tokens
+
+
+def _tokens_of(datum: bytes) -> int:
+    prompt = dict(tinker_stub._fields(datum))[1]
+    chunk = dict(tinker_stub._fields(prompt))[1]
+    return len(dict(tinker_stub._fields(chunk))[1]) // 4
+
+
+@lru_cache(maxsize=8)
+def _output(data: int, tokens: int) -> bytes:
+    rows = struct.pack("<f", _LOGPROB) * (data * tokens)
+    offsets = struct.pack(f"<{data + 1}q", *range(0, 4 * tokens * (data + 1), 4 * tokens))
+    field = tinker_stub._field
+    tensor = field(1, rows) + field(2, offsets) + b"\x18\x01"
+    record = field(2, field(1, b"logprobs") + field(2, tensor)) + b"\x18" + tinker_stub._varint(data)
+    metric = field(3, field(1, b"loss:sum") + b"\x11" + struct.pack("<d", 1.0))
+    return field(1, b"stub:ArrayRecord") + field(2, record) + metric
+
+
+if __name__ == "__main__":
+    allow_many_files()
+    tinker_stub.main(QuickStub)
