@@ -1,7 +1,7 @@
 """Handles: the text that carries a sampling client to another process, without a secret unless asked for.
 
-URL-safe base64 of compact JSON in the reference client's own form, so its handles are understood here too;
-ours have one more field, which it ignores.
+URL-safe base64 of compact JSON in the reference client's own form, so handles go both ways. That form is
+strict but for the server's settings, where unknown ones are ignored: what only we have to say is told there.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from attrs import asdict
+
 from tinker_sync._secret import is_secret_header
 from tinker_sync.config import Settings
 from tinker_sync.errors import InvalidInputError, WireError
@@ -23,18 +25,26 @@ from tinker_sync.runtime.rate_limiter import key_fingerprint
 from tinker_sync.runtime.session import Session
 from tinker_sync.types import ClientConfigResponse, ClientDynamicConfigResponse
 from tinker_sync.wire import json as wire_json
+from tinker_sync.wire.dialect import Dialect
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
 _WHERE: Final = "sampler handle"
+_OURS: Final = "tinker_sync"
 
 
 def encode_handle(
-    core: Core, sampling_session_id: str, details: Mapping[str, Any], include_api_key: bool
+    core: Core,
+    sampling_session_id: str,
+    *,
+    record_stability_info: bool,
+    retry_config: Mapping[str, Any],
+    include_api_key: bool,
 ) -> str:
     """The handle of a sampler."""
     settings, facts = core.settings, core.machinery.facts
+    ours = {"retry_config": dict(retry_config), "dialect": asdict(facts.dialect)}
     key = settings.api_key if include_api_key else None
     state = {
         "session_id": core.session_id(),
@@ -44,11 +54,11 @@ def encode_handle(
             "default_headers_overrides": {
                 name: value for name, value in settings.default_headers.items() if not is_secret_header(name)
             },
-            "client_config": facts.config.model_dump(mode="json"),
+            "client_config": {**facts.config.model_dump(mode="json"), _OURS: ours},
             "client_dynamic_config": facts.dynamic.model_dump(mode="json"),
             "api_key": None if key is None else key.reveal(),
         },
-        **details,
+        "record_stability_info": record_stability_info,
     }
     return base64.urlsafe_b64encode(wire_json.dumps(state)).decode("ascii")
 
@@ -79,13 +89,31 @@ def core_of_handle(handle: str, api_key: str | None) -> tuple[Core, dict[str, An
 
 def _new_core(settings: Settings, state: Mapping[str, Any]) -> Core:
     holder = state["holder"]
+    raw_config = holder.get("client_config") or {}
     try:
-        config = wire_json.from_plain(holder.get("client_config") or {}, ClientConfigResponse)
+        config = wire_json.from_plain(raw_config, ClientConfigResponse)
         dynamic = wire_json.from_plain(holder.get("client_dynamic_config") or {}, ClientDynamicConfigResponse)
     except WireError as error:
         raise InvalidInputError(f"{_WHERE}: {error}") from error
-    facts = ServerFacts.carried(settings, config, dynamic, holder.get("client_config") or {})
+    facts = ServerFacts(config, dynamic, _dialect_of(raw_config))
     return Core(settings, session=Session(joined=str(state["session_id"])), facts=facts)
+
+
+def _dialect_of(raw_config: Mapping[str, Any]) -> Dialect:
+    """What the server speaks, as the maker of the handle has found out."""
+    found = ours_in(raw_config).get("dialect")
+    if not isinstance(found, Mapping):
+        return Dialect.of_vendor()
+    try:
+        return Dialect(**{**found, "version": tuple(found["version"])})
+    except (TypeError, LookupError) as error:
+        raise InvalidInputError(f"{_WHERE}: what it says of the server cannot be read: {error}") from None
+
+
+def ours_in(raw_config: Any) -> Mapping[str, Any]:
+    """What a handle of ours says beyond one of the reference client."""
+    ours = raw_config.get(_OURS) if isinstance(raw_config, Mapping) else None
+    return ours if isinstance(ours, Mapping) else {}
 
 
 def _decoded(handle: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._handles import core_of_handle, encode_handle
+from tinker_sync.clients._handles import core_of_handle, encode_handle, ours_in
 from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.retry_config import RetryConfig
 from tinker_sync.errors import InvalidInputError, TinkerError
@@ -284,7 +284,13 @@ class SamplingClient:
             include_api_key: put the key in, readable for everybody who sees the handle. Without it the other
                 process looks for a key as a new client does.
         """
-        return encode_handle(self._core, self._sampling_session_id, self._details(), include_api_key)
+        return encode_handle(
+            self._core,
+            self._sampling_session_id,
+            record_stability_info=self._record_stability_info,
+            retry_config={name: getattr(self._retry_config, name) for name in _KEPT_RETRY_FIELDS},
+            include_api_key=include_api_key,
+        )
 
     @classmethod
     def from_sampler_handle(cls, handle: str, *, api_key: str | None = None) -> SamplingClient:
@@ -309,11 +315,6 @@ class SamplingClient:
     def __reduce__(self) -> tuple[Any, ...]:
         return _from_pickle, (type(self), self.get_sampler_handle())
 
-    def _details(self) -> dict[str, Any]:
-        config = self._retry_config
-        kept = {name: getattr(config, name) for name in _KEPT_RETRY_FIELDS}
-        return {"record_stability_info": self._record_stability_info, "retry_config": kept}
-
     @property
     def holder(self) -> Core:
         """What is shared with the other clients of the same service client."""
@@ -334,7 +335,7 @@ _KEPT_RETRY_FIELDS: Final = ("max_connections", "enable_retry_logic", "max_attem
 
 
 def _retry_config_of(state: Mapping[str, Any]) -> RetryConfig | None:
-    kept = state.get("retry_config")
+    kept = ours_in(state["holder"].get("client_config")).get("retry_config")
     if not isinstance(kept, Mapping):
         return None  # a handle of the reference client has none
     return RetryConfig(**{name: kept[name] for name in _KEPT_RETRY_FIELDS if name in kept})

@@ -127,7 +127,8 @@ class Core:
         return self.machinery.facts.dialect
 
     def _build(self) -> Machinery:
-        facts = self._facts or Introduction(self.settings, self.keys, self.caller).ask()
+        introduction = Introduction(self.settings, self.keys, self.caller)
+        facts = introduction.ask() if self._facts is None else introduction.adopt(self._facts)
         config = facts.config
         billing = BillingPause(config.billing_exception_max_pause_duration_sec, clock=self.clock)
         notices = self.notices

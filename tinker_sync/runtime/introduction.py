@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from attrs import frozen
@@ -41,27 +41,28 @@ class ServerFacts:
     dynamic: ClientDynamicConfigResponse
     dialect: Dialect
 
-    @classmethod
-    def carried(
-        cls,
-        settings: Settings,
-        config: ClientConfigResponse,
-        dynamic: ClientDynamicConfigResponse,
-        raw_config: Mapping[str, Any],
-    ) -> ServerFacts:
-        """The facts another process found and sent along."""
-        decided = _decided(settings, 200, raw_config)
-        dialect = Dialect.of_vendor() if isinstance(decided, NeedsProbe) else decided
-        return cls(config, dynamic, dialect)
-
 
 class Introduction:
-    """Asks a server what a client has to know. `ask` is called by one thread at a time."""
+    """Asks a server what a client has to know. `ask` is called by one thread at a time.
 
-    def __init__(self, settings: Settings, keys: KeyRing, caller: Caller) -> None:
+    Args:
+        settings: where the server is.
+        keys: told whether the server wants tokens.
+        caller: makes the calls.
+        left_s: how long the next call may take; None: as configured.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeyRing,
+        caller: Caller,
+        left_s: Callable[[], float | None] = lambda: None,
+    ) -> None:
         self._settings = settings
         self._keys = keys
         self._caller = caller
+        self._left_s = left_s
 
     def ask(self) -> ServerFacts:
         """Ask for everything.
@@ -71,9 +72,7 @@ class Introduction:
         """
         status, raw = self._get("client_config")
         config = _fitted("client_config", raw or {}, ClientConfigResponse)
-        if config.pjwt_auth_enabled:
-            enforce = config.credential_default_source == "credential_cmd"
-            self._keys.use_exchange(_exchange(self._caller, self._settings), enforce_cmd=enforce)
+        self._use_tokens(config)
         dialect = self._dialect(status, raw)
         dynamic = ClientDynamicConfigResponse()
         if dialect.offers("dynamic_config"):
@@ -82,11 +81,21 @@ class Introduction:
             dynamic = _fitted("dynamic_config", raw_dynamic or {}, ClientDynamicConfigResponse)
         return ServerFacts(config, dynamic, dialect)
 
+    def adopt(self, facts: ServerFacts) -> ServerFacts:
+        """Go by what another process has asked for and sent along."""
+        self._use_tokens(facts.config)
+        return facts
+
+    def _use_tokens(self, config: ClientConfigResponse) -> None:
+        if config.pjwt_auth_enabled:
+            enforce = config.credential_default_source == "credential_cmd"
+            self._keys.use_exchange(_exchange(self._caller, self._settings), enforce_cmd=enforce)
+
     def _get(self, name: str) -> tuple[int, Any]:
         """Status and JSON of a settings call; no JSON where the server knows no such call."""
         request = ClientConfigRequest(sdk_version=self._settings.sdk_version)
         try:
-            reply = self._caller.call(make_call(name, self._settings, request))
+            reply = self._caller.call(make_call(name, self._settings, request, deadline_s=self._left_s()))
         except APIStatusError as error:
             if error.status_code not in _NO_SUCH_CALL:
                 raise
@@ -108,7 +117,13 @@ class Introduction:
 
     def _probe(self, status: int, raw: Any) -> Dialect:
         """Ask in protobuf about a model that does not exist."""
-        call = make_call("forward_backward", self._settings, body=PROBE_BODY, content_type=PROBE_CONTENT_TYPE)
+        call = make_call(
+            "forward_backward",
+            self._settings,
+            body=PROBE_BODY,
+            content_type=PROBE_CONTENT_TYPE,
+            deadline_s=self._left_s(),
+        )
         try:
             answered, complaint = self._caller.call(call).status, b""
         except APIStatusError as error:
