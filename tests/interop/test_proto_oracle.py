@@ -220,14 +220,14 @@ def keeps_entries_as_unknown(table: Message, message: Any) -> bool:
 
 
 @pytest.mark.parametrize("table", tables.MESSAGES, ids=lambda table: table.name)
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(data=st.data())
 def test_no_message_is_found_on_which_they_differ(table: Message, data: st.DataObject) -> None:
     check_both_ways(table, data.draw(messages(table)))
 
 
 @pytest.mark.parametrize("table", TOP_LEVEL, ids=lambda table: table.name)
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(first=st.data(), second=st.data())
 def test_messages_one_behind_the_other_are_merged_alike(
     table: Message, first: st.DataObject, second: st.DataObject

@@ -144,6 +144,12 @@ def test_views_are_taken_over_and_not_copied() -> None:
     assert read_message(tables.SAMPLE_RESPONSE, out.join())["sequences"][0]["tokens"] == array.tobytes()
 
 
+def test_large_bytes_are_pieces_as_they_are() -> None:
+    image = bytes(100_000)
+    out = write_message(tables.IMAGE_CHUNK, {"data": image, "format": "png"})
+    assert any(piece is image for piece in out)
+
+
 def test_buffers_stand_for_bytes_and_for_messages() -> None:
     inner = write_message(tables.TOPK_LOGPROBS, {"k": 2, "token_ids": Buffers([b"ab", memoryview(b"cd")])})
     expected = write_message(

@@ -119,8 +119,8 @@ def _write_one(field: Field, value: Any, out: Buffers) -> None:
         if not isinstance(value, Mapping):
             raise Fault(f"expected {kind.name}, got {type(value).__name__}")
         _write_one(field, write_plain(kind, value), out)
-    elif kind is BYTES and isinstance(value, memoryview):
-        _write_one(field, Buffers([value]), out)
+    elif kind is BYTES and isinstance(value, (bytes, bytearray, memoryview)):
+        _write_one(field, Buffers([value]), out)  # an image is large, too
     else:
         out.append(field.tag + kind.write(value))
 

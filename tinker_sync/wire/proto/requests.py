@@ -119,7 +119,7 @@ def _write_chunk(chunk: ModelInputChunk, out: Buffers) -> None:
         try:
             tokens = payload(chunk.as_int32(), INT32)
         except InvalidInputError as error:
-            raise Fault(str(error)) from None
+            raise Fault(str(error).removeprefix("EncodedTextChunk.")) from None
         out.put(_text_frame(tokens.nbytes), tokens)
     else:
         out.extend(write_plain(tables.DATUM, {"model_input": [_plain_chunk(chunk)]}))

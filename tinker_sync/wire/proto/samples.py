@@ -147,7 +147,7 @@ def encode_sample_response(response: SampleResponse) -> Buffers:
     '0a0c080112080500000006000000'
     """
     with encoding("SampleResponse"):
-        alternatives = response.prompt_alt_tokens
+        targets, alternatives = response.target_prompt_logprobs, response.prompt_alt_tokens
         plain: Plain = {
             "sequences": [
                 _plain_sequence(one, f"sequences[{i}]") for i, one in enumerate(response.sequences)
@@ -159,17 +159,16 @@ def encode_sample_response(response: SampleResponse) -> Buffers:
                 response.topk_prompt_logprobs_np, response._topk_prompt_logprobs_list, "topk_prompt_logprobs"
             ),
             "prompt_cache_hit_tokens": response.prompt_cache_hit_tokens,
-            "target_prompt_logprobs": response.target_prompt_logprobs
-            and plain_tensor(response.target_prompt_logprobs),
-            "prompt_alt_tokens": alternatives
-            and {
-                "tokens": plain_tensor(alternatives.tokens),
-                "logprobs": plain_tensor(alternatives.logprobs),
-            },
+            "target_prompt_logprobs": None if targets is None else plain_tensor(targets),
+            "prompt_alt_tokens": None if alternatives is None else _plain_alternatives(alternatives),
         }
         out = write_plain(tables.SAMPLE_RESPONSE, plain)
         check_size(out.size)
     return out
+
+
+def _plain_alternatives(alternatives: PromptAltTokens) -> Plain:
+    return {"tokens": plain_tensor(alternatives.tokens), "logprobs": plain_tensor(alternatives.logprobs)}
 
 
 def _plain_sequence(sequence: SampledSequence, where: str) -> Plain:
