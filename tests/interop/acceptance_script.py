@@ -1,0 +1,651 @@
+"""One script for both clients: every call of the three clients, its results printed as canonical JSON.
+
+    python acceptance_script.py tinker|tinker_sync URL values|results SCRIPT...
+
+`values` is the generation of scripts in which making a client gives a client; in `results` it gives something
+with a `result()`. A script consists of steps; before and after each the server hears a mark, so that whoever
+reads its log can tell them apart. Nothing is under way when a step ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import importlib
+import json
+import logging
+import math
+import os
+import pickle
+import sys
+import urllib.request
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+WAIT_S = 30.0
+_ERRORS = (
+    "APIConnectionError", "APIStatusError", "AuthenticationError", "BadRequestError", "NotFoundError",
+    "PermissionDeniedError", "RequestFailedError", "TinkerError", "UnprocessableEntityError",
+)  # fmt: skip
+_BUILTIN_ERRORS = (AssertionError, TypeError, ValueError)
+
+
+class Run:
+    """What a script needs: the client package, the server, and a place for results."""
+
+    def __init__(self, package: str, url: str, generation: str) -> None:
+        self.tinker = importlib.import_module(package)
+        self.types = importlib.import_module(f"{package}.types")
+        self.url = url
+        self.generation = generation
+        self.results: list[tuple[str, Any]] = []
+        self.step = ""
+
+    def mark(self, name: str) -> None:
+        """Let the server's log know where we are; the server may do as a mark says."""
+        with urllib.request.urlopen(f"{self.url}/api/v1/mark/{name}", timeout=WAIT_S):
+            pass
+
+    def service(self, **options: Any) -> Any:
+        return self.tinker.ServiceClient(base_url=self.url, api_key="tml-oracle", **options)
+
+    def ready(self, client: Any) -> Any:
+        """A client, of whichever generation."""
+        return client.result(timeout=WAIT_S) if self.generation == "results" else client
+
+    def note(self, name: str, value: Any) -> Any:
+        """Write a result down."""
+        self.results.append((f"{self.step}.{name}", plain(value)))
+        return value
+
+    def wait(self, name: str, future: Any) -> Any:
+        return self.note(name, future.result(timeout=WAIT_S))
+
+    def refused(self, name: str, call: Callable[[], Any]) -> None:
+        """Write down what kind of error a call raises, and whether it says what a caller can look at."""
+        try:
+            value = call()
+            if hasattr(value, "result"):
+                value = value.result(timeout=WAIT_S)
+        except Exception as error:  # noqa: BLE001  # its kind is the result
+            self.note(name, self.kinds(error))
+        else:
+            self.note(name, {"raised nothing": plain(value)})
+
+    def kinds(self, error: Exception) -> Any:
+        public = [kind for kind in _ERRORS if isinstance(error, getattr(self.tinker, kind))]
+        builtin = [kind.__name__ for kind in _BUILTIN_ERRORS if isinstance(error, kind)]
+        # We are of both families where the reference is of Python's alone.
+        made = {"kinds": builtin or public}
+        if "APIStatusError" in public:
+            made["status"] = error.status_code
+        if "RequestFailedError" in public:
+            made["category"] = str(error.category.value)
+            made["says it"] = "no room" in str(error)
+        return made
+
+
+# ------------------------------------------------------------------------------------ results as JSON
+
+
+def plain(value: Any) -> Any:
+    """Any result of either package as a tree of JSON; floats exactly, NaN and infinities by name."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, np.ndarray):
+        return {"dtype": value.dtype.name, "shape": list(value.shape), "values": plain(value.tolist())}
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, dict):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return _model(value)
+
+
+_PASS = ("loss_fn_output_type", "loss_fn_outputs", "metrics")
+_SAMPLE = (
+    "sequences", "prompt_logprobs", "prompt_logprobs_np", "topk_prompt_logprobs", "target_prompt_logprobs",
+    "prompt_cache_hit_tokens", "prompt_alt_tokens",
+)  # fmt: skip
+_SEQUENCE = ("stop_reason", "sequence_id", "tokens", "tokens_np", "logprobs", "logprobs_np", "topk_logprobs")
+_FIELDS = {
+    "ForwardBackwardOutput": _PASS,
+    "SampleResponse": _SAMPLE,
+    "SampledSequence": _SEQUENCE,
+    "PromptAltTokens": ("tokens", "logprobs"),
+    "TensorData": ("data", "dtype", "shape", "sparse_crow_indices", "sparse_col_indices"),
+}
+
+
+def _model(value: Any) -> Any:
+    name = type(value).__name__
+    fields = _FIELDS.get(name)
+    if fields is not None:
+        return {field: plain(getattr(value, field)) for field in fields}
+    if hasattr(value, "model_dump"):
+        tree = plain(value.model_dump(mode="json"))
+        # The tag of an answer on the wire is of no use to anybody; the reference keeps some of them.
+        return {"class": name, **{key: each for key, each in tree.items() if key != "type"}}
+    return {"class": name}
+
+
+# ------------------------------------------------------------------------------------ data of all kinds
+
+
+def simple(run: Run, tokens: Iterable[int]) -> Any:
+    ids = list(tokens)
+    return run.types.Datum(
+        model_input=run.types.ModelInput.from_ints(ids),
+        loss_fn_inputs={"target_tokens": [*ids[1:], 7], "weights": [0.5] * len(ids)},
+    )
+
+
+def every_datum(run: Run) -> list[Any]:
+    """A datum of each kind: lists, arrays, one and two dimensions, CSR, images, and spans."""
+    types = run.types
+    ids = [5, 6, 7, 8]
+    prompt = types.ModelInput.from_ints(ids)
+    targets = np.array([6, 7, 8, 9], dtype=np.int64)
+    dense = types.TensorData(data=[1, 2, 3, 4, 5, 6, 7, 8], dtype="int64", shape=[4, 2])
+    weights = types.TensorData(data=[0.25] * 8, dtype="float32", shape=[4, 2])
+    csr = types.TensorData(
+        data=[3, 4],
+        dtype="int64",
+        shape=[4, 3],
+        sparse_crow_indices=[0, 1, 1, 2, 2],
+        sparse_col_indices=[2, 0],
+    )
+    csr_weights = types.TensorData(
+        data=[0.5, 1.5],
+        dtype="float32",
+        shape=[4, 3],
+        sparse_crow_indices=[0, 1, 1, 2, 2],
+        sparse_col_indices=[2, 0],
+    )
+    pictures = types.ModelInput(
+        chunks=[
+            types.EncodedTextChunk(tokens=[1, 2]),
+            types.ImageChunk(data=b"\x89PNG not really", format="png", expected_tokens=2),
+            types.ImageChunk(data=b"\xff\xd8\xff not really", format="jpeg"),
+            types.EncodedTextChunk(tokens=[3]),
+        ]
+    )
+    spans = simple(run, ids).with_provenance(
+        model_input=[
+            types.PromptProvenanceSpan(sequence_id="s-1", offset=0, length=2),
+            types.SampledProvenanceSpan(sequence_id="s-1", offset=0, length=2),
+        ],
+        loss_fn_inputs=[types.SampledProvenanceSpan(sequence_id="s-2", offset=3, length=4)],
+    )
+    importance = {
+        "target_tokens": targets.astype(np.int32),
+        "logprobs": np.linspace(-2, -1, 4, dtype=np.float64),
+        "advantages": np.array([1, 0, -1, 0.5], dtype=np.float32),
+    }
+    return [
+        simple(run, ids),
+        types.Datum(model_input=prompt, loss_fn_inputs={"target_tokens": targets}),
+        types.Datum(model_input=prompt, loss_fn_inputs={"target_tokens": dense, "weights": weights}),
+        types.Datum(model_input=prompt, loss_fn_inputs={"target_tokens": csr, "weights": csr_weights}),
+        types.Datum(model_input=prompt, loss_fn_inputs=importance),
+        types.Datum(model_input=pictures, loss_fn_inputs={"target_tokens": [1, 2, 3, 4]}),
+        spans,
+        types.Datum(
+            model_input=types.ModelInput.empty().append_int(2_147_483_647).append_int(0),
+            loss_fn_inputs={"target_tokens": [-1, 2**40], "weights": [1e-30, 3.4e38]},
+        ),
+    ]
+
+
+# ------------------------------------------------------------------------------------ the service
+
+
+def service(run: Run) -> None:
+    step(run, "capabilities")
+    client = run.service(display_name="acceptance", user_metadata={"run": "1"})
+    run.note("before", client.get_console_url())
+    run.note("models", client.get_server_capabilities())
+
+    step(run, "clients")
+    run.ready(client.create_sampling_client(base_model="stub/model"))
+    run.note("after", client.get_console_url())
+    run.refused("neither", client.create_sampling_client)
+    run.refused(
+        "nothing to train",
+        lambda: client.create_lora_training_client(
+            "stub/model", train_mlp=False, train_attn=False, train_unembed=False
+        ),
+    )
+
+    step(run, "close")
+    run.wait("closed", client.close("success", "all is well"))
+    run.wait("closed again", client.close("errored"))
+    run.refused("after the end", lambda: client.create_sampling_client(base_model="stub/model"))
+
+    step(run, "never used")
+    with run.service():
+        pass
+
+    for name, error in (("fine", None), ("error", KeyError("a")), ("ctrl-c", KeyboardInterrupt())):
+        step(run, f"with {name}")
+        try:
+            with run.service() as inner:
+                run.ready(inner.create_sampling_client(base_model="stub/model"))
+                if error is not None:
+                    raise error
+        except BaseException as seen:  # noqa: BLE001  # it must be the script's own
+            run.note("seen", type(seen).__name__)
+
+
+def environment(run: Run) -> None:
+    """What comes from the environment and the constructor, in the session and in every request."""
+    os.environ.update(
+        TINKER_PROJECT_ID="project-env",
+        TINKER_TAGS="one,two",
+        CLOUDFLARE_ACCESS_CLIENT_ID="cf-id",
+        CLOUDFLARE_ACCESS_CLIENT_SECRET="cf-secret",
+    )
+    try:
+        step(run, "environment")
+        with run.service(default_headers_overrides={"X-Of-Mine": "yes", "X-Tinker-Other": "1"}) as client:
+            run.ready(client.create_lora_training_client("stub/model"))
+        step(run, "argument before environment")
+        with run.service(project_id="project-arg", user_metadata={"who": "me", "why": ""}) as client:
+            sampler = run.ready(client.create_sampling_client(base_model="stub/model"))
+            prompt = run.types.ModelInput.from_ints([1, 2])
+            run.wait("sample", sampler.sample(prompt, 1, run.types.SamplingParams(max_tokens=2)))
+    finally:
+        for name in [name for name in os.environ if name.startswith(("TINKER_", "CLOUDFLARE_"))]:
+            if name != "TINKER_TELEMETRY":
+                del os.environ[name]
+
+
+# ------------------------------------------------------------------------------------ training
+
+
+def training(run: Run) -> None:
+    types = run.types
+    with run.service() as client:
+        step(run, "create")
+        first = run.ready(client.create_lora_training_client(base_model="stub/model"))
+        run.note("model", first.model_id)
+        run.note("console", first.get_console_url())
+        second = run.ready(
+            client.create_lora_training_client(
+                "stub/model",
+                8,
+                seed=3,
+                train_mlp=False,
+                train_unembed=False,
+                user_metadata={"a": "b"},
+                optimizer=types.DimuonOptimizerConfig(),
+            )
+        )
+        run.note("second", second.model_id)
+        run.note("info", first.get_info())
+        passes(run, first, second)
+        steps_of(run, first, second)
+        saves(run, first)
+        loads(run, first)
+
+
+def passes(run: Run, first: Any, second: Any) -> None:
+    step(run, "passes")
+    data = every_datum(run)
+    forward = first.forward(data[:2], "cross_entropy")
+    backward = first.forward_backward(data, "cross_entropy")
+    run.wait("forward", forward)
+    run.wait("backward", backward)
+    again = backward.result()
+    run.note("the same object", again is backward.result(timeout=1))
+    run.wait("future", backward.future())
+
+    step(run, "losses")
+    config = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+    run.wait("ppo", first.forward_backward(data[4:5], "ppo", config))
+    mixed = {"kind": "soft", "beta": 0.1, "steps": 3}
+    run.wait("texts", first.forward_backward(data[:1], "importance_sampling", loss_fn_config=mixed))
+    run.wait("other model", second.forward_backward(data=data[:1], loss_fn="cross_entropy"))
+    run.refused("no data", lambda: first.forward_backward([], "cross_entropy"))
+
+    step(run, "chunks")
+    seven = first.forward_backward([simple(run, range(n, n + 3)) for n in range(1, 8)], "cross_entropy")
+    optim = first.optim_step(types_adam(run))
+    three = first.forward([simple(run, [n, n + 1]) for n in range(3)], "cross_entropy")
+    run.wait("seven", seven)
+    run.wait("optim", optim)
+    run.wait("three", three)
+
+
+def types_adam(run: Run) -> Any:
+    return run.types.AdamParams(learning_rate=1e-3, beta1=0.8, eps=1e-8, weight_decay=0.1, grad_clip_norm=1.0)
+
+
+def steps_of(run: Run, first: Any, second: Any) -> None:
+    types = run.types
+    step(run, "steps")
+    run.wait("default", first.optim_step(types.AdamParams()))
+    run.wait("adam", first.optim_step(optim_params=types_adam(run)))
+    run.wait("older name", first.optim_step(adam_params=types.AdamParams(learning_rate=2.0)))
+    run.wait("dimuon", second.optim_step(types.DimuonParams(learning_rate=0.02, grad_clip_norm=2.0)))
+    run.refused("none", first.optim_step)
+    run.refused("both", lambda: first.optim_step(types.AdamParams(), adam_params=types.AdamParams()))
+    run.refused("something else", lambda: first.optim_step({"learning_rate": 1.0}))
+
+
+def saves(run: Run, client: Any) -> None:
+    types = run.types
+    step(run, "saves")
+    run.wait("state", client.save_state("a"))
+    state = client.save_state("b", ttl_seconds=3600, overwrite=True, user_metadata={"at": "step 3"})
+    run.wait("state with all", state)
+    run.note("its page", state.result().get_console_url())
+    sampler = client.save_weights_for_sampler("s")
+    run.wait("sampler", sampler)
+    run.note("its pages", [sampler.result().get_console_url(), sampler.result().get_playground_url()])
+    run.wait("sampler with all", client.save_weights_for_sampler("t", 7200, {"k": "v"}))
+    run.wait("external", client.save_weights_external("e"))
+    run.wait("external with all", client.save_weights_external("f", 3600, ["age1xyz", "age1abc"]))
+    run.refused("a failure of the user", lambda: client.save_state("fail-user"))
+    run.refused("a failure of the server", lambda: client.save_state("fail-server"))
+    run.refused("a failure of another kind", lambda: client.save_state("fail-moon"))
+
+    step(run, "samplers")
+    prompt = types.ModelInput.from_ints([1, 2, 3])
+    made = {
+        "ephemeral": client.save_weights_and_get_sampling_client(),
+        "named": client.create_sampling_client("tinker://run/sampler_weights/s"),
+        "stable": client.save_weights_and_get_sampling_client(record_stability_info=True),
+    }
+    for name, sampling in made.items():
+        run.wait(name, run.ready(sampling).sample(prompt, 1, types.SamplingParams(max_tokens=3)))
+
+
+def loads(run: Run, client: Any) -> None:
+    step(run, "loads")
+    run.wait("state", client.load_state("tinker://run/weights/a"))
+    run.wait("token", client.load_state("tinker://run/weights/a", weights_access_token="tml-foreign"))
+    run.wait("with optimizer", client.load_state_with_optimizer("tinker://run/weights/a"))
+
+
+def refusals(run: Run) -> None:
+    """What a server answers to calls it does not want, and what becomes of the promises."""
+    with run.service() as client:
+        step(run, "refusals")
+        trainer = run.ready(client.create_lora_training_client("stub/model"))
+        for status in (400, 401, 403, 404, 422):
+            run.mark(f"refuse/{status}/get_info")
+            run.refused(f"get_info {status}", trainer.get_info)
+        run.mark("refuse/422/optim_step")
+        run.refused("optim_step", lambda: trainer.optim_step(run.types.AdamParams()))
+        run.mark("refuse/404/create_model")
+        run.refused("create_model", lambda: client.create_lora_training_client("stub/model"))
+        run.mark("refuse/400/create_sampling_session")
+        run.refused("sampling session", lambda: client.create_sampling_client(base_model="stub/model"))
+        sampler = run.ready(client.create_sampling_client(base_model="stub/model"))
+        run.mark("refuse/422/asample")
+        prompt = run.types.ModelInput.from_ints([1])
+        run.refused("sample", lambda: sampler.sample(prompt, 1, run.types.SamplingParams(max_tokens=1)))
+        run.mark("refuse/404/samplers")
+        run.refused("get_base_model", sampler.get_base_model)
+
+
+# ------------------------------------------------------------------------------------ checkpoints
+
+
+def from_state(run: Run) -> None:
+    path = "tinker://run/weights/a"
+    with run.service() as client:
+        makers = {
+            "weights": client.create_training_client_from_state,
+            "with optimizer": client.create_training_client_from_state_with_optimizer,
+        }
+        for name, make in makers.items():
+            step(run, name)
+            use(run, run.ready(make(path)))
+            step(run, f"{name}, all")
+            options: dict[str, Any] = {
+                "base_model": "stub/other",
+                "user_metadata": {"from": "a"},
+                "weights_access_token": "tml-foreign",
+            }
+            if name == "weights":
+                options["optimizer"] = run.types.DimuonOptimizerConfig()
+            use(run, run.ready(make(path, **options)))
+
+
+def use(run: Run, client: Any) -> None:
+    run.note("model", client.model_id)
+    run.wait("pass", client.forward_backward([simple(run, [1, 2, 3])], "cross_entropy"))
+    run.wait("step", client.optim_step(run.types.AdamParams()))
+
+
+# ------------------------------------------------------------------------------------ sampling
+
+
+def sampling(run: Run) -> None:
+    types = run.types
+    with run.service() as client:
+        step(run, "samplers")
+        sampler = run.ready(client.create_sampling_client(base_model="stub/model"))
+        by_path = run.ready(client.create_sampling_client("tinker://run/sampler_weights/s"))
+        both = run.ready(
+            client.create_sampling_client(
+                model_path="tinker://run/sampler_weights/s",
+                base_model="stub/model",
+                record_stability_info=True,
+            )
+        )
+        run.note("base models", [each.get_base_model() for each in (sampler, by_path, both)])
+        samples(run, sampler, both)
+        scores(run, sampler)
+        elsewhere(run, sampler, both)
+        step(run, "a crowd")
+        prompts = [types.ModelInput.from_ints([n, n + 1]) for n in range(40)]
+        params = types.SamplingParams(max_tokens=2)
+        crowd = [by_path.sample(prompt, 1, params) for prompt in prompts]
+        run.note("tokens", [future.result(timeout=WAIT_S).sequences[0].tokens for future in crowd])
+
+
+def samples(run: Run, sampler: Any, stable: Any) -> None:
+    types = run.types
+    prompt = types.ModelInput.from_ints([11, 12, 13, 14])
+
+    step(run, "parameters")
+    for name, params in {
+        "default": types.SamplingParams(),
+        "all": types.SamplingParams(
+            max_tokens=5, seed=17, stop=["\n", "END"], temperature=0.7, top_k=40, top_p=0.9
+        ),
+        "text": types.SamplingParams(max_tokens=1, stop="END"),
+        "tokens": types.SamplingParams(max_tokens=1, stop=[1, 2]),
+        "no stop": types.SamplingParams(max_tokens=1, stop=[]),
+        "greedy": types.SamplingParams(max_tokens=2, temperature=0, top_k=1, top_p=1),
+    }.items():
+        run.wait(name, sampler.sample(prompt, 1, params))
+
+    step(run, "options")
+    params = types.SamplingParams(max_tokens=3)
+    run.wait("many", sampler.sample(prompt=prompt, num_samples=4, sampling_params=params))
+    run.wait("prompt", sampler.sample(prompt, 1, params, include_prompt_logprobs=True))
+    run.wait("topk prompt", sampler.sample(prompt, 1, params, True, 2))
+    run.wait("topk sampled", sampler.sample(prompt, 2, params, topk_sample_logprobs=3))
+    targets = types.TensorData(data=[1, 2, -1, 3, 4, 5], dtype="int64", shape=[3, 2])
+    run.wait("targets", sampler.sample(prompt, 1, params, target_prompt_logprobs=targets))
+    run.wait("alternatives", sampler.sample(prompt, 1, params, prompt_alt_tokens_k=2))
+    run.wait(
+        "last", sampler.sample(prompt, 1, params, include_prompt_logprobs=True, prompt_logprobs_last_n=2)
+    )
+    run.wait("all of it", stable.sample(prompt, 2, params, True, 2, 2, targets, 1, 2))
+
+    step(run, "prompts")
+    pictures = types.ModelInput(
+        chunks=[
+            types.EncodedTextChunk(tokens=[1, 2]),
+            types.ImageChunk(data=b"\x89PNG not really", format="png", expected_tokens=2),
+            types.ImageChunk(data=b"\xff\xd8\xff not really", format="jpeg"),
+            types.ImageAssetPointerChunk(format="png", location="s3://somewhere/a.png", expected_tokens=4),
+        ]
+    )
+    run.wait("pictures", sampler.sample(pictures, 1, params))
+    run.wait("long", sampler.sample(types.ModelInput.from_ints(list(range(3000))), 1, params))
+
+    step(run, "arguments")
+    for name, options in {
+        "floats": {"target_prompt_logprobs": types.TensorData([1.0], dtype="float32", shape=[1, 1])},
+        "one dimension": {"target_prompt_logprobs": types.TensorData([1], dtype="int64", shape=[1])},
+        "below zero": {"prompt_alt_tokens_k": -1},
+        "last of none": {"prompt_logprobs_last_n": 1},
+        "last 0": {"include_prompt_logprobs": True, "prompt_logprobs_last_n": 0},
+    }.items():
+        run.refused(name, lambda options=options: sampler.sample(prompt, 1, params, **options))
+
+
+def scores(run: Run, sampler: Any) -> None:
+    step(run, "scores")
+    prompt = run.types.ModelInput.from_ints([21, 22, 23])
+    run.wait("all", sampler.compute_logprobs(prompt))
+    run.wait("last", sampler.compute_logprobs(prompt, 1))
+
+
+def elsewhere(run: Run, sampler: Any, stable: Any) -> None:
+    prompt = run.types.ModelInput.from_ints([31, 32])
+    params = run.types.SamplingParams(max_tokens=2)
+
+    step(run, "handle")
+    handle = stable.get_sampler_handle()
+    state = json.loads(base64.urlsafe_b64decode(handle))
+    state["holder"]["client_config"].pop("tinker_sync", None)  # what only we have to say
+    state["holder"]["base_url"] = "the server" if state["holder"]["base_url"] == run.url else "elsewhere"
+    run.note("content", state)
+    os.environ["TINKER_API_KEY"] = "tml-oracle"
+    try:
+        copy = run.tinker.SamplingClient.from_sampler_handle(handle)
+        run.wait("of it", copy.sample(prompt, 1, params))
+        run.wait("of it, second", copy.sample(prompt, 1, params))
+        step(run, "handle with another key")
+        other = run.tinker.SamplingClient.from_sampler_handle(handle, api_key="tml-another")
+        run.wait("of it", other.sample(prompt, 1, params))
+        step(run, "pickle")
+        pickled = pickle.loads(pickle.dumps(sampler))
+        run.wait("of it", pickled.sample(prompt, 1, params))
+        run.wait("scores", pickled.compute_logprobs(prompt))
+    finally:
+        del os.environ["TINKER_API_KEY"]
+
+
+def foreign_handle(run: Run) -> None:
+    """A handle the other client made, from the environment."""
+    step(run, "foreign handle")
+    client = run.tinker.SamplingClient.from_sampler_handle(os.environ["A_HANDLE"], api_key="tml-oracle")
+    prompt = run.types.ModelInput.from_ints([1, 2, 3])
+    run.wait("sample", client.sample(prompt, 1, run.types.SamplingParams(max_tokens=3)))
+    run.note("base model", client.get_base_model())
+
+
+def a_handle(run: Run) -> None:
+    """A handle for the other client, alive for as long as standard input is open."""
+    client = run.service()
+    sampler = run.ready(client.create_sampling_client(base_model="stub/model"))
+    say(sampler.get_sampler_handle())
+    sys.stdin.read()
+
+
+# ------------------------------------------------------------------------------------ the asynchronous twins
+
+
+def twins(run: Run) -> None:
+    """Every twin once, in one event loop."""
+
+    async def main() -> None:
+        client = run.service()
+        step(run, "twins of the service")
+        run.note("models", await client.get_server_capabilities_async())
+        trainer = await client.create_lora_training_client_async("stub/model", rank=4)
+        sampler = await client.create_sampling_client_async(base_model="stub/model")
+        await twins_of_training(run, trainer)
+        await twins_of_sampling(run, sampler)
+        step(run, "twins of checkpoints")
+        path = "tinker://run/weights/a"
+        one = await client.create_training_client_from_state_async(path)
+        two = await client.create_training_client_from_state_with_optimizer_async(path)
+        run.note("models", [one.model_id, two.model_id])
+        step(run, "twins end")
+        await client.close("success")
+
+    asyncio.run(main())
+
+
+async def twins_of_training(run: Run, trainer: Any) -> None:
+    types = run.types
+    step(run, "twins of training")
+    data = [simple(run, [1, 2, 3])]
+    run.note("forward", await (await trainer.forward_async(data, "cross_entropy")))
+    backward = await trainer.forward_backward_async(data, "cross_entropy")
+    optim = await trainer.optim_step_async(types.AdamParams())
+    run.note("backward", await backward.result_async())
+    run.note("optim", await optim)
+    run.note("state", await (await trainer.save_state_async("a")))
+    run.note("sampler", await (await trainer.save_weights_for_sampler_async("s")))
+    run.note("external", await (await trainer.save_weights_external_async("e")))
+    run.note("load", await (await trainer.load_state_async("tinker://run/weights/a")))
+    run.note("load all", await (await trainer.load_state_with_optimizer_async("tinker://run/weights/a")))
+    run.note("info", await trainer.get_info_async())
+    prompt = types.ModelInput.from_ints([1, 2])
+    params = types.SamplingParams(max_tokens=2)
+    ephemeral = await trainer.save_weights_and_get_sampling_client_async()
+    run.note("ephemeral", await ephemeral.sample_async(prompt, 1, params))
+    named = await trainer.create_sampling_client_async("tinker://run/sampler_weights/s")
+    run.note("named", await named.sample_async(prompt, 1, params))
+
+
+async def twins_of_sampling(run: Run, sampler: Any) -> None:
+    types = run.types
+    step(run, "twins of sampling")
+    prompt = types.ModelInput.from_ints([3, 4, 5])
+    run.note("sample", await sampler.sample_async(prompt, 2, types.SamplingParams(max_tokens=2)))
+    run.note("scores", await sampler.compute_logprobs_async(prompt))
+    run.note("base model", await sampler.get_base_model_async())
+
+
+# ------------------------------------------------------------------------------------ running them
+
+SCRIPTS = {
+    each.__name__: each
+    for each in (
+        service, environment, training, refusals, from_state, sampling, twins, foreign_handle, a_handle
+    )
+}  # fmt: skip
+
+
+def step(run: Run, name: str) -> None:
+    run.step = name
+    run.mark(f"step/{name.replace(' ', '_')}")
+
+
+def main() -> None:
+    package, url, generation, *scripts = sys.argv[1:]
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    run = Run(package, url, generation)
+    for name in scripts:
+        SCRIPTS[name](run)
+        step(run, "over")
+    if run.results:
+        say(json.dumps(run.results, sort_keys=True))
+    # The other client's threads may take their time; nothing is under way any more.
+    os._exit(0)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201  # to the process that started this one
+
+
+if __name__ == "__main__":
+    main()

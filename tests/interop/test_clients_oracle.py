@@ -1,0 +1,190 @@
+"""The three clients against the reference client: one script, two packages, the same requests and results.
+
+Each package runs the script in a process of its own against a server of its own, and the logs of the servers
+are compared step by step; `recording.py` says what may differ. Beyond this: `forward_backward_custom`,
+`create_custom_loss`, `get_tokenizer`, `copy_weights` and `create_rest_client`, which this package does not
+offer yet.
+
+Different on purpose, and so not in the script: a sampler path need not begin with `tinker://` on servers
+other than the vendor's; after a training call that could not be sent, later ones fail; where the server
+exchanges keys for tokens, `weights_access_token` is sent as it was given and never exchanged; metrics whose
+reduction is unknown, or that not every chunk has, are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import field, frozen
+from interop.recording import RecordingStub, own_rules_broken, steps, without_chance
+from support.tinker_stub import Behaviour, StubServer
+
+SCRIPT = Path(__file__).with_name("acceptance_script.py")
+ROOT = SCRIPT.parents[2]
+PATIENCE_S = 60.0
+
+FLAGS: dict[str, Any] = {
+    "pjwt_auth_enabled": False,
+    "credential_default_source": "api_key",
+    "sample_dispatch_bytes_semaphore_size": 10_485_760,
+    "inflight_response_bytes_semaphore_size": 52_428_800,
+    "parallel_fwdbwd_chunks": True,
+    "proto_compress_fwdbwd": False,
+    "fwdbwd_max_chunk_len": 1024,
+    "fwdbwd_max_chunk_bytes_count": 5_000_000,
+    "fwdbwd_dispatch_bytes_semaphore_size": 50_000_000,
+    "billing_exception_max_pause_duration_sec": 3600,
+    "sample_no_retries": False,
+    "sample_enable_stuck_detection": True,
+    "sample_max_concurrent_requests": 2000,
+    "use_pyqwest_transport": True,
+    "create_model_via_load_weights": False,
+    "sample_use_retrieve_futures": False,
+    "custom_loss_server_side": False,
+    "sample_join_sampling_session": False,
+}
+"""What the hosted service says today."""
+
+
+@frozen
+class Variant:
+    """A kind of server, and the scripts that are run against it."""
+
+    name: str
+    scripts: tuple[str, ...]
+    flags: dict[str, Any] = field(factory=dict)
+    behaviour: dict[str, Any] = field(factory=dict)
+
+    def server(self) -> StubServer:
+        behaviour = Behaviour(config={**FLAGS, **self.flags}, hold_s=1.0, **self.behaviour)
+        return StubServer(RecordingStub(behaviour))
+
+
+VARIANTS = [
+    Variant(
+        "as it is",
+        ("service", "environment", "training", "refusals", "from_state", "sampling", "twins"),
+    ),
+    Variant("parallel chunks", ("training",), {"fwdbwd_max_chunk_len": 2}),
+    Variant(
+        "serial chunks by size",
+        ("training",),
+        {"fwdbwd_max_chunk_bytes_count": 100, "parallel_fwdbwd_chunks": False},
+    ),
+    Variant("compressed", ("training",), {"proto_compress_fwdbwd": True, "fwdbwd_max_chunk_len": 3}),
+    Variant(
+        "one poll for all samples",
+        ("sampling", "twins"),
+        {"sample_use_retrieve_futures": True, "sample_join_sampling_session": True},
+        {"latency_s": 0.01},
+    ),
+    Variant("joined copies", ("sampling",), {"sample_join_sampling_session": True}),
+    Variant("models from checkpoints at once", ("from_state",), {"create_model_via_load_weights": True}),
+    Variant("sizes before results", ("training", "sampling"), behaviour={"metadata_over": 40}),
+    Variant("tokens", ("training", "sampling", "twins"), {"pjwt_auth_enabled": True}),
+    Variant("a flag of tomorrow", ("training", "sampling"), {"a_flag_of_tomorrow": {"x": 1}}),
+]
+
+
+def environment() -> dict[str, str]:
+    """Nobody's settings, and this tree first."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TINKER_")}
+    return {**kept, "PYTHONPATH": f"{ROOT}{os.pathsep}{SCRIPT.parents[1]}", "TINKER_TELEMETRY": "0"}
+
+
+def run(package: str, url: str, generation: str, *scripts: str, **more: str) -> Any:
+    """The results of a script."""
+    command = [sys.executable, str(SCRIPT), package, url, generation, *scripts]
+    known = {**environment(), **more}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=known, check=False)
+    assert done.returncode == 0, f"{package} failed:\n{done.stderr[-4000:]}"
+    return without_chance(json.loads(done.stdout))
+
+
+def recorded(package: str, variant: Variant, generation: str) -> tuple[Any, RecordingStub]:
+    server = variant.server()
+    with server as stub:
+        return run(package, stub.url, generation, *variant.scripts), stub
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.name)
+def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, tuple[Any, RecordingStub]]]:
+    """A variant run by the reference client and by us, side by side."""
+    with ThreadPoolExecutor(2) as pool:
+        flights = {
+            package: pool.submit(recorded, package, request.param, "values")
+            for package in ("tinker", "tinker_sync")
+        }
+        yield {package: flight.result() for package, flight in flights.items()}
+
+
+def test_results(runs: dict[str, tuple[Any, RecordingStub]]) -> None:
+    theirs, ours = dict(runs["tinker"][0]), dict(runs["tinker_sync"][0])
+    assert len(theirs) == len(runs["tinker"][0]) > 5
+    assert list(ours) == list(theirs)
+    for name, value in theirs.items():
+        assert ours[name] == value, name
+
+
+def test_requests(runs: dict[str, tuple[Any, RecordingStub]]) -> None:
+    theirs, ours = steps(runs["tinker"][1]), steps(runs["tinker_sync"][1])
+    assert len(theirs) > 4
+    assert sorted(ours) == sorted(theirs)
+    for step, requests in theirs.items():
+        assert ours[step] == requests, step
+
+
+def test_rules_of_its_own(runs: dict[str, tuple[Any, RecordingStub]]) -> None:
+    assert list(own_rules_broken(runs["tinker_sync"][1])) == []
+
+
+def test_clients_that_are_waited_for() -> None:
+    """Scripts of the next generation call `result()` on what makes a client."""
+    variant = Variant("generations", ("training", "from_state", "sampling"), {"fwdbwd_max_chunk_len": 3})
+    with ThreadPoolExecutor(2) as pool:
+        flights = [
+            pool.submit(recorded, package, variant, generation)
+            for package, generation in (("tinker", "values"), ("tinker_sync", "results"))
+        ]
+        (theirs, their_stub), (ours, our_stub) = [flight.result() for flight in flights]
+    assert ours == theirs
+    assert steps(our_stub) == steps(their_stub)
+
+
+@pytest.mark.parametrize(("maker", "user"), [("tinker", "tinker_sync"), ("tinker_sync", "tinker")])
+def test_handles_go_from_one_client_to_the_other(maker: str, user: str) -> None:
+    server = VARIANTS[0].server()
+    with server as stub, a_handle(maker, stub.url) as handle:
+        results = dict(run(user, stub.url, "values", "foreign_handle", A_HANDLE=handle))
+        sampled = results["foreign handle.sample"]["sequences"][0]
+        assert (sampled["tokens"], sampled["sequence_id"]) == (
+            [6, 7, 8],
+            "session-0:sample:0:some block + 0:0",
+        )
+        assert results["foreign handle.base model"] == "stub/model"
+        assert len(stub.asked("/client/config")) == 1  # the handle carries the settings
+
+
+@contextlib.contextmanager
+def a_handle(package: str, url: str) -> Iterator[str]:
+    """A handle of a sampling client that is alive in the `with` block."""
+    command = [sys.executable, str(SCRIPT), package, url, "values", "a_handle"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.stdin.close()
+            assert process.wait(PATIENCE_S) == 0
