@@ -1,0 +1,198 @@
+"""`ByteBudget`: how many bytes may be under way at once.
+
+The rule is the reference client's: whoever comes may enter while the balance is not negative, and takes its
+size off; leaving puts it back. The balance may go below zero, so a request larger than the whole budget
+passes too, as soon as nothing exceeds it, and then keeps everybody else out.
+
+Looking and taking are one step under one lock. Those who do not get in stand in line and are let in by those
+who leave, in the order they came: nobody wakes up only to find the place taken, and a stream of small
+requests cannot starve anybody. (That is why each waits for an event of its own, rather than all on one
+Condition. It also lets the injected clock do the waiting.)
+
+Threads: any. Workers that must not block use `try_acquire` or `when_free`.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync.errors import TinkerError
+from tinker_sync.runtime import _fork
+from tinker_sync.runtime.failures import fresh
+
+
+class _Turn:
+    """A place in the line. `granted` is guarded by the budget's lock."""
+
+    __slots__ = ("granted", "size_bytes", "wake")
+
+    def __init__(self, size_bytes: int, wake: Callable[[bool], object]) -> None:
+        self.size_bytes = size_bytes
+        self.wake = wake  # called once: with True when let in, with False when sent away
+        self.granted = False
+
+
+class ByteBudget:
+    """A bound on bytes under way, first come first served. Thread-safe.
+
+    >>> budget = ByteBudget(100)
+    >>> budget.try_acquire(70), budget.try_acquire(70), budget.try_acquire(1)
+    (True, True, False)
+    >>> budget.release(70)
+    >>> budget
+    <ByteBudget 30 of 100 bytes free, 0 in line>
+    """
+
+    def __init__(self, limit_bytes: int, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._balance_bytes = limit_bytes  # guarded by _lock
+        self._line: deque[_Turn] = deque()  # guarded by _lock; empty while the balance is not negative
+        self._failure: Exception | None = None  # guarded by _lock; set once, final
+        _fork.renew_in_child(self)
+
+    def try_acquire(self, size_bytes: int) -> bool:
+        """Take the bytes if that is possible now.
+
+        >>> ByteBudget(10).try_acquire(4)
+        True
+        """
+        return self._enter(size_bytes, None)
+
+    def acquire(self, size_bytes: int, timeout: float | None = None) -> bool:
+        """Take the bytes, waiting at most `timeout` seconds for room; False when there was none in time.
+
+        Raises:
+            TinkerError: the failure given to `close`.
+
+        >>> ByteBudget(10).acquire(4, timeout=1)
+        True
+        """
+        arrived = threading.Event()
+        turn = _Turn(size_bytes, lambda _: arrived.set())
+        if self._enter(size_bytes, turn):
+            return True
+        try:
+            self._clock.wait(arrived, math.inf if timeout is None else timeout)
+        except BaseException:
+            if self._leave_line(turn):
+                self.release(size_bytes)
+            raise
+        granted = self._leave_line(turn)
+        if not granted and (failure := self._failure) is not None:
+            raise fresh(failure)
+        return granted
+
+    def when_free(self, size_bytes: int, then: Callable[[bool], object]) -> None:
+        """Take the bytes and call `then(True)`: now, or from the thread that makes room; `then(False)` if the
+        budget closes before. For threads that must not wait, such as the workers whose results make the room.
+        `then` must be short.
+
+        Raises:
+            TinkerError: the failure given to `close`.
+
+        >>> budget = ByteBudget(0)
+        >>> for name in "ab":
+        ...     budget.when_free(5, lambda granted, name=name: print(name, granted))
+        a True
+        >>> budget.release(5)
+        b True
+        """
+        if self._enter(size_bytes, _Turn(size_bytes, then)):
+            then(True)
+
+    def release(self, size_bytes: int) -> None:
+        """Put the bytes back and let in who is next.
+
+        >>> budget = ByteBudget(10)
+        >>> budget.acquire(4)
+        True
+        >>> budget.release(4)
+        """
+        admitted: list[_Turn] = []
+        with self._lock:
+            self._balance_bytes += size_bytes
+            assert self._balance_bytes <= self._limit_bytes, "more came back than was taken"  # noqa: S101
+            while self._line and self._balance_bytes >= 0:
+                turn = self._line.popleft()
+                self._balance_bytes -= turn.size_bytes
+                turn.granted = True
+                admitted.append(turn)
+        for turn in admitted:
+            turn.wake(True)
+
+    @contextmanager
+    def hold(self, size_bytes: int, timeout: float | None = None) -> Iterator[None]:
+        """Hold the bytes inside a `with`.
+
+        Raises:
+            TinkerError: no room in time, or the failure given to `close`.
+
+        >>> budget = ByteBudget(10)
+        >>> with budget.hold(4):
+        ...     print(budget)
+        <ByteBudget 6 of 10 bytes free, 0 in line>
+        """
+        if not self.acquire(size_bytes, timeout):
+            raise TinkerError(f"no room for {size_bytes} more bytes under way within {timeout} s")
+        try:
+            yield
+        finally:
+            self.release(size_bytes)
+
+    def close(self, failure: Exception) -> None:
+        """Let nobody in any more: who waits or comes later gets `failure`. What was taken may still be put
+        back.
+
+        >>> budget = ByteBudget(10)
+        >>> budget.close(TinkerError("closed"))
+        >>> budget.acquire(1)
+        Traceback (most recent call last):
+            ...
+        tinker_sync.errors.TinkerError: closed
+        """
+        with self._lock:
+            if self._failure is None:
+                self._failure = failure
+            sent_away, self._line = self._line, deque()
+        for turn in sent_away:
+            turn.wake(False)
+
+    def renew_after_fork(self) -> None:
+        """What the parent has under way is no load of the child's."""
+        self._lock = threading.Lock()
+        self._balance_bytes = self._limit_bytes
+        self._line = deque()
+
+    def __repr__(self) -> str:
+        with self._lock:
+            closed = ", closed" if self._failure is not None else ""
+            free = f"{self._balance_bytes} of {self._limit_bytes} bytes free"
+            return f"<ByteBudget {free}, {len(self._line)} in line{closed}>"
+
+    def _enter(self, size_bytes: int, turn: _Turn | None) -> bool:
+        """Take the bytes, or else get in line if there is a `turn` for it."""
+        assert size_bytes >= 0  # noqa: S101
+        with self._lock:
+            failure = self._failure
+            entered = failure is None and self._balance_bytes >= 0
+            if entered:
+                self._balance_bytes -= size_bytes
+            elif turn is not None and failure is None:
+                self._line.append(turn)
+        if failure is not None:
+            raise fresh(failure)
+        return entered
+
+    def _leave_line(self, turn: _Turn) -> bool:
+        """End the wait of a turn; True when the bytes are already its own."""
+        with self._lock:
+            if turn in self._line:
+                self._line.remove(turn)
+            return turn.granted

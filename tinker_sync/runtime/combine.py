@@ -1,0 +1,164 @@
+"""Many futures into one: a call that was split into several requests has one result.
+
+The parts are counted down in their callbacks; no thread waits. The last part to arrive merges all of them, in
+the thread that resolved it, which is a worker. Rules:
+
+- The first failure, in time, fails the whole at once. The other parts go on; what becomes of them is of no
+  consequence.
+- A cancel of the whole cancels the parts, and is possible only as long as the send queue has not begun with
+  it.
+- A part that was cancelled on its own makes the whole fail with `CancelledError`.
+- Status, request ids and timeline are those of the parts: sending when the first is, accepted when the last
+  is, paused when any is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from typing import Generic, TypeVar
+
+from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync.runtime.futures import APIFuture, Submit
+from tinker_sync.runtime.progress import FutureState, Status, Timeline
+
+PartT = TypeVar("PartT")
+WholeT = TypeVar("WholeT")
+
+
+class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
+    """The merged result of several futures. Thread-safe.
+
+    >>> halves = [APIFuture(), APIFuture()]
+    >>> whole = CombinedFuture(halves, merge=sum)
+    >>> halves[1].resolve(30), whole.done(), halves[0].resolve(12), whole.result()
+    (True, False, True, 42)
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[APIFuture[PartT]],
+        merge: Callable[[list[PartT]], WholeT],
+        *,
+        submit: Submit | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Follow `parts`, at least one.
+
+        Args:
+            parts: what to wait for, in the order in which `merge` wants the results.
+            merge: makes one result of all; what it raises becomes the failure.
+            submit, clock: as for every `APIFuture`.
+        """
+        super().__init__(submit=submit, clock=clock)
+        assert parts, "nothing to combine"  # noqa: S101
+        self._lock = threading.Lock()
+        self._merge = merge
+        self._missing = len(parts)  # guarded by _lock
+        self._parts: tuple[APIFuture[PartT], ...] = tuple(
+            parts
+        )  # guarded by _lock; empty once the whole has ended
+        self._ended_ids: tuple[str, ...] = ()
+        self.when_done(_end)
+        for part in parts:
+            part.when_done(self._part_ended)
+
+    @property
+    def request_id(self) -> str | None:
+        """The id of the first request; None before the server took one.
+
+        >>> CombinedFuture([APIFuture()], merge=list).request_id is None
+        True
+        """
+        return next(iter(self.request_ids), None)
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """The ids of all requests the server took, in the order of the parts.
+
+        >>> part = APIFuture()
+        >>> part.mark_accepted("req-1")
+        >>> CombinedFuture([part, APIFuture()], merge=list).request_ids
+        ('req-1',)
+        """
+        parts = self._parts
+        return tuple(part.request_id for part in parts if part.request_id) if parts else self._ended_ids
+
+    def status(self) -> Status:
+        """Where the call is: as far as the part that is furthest behind; paused if any is paused.
+
+        >>> CombinedFuture([APIFuture()], merge=list).status().state
+        <FutureState.QUEUED: 'queued'>
+        """
+        parts = self._parts
+        if self.done() or not parts:
+            return super().status()
+        statuses = [part.status() for part in parts]
+        states = {status.state for status in statuses}
+        if FutureState.PAUSED in states:
+            return next(status for status in statuses if status.state is FutureState.PAUSED)
+        if states == {FutureState.QUEUED}:
+            return Status(FutureState.QUEUED)
+        behind = {FutureState.QUEUED, FutureState.SENDING} & states
+        return Status(FutureState.SENDING if behind else FutureState.WAITING)
+
+    @property
+    def timeline(self) -> Timeline:
+        """Sent with the first part, accepted with the last.
+
+        >>> CombinedFuture([APIFuture()], merge=list).timeline.sending is None
+        True
+        """
+        parts = self._parts
+        if not parts:
+            return super().timeline
+        sending, accepted = _moments(parts)
+        return Timeline(self._queued_s, sending, accepted, self._completed_s)
+
+    def _part_ended(self, part: APIFuture[PartT]) -> None:
+        if part.cancelled():
+            self.fail(CancelledError())
+            return
+        failure = part.exception()
+        if failure is not None:
+            self.fail(failure)
+            return
+        with self._lock:
+            self._missing -= 1
+            # After a failure of the whole the parts are gone, and one failed part keeps this from reaching 0.
+            arrived = self._parts if self._missing == 0 else ()
+        if arrived:
+            self._merge_all(arrived)
+
+    def _merge_all(self, parts: tuple[APIFuture[PartT], ...]) -> None:
+        try:
+            whole = self._merge([part.result(timeout=0) for part in parts])
+        except Exception as failure:  # noqa: BLE001  # whoever waits must hear of it, whatever it is
+            self.fail(failure)
+        else:
+            self.resolve(whole)
+
+    def _let_go_of_parts(self) -> tuple[APIFuture[PartT], ...]:
+        """Keep what the parts know about themselves and drop them, with the results in them."""
+        with self._lock:
+            parts = self._parts
+            self._ended_ids = tuple(part.request_id for part in parts if part.request_id)
+            self._sending_s, self._accepted_s = _moments(parts)
+            self._parts = ()
+        return parts
+
+
+def _end(whole: CombinedFuture[PartT, WholeT]) -> None:
+    parts = whole._let_go_of_parts()
+    if whole.cancelled():
+        for part in parts:
+            part.cancel()
+
+
+def _moments(parts: Sequence[APIFuture[PartT]]) -> tuple[float | None, float | None]:
+    """When the first part was sent, and when the last was accepted if all were."""
+    timelines = [part.timeline for part in parts]
+    sent = [moments.sending for moments in timelines if moments.sending is not None]
+    accepted = [moments.accepted for moments in timelines if moments.accepted is not None]
+    return min(sent, default=None), max(accepted) if len(accepted) == len(parts) else None

@@ -1,0 +1,476 @@
+"""`APIFuture`: what every call that takes its time returns.
+
+A real `concurrent.futures.Future`, so `wait`, `as_completed` and `asyncio.wrap_future` work, with more to ask
+it. One rule holds for every way to wait: waiting never cancels. A wait that runs out, an awaiting task that
+is cancelled and a Ctrl-C leave the work going on and the future usable.
+
+Callbacks: those that users add run on the workers given to the constructor, in the order they were added and
+never under a lock; also when they are added to a finished future. Where there are no workers, or none any
+more, they run in the thread that finishes the future or adds them. The runtime's own go through `when_done`
+and run inline, so they must be short.
+
+Threads: anybody may wait, look or cancel. One stage of the runtime at a time reports progress, by attribute
+writes that need no lock. This module knows nothing of requests, threads that do them or event loops;
+`asyncio` is loaded only by an `await`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from functools import lru_cache, partial
+from typing import Any, TypeVar
+
+from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync.errors import TinkerError
+from tinker_sync.runtime import _fork
+from tinker_sync.runtime.progress import FutureState, Status, Timeline
+
+T = TypeVar("T")
+
+Job = Callable[[], object]
+"""Something to run on a worker."""
+
+Submit = Callable[[Job], object]
+"""How a job reaches the workers; raises RuntimeError when they take no more."""
+
+_log = logging.getLogger(__name__)
+
+if sys.version_info >= (3, 11):
+    _WaitTimeout = TimeoutError
+else:
+
+    class _WaitTimeout(FutureTimeoutError, TimeoutError):
+        """Before 3.11 there were two exceptions of this name; whichever a script catches, it catches this."""
+
+
+_QUEUED = Status(FutureState.QUEUED)
+_SENDING = Status(FutureState.SENDING)
+_WAITING = Status(FutureState.WAITING)
+
+
+class APIFuture(Future[T]):
+    """The result of a call, now or later. Thread-safe.
+
+    `cancel()` works until the call is being sent, and for samples until they are done; after that it returns
+    False and changes nothing. Cancelled futures raise `concurrent.futures.CancelledError`, also where they
+    are awaited.
+
+    >>> future = APIFuture()
+    >>> future.status().state
+    <FutureState.QUEUED: 'queued'>
+    >>> future.resolve("weights")
+    True
+    >>> future.result(), future.status().state
+    ('weights', <FutureState.DONE: 'done'>)
+    """
+
+    def __init__(self, *, submit: Submit | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Make a future that nobody works on yet.
+
+        Args:
+            submit: runs a job on a worker; used for callbacks that users add.
+            clock: what the timeline is measured with.
+        """
+        super().__init__()
+        self._submit = submit
+        self._clock = clock
+        self._generation = _fork.generation()
+        self._progress = _QUEUED
+        self._request_id: str | None = None
+        self._queued_s = clock.now()
+        self._sending_s: float | None = None
+        self._accepted_s: float | None = None
+        self._completed_s: float | None = None
+        # Both guarded by the condition that guards the rest of a Future; its lock is reentrant.
+        self._callbacks: list[Callable[[Any], object]] | None = None
+        self._cancel_notified = False
+
+    # ---------------------------------------------------- looking
+
+    @property
+    def request_id(self) -> str | None:
+        """The id the server gave the request (the first of several); None before it took it.
+
+        >>> APIFuture().request_id is None
+        True
+        """
+        return self._request_id
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """The ids of all requests the call was split into, as far as the server took them.
+
+        >>> APIFuture().request_ids
+        ()
+        """
+        request_id = self.request_id
+        return () if request_id is None else (request_id,)
+
+    def status(self) -> Status:
+        """Where the call is and, if it is paused or ended badly, why.
+
+        >>> APIFuture().status()
+        Status(state=<FutureState.QUEUED: 'queued'>, reason=None)
+        """
+        return Status(FutureState.DONE, self._ending()) if self.done() else self._progress
+
+    @property
+    def timeline(self) -> Timeline:
+        """When the call was queued, sent, accepted and completed.
+
+        >>> APIFuture().timeline.completed is None
+        True
+        """
+        return Timeline(self._queued_s, self._sending_s, self._accepted_s, self._completed_s)
+
+    def __repr__(self) -> str:
+        status = self.status()
+        about = [str(status.state), *([status.reason] if status.reason else []), *self.request_ids[:1]]
+        return f"<{type(self).__name__} {', '.join(about)}>"
+
+    # ---------------------------------------------------- waiting
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the result.
+
+        Args:
+            timeout: at most so many seconds; None waits as long as it takes.
+
+        Raises:
+            TimeoutError: it is not there yet. The work goes on, ask again.
+            concurrent.futures.CancelledError: it was cancelled.
+            TinkerError: the call failed.
+
+        >>> try:
+        ...     APIFuture().result(timeout=0)
+        ... except TimeoutError as error:
+        ...     print(error)
+        no result after 0 s (queued); the work goes on and may be waited for again
+        """
+        self._refuse_foreign_wait()
+        try:
+            return super().result(timeout)
+        except FutureTimeoutError:
+            # The failure of the call may itself be a timeout; and the result may have come just now.
+            if self.done():
+                return super().result()
+            raise _WaitTimeout(self._still_going(timeout)) from None
+        finally:
+            del self  # a failure's traceback holds this frame, and the future holds the failure
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end and return the failure, None after a success. Arguments and errors as in `result`.
+
+        >>> future = APIFuture()
+        >>> future.fail(KeyError("a"))
+        True
+        >>> future.exception()
+        KeyError('a')
+        """
+        self._refuse_foreign_wait()
+        try:
+            return super().exception(timeout)
+        except FutureTimeoutError:
+            if self.done():
+                return super().exception()
+            raise _WaitTimeout(self._still_going(timeout)) from None
+
+    def future(self) -> APIFuture[T]:
+        """This future itself, for scripts that ask a client's future for the one below it.
+
+        >>> future = APIFuture()
+        >>> future.future() is future
+        True
+        """
+        return self
+
+    async def result_async(self, timeout: float | None = None) -> T:
+        """Await the result in a running asyncio loop. Arguments and errors as in `result`.
+
+        >>> import asyncio
+        >>> future = APIFuture()
+        >>> future.resolve(7)
+        True
+        >>> asyncio.run(future.result_async(timeout=5))
+        7
+        """
+        if not self.done():
+            self._refuse_foreign_wait()
+            await self._arrival(timeout)
+            if not self.done():
+                raise _async_timeout()(self._still_going(timeout))
+        try:
+            return super().result()
+        finally:
+            del self  # as in `result`
+
+    def coroutine(self) -> Coroutine[Any, Any, T]:
+        """The same as `result_async()`, for `asyncio.create_task` and its like.
+
+        >>> import asyncio
+        >>> future = APIFuture()
+        >>> future.resolve(7)
+        True
+        >>> asyncio.run(future.coroutine())
+        7
+        """
+        return self.result_async()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self.result_async().__await__()
+
+    def _arrival(self, timeout: float | None) -> Awaitable[None]:
+        """A future of the running loop that is done when this one is or the time is up."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Future[None] = loop.create_future()
+
+        def arrive() -> None:
+            if not arrived.done():
+                arrived.set_result(None)
+
+        def announce(_: Future[T]) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+                loop.call_soon_threadsafe(arrive)
+
+        if timeout is not None:
+            timer = loop.call_later(timeout, arrive)
+            arrived.add_done_callback(lambda _: timer.cancel())
+        self.when_done(announce)
+        return arrived
+
+    def _refuse_foreign_wait(self) -> None:
+        """In a forked child nobody is left to finish what the parent began."""
+        if self._generation != _fork.generation() and not self.done():
+            raise TinkerError(
+                "this call was made before the process was forked; its result arrives in the parent only"
+            )
+
+    def _still_going(self, timeout: float | None) -> str:
+        status = self.status()
+        about = [str(status.state), *([status.reason] if status.reason else [])]
+        about += [f"request {request_id}" for request_id in self.request_ids[:1]]
+        return (
+            f"no result after {timeout} s ({', '.join(about)}); the work goes on and may be waited for again"
+        )
+
+    def _ending(self) -> str | None:
+        if self.cancelled():
+            return "cancelled"
+        failure = super().exception()
+        return None if failure is None else f"failed: {type(failure).__name__}"
+
+    # ---------------------------------------------------- callbacks
+
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        """Have `fn(self)` called on a worker thread once the call has ended; soon, if it has ended already.
+
+        Callbacks of one future run one after the other in the order they were added. What one raises is
+        logged and keeps nothing else from running.
+
+        >>> future = APIFuture()
+        >>> future.add_done_callback(lambda done: print(done.result()))
+        >>> future.resolve(7)
+        7
+        True
+        """
+        with self._condition:
+            if self._callbacks is not None:
+                self._callbacks.append(fn)
+                return
+            ended = self.done()
+            if not ended:
+                self._callbacks = [fn]
+        if ended:
+            self._hand_over([fn])
+        else:
+            self.when_done(_hand_over_callbacks)
+
+    def when_done(self, fn: Callable[[Any], object]) -> None:
+        """For the runtime: like `add_done_callback`, but inline, in whichever thread ends the future.
+
+        >>> future = APIFuture()
+        >>> future.when_done(lambda done: print("done"))
+        >>> future.resolve(None)
+        done
+        True
+        """
+        super().add_done_callback(fn)
+
+    def _hand_over_all(self) -> None:
+        with self._condition:
+            waiting, self._callbacks = self._callbacks, None
+        if waiting:
+            self._hand_over(waiting)
+
+    def _hand_over(self, callbacks: list[Callable[[Any], object]]) -> None:
+        job = partial(_call_each, self, callbacks)
+        if self._submit is not None:
+            try:
+                self._submit(job)
+            except RuntimeError:
+                # The workers have gone home; somebody may be waiting for this call in another way.
+                _log.debug("callbacks of %r run where it ended: the workers are closed", self)
+            else:
+                return
+        job()
+
+    # ---------------------------------------------------- for the runtime
+
+    def begin(self) -> bool:
+        """From here on `cancel()` returns False. False when the future has already ended.
+
+        >>> future = APIFuture()
+        >>> future.begin(), future.cancel()
+        (True, False)
+        """
+        with self._condition:
+            return not self.done() and (self.running() or super().set_running_or_notify_cancel())
+
+    def mark_sending(self) -> None:
+        """The call is on its way; a repeated send keeps the first moment.
+
+        >>> future = APIFuture()
+        >>> future.mark_sending()
+        >>> future.status().state
+        <FutureState.SENDING: 'sending'>
+        """
+        if self._sending_s is None:
+            self._sending_s = self._clock.now()
+        self._progress = _SENDING
+
+    def mark_accepted(self, request_id: str) -> None:
+        """The server has the call, under this id.
+
+        >>> future = APIFuture()
+        >>> future.mark_accepted("req-1")
+        >>> future
+        <APIFuture waiting, req-1>
+        """
+        self._request_id = request_id
+        self._accepted_s = self._clock.now()
+        self._progress = _WAITING
+
+    def mark_paused(self, reason: str | None) -> None:
+        """The server does not work on it for now; until `mark_waiting`.
+
+        >>> future = APIFuture()
+        >>> future.mark_paused("rate limit")
+        >>> future.status().reason
+        'rate limit'
+        """
+        self._progress = Status(FutureState.PAUSED, reason)
+
+    def mark_waiting(self) -> None:
+        """The server works on it again.
+
+        >>> future = APIFuture()
+        >>> future.mark_waiting()
+        >>> future.status().state
+        <FutureState.WAITING: 'waiting'>
+        """
+        self._progress = _WAITING
+
+    def resolve(self, value: T) -> bool:
+        """End with a result, unless it has ended already, by a cancel for instance; says whether it did.
+
+        >>> future = APIFuture()
+        >>> future.resolve(1), future.resolve(2), future.result()
+        (True, False, 1)
+        """
+        try:
+            self.set_result(value)
+        except InvalidStateError:
+            return False
+        return True
+
+    def fail(self, failure: BaseException) -> bool:
+        """End with a failure, unless it has ended already; says whether it did.
+
+        >>> APIFuture().fail(KeyError())
+        True
+        """
+        try:
+            self.set_exception(failure)
+        except InvalidStateError:
+            return False
+        return True
+
+    def cancel(self) -> bool:
+        """Give the call up if it has not been sent. True when it is cancelled, now or before.
+
+        >>> future = APIFuture()
+        >>> future.cancel(), future.cancelled()
+        (True, True)
+        """
+        if not super().cancel():
+            return False
+        self._complete()
+        self._let_go()
+        with self._condition:
+            first, self._cancel_notified = not self._cancel_notified, True
+            if first:
+                # Nobody else would wake those in `concurrent.futures.wait`; a second call would be an error.
+                super().set_running_or_notify_cancel()
+        return True
+
+    def set_result(self, result: T) -> None:
+        """Like `resolve`, but an error when the future has ended already.
+
+        >>> APIFuture().set_result(7)
+        """
+        self._complete()
+        super().set_result(result)
+        self._let_go()
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """Like `fail`, but an error when the future has ended already.
+
+        >>> APIFuture().set_exception(KeyError())
+        """
+        self._complete()
+        super().set_exception(exception)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Drop the callbacks, which have run: they hold the runtime's parts, and through them the client."""
+        self._done_callbacks = []
+
+    def _complete(self) -> None:
+        """Note when it ended; the first to say so counts."""
+        if self._completed_s is None:
+            self._completed_s = self._clock.now()
+
+
+def _hand_over_callbacks(future: APIFuture[Any]) -> None:
+    future._hand_over_all()
+
+
+def _call_each(future: APIFuture[Any], callbacks: list[Callable[[Any], object]]) -> None:
+    for callback in callbacks:
+        try:
+            callback(future)
+        except BaseException as failure:  # even a callback's SystemExit is not ours to obey
+            if (
+                isinstance(failure, KeyboardInterrupt)
+                and threading.current_thread() is threading.main_thread()
+            ):
+                raise
+            _log.exception("a callback of %r failed", future)
+
+
+@lru_cache(maxsize=1)
+def _async_timeout() -> type[TimeoutError]:
+    import asyncio
+
+    theirs: Any = asyncio.TimeoutError
+    return (
+        theirs if issubclass(theirs, _WaitTimeout) else type("_AsyncWaitTimeout", (_WaitTimeout, theirs), {})
+    )

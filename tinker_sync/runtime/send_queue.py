@@ -1,0 +1,361 @@
+"""`SendQueue`: the calls of one training client, sent one after the other under dense numbers.
+
+Guarantees
+
+- Order is that of the calls to `append`, fixed under one lock, from however many threads.
+- Sequence numbers on the wire are 1, 2, 3 ... without a hole. The number of a request is its place among all
+  that are sent: the ones before it plus one. It is settled when its operation leaves the queue, in the same
+  step that makes the operation the one being sent. Until then the operation can be cancelled, and what stands
+  behind it moves up. So bodies are encoded before `append`, all but the number, and `bytes_for(number)`
+  completes them.
+- At most one operation is in its send phase. It consists of one or more requests with consecutive numbers.
+  Serial: each is sent when the one before it was accepted. Parallel: all but the first at once, and the first
+  when all those were accepted; the server holds back what it cannot run yet, so it sees the batch as a whole.
+- An operation fails as a whole. If a request cannot be sent, its future fails with the cause, and every other
+  future of the operation, of the queue and of later calls with an `EarlierCallFailedError` that names it: at
+  once, without anything more being sent, for the server would see a hole, or take later work for earlier.
+
+Assumptions
+
+- `send(part, number)` returns when the server has accepted the request (the promise is then in the hands of
+  others) and raises when that failed for good. It does all repeating, with the same bytes.
+- `submit(job)` runs a job on another thread, or raises RuntimeError; a job that was taken is run. Running it
+  inline is fine for tests.
+
+Threads: any may append, cancel and close; sends run on the workers. No thread belongs to a queue, none waits
+for its turn: each end of a send launches what follows. Futures are ended and callbacks run with the lock
+free. A queue without anything under way may be used in a forked child; otherwise the child's copy refuses
+work.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from attrs import frozen
+
+from tinker_sync.errors import TinkerError
+from tinker_sync.runtime import _fork
+from tinker_sync.runtime.failures import fresh
+from tinker_sync.runtime.futures import APIFuture, Submit
+
+
+class EarlierCallFailedError(TinkerError):
+    """An earlier call of this training client could not be sent, so this one was not sent either.
+
+    The server runs the calls of a training client in the order of their numbers; after one that is missing
+    nothing can follow. Make a new training client from the last checkpoint
+    (`ServiceClient.create_training_client_from_state_with_optimizer`) and repeat the steps since then.
+
+    Attributes:
+        call: the name of the call that failed.
+        number: its sequence number; None when the queue broke without one.
+        cause: what went wrong, in words; `__cause__` has the exception itself.
+
+    >>> print(EarlierCallFailedError("optim_step", 7, "the key was refused").call)
+    optim_step
+    """
+
+    call: str
+    number: int | None
+    cause: str
+
+    def __init__(self, call: str, number: int | None, cause: str) -> None:
+        super().__init__(call, number, cause)
+        self.call = call
+        self.number = number
+        self.cause = cause
+
+    def __str__(self) -> str:
+        which = self.call if self.number is None else f"{self.call} (sequence number {self.number})"
+        return (
+            f"not sent, because an earlier call of this training client could not be: {which}: {self.cause}. "
+            "Continue with a new training client from the last checkpoint "
+            "(create_training_client_from_state_with_optimizer)."
+        )
+
+
+class Part(Protocol):
+    """One request of an operation, encoded but for its number. Owned by the queue once appended."""
+
+    @property
+    def future(self) -> APIFuture[Any]:
+        """Ends with the answer to this request."""
+
+    def bytes_for(self, number: int) -> bytes:
+        """The body under this sequence number; asked for once, whatever is repeated."""
+
+
+PartT = TypeVar("PartT", bound=Part)
+
+
+@frozen(eq=False)
+class Operation(Generic[PartT]):
+    """One call of the user: a name for errors, its requests, and the future the user holds.
+
+    With a single part `future` is that part's; with several it combines theirs. `parallel` chooses the order
+    of sending.
+    """
+
+    name: str
+    parts: Sequence[PartT]
+    future: APIFuture[Any]
+    parallel: bool = False
+
+
+class QueueState(Enum):
+    """What a send queue does.
+
+    IDLE -> SENDING      an operation leaves the queue
+    SENDING -> IDLE      all its requests are accepted, or it turned out to be cancelled
+    SENDING -> BROKEN    one of its requests could not be sent
+    IDLE -> BROKEN       never in one process; in a forked child, when the parent was sending
+    any -> CLOSED        `close`
+
+    Illegal: every way out of CLOSED; BROKEN -> IDLE or SENDING, for nothing mends a hole; SENDING -> SENDING,
+    for there is one operation in its send phase at most.
+    """
+
+    IDLE = "idle"
+    SENDING = "sending"
+    BROKEN = "broken"
+    CLOSED = "closed"
+
+
+_MOVES = {
+    QueueState.IDLE: {QueueState.SENDING, QueueState.CLOSED},
+    QueueState.SENDING: {QueueState.IDLE, QueueState.BROKEN, QueueState.CLOSED},
+    QueueState.BROKEN: {QueueState.CLOSED},
+    QueueState.CLOSED: set(),
+}
+
+
+def stages(count: int, *, parallel: bool) -> list[Sequence[int]]:
+    """Which parts are sent together, one stage after the other.
+
+    >>> [list(stage) for stage in stages(4, parallel=True)]
+    [[1, 2, 3], [0]]
+    >>> [list(stage) for stage in stages(3, parallel=False)]
+    [[0], [1], [2]]
+    """
+    if parallel and count > 1:
+        return [range(1, count), range(1)]
+    return [range(index, index + 1) for index in range(count)]
+
+
+class _Sending(Generic[PartT]):
+    """The operation in its send phase. All but the constants is guarded by the queue's lock."""
+
+    __slots__ = ("first_number", "operation", "stages", "unaccepted")
+
+    def __init__(self, operation: Operation[PartT], first_number: int) -> None:
+        self.operation = operation
+        self.first_number = first_number
+        self.stages = deque(stages(len(operation.parts), parallel=operation.parallel))
+        self.unaccepted = 0
+
+    def next_stage(self) -> Sequence[int]:
+        """The parts to send now; none when all have been."""
+        stage = self.stages.popleft() if self.stages else ()
+        self.unaccepted = len(stage)
+        return stage
+
+
+class SendQueue(Generic[PartT]):
+    """Sends the operations of one training client in order. Thread-safe.
+
+    >>> from types import SimpleNamespace
+    >>> queue = SendQueue(lambda part, number: print("sent", number), submit=lambda job: job())
+    >>> part = SimpleNamespace(future=APIFuture())
+    >>> queue.append(Operation("optim_step", [part], part.future))
+    sent 1
+    >>> queue
+    <SendQueue idle, 0 queued, next number 2>
+    """
+
+    def __init__(self, send: Callable[[PartT, int], object], submit: Submit) -> None:
+        """Make a queue with nothing in it.
+
+        Args:
+            send: sends a part under a number; returns when the server accepted it, raises when it never will.
+            submit: runs a job on a worker.
+        """
+        self._send = send
+        self._submit = submit
+        self._lock = threading.Lock()
+        self._state = QueueState.IDLE  # guarded by _lock
+        self._queue: deque[Operation[PartT]] = deque()  # guarded by _lock
+        self._sending: _Sending[PartT] | None = None  # guarded by _lock; with its numbers settled
+        self._next_number = 1  # guarded by _lock
+        self._refusal: Exception | None = (
+            None  # guarded by _lock; what new calls get; set once broken or closed
+        )
+        _fork.renew_in_child(self)
+
+    def append(self, operation: Operation[PartT]) -> None:
+        """Take the next operation; sends it when its turn comes.
+
+        Never raises: after a failure or a close the futures of the operation fail, so that a script that
+        makes several calls and then asks for their results meets the first failure first.
+        """
+        assert operation.parts, "an operation without requests"  # noqa: S101
+        with self._lock:
+            refusal = self._refusal
+            if refusal is None:
+                self._queue.append(operation)
+        if refusal is not None:
+            _fail(operation, refusal)
+            return
+        operation.future.when_done(lambda future: self._forget(operation) if future.cancelled() else None)
+        self._advance()
+
+    def close(self, failure: Exception) -> None:
+        """Send nothing more; fail with `failure` what is queued and whatever comes later. The first close
+        counts.
+
+        Requests that are being sent go on, and so does their operation if nothing more of it would have been
+        sent.
+        """
+        with self._lock:
+            if self._state is QueueState.CLOSED:
+                return
+            self._move_locked(QueueState.CLOSED)
+            self._refusal = failure
+            doomed, self._queue = list(self._queue), deque()
+            if self._sending is not None and self._sending.stages:
+                doomed.insert(0, self._sending.operation)
+            self._sending = None
+        for operation in doomed:
+            _fail(operation, failure)
+
+    def renew_after_fork(self) -> None:
+        """Go on in the child only if the parent left nothing half done; its futures belong to it."""
+        self._lock = threading.Lock()
+        if self._refusal is None and (self._state is not QueueState.IDLE or self._queue):
+            cause = "the process was forked while calls were under way"
+            self._state = QueueState.BROKEN
+            self._refusal = EarlierCallFailedError("a call of the parent process", None, cause)
+        self._queue, self._sending = deque(), None
+
+    def __repr__(self) -> str:
+        with self._lock:
+            return (
+                f"<SendQueue {self._state.value}, {len(self._queue)} queued, next number {self._next_number}>"
+            )
+
+    # ---------------------------------------------------- one after the other
+
+    def _advance(self) -> None:
+        """Begin with the next operation, unless one is being sent or there is none."""
+        while (operation := self._take_next()) is not None:
+            # This takes the future's lock, so ours is free; the state keeps other threads out meanwhile.
+            if operation.future.begin():
+                self._begin(operation)
+                return
+            self._pass_over()
+
+    def _take_next(self) -> Operation[PartT] | None:
+        with self._lock:
+            if self._state is not QueueState.IDLE or not self._queue:
+                return None
+            self._move_locked(QueueState.SENDING)
+            return self._queue.popleft()
+
+    def _pass_over(self) -> None:
+        """What was taken is cancelled: it gets no number."""
+        with self._lock:
+            if self._state is QueueState.SENDING:
+                self._move_locked(QueueState.IDLE)
+
+    def _begin(self, operation: Operation[PartT]) -> None:
+        with self._lock:
+            refusal = self._refusal  # closed meanwhile
+            sending = _Sending(operation, self._next_number)
+            stage = sending.next_stage()
+            if refusal is None:
+                self._sending = sending
+                self._next_number += len(operation.parts)
+        if refusal is not None:
+            _fail(operation, refusal)
+        else:
+            self._launch(sending, stage)
+
+    def _launch(self, sending: _Sending[PartT], stage: Sequence[int]) -> None:
+        for index in stage:
+            try:
+                self._submit(partial(self._send_one, sending, index))
+            except RuntimeError as failure:  # the workers take no more
+                self._break(sending, index, failure)
+
+    def _send_one(self, sending: _Sending[PartT], index: int) -> None:
+        """Runs on a worker."""
+        with self._lock:
+            # A sibling failed, or the queue was closed, before this one went out.
+            refusal = None if self._sending is sending else self._refusal
+        if refusal is not None:
+            _fail(sending.operation, refusal)
+            return
+        part = sending.operation.parts[index]
+        part.future.mark_sending()
+        try:
+            self._send(part, sending.first_number + index)
+        except BaseException as failure:  # noqa: BLE001  # whatever it is, nobody must wait for ever
+            self._break(sending, index, failure)
+        else:
+            self._accept(sending)
+
+    def _accept(self, sending: _Sending[PartT]) -> None:
+        with self._lock:
+            sending.unaccepted -= 1
+            if self._sending is not sending or sending.unaccepted:
+                return
+            stage = sending.next_stage()
+            if not stage:
+                self._sending = None
+                self._move_locked(QueueState.IDLE)
+        if stage:
+            self._launch(sending, stage)
+        else:
+            self._advance()
+
+    def _break(self, sending: _Sending[PartT], index: int, failure: BaseException) -> None:
+        operation, number = sending.operation, sending.first_number + index
+        # The cause before all else: a combined future takes the first failure it sees for its own, and from
+        # the next lines on every sibling may be failed with the consequence.
+        operation.parts[index].future.fail(failure)
+        refusal = EarlierCallFailedError(operation.name, number, _words(failure))
+        refusal.__cause__ = failure
+        doomed: list[Operation[PartT]] = []
+        with self._lock:
+            if self._sending is sending:
+                self._sending = None
+                self._move_locked(QueueState.BROKEN)
+                self._refusal = refusal
+                doomed, self._queue = [operation, *self._queue], deque()
+        for each in doomed:
+            _fail(each, refusal)
+
+    def _forget(self, operation: Operation[PartT]) -> None:
+        """Drop what was cancelled in the queue at once, bodies and all."""
+        with self._lock:
+            if operation in self._queue:
+                self._queue.remove(operation)
+
+    def _move_locked(self, state: QueueState) -> None:
+        assert state in _MOVES[self._state], f"{self._state} -> {state}"  # noqa: S101
+        self._state = state
+
+
+def _fail(operation: Operation[PartT], failure: Exception) -> None:
+    for part in operation.parts:
+        part.future.fail(fresh(failure))
+    operation.future.fail(fresh(failure))
+
+
+def _words(failure: BaseException) -> str:
+    return str(failure).rstrip(".") or type(failure).__name__

@@ -1,0 +1,281 @@
+"""`Workers`: a named, bounded pool of daemon threads.
+
+Why not `ThreadPoolExecutor`: the interpreter joins its threads at exit, so a program with a request under way
+would end when the server answers, not when the program does. Ours are daemons that nothing joins but `close`.
+
+- Threads are made when there is work and none is idle, up to the bound; work beyond that waits, first come
+  first served.
+- An idle thread ends after `idle_s`. Work goes to the thread that became idle last, so those that are not
+  needed really end.
+- A forked child starts with an empty pool: no thread of the parent, and none of its work.
+- What a job raises is logged (`run`) or kept in its future (`submit`); the thread goes on.
+
+Any thread may submit and close, workers included. The pool knows nothing of what the jobs do. A thread holds
+its pool, so a pool that is dropped without `close` goes when its last thread has been idle for long enough.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Final, ParamSpec, TypeVar
+
+from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync.runtime import _fork
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Job = Callable[[], object]
+
+# Long enough to bridge the pause between two training steps of most scripts.
+IDLE_S: Final = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class _Call(Future[T]):
+    """A job somebody wants the result of."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        super().__init__()
+        self._work: Callable[[], T] | None = work
+
+    def __call__(self) -> None:
+        work, self._work = self._work, None
+        if work is None or not self.set_running_or_notify_cancel():
+            return
+        try:
+            result = work()
+        except BaseException as failure:  # noqa: BLE001  # it belongs to whoever waits for the future
+            self.set_exception(failure)
+        else:
+            self.set_result(result)
+
+    def drop(self) -> None:
+        """End without having run, so that nobody waits in vain."""
+        self._work = None
+        if self.cancel():
+            self.set_running_or_notify_cancel()
+
+
+class _Worker:
+    """One thread of the pool."""
+
+    __slots__ = ("job", "launched", "ready", "thread")
+
+    def __init__(self, job: Job) -> None:
+        self.job: Job | None = job  # guarded by the pool's lock; a Thread would hold an argument for life
+        self.ready = threading.Lock()  # released when there is something to look at
+        self.ready.acquire()
+        self.launched = threading.Event()  # set when the thread has started, or could not
+        self.thread: threading.Thread
+
+
+class Workers(Executor):
+    """A pool of threads named `tinker-<name>-1`, `-2` and so on. Thread-safe.
+
+    >>> with Workers("demo", max_threads=2) as workers:
+    ...     print(workers.submit(pow, 2, 10).result())
+    1024
+    """
+
+    def __init__(
+        self, name: str, max_threads: int, *, idle_s: float = IDLE_S, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        """Make a pool without threads.
+
+        Args:
+            name: what the threads are called after.
+            max_threads: how many there may be at once.
+            idle_s: how long a thread stays without work.
+            clock: what `close` measures its timeout with.
+        """
+        self._name = name
+        self._max_threads = max_threads
+        self._idle_s = idle_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._workers: set[_Worker] = set()  # guarded by _lock; all that may still take work
+        self._leaving: list[threading.Thread] = []  # guarded by _lock; those that end without more work
+        self._idle: list[_Worker] = []  # guarded by _lock; the last one became idle last
+        self._queue: deque[Job] = deque()  # guarded by _lock; empty while anybody is idle
+        self._started = 0  # guarded by _lock
+        self._closed = False  # guarded by _lock
+        _fork.renew_in_child(self)
+
+    def run(self, job: Job) -> None:
+        """Run `job()` on a thread of the pool; its result is dropped, what it raises is logged.
+
+        Raises:
+            RuntimeError: the pool is closed, or the system gives no first thread.
+
+        >>> with Workers("demo", max_threads=1) as workers:
+        ...     workers.run(lambda: print("done"))
+        done
+        """
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(f"the workers {self._name!r} are closed")
+            worker = self._place_locked(job)
+        if worker is not None:
+            self._start(worker, job)
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run `fn(*args, **kwargs)` on a thread of the pool and return the future of its result.
+
+        Raises:
+            RuntimeError: as for `run`.
+
+        >>> with Workers("demo", max_threads=1) as workers:
+        ...     workers.submit(len, "abc").result()
+        3
+        """
+        call = _Call(lambda: fn(*args, **kwargs))
+        self.run(call)
+        return call
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Take no more work and wait for what there is, at most `timeout` seconds; then drop what has not
+        begun.
+
+        True when all threads have ended. Jobs that run on stay behind as daemons. May be called again, and
+        from a job.
+
+        >>> Workers("demo", max_threads=1).close(timeout=1)
+        True
+        """
+        self._refuse_more()
+        ended = self._join(timeout)
+        if not ended:
+            self._drop_queue()
+        return ended
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """The same for code that expects an `Executor`.
+
+        >>> Workers("demo", max_threads=1).shutdown()
+        """
+        self._refuse_more()
+        if cancel_futures:
+            self._drop_queue()
+        if wait:
+            self._join(None)
+
+    def renew_after_fork(self) -> None:
+        """The parent's threads do not exist here, and its work is its own."""
+        self._lock = threading.Lock()
+        self._workers, self._leaving, self._idle, self._queue = set(), [], [], deque()
+
+    def __repr__(self) -> str:
+        with self._lock:
+            closed = ", closed" if self._closed else ""
+            counts = f"{len(self._workers)} threads, {len(self._idle)} idle, {len(self._queue)} queued"
+        return f"<Workers {self._name!r} {counts}{closed}>"
+
+    # ---------------------------------------------------- handing out work
+
+    def _place_locked(self, job: Job) -> _Worker | None:
+        """Hand the job to an idle thread or queue it; returns a worker that must be started for it."""
+        if self._idle:
+            worker = self._idle.pop()
+            worker.job = job
+            worker.ready.release()
+            return None
+        if len(self._workers) >= self._max_threads:
+            self._queue.append(job)
+            return None
+        self._started += 1
+        worker = _Worker(job)
+        worker.thread = threading.Thread(
+            target=self._work, args=(worker,), name=f"tinker-{self._name}-{self._started}", daemon=True
+        )
+        self._workers.add(worker)
+        return worker
+
+    def _start(self, worker: _Worker, job: Job) -> None:
+        try:
+            worker.thread.start()
+        except RuntimeError:
+            # The system gives no more threads, or the interpreter is ending. Fewer will do, none will not.
+            with self._lock:
+                self._workers.discard(worker)
+                if not self._workers:
+                    raise
+                if self._idle:
+                    self._place_locked(job)
+                else:
+                    self._queue.append(job)
+        finally:
+            worker.launched.set()
+
+    # ---------------------------------------------------- on a thread of the pool
+
+    def _work(self, worker: _Worker) -> None:
+        job, worker.job = worker.job, None
+        while job is not None:
+            try:
+                job()
+            except BaseException:  # noqa: BLE001  # one job's SystemExit must not cost the others a thread
+                _log.exception("a job of the workers %r failed", self._name)
+            job = None  # while idle, nothing of the last job stays alive
+            job = self._next_job(worker)
+
+    def _next_job(self, worker: _Worker) -> Job | None:
+        """What to do next, waiting for it; None when the thread shall end."""
+        with self._lock:
+            if self._queue:
+                return self._queue.popleft()
+            if self._closed:
+                self._retire_locked(worker)
+                return None
+            self._idle.append(worker)
+        in_time = worker.ready.acquire(timeout=self._idle_s)
+        with self._lock:
+            job, worker.job = worker.job, None
+            if job is None:
+                self._retire_locked(worker)
+                if worker in self._idle:
+                    self._idle.remove(worker)
+            elif not in_time:
+                worker.ready.acquire()  # the job came at the last moment, and with it this
+            return job
+
+    def _retire_locked(self, worker: _Worker) -> None:
+        self._workers.discard(worker)
+        self._leaving = [*(thread for thread in self._leaving if thread.is_alive()), worker.thread]
+
+    # ---------------------------------------------------- closing
+
+    def _refuse_more(self) -> None:
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for worker in idle:
+            worker.ready.release()
+
+    def _join(self, timeout: float | None) -> bool:
+        deadline_s = math.inf if timeout is None else self._clock.now() + timeout
+        me = threading.current_thread()
+        with self._lock:
+            workers = [worker for worker in self._workers if worker.thread is not me]
+            threads = [thread for thread in self._leaving if thread is not me]
+        for worker in workers:
+            if not self._clock.wait(worker.launched, deadline_s - self._clock.now()):
+                return False
+            if worker.thread.ident is not None:
+                threads.append(worker.thread)
+        for thread in threads:
+            thread.join(min(max(deadline_s - self._clock.now(), 0.0), threading.TIMEOUT_MAX))
+        return not any(thread.is_alive() for thread in threads)
+
+    def _drop_queue(self) -> None:
+        with self._lock:
+            dropped, self._queue = self._queue, deque()
+        for job in dropped:
+            if isinstance(job, _Call):
+                job.drop()
