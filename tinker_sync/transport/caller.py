@@ -97,13 +97,21 @@ class Caller:
                 raise outcome.error
             pause_s = self._pause_s(outcome, call)
             patience = patience.after(outcome, self._clock.now() + pause_s)
-            self._wait(call, pause_s, outcome.error)
+            self._tell(call, pause_s, outcome.error)
+            self._clock.wait(self._closing, pause_s)
             fresh = isinstance(outcome, Retry) and outcome.fresh
             call = evolve(call, attempt=call.attempt + 1, fresh=call.fresh or fresh)
 
     def close(self) -> None:
         """Let every call that waits for its next try fail now, and every later one. May be called twice."""
         self._closing.set()
+
+    def renew_after_fork(self) -> None:
+        """Replace the locks, in a forked child: threads that only the parent has may hold them."""
+        closing, self._closing = self._closing.is_set(), threading.Event()
+        if closing:
+            self._closing.set()
+        self._notes_lock = threading.Lock()
 
     def _patience(self, call: Call) -> _Patience:
         deadline_s = self._settings.deadline_s if call.deadline_s is None else call.deadline_s
@@ -131,11 +139,9 @@ class Caller:
             return 0.0
         return delay_s(call.attempt, hint_s=verdict.after_s, draw=self._draw())
 
-    def _wait(self, call: Call, pause_s: float, error: APIError) -> None:
+    def _tell(self, call: Call, pause_s: float, error: APIError) -> None:
         reason = str(error.status_code) if isinstance(error, APIStatusError) else type(error).__name__
         self._journal.retrying(call, pause_s, reason)
-        if self._clock.wait(self._closing, pause_s):
-            raise _closed(call) from error
 
     def _note_deprecation(self, reply: Reply, call: Call) -> None:
         note = reply.headers.get("x-deprecation-note")
