@@ -1,0 +1,46 @@
+"""The clock of this machine, and the one tests turn by hand."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from support.clock import PATIENCE_S, FakeClock
+
+from tinker_sync._clock import SYSTEM_CLOCK
+
+
+def test_the_system_clock_tells_both_times() -> None:
+    before, wall = time.monotonic(), time.time()
+    assert before <= SYSTEM_CLOCK.now() <= time.monotonic()
+    assert wall - 1 <= SYSTEM_CLOCK.time() <= time.time() + 1
+
+
+def test_any_timeout_may_be_waited_for() -> None:
+    event = threading.Event()
+    assert SYSTEM_CLOCK.wait(event, -1) is False
+    event.set()
+    assert SYSTEM_CLOCK.wait(event, math.inf) is True
+
+
+def test_setting_the_event_ends_a_wait() -> None:
+    event = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(SYSTEM_CLOCK.wait, event, math.inf)
+        event.set()
+        assert waiting.result(PATIENCE_S) is True
+
+
+def test_a_clock_turned_by_hand_wakes_who_waits_long_enough() -> None:
+    clock, event = FakeClock(automatic=False), threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        short, long = pool.submit(clock.wait, event, 5.0), pool.submit(clock.wait, event, 50.0)
+        clock.await_waiters(2)
+        clock.advance(10)
+        assert short.result(PATIENCE_S) is False
+        assert not long.done()
+        event.set()
+        assert long.result(PATIENCE_S) is True
+    assert sorted(clock.waits) == [5.0, 50.0]
