@@ -174,6 +174,15 @@ class HeaderMap(Mapping[str, str]):
             for name, value in items
         }
 
+    @property
+    def lines(self) -> Mapping[str, tuple[str, str]]:
+        """Names as they are written, and values, by lower-case name.
+
+        >>> HeaderMap({"Accept": "*/*"}).lines
+        {'accept': ('Accept', '*/*')}
+        """
+        return self._pairs
+
     def __getitem__(self, name: str) -> str:
         return self._pairs[name.lower()][1]
 
@@ -205,6 +214,16 @@ class HeaderMap(Mapping[str, str]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HeaderMap:
         return self
+
+
+def header_map(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> HeaderMap:
+    """The headers as a map; a map itself is taken as it is, for it cannot change.
+
+    >>> headers = HeaderMap({"Accept": "*/*"})
+    >>> header_map(headers) is headers
+    True
+    """
+    return headers if isinstance(headers, HeaderMap) else HeaderMap(headers)
 
 
 def is_secret_name(name: str) -> bool:

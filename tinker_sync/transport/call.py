@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from typing import Final, Literal
 
 from attrs import field, frozen
 
-from tinker_sync._secret import HeaderMap
+from tinker_sync._secret import HeaderMap, header_map
 from tinker_sync.config import Timeout
 
 __all__ = ["Call", "Reply", "SendFailed"]
+
+_NONE: Final = HeaderMap()
 
 
 @frozen(kw_only=True, repr=False)
@@ -27,7 +28,7 @@ class Call:
     query: str = ""
     """Encoded, without the question mark."""
     body: bytes | None = None
-    headers: Mapping[str, str] = field(factory=HeaderMap, converter=HeaderMap)
+    headers: HeaderMap = field(default=_NONE, converter=header_map)
     """Of this call alone; they win over ours, and the user's default headers over them."""
     accept: str = "application/json"
     content_type: str = "application/json"
@@ -66,7 +67,7 @@ class Reply:
     """
 
     status: int
-    headers: Mapping[str, str] = field(converter=HeaderMap)
+    headers: HeaderMap = field(converter=header_map)
     """Found under any case; the values of one that came several times are joined with commas."""
     body: bytes = field(default=b"", repr=lambda body: f"<{len(body)} bytes>")
 

@@ -119,18 +119,16 @@ class Exchange:
 
     def _conclude(self, raw: RawReply) -> Reply | None:
         self._launcher.keep_cookies(self._hop, raw)
-        location = _header(raw, "location")
-        if self._call.follow_redirects and raw.status in REDIRECTS and location:
+        if raw.status in REDIRECTS and self._call.follow_redirects and (location := _location(raw)):
             self._follow(raw.status, location)
             return None
         try:
-            body = content.decode(
-                raw.body, _header(raw, "content-encoding"), limit=self._limits.max_body_bytes
-            )
+            encoding = raw.fields.get("content-encoding")
+            body = content.decode(raw.body, encoding, limit=self._limits.max_body_bytes)
         except (MalformedReply, ReplyTooLarge) as error:
             final = isinstance(error, ReplyTooLarge)
             raise self._lost(SendFailed(str(error), maybe_received=True, final=final)) from error
-        reply = Reply(raw.status, _joined(raw.headers), body)
+        reply = Reply(raw.status, raw.fields, body)
         self._journal.answered(self._call, reply, self._clock.now() - self._began_s)
         return reply
 
@@ -157,15 +155,6 @@ class Exchange:
         return failed
 
 
-def _header(raw: RawReply, name: str) -> str | None:
-    """The value of a header, in a form whose repr shows nothing: redirects lead to signed addresses."""
-    return next((Secret(value).reveal() for header, value in raw.headers if header.lower() == name), None)
-
-
-def _joined(headers: list[tuple[str, str]]) -> dict[str, str]:
-    """One value for each name: several lines of one mean the same as one with commas."""
-    joined: dict[str, str] = {}
-    for name, value in headers:
-        key = name.lower()
-        joined[key] = f"{joined[key]}, {value}" if key in joined else value
-    return joined
+def _location(raw: RawReply) -> str | None:
+    """Where a redirect leads, in a form whose repr shows nothing: it may be a signed address."""
+    return next((Secret(value).reveal() for name, value in raw.headers if name.lower() == "location"), None)

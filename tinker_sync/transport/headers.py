@@ -10,7 +10,7 @@ import platform
 from collections.abc import Mapping
 from functools import lru_cache
 
-from tinker_sync._secret import Secret
+from tinker_sync._secret import HeaderMap, Secret, header_map
 from tinker_sync._version import __version__
 from tinker_sync.config import Settings
 from tinker_sync.transport.call import Call
@@ -39,7 +39,7 @@ def by_name(headers: Mapping[str, str]) -> Headers:
     >>> by_name({"Accept": "*/*"})
     {'accept': ('Accept', '*/*')}
     """
-    return {name.lower(): (name, value) for name, value in headers.items()}
+    return header_map(headers).lines
 
 
 class HeaderLayers:
@@ -54,11 +54,9 @@ class HeaderLayers:
         self._ours = by_name(ours)
         self._users = by_name(settings.default_headers)
 
-    def compose(self, call: Call, credential: Secret | None, session_headers: Mapping[str, str]) -> Headers:
+    def compose(self, call: Call, credential: Secret | None, session_headers: HeaderMap) -> Headers:
         """All headers of a call but those of framing and of the way it takes."""
-        headers = dict(self._ours)
-        if session_headers:
-            headers.update(by_name(session_headers))
+        headers = {**self._ours, **session_headers.lines}
         headers["accept"] = ("Accept", call.accept)
         if credential:
             headers["x-api-key"] = (API_KEY, credential.reveal())
@@ -67,7 +65,6 @@ class HeaderLayers:
             if call.idempotency_key:
                 headers["x-idempotency-key"] = (IDEMPOTENCY_KEY, call.idempotency_key)
         headers["x-retry-count"] = (RETRY_COUNT, str(call.attempt - 1))
-        if call.headers:
-            headers.update(by_name(call.headers))
+        headers.update(call.headers.lines)
         headers.update(self._users)
         return headers

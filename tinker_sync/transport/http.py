@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from typing import Protocol
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._secret import Secret
@@ -108,7 +108,8 @@ class Http:
         return f"<Http {self._origin}{self._base.path} {self._pools!r}>"
 
     def _first_hop(self, call: Call) -> Hop:
-        url = self._base._replace(path=self._base.path + call.path, query=call.query)
+        base = self._base
+        url = SplitResult(base.scheme, base.netloc, base.path + call.path, call.query, "")
         headers = self._layers.compose(call, self._credential(call), self._rules.headers())
         return Hop(call.method, url, self._origin, headers, call.body)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Final
 
 from tinker_sync.errors import InvalidInputError
@@ -32,6 +33,7 @@ _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TARGET: Final = re.compile(r"[\x21-\x7e]+")
 # Line ends would let a value add headers of its own; NUL ends the value in some servers.
 _BAD_VALUE: Final = re.compile(r"[\r\n\x00]")
+_NOT_LATIN1: Final = re.compile(r"[^\x00-\xff]")
 _DIGITS: Final = re.compile(r"[0-9]{1,18}")
 _CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?")
 
@@ -64,20 +66,31 @@ def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -
     """
     if not _TOKEN.fullmatch(method) or not _TARGET.fullmatch(target):
         raise InvalidInputError(f"{method!r} {target!r} is no request line")
-    checked = [_header_line(name, value) for name, value in headers]
-    return Quiet(b"".join([f"{method} {target} HTTP/1.1\r\n".encode("ascii"), *checked, b"\r\n"]))
+    lines = list(headers)
+    # All values at once; one by one only where that finds something to look at.
+    if not (all(_is_name(name) for name, _ in lines) and _is_plain("".join([value for _, value in lines]))):
+        for name, value in lines:
+            _check_line(name, value)
+    head = [f"{method} {target} HTTP/1.1\r\n", *[f"{name}: {value}\r\n" for name, value in lines], "\r\n"]
+    return Quiet("".join(head).encode("latin-1"))
 
 
-def _header_line(name: str, value: str) -> Quiet:
-    if not _TOKEN.fullmatch(name):
+@lru_cache(maxsize=256)
+def _is_name(name: str) -> bool:
+    return _TOKEN.fullmatch(name) is not None
+
+
+def _is_plain(text: str) -> bool:
+    return text.isascii() and not ("\r" in text or "\n" in text or "\0" in text)
+
+
+def _check_line(name: str, value: str) -> None:
+    if not _is_name(name):
         raise InvalidInputError(f"{name!r} is no header name")
     if _BAD_VALUE.search(value):
         raise InvalidInputError(f"header {name}: the value holds a line end or NUL")
-    try:
-        return Quiet(b"%b: %b\r\n" % (name.encode("ascii"), value.encode("latin-1")))
-    except UnicodeEncodeError:
-        # Not chained: the codec's exception carries the value.
-        raise InvalidInputError(f"header {name}: the value holds characters outside latin-1") from None
+    if _NOT_LATIN1.search(value):
+        raise InvalidInputError(f"header {name}: the value holds characters outside latin-1")
 
 
 class _State(Enum):
@@ -113,6 +126,8 @@ class ReplyParser:
     def __init__(self, method: str, *, max_body_bytes: int) -> None:
         self.status = 0
         self.headers: list[tuple[str, str]] = []
+        self.fields: dict[str, str] = {}
+        """The headers by lower-case name, several lines of one name joined."""
         self.keep_alive = False
         """Whether the connection may carry another request once this answer is done."""
         self.started = False
@@ -201,7 +216,8 @@ class ReplyParser:
             self._skip_interim()
             return
         self.headers = _header_pairs(lines)
-        connection = _tokens(self._values("connection"))
+        self.fields = joined(self.headers)
+        connection = _tokens(self.fields.get("connection"))
         self.keep_alive = "keep-alive" in connection if match[1] == "0" else "close" not in connection
         self._state = self._framing()
 
@@ -213,8 +229,8 @@ class ReplyParser:
     def _framing(self) -> _State:
         if self._method == "HEAD" or self.status in (204, 304):
             return _State.DONE
-        lengths = set(_tokens(self._values("content-length")))
-        codings = [coding for coding in _tokens(self._values("transfer-encoding")) if coding != "identity"]
+        lengths = set(_tokens(self.fields.get("content-length")))
+        codings = [coding for coding in _tokens(self.fields.get("transfer-encoding")) if coding != "identity"]
         if codings:
             if codings != ["chunked"]:
                 raise MalformedReply(f"transfer coding {', '.join(codings)[:40]!r} was not asked for")
@@ -233,9 +249,6 @@ class ReplyParser:
         self._remaining = int(length)
         self._refuse_over(self._remaining)
         return _State.LENGTH if self._remaining else _State.DONE
-
-    def _values(self, name: str) -> list[str]:
-        return [value for header, value in self.headers if header.lower() == name]
 
     def _refuse_over(self, size: int) -> None:
         if size > self._max_body_bytes:
@@ -322,5 +335,19 @@ def _header_pairs(lines: list[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _tokens(values: list[str]) -> list[str]:
-    return [token.strip().lower() for value in values for token in value.split(",") if token.strip()]
+def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """One value for each lower-case name: several lines of one mean the same as one with commas.
+
+    >>> joined([("Vary", "a"), ("vary", "b")])
+    {'vary': 'a, b'}
+    """
+    fields: dict[str, list[str]] = {}
+    for name, value in headers:
+        fields.setdefault(name.lower(), []).append(value)
+    return {name: values[0] if len(values) == 1 else ", ".join(values) for name, values in fields.items()}
+
+
+def _tokens(value: str | None) -> list[str]:
+    if not value:
+        return []
+    return [token.strip().lower() for token in value.split(",") if token.strip()]

@@ -53,9 +53,10 @@ class Journal:
     def sent(self, call: Call, headers: Headers) -> None:
         """A request has left, with these headers."""
         size_bytes = len(call.body or b"")
-        self._tell(
-            RequestSent(method=call.method, path=call.path, attempt=call.attempt, size_bytes=size_bytes)
-        )
+        if self._observer is not None:
+            self._tell(
+                RequestSent(method=call.method, path=call.path, attempt=call.attempt, size_bytes=size_bytes)
+            )
         if not _logger.isEnabledFor(logging.DEBUG):
             return
         sent = dict(headers.values())
@@ -69,16 +70,17 @@ class Journal:
 
     def answered(self, call: Call, reply: Reply, duration_s: float) -> None:
         """The whole answer is here."""
-        self._tell(
-            ReplyReceived(
-                method=call.method,
-                path=call.path,
-                attempt=call.attempt,
-                status=reply.status,
-                size_bytes=len(reply.body),
-                duration_s=duration_s,
+        if self._observer is not None:
+            self._tell(
+                ReplyReceived(
+                    method=call.method,
+                    path=call.path,
+                    attempt=call.attempt,
+                    status=reply.status,
+                    size_bytes=len(reply.body),
+                    duration_s=duration_s,
+                )
             )
-        )
         if not _logger.isEnabledFor(logging.DEBUG):
             return
         shown = redact_body(reply.body, reply.headers.get("content-type", ""), self._secrets())

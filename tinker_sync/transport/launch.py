@@ -68,18 +68,18 @@ class Launcher:
 
     def keep_cookies(self, hop: Hop, reply: RawReply) -> None:
         """Store what an answer wants remembered, as the session would."""
-        self._rules.keep_cookies(hop.address, reply.headers)
+        if "set-cookie" in reply.fields:
+            self._rules.keep_cookies(hop.address, reply.headers)
 
     def _complete(self, hop: Hop, way: Way) -> Headers:
         """The headers of this very hop. `Host` is first, where some servers want it."""
         headers = {"host": ("Host", hop.origin.netloc), **hop.headers}
-        authorization = self._rules.authorization(hop.origin) if hop.own else way.netrc
-        for name, value in (
-            ("Authorization", authorization),
-            ("Cookie", self._rules.cookies_for(hop.address)),
-        ):
-            if value:
-                headers.setdefault(name.lower(), (name, value))
+        authorization = self._rules.authorization(way) if hop.own else way.netrc
+        if authorization:
+            headers.setdefault("authorization", ("Authorization", authorization))
+        cookies = self._rules.cookies_for(hop.address) if self._rules.has_cookies else None
+        if cookies:
+            headers.setdefault("cookie", ("Cookie", cookies))
         if hop.body is not None or hop.method not in ("GET", "HEAD"):
             headers["content-length"] = ("Content-Length", str(len(hop.body or b"")))
         if way.route is None:

@@ -54,7 +54,7 @@ class SessionRules:
         self._given = session is not None
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._ways: dict[Origin, Way] = {}  # guarded by _lock
+        self._ways: dict[Origin, Way] = {}  # written under _lock, read without
         self._contexts: dict[object, ssl.SSLContext] = {}  # guarded by _lock
 
     def way_to(self, origin: Origin) -> Way:
@@ -65,15 +65,14 @@ class SessionRules:
         """
         if self._pid != os.getpid():
             self.renew_after_fork()
-        with self._lock:
-            way = self._ways.get(origin)
+        way = self._ways.get(origin)  # entries are only ever added
         if way is None:
             found = self._find_way(origin)
             with self._lock:  # two threads may have looked; the first one's finding stays
                 way = self._ways.setdefault(origin, found)
         return way
 
-    def headers(self) -> Mapping[str, str]:
+    def headers(self) -> HeaderMap:
         """The headers the user put into the session, without what requests puts into every session."""
         if not self._given:
             return _NONE
@@ -86,19 +85,24 @@ class SessionRules:
             }
         )
 
-    def authorization(self, origin: Origin) -> str | None:
-        """The value of `Authorization` for an origin: of the session, else of the netrc file."""
+    def authorization(self, way: Way) -> str | None:
+        """The value of `Authorization` for the origin we were sent to: of the session, else of the netrc
+        file.
+        """
         auth = self.session.auth
         if type(auth) is requests.auth.HTTPBasicAuth:
             return _basic(auth.username, auth.password)
         if isinstance(auth, tuple):
             return _basic(*auth)
-        return self.way_to(origin).netrc if auth is None else None
+        return way.netrc if auth is None else None
+
+    @property
+    def has_cookies(self) -> bool:
+        """Whether there may be any to send."""
+        return len(self.session.cookies) > 0
 
     def cookies_for(self, url: str) -> str | None:
         """The value of `Cookie` for an address."""
-        if not self.session.cookies:
-            return None
         request = urllib.request.Request(url)  # noqa: S310 - opened by nobody: the jar asks it for its parts
         self.session.cookies.add_cookie_header(request)
         cookies = request.get_header("Cookie")
@@ -107,9 +111,8 @@ class SessionRules:
     def keep_cookies(self, url: str, headers: list[tuple[str, str]]) -> None:
         """Store the cookies an answer sets."""
         values = [value for name, value in headers if name.lower() == "set-cookie"]
-        if values:
-            request = urllib.request.Request(url)  # noqa: S310 - as above
-            self.session.cookies.extract_cookies(_CookieReply(values), request)  # type: ignore[arg-type]
+        request = urllib.request.Request(url)  # noqa: S310 - as above
+        self.session.cookies.extract_cookies(_CookieReply(values), request)  # type: ignore[arg-type]
 
     def renew_after_fork(self) -> None:
         """Leave the parent's connections alone, in a forked child; the session stays usable."""

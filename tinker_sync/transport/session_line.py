@@ -21,7 +21,7 @@ from tinker_sync._clock import Clock
 from tinker_sync._secret import mask_url, without_frames
 from tinker_sync.errors import TinkerError
 from tinker_sync.transport.call import SendFailed
-from tinker_sync.transport.http1 import MalformedReply, ReplyTooLarge
+from tinker_sync.transport.http1 import MalformedReply, ReplyTooLarge, joined
 from tinker_sync.transport.socket_line import Limits, RawReply
 
 # Small steps bound what one piece of a compressed answer can unfold to in older versions of urllib3.
@@ -110,7 +110,7 @@ class SessionLine:
             self._refuse_over(size)
             pieces.append(piece)
         headers = [(n, v) for n, v in response.headers.items() if n.lower() != "content-encoding"]
-        return RawReply(response.status_code, headers, b"".join(pieces))
+        return RawReply(response.status_code, headers, joined(headers), b"".join(pieces))
 
     def _refuse_over(self, size: int) -> None:
         if size > self._limits.max_body_bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import ssl
+from collections.abc import Mapping
 from typing import Final, NoReturn
 
 from attrs import field, frozen
@@ -30,6 +31,8 @@ class RawReply:
 
     status: int
     headers: list[tuple[str, str]] = field(repr=False)  # of redirects to signed addresses, too
+    fields: Mapping[str, str] = field(repr=False)
+    """The same by lower-case name."""
     body: bytes = field(repr=False)
 
 
@@ -171,7 +174,8 @@ class SocketLine:
                 self._pools.give_back(self._connection)
             else:
                 self._pools.discard(self._connection)
-        return RawReply(self._parser.status, self._parser.headers, self._parser.body())
+        parser = self._parser
+        return RawReply(parser.status, parser.headers, parser.fields, parser.body())
 
     def _fail(self, error: Exception) -> NoReturn:
         self.abort()
