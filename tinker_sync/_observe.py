@@ -1,8 +1,9 @@
-"""What may be watched while requests go over the network: frozen records, and who receives them.
+"""What may be watched while requests go over the network and sessions live: frozen records, and who receives
+them.
 
 A leaf without behaviour. Whoever sends calls `observe` on the thread that sends, never while holding a
 lock, and goes on when it raises. The records hold no header, no body, no query and no credential, so they may
-be stored or shown.
+be stored or shown; what `CallFailed` holds is the very error the user gets.
 """
 
 from __future__ import annotations
@@ -11,7 +12,20 @@ from typing import Protocol
 
 from attrs import frozen
 
-__all__ = ["Event", "Observer", "Redirected", "ReplyReceived", "RequestLost", "RequestSent", "RetryScheduled"]
+__all__ = [
+    "CallFailed",
+    "Event",
+    "HeartbeatLate",
+    "Observer",
+    "Redirected",
+    "ReplyReceived",
+    "RequestLost",
+    "RequestSent",
+    "RetryScheduled",
+    "SessionEnded",
+    "SessionLost",
+    "SessionStarted",
+]
 
 
 @frozen(kw_only=True)
@@ -82,7 +96,61 @@ class Redirected:
     """False: credentials stay behind."""
 
 
-Event = RequestSent | ReplyReceived | RequestLost | RetryScheduled | Redirected
+@frozen(kw_only=True)
+class SessionStarted:
+    """The server has made a session for this client."""
+
+    session_id: str
+
+
+@frozen(kw_only=True)
+class SessionLost:
+    """The server has told a heartbeat that it no longer keeps the session."""
+
+    session_id: str
+    reason: str
+
+
+@frozen(kw_only=True)
+class HeartbeatLate:
+    """A heartbeat could not be sent when it was due.
+
+    >>> HeartbeatLate(delay_s=12.0, reason="this process held the interpreter lock").delay_s
+    12.0
+    """
+
+    delay_s: float
+    reason: str
+
+
+@frozen(kw_only=True)
+class SessionEnded:
+    """The client is being closed, or the program ends."""
+
+    session_id: str
+    status: str
+    """success, errored or interrupted."""
+
+
+@frozen(kw_only=True)
+class CallFailed:
+    """A call of the user has failed for good."""
+
+    error: BaseException
+
+
+Event = (
+    RequestSent
+    | ReplyReceived
+    | RequestLost
+    | RetryScheduled
+    | Redirected
+    | SessionStarted
+    | SessionLost
+    | HeartbeatLate
+    | SessionEnded
+    | CallFailed
+)
 
 
 class Observer(Protocol):

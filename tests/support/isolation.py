@@ -113,6 +113,10 @@ def loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         pytest.fail(f"the test tried to reach {attempts!r}", pytrace=False)
 
 
+# A thread that has been told to end may need a moment, the more so on a busy machine.
+GRACE_S = 1.0
+
+
 def our_threads() -> set[threading.Thread]:
     """Threads of the package that are alive now."""
     return {thread for thread in threading.enumerate() if thread.name.startswith("tinker-")}
@@ -123,6 +127,8 @@ def no_thread_outlives_its_test() -> Iterator[None]:
     """Whoever starts a thread in a test also stops and joins it in that test."""
     before = our_threads()
     yield
+    for thread in our_threads() - before:
+        thread.join(GRACE_S)
     left = our_threads() - before
     if left:
         names = sorted(thread.name for thread in left)

@@ -58,7 +58,7 @@ def create_model(
     """A new model. Its number is drawn before the request, which may so be repeated."""
     from tinker_sync.clients.training import TrainingClient
 
-    session_id = core.session_id()
+    session_id = core.session_id(deadline_at)
     model_seq_id = core.session.next_model_seq_id()
     request = CreateModelRequest(
         session_id=session_id,
@@ -75,9 +75,9 @@ def create_model(
 
 def load_model(core: Core, checkpoint: Checkpoint, deadline_at: float) -> TrainingClient:
     """A new model with a checkpoint's weights: in one request where the server offers that, else in three."""
-    if core.machinery.facts.config.create_model_via_load_weights:
+    if core.ready(deadline_at).facts.config.create_model_via_load_weights:
         return _load_at_once(core, checkpoint, deadline_at)
-    info = weights_info(core, checkpoint)
+    info = weights_info(core, checkpoint, deadline_at)
     flags = {
         name: True if getattr(info, name) is None else getattr(info, name)
         for name in ("train_unembed", "train_mlp", "train_attn")
@@ -90,14 +90,17 @@ def load_model(core: Core, checkpoint: Checkpoint, deadline_at: float) -> Traini
         info.optimizer_config if checkpoint.with_optimizer else checkpoint.optimizer or AdamOptimizerConfig(),
         deadline_at,
     )
-    client.load_first(checkpoint.path, checkpoint.raw_token, optimizer=checkpoint.with_optimizer)
+    left_s = max(deadline_at - core.clock.now(), 0.0)
+    client.load_first(
+        checkpoint.path, checkpoint.raw_token, optimizer=checkpoint.with_optimizer, deadline=left_s
+    )
     return client
 
 
 def _load_at_once(core: Core, checkpoint: Checkpoint, deadline_at: float) -> TrainingClient:
     from tinker_sync.clients.training import TrainingClient
 
-    session_id = core.session_id()
+    session_id = core.session_id(deadline_at)
     model_seq_id = core.session.next_model_seq_id()
     request = LoadWeightsRequest(
         session_id=session_id,
@@ -113,27 +116,27 @@ def _load_at_once(core: Core, checkpoint: Checkpoint, deadline_at: float) -> Tra
     return TrainingClient(core, model_seq_id, f"{session_id}:train:{model_seq_id}")
 
 
-def weights_info(core: Core, checkpoint: Checkpoint) -> WeightsInfoResponse:
+def weights_info(core: Core, checkpoint: Checkpoint, deadline_at: float) -> WeightsInfoResponse:
     """What a checkpoint holds, asked under the key that may read it."""
     body = {"tinker_path": checkpoint.path}
+    limit_s = min(max(deadline_at - core.clock.now(), 0.0), _deadlines.REST_S)
+    info: WeightsInfoResponse
     if checkpoint.access_token is None:
-        info: WeightsInfoResponse = core.call("get_weights_info", body, deadline_s=_deadlines.REST_S)
+        info = core.call("get_weights_info", body, deadline_s=limit_s)
         return info
     foreign = Core(evolve(core.settings, api_key=checkpoint.access_token), clock=core.clock)
     try:
-        foreign_info: WeightsInfoResponse = foreign.call(
-            "get_weights_info", body, deadline_s=_deadlines.REST_S
-        )
-        return foreign_info
+        info = foreign.call("get_weights_info", body, deadline_s=limit_s)
+        return info
     finally:
         foreign.close("success")
 
 
 def promised(core: Core, name: str, request: Any, kind: type[T], deadline_at: float) -> T:
     """Make a call that answers with a promise, and wait for what it turns into."""
-    future: APIFuture[T] = APIFuture(submit=core.callback_pool.run, clock=core.clock)
+    future: APIFuture[T] = core.future()
     began_at = core.clock.now()
-    promise = core.call(name, request, pause_billing=False)
+    promise = core.call(name, request, pause_billing=False, deadline_s=max(deadline_at - began_at, 0.0))
     core.machinery.fetcher.fetch(
         Promise(
             promise.request_id,

@@ -6,6 +6,7 @@ subclass changes both. No loop of ours runs anywhere; whoever awaits brings one.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -27,16 +28,30 @@ def _named(twin: Any, method: Callable[..., Any], what: str) -> Any:
     return twin
 
 
+def _settle(future: APIFuture[T], work: Callable[[], T]) -> None:
+    try:
+        value = work()
+    except BaseException as failure:  # noqa: BLE001  # it belongs to whoever awaits
+        future.fail(failure)
+    else:
+        future.resolve(value)
+
+
 def blocking_twin(
     method: Callable[Concatenate[S, P], T],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """For a method that blocks until it returns a value: awaits the same on a thread of its own."""
+    """For a method that blocks until it returns a value: awaits the same, done on a thread of the client.
+
+    Not on one of the loop's: the interpreter joins those at exit, so Ctrl-C would wait for the server.
+    """
     name = method.__name__
 
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        import asyncio
-
-        return await asyncio.to_thread(getattr(self, name), *args, **kwargs)
+        bound = functools.partial(contextvars.copy_context().run, getattr(self, name), *args, **kwargs)
+        future: APIFuture[T] = APIFuture()
+        owner: Any = self
+        owner.holder.run_awaited(lambda: _settle(future, bound))
+        return await future
 
     made: Callable[Concatenate[S, P], Coroutine[Any, Any, T]] = _named(
         twin, method, f"Awaits the value of `{name}` without blocking the loop."

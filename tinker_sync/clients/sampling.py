@@ -67,10 +67,10 @@ class SamplingClient:
         self._retry_config = retry_config or RetryConfig()
         self._record_stability_info = record_stability_info
         # The original counts from 0 and asks nobody; a copy first needs a block of its own.
-        self._numbers: Once[Callable[[], int]] = Once(self._join if copied else numbers)
+        self._numbers: Once[Callable[[], int]] = Once()
         if not copied:
-            self._numbers.get()
-        self._poll_for_all: Once[Callable[..., Any]] = Once(self._session_poll)
+            self._numbers.get(numbers)
+        self._poll_for_all: Once[Callable[..., Any]] = Once()
         self._clone_id = 0
         _fork.renew_in_child(self)
 
@@ -107,7 +107,7 @@ class SamplingClient:
             base_model=base_model,
             model_path=model_path,
         )
-        created = core.call("create_sampling_session", request, deadline_s=_deadlines.CREATE_S)
+        created = core.call("create_sampling_session", request, usual_s=_deadlines.CREATE_S)
         return cls(
             core,
             sampling_session_id=created.sampling_session_id,
@@ -168,18 +168,19 @@ class SamplingClient:
         )
         request.validate()
         core = self._core
-        machinery = core.machinery
+        deadline_at = _deadlines.deadline_at(
+            core.clock.now(), deadline, core.settings.deadline_s, _deadlines.SAMPLE_S
+        )
+        machinery = core.ready(deadline_at)
         dialect = machinery.facts.dialect
         refuse_unsupported(request, dialect)
         sent = normalise_sample_request(request, dialect)
-        future: APIFuture[SampleResponse] = APIFuture(submit=core.callback_pool.run, clock=core.clock)
+        future: APIFuture[SampleResponse] = core.future()
         order = SampleOrder(
             request=sent,
             next_number=self._next_number,
             estimate_bytes=estimate_prompt_bytes(prompt),
-            deadline_at=_deadlines.deadline_at(
-                core.clock.now(), deadline, core.settings.deadline_s, _deadlines.SAMPLE_S
-            ),
+            deadline_at=deadline_at,
             decode=lambda reply, tree: check_response(request, _read_response(reply, tree)),
             max_attempts=self._retry_config.attempts,
             abandoned=core.abandon,
@@ -194,7 +195,7 @@ class SamplingClient:
     def _put_once_numbered(self, order: SampleOrder, future: APIFuture[SampleResponse]) -> None:
         """A copy asks for its numbers before its first sample; on a worker, so that nobody's call waits."""
         try:
-            self._numbers.get()
+            self._numbers.get(self._join)
         except Exception as error:  # noqa: BLE001  # whatever it was, somebody waits for the sample
             future.fail(error)
         else:
@@ -231,16 +232,16 @@ class SamplingClient:
         )
 
     def _next_number(self) -> int:
-        return self._numbers.get()()
+        return self._numbers.get(self._join)()
 
     def renew_after_fork(self) -> None:
         """The child is a copy like any other: it needs numbers of its own."""
-        self._numbers = Once(self._join)
-        self._poll_for_all = Once(self._session_poll)
+        self._numbers = Once()
+        self._poll_for_all = Once()
 
     def _fetch(self, *promise: Any, **options: Any) -> Any:
         """Looked up when there is a promise: by then a copy of the client has its numbers."""
-        return self._poll_for_all.get()(*promise, **options)
+        return self._poll_for_all.get(self._session_poll)(*promise, **options)
 
     def _session_poll(self) -> Callable[..., Any]:
         """How results are waited for: together where the server offers that, else one by one."""
@@ -258,7 +259,7 @@ class SamplingClient:
             joined = core.call(
                 "join_sampling_session",
                 JoinSamplingSessionRequest(sampling_session_id=self._sampling_session_id),
-                deadline_s=_deadlines.REST_S,
+                usual_s=_deadlines.REST_S,
             )
             clone = joined.client_counter
         else:
@@ -271,7 +272,7 @@ class SamplingClient:
     def get_base_model(self) -> str:
         """The name of the model that was fine-tuned, or that is sampled from. Blocks."""
         sampler: GetSamplerResponse = self._core.call(
-            "get_sampler", path={"sampler": self._sampling_session_id}, deadline_s=_deadlines.REST_S
+            "get_sampler", path={"sampler": self._sampling_session_id}, usual_s=_deadlines.REST_S
         )
         return sampler.base_model
 

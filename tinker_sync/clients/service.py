@@ -105,7 +105,7 @@ class ServiceClient:
     def get_server_capabilities(self) -> GetServerCapabilitiesResponse:
         """What models the server offers. Blocks."""
         capabilities: GetServerCapabilitiesResponse = self._core.call(
-            "get_server_capabilities", deadline_s=_deadlines.REST_S
+            "get_server_capabilities", usual_s=_deadlines.REST_S
         )
         return capabilities
 

@@ -253,9 +253,11 @@ class TrainingClient:
         _note_load("_with_optimizer")
         return self._load(path, weights_access_token, deadline, optimizer=True)
 
-    def load_first(self, path: str, weights_access_token: str | None, *, optimizer: bool) -> None:
+    def load_first(
+        self, path: str, weights_access_token: str | None, *, optimizer: bool, deadline: float
+    ) -> None:
         """Load a checkpoint as this model's first request, and wait until it is loaded."""
-        self._load(path, weights_access_token, None, optimizer=optimizer).result()
+        self._load(path, weights_access_token, deadline, optimizer=optimizer).result()
 
     def _load(
         self, path: str, token: str | None, deadline: float | None, *, optimizer: bool
@@ -319,7 +321,7 @@ class TrainingClient:
     def get_info(self) -> GetInfoResponse:
         """What the server knows of this model. Blocks; it is not ordered with the other calls."""
         info: GetInfoResponse = self._core.call(
-            "get_info", GetInfoRequest(model_id=self.model_id), deadline_s=_deadlines.REST_S
+            "get_info", GetInfoRequest(model_id=self.model_id), usual_s=_deadlines.REST_S
         )
         return info
 
@@ -340,6 +342,7 @@ class TrainingClient:
     def _ordered(
         self, name: str, request: Any, kind: type[T], deadline: float | None, usual_s: float
     ) -> APIFuture[T]:
+        self._core.ready()
         part: TrainingPart = json_part(
             self._core, name, request, kind, deadline_at=self._until(deadline, usual_s)
         )

@@ -2,7 +2,8 @@
 
 Nothing touches the network before it is needed. The first call that needs the server asks it for its settings
 (`Introduction`); what depends on those, the budgets and the lanes, is made then, once. A failed start is not
-remembered. A core that is dropped, closed or forked leaves no thread behind.
+remembered. A core that is dropped, closed or forked leaves no thread behind; calls under way keep it from
+being dropped.
 
 It has no behaviour of its own beyond that; see the parts.
 """
@@ -10,17 +11,19 @@ It has no behaviour of its own beyond that; see the parts.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Final, Literal, TypeVar
 
 from attrs import frozen
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._observe import Event
+from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
-from tinker_sync.errors import APIConnectionError, BillingError, TinkerError
+from tinker_sync.errors import APIConnectionError, BillingError, ClientClosedError, TinkerError
 from tinker_sync.runtime import _fork, exits, training_part
 from tinker_sync.runtime.billing import PAUSE_S, BillingPause
 from tinker_sync.runtime.byte_budget import ByteBudget
@@ -30,17 +33,20 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.introduction import Introduction, ServerFacts
 from tinker_sync.runtime.notices import Notices
 from tinker_sync.runtime.once import Once
+from tinker_sync.runtime.parts import Companion, Parts, shut_elsewhere
 from tinker_sync.runtime.poller import Poller
 from tinker_sync.runtime.rate_limiter import Gate, RateLimiter, key_fingerprint, shared_rate_limiter
 from tinker_sync.runtime.retrieval import QueueNotice
 from tinker_sync.runtime.sample_lane import SampleLane
 from tinker_sync.runtime.sample_verdict import SampleJudge
 from tinker_sync.runtime.session import Session
+from tinker_sync.runtime.upkeep import Upkeep
 from tinker_sync.runtime.workers import Workers
 from tinker_sync.transport.auth import KeyRing
 from tinker_sync.transport.call import Call, Reply
 from tinker_sync.transport.caller import Caller
 from tinker_sync.transport.http import Http
+from tinker_sync.transport.journal import Journal
 from tinker_sync.types.service import ClientConfigRequest, ClientDynamicConfigResponse
 from tinker_sync.wire.dialect import Dialect
 
@@ -52,9 +58,9 @@ _FETCH_THREADS: Final = 16
 # Those that send a training step's chunks do wait, for the promise of each.
 _SEND_THREADS: Final = 8
 _CALLBACK_THREADS: Final = 8
+# Awaited calls that block hold one each.
+_AWAIT_THREADS: Final = 32
 CLOSE_LIMIT_S: Final = 10.0
-_FIRST_REFRESH_S: Final = 300.0
-_SHORTEST_REFRESH_S: Final = 10.0
 
 _log = logging.getLogger("tinker_sync.session")
 
@@ -94,42 +100,79 @@ class Core:
         self.clock = clock
         self.notices = Notices(clock)
         self.keys = KeyRing(settings, clock=clock)
-        self.http = Http(settings, self.keys, clock=clock)
-        self.caller = Caller(self.http, settings, clock=clock, secrets=lambda: self.keys.secrets)
+        secrets = _secrets_of(self.keys)
+        journal = Journal(base_url=settings.base_url, as_curl=settings.log_curl, secrets=secrets)
+        self.http = Http(settings, self.keys, clock=clock, journal=journal)
+        self.caller = Caller(self.http, settings, clock=clock, journal=journal, secrets=secrets)
         self.send_pool = Workers("send", _SEND_THREADS)
         self.fetch_pool = Workers("fetch", _FETCH_THREADS)
         self.callback_pool = Workers("callback", _CALLBACK_THREADS)
+        self._await_pool = Workers("await", _AWAIT_THREADS)
         self.poller = Poller(self.http, self.fetch_pool, clock)
         self._limiter = limiter
         self._facts = facts
-        self._machinery = Once(self._build)
+        self._machinery: Once[Machinery] = Once()
         self._session = session
-        self._session_id = Once(self._open_session)
-        self._dynamic: ClientDynamicConfigResponse | None = None
-        self._refresh_at = clock.now() + _FIRST_REFRESH_S
+        self._opened: Once[Session] = Once()
+        pools = (self.send_pool, self.fetch_pool, self.callback_pool, self._await_pool)
+        self._upkeep = Upkeep(self.keys, _settings_fetcher(self.caller, settings), self.fetch_pool.run, clock)
+        self._parts = Parts(settings, self.caller, self.poller, self.http, pools)
         self._close_lock = threading.Lock()
         self._closed: APIFuture[None] | None = None  # guarded by _close_lock
-        self._parts = _Parts(self)
-        self._finalizer = weakref.finalize(self, self._parts.shut)
+        self._finalizer = weakref.finalize(self, shut_elsewhere, self._parts)
         self._finalizer.atexit = False
+        _fork.renew_in_child(self)
 
     # -------------------------------------------------------------------------------------- the server
 
     @property
     def machinery(self) -> Machinery:
-        """The parts that depend on the server's settings; the first use asks for them."""
-        self._refuse_closed()
-        return self._machinery.get()
+        """The parts that depend on the server's settings; the first use asks for them.
+
+        Raises:
+            SessionLostError: the server does not keep our session any more.
+        """
+        return self.ready()
+
+    def ready(self, deadline_at: float = math.inf) -> Machinery:
+        """The same, for calls in the session, with a moment of the clock at which to give up."""
+        made = self.start(deadline_at)
+        if self._session is not None:
+            self._session.refuse_lost()
+        return made
+
+    def start(self, deadline_at: float = math.inf) -> Machinery:
+        """Ask the server for its settings, the first time; give what depends on them.
+
+        Args:
+            deadline_at: the moment of the clock at which to give up.
+
+        Raises:
+            ClientClosedError: this is closed.
+            TinkerError: the server cannot be reached, or refuses us. The next call tries again.
+        """
+        self.refuse_closed()
+        made = self._machinery.made
+        if made is None:
+            made = self._machinery.get(lambda: self._build(deadline_at), limit_s=self._left_s(deadline_at))
+            self.refuse_closed()  # in the meantime, perhaps
+        if self._session is not None and self._session.heartless:
+            self._begin_heartbeats(deadline_at)
+        return made
+
+    def _left_s(self, deadline_at: float) -> float:
+        return max(deadline_at - self.clock.now(), 0.0)
 
     @property
     def dialect(self) -> Dialect:
         """What the server speaks."""
         return self.machinery.facts.dialect
 
-    def _build(self) -> Machinery:
-        introduction = Introduction(self.settings, self.keys, self.caller)
-        facts = introduction.ask() if self._facts is None else introduction.adopt(self._facts)
+    def _build(self, deadline_at: float) -> Machinery:
+        facts = self._introduce(deadline_at)
         config = facts.config
+        if facts.dialect.offers("dynamic_config"):
+            self._upkeep.know(facts.dynamic)
         billing = BillingPause(config.billing_exception_max_pause_duration_sec, clock=self.clock)
         notices = self.notices
         fetcher = Fetcher(
@@ -158,8 +201,19 @@ class Core:
             lane=lane,
             train_bytes=ByteBudget(config.fwdbwd_dispatch_bytes_semaphore_size, clock=self.clock),
         )
-        self._parts.machinery = made
+        self._parts.waits = (lane, made.train_bytes, fetcher.inflight)
         return made
+
+    def _introduce(self, deadline_at: float) -> ServerFacts:
+        introduction = Introduction(
+            self.settings, self.keys, self.caller, lambda: _finite(self._left_s(deadline_at))
+        )
+        try:
+            return introduction.ask() if self._facts is None else introduction.adopt(self._facts)
+        except TinkerError as error:
+            self._say_if_closed(error)
+            self._parts.report(error)
+            raise
 
     def _gate(self) -> Gate:
         if self._limiter is None:
@@ -179,15 +233,24 @@ class Core:
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         deadline_s: float | None = None,
+        usual_s: float | None = None,
         pause_billing: bool = True,
     ) -> Any:
         """Make one call of the API and wait for its answer; arguments as for `make_call`.
 
         Args:
+            deadline_s: how long it may take in all; None: as the settings say.
+            usual_s: how long where these say nothing either.
             pause_billing: wait out a 402 for as long as the server allows.
+
+        Raises:
+            ClientClosedError: this is closed, or was while we waited.
+            TinkerError: there is no good answer.
         """
         # The server's settings come first: they say which credential goes along.
-        made = self.machinery
+        limits = (deadline_s, self.settings.deadline_s, usual_s, math.inf)
+        give_up_at = self.clock.now() + next(limit_s for limit_s in limits if limit_s is not None)
+        made = self.start(give_up_at)
         call = make_call(
             name,
             self.settings,
@@ -195,10 +258,14 @@ class Core:
             path=path,
             query=query,
             headers=headers,
-            deadline_s=deadline_s,
+            deadline_s=_finite(self._left_s(give_up_at)),
             numbers_kept=made.facts.dialect.keeps_numbers,
         )
-        return read_reply(name, self._through_billing(call, pause_billing))
+        try:
+            return read_reply(name, self._through_billing(call, pause_billing))
+        except TinkerError as error:
+            self._parts.report(error)
+            raise
 
     def send(
         self,
@@ -216,26 +283,42 @@ class Core:
             body=body,
             headers=headers,
             content_type=content_type,
-            deadline_s=deadline_s,
-            numbers_kept=self._keeps_numbers,
+            deadline_s=_finite(deadline_s),
+            numbers_kept=self.dialect.keeps_numbers,
         )
         return self._through_billing(call, True)
 
-    @property
-    def _keeps_numbers(self) -> bool:
-        made = self._machinery.made
-        return made.facts.dialect.keeps_numbers if made is not None else self.settings.is_vendor_host
+    def future(self) -> APIFuture[Any]:
+        """A future for a call of the user: it ends when this is closed, at the latest."""
+        made: APIFuture[Any] = APIFuture(submit=self.callback_pool.run, clock=self.clock)
+        self._parts.unfinished.add(made)
+        return made
 
     def _through_billing(self, call: Call, pause: bool) -> Reply:
+        self.refuse_closed()
+        give_up_at = self.clock.now() + (math.inf if call.deadline_s is None else call.deadline_s)
         while True:
             try:
                 return self.caller.call(call)
             except BillingError:
                 made = self._machinery.made
-                if not pause or made is None or not made.billing.may_pause():
+                in_time = self.clock.now() + PAUSE_S < give_up_at
+                if not pause or not in_time or made is None or not made.billing.may_pause():
                     raise
+            except APIConnectionError as error:
+                self._say_if_closed(error)
+                raise
             if self.clock.wait(self._parts.closing, PAUSE_S):
-                raise _closed_error()
+                raise ClientClosedError
+
+    def run_awaited(self, job: Callable[[], object]) -> None:
+        """Run a call that blocks and that somebody awaits."""
+        self.refuse_closed()
+        self._await_pool.run(job)
+
+    def _say_if_closed(self, error: TinkerError) -> None:
+        if self.closed:
+            raise ClientClosedError from error
 
     def abandon(self, request_id: str) -> None:
         """Nobody waits for this sample any more: tell the server, where it wants to know."""
@@ -248,33 +331,41 @@ class Core:
     @property
     def dynamic(self) -> ClientDynamicConfigResponse:
         """The server's settings that may change while we run."""
-        return self._dynamic or self.machinery.facts.dynamic
+        return self._upkeep.settings or self.machinery.facts.dynamic
 
     def upkeep(self) -> None:
-        """What is due from time to time: newer settings, a newer token. Runs between heartbeats."""
-        self.keys.step()
-        now = self.clock.now()
-        if now < self._refresh_at or not self.dialect.offers("dynamic_config"):
-            return
-        self._refresh_at = now + max(self.dynamic.refresh_interval_sec, _SHORTEST_REFRESH_S)
-        try:
-            self._dynamic = self.call(
-                "dynamic_config", ClientConfigRequest(sdk_version=self.settings.sdk_version)
-            )
-        except TinkerError as error:
-            _log.debug("the server's settings could not be refreshed: %s", error)
+        """Begin with what is due: newer settings, a newer token. Comes with every heartbeat."""
+        if not self.closed:
+            self._upkeep.begin_if_due()
+
+    def watch(self, companion: Companion) -> None:
+        """Have somebody told what happens to sessions and calls; he ends with this."""
+        self._parts.companion = companion
+
+    def tell(self, event: Event) -> None:
+        """Tell who watches."""
+        self._parts.tell(event)
 
     # -------------------------------------------------------------------------------------- the session
 
-    def session_id(self) -> str:
-        """The session, created by the first who asks."""
-        self._refuse_closed()
-        return self._session_id.get()
+    def session_id(self, deadline_at: float = math.inf) -> str:
+        """The session, created by the first who asks.
+
+        Args:
+            deadline_at: the moment of the clock at which to give up.
+        """
+        self.refuse_closed()
+        session = self.session
+        session.refuse_lost()
+        if session.session_id is None or session.heartless:
+            self._begin_heartbeats(deadline_at)
+        assert session.session_id is not None  # noqa: S101  # it is opened now
+        return session.session_id
 
     @property
     def known_session_id(self) -> str | None:
         """The session if there is one yet; never asks the server."""
-        return self._session_id.made
+        return self._session.session_id if self._session is not None else None
 
     @property
     def session(self) -> Session:
@@ -287,28 +378,45 @@ class Core:
         """What sends the requests of one training client."""
         return training_part.sender(self)
 
-    def _open_session(self) -> str:
+    def _begin_heartbeats(self, deadline_at: float) -> None:
+        self._opened.get(lambda: self._open_session(deadline_at), limit_s=self._left_s(deadline_at))
+
+    def _open_session(self, deadline_at: float) -> Session:
         session = self.session
-        machinery = self.machinery
-        session_id = session.open(self)
+        limit_s = self._left_s(deadline_at)
+        made = self._machinery.get(lambda: self._build(deadline_at), limit_s=limit_s)
+        session.open(self, made.facts.dialect, _finite(self._left_s(deadline_at)))
         self._parts.session = session
-        if session.owned and machinery.facts.dialect.offers("finish_session"):
+        if session.owned:
             exits.remember(self._parts)
-        return session_id
+        if self.closed:  # while it was being created: nobody else ends it now
+            self._parts.shut()
+            self.refuse_closed()
+        return session
 
     # -------------------------------------------------------------------------------------- the end
 
     def close(
         self, status: FinishStatus, detail: str | None = None, *, limit_s: float = CLOSE_LIMIT_S
     ) -> APIFuture[None]:
-        """End the session and everything under way; the first call counts, later ones get its future."""
+        """End the session and everything under way; the first call counts, later ones get its future.
+
+        Args:
+            status: how it went.
+            detail: a word about it.
+            limit_s: how long to try to tell the server.
+        """
         with self._close_lock:
             if self._closed is not None:
                 return self._closed
             future = self._closed = APIFuture(clock=self.clock)
-        threading.Thread(
+        thread = threading.Thread(
             target=self._close, args=(future, status, detail, limit_s), name="tinker-close", daemon=True
-        ).start()
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # the process is ending and starts no more threads
+            self._close(future, status, detail, limit_s)
         return future
 
     @property
@@ -320,69 +428,62 @@ class Core:
         self, future: APIFuture[None], status: FinishStatus, detail: str | None, limit_s: float
     ) -> None:
         try:
-            self._parts.finish(status, detail, limit_s)
-        finally:
             self._finalizer.detach()
+            self._parts.refuse()
+            finished = self._parts.finish(status, detail, limit_s)
+            if finished is not None:
+                self.clock.wait(finished, limit_s)
+        except Exception:  # noqa: BLE001  # the end must come whatever happens
+            _log.exception("the client could not be closed in order")
+        finally:
             self._parts.shut()
             future.resolve(None)
 
-    def _refuse_closed(self) -> None:
+    def refuse_closed(self) -> None:
+        """Raise when `close` was called.
+
+        Raises:
+            ClientClosedError: that is so.
+        """
         if self._closed is not None:
-            raise RuntimeError("this client is closed; make a new ServiceClient")
+            raise ClientClosedError
+
+    def renew_after_fork(self) -> None:
+        """A child keeps what is known and begins anew with all that lives: connections, heartbeats, locks."""
+        self._close_lock = threading.Lock()
+        if self._closed is not None and not self._closed.done():
+            self._closed = APIFuture(clock=self.clock)  # the parent's is closing; this is closed
+            self._closed.resolve(None)
+        self._parts.renew_after_fork()
+        self.http.renew_after_fork()
+        self.caller.renew_after_fork()
+        self.keys.renew_after_fork()
+        if self._session is not None:
+            self._session.renew_after_fork()
+        self._opened = Once()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else self.known_session_id or "not started"
         return f"<Core {self.settings.base_url} {state}>"
 
 
-class _Parts:
-    """What has to be ended, held apart from the core so that its end can be told."""
-
-    def __init__(self, core: Core) -> None:
-        self.closing = threading.Event()
-        self.session: Session | None = None
-        self.machinery: Machinery | None = None
-        self._caller = core.caller
-        self._poller = core.poller
-        self._http = core.http
-        self._pools = (core.send_pool, core.fetch_pool, core.callback_pool)
-        self._generation = _fork.generation()
-
-    def finish(self, status: FinishStatus, detail: str | None, limit_s: float) -> None:
-        """Tell the server that the session is over; a server that does not answer is not waited for."""
-        session, self.session = self.session, None
-        exits.forget(self)
-        if session is None or self._generation != _fork.generation():
-            return
-        session.stop_heartbeat()
-        try:
-            session.finish(self._caller, status, detail, limit_s)
-        except TinkerError as error:
-            _log.warning("the server was not told that the session is over: %s", error)
-        except Exception:  # noqa: BLE001  # the end must come whatever happens
-            _log.exception("the session could not be finished")
-
-    def shut(self) -> None:
-        """End every thread and connection; calls under way fail."""
-        self.closing.set()
-        exits.forget(self)
-        if self.session is not None:
-            self.session.stop_heartbeat()
-        failure = _closed_error()
-        if self.machinery is not None:
-            self.machinery.lane.close(failure)
-            self.machinery.train_bytes.close(failure)
-            self.machinery.fetcher.inflight.close(failure)
-        self._caller.close()
-        self._poller.close()
-        self._http.close()
-        for pool in self._pools:
-            with suppress(RuntimeError):
-                pool.close(timeout=0)
+def _finite(seconds: float | None) -> float | None:
+    return None if seconds is None or math.isinf(seconds) else seconds
 
 
-def _closed_error() -> APIConnectionError:
-    return APIConnectionError("The client was closed.")
+def _secrets_of(keys: KeyRing) -> Callable[[], tuple[Secret, ...]]:
+    # Not a lambda where the core is made: that would hold the core, and so keep it from ever being dropped.
+    return lambda: keys.secrets
+
+
+def _settings_fetcher(caller: Caller, settings: Settings) -> Callable[[], ClientDynamicConfigResponse]:
+    def fetch() -> ClientDynamicConfigResponse:
+        request = ClientConfigRequest(sdk_version=settings.sdk_version)
+        reply = caller.call(make_call("dynamic_config", settings, request))
+        fetched: ClientDynamicConfigResponse = read_reply("dynamic_config", reply)
+        return fetched
+
+    return fetch
 
 
 def _notice_into(notices: Notices) -> Callable[[QueueNotice, Promise], None]:

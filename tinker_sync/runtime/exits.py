@@ -1,6 +1,7 @@
 """What happens to open sessions when the process ends: the server is told, and not waited for.
 
-All sessions are finished side by side, within `EXIT_LIMIT_S` in all. Nothing else holds the process up: every
+All sessions are finished side by side, each on the thread of its heartbeats, since a process that ends may
+start no more threads (3.12). `EXIT_LIMIT_S` is the limit for all. Nothing else holds the process up: every
 thread of ours is a daemon.
 """
 
@@ -14,6 +15,8 @@ import time
 import weakref
 from typing import Final, Literal, Protocol
 
+from tinker_sync.runtime import _fork
+
 EXIT_LIMIT_S: Final = 1.0
 
 _log = logging.getLogger("tinker_sync.session")
@@ -23,49 +26,75 @@ class Finishable(Protocol):
     """Something that can tell the server that its session is over."""
 
     def finish(
-        self, status: Literal["success", "errored", "interrupted"], detail: str | None, limit_s: float
-    ) -> None: ...
+        self,
+        status: Literal["success", "errored", "interrupted"],
+        detail: str | None,
+        limit_s: float,
+        *,
+        quiet: bool = False,
+    ) -> threading.Event | None:
+        """Begin to; the event is set when it is done."""
 
 
-_lock = threading.Lock()
-_open: weakref.WeakSet[Finishable] = weakref.WeakSet()  # guarded by _lock
+class _Open:
+    """What has to be finished. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._members: weakref.WeakSet[Finishable] = weakref.WeakSet()  # guarded by _lock
+        _fork.renew_in_child(self)
+
+    def add(self, member: Finishable) -> None:
+        with self._lock:
+            self._members.add(member)
+
+    def discard(self, member: Finishable) -> None:
+        with self._lock:
+            self._members.discard(member)
+
+    def all(self) -> list[Finishable]:
+        with self._lock:
+            return list(self._members)
+
+    def renew_after_fork(self) -> None:
+        """The parent's sessions are finished by the parent."""
+        self._lock = threading.Lock()
+        self._members = weakref.WeakSet()
 
 
-def remember(session: Finishable) -> None:
-    """Finish this session when the process ends."""
-    with _lock:
-        _open.add(session)
+_open = _Open()
 
 
-def forget(session: Finishable) -> None:
+def remember(member: Finishable) -> None:
+    """Finish this when the process ends."""
+    _open.add(member)
+
+
+def forget(member: Finishable) -> None:
     """It is finished."""
-    with _lock:
-        _open.discard(session)
+    _open.discard(member)
 
 
-def _how_it_ended() -> Literal["success", "errored", "interrupted"]:
-    """The interpreter leaves an exception that ended the program where tracebacks are printed from."""
+def how_it_ended() -> Literal["success", "errored", "interrupted"]:
+    """What became of the program. The interpreter leaves an exception that ended it where tracebacks are
+    printed from.
+    """
     error = getattr(sys, "last_value", None)
-    if error is None:
+    # At a prompt that is just the last one of many.
+    if error is None or hasattr(sys, "ps1"):
         return "success"
     return "errored" if isinstance(error, Exception) else "interrupted"
 
 
 @atexit.register
-def _finish_all() -> None:
-    with _lock:
-        sessions = list(_open)
-    status = _how_it_ended()
-    threads = []
-    for session in sessions:
-        thread = threading.Thread(
-            target=session.finish, args=(status, None, EXIT_LIMIT_S), name="tinker-exit", daemon=True
-        )
-        try:
-            thread.start()
-        except RuntimeError:  # too late for threads; the server notices by itself
-            return
-        threads.append(thread)
-    give_up_at = time.monotonic() + EXIT_LIMIT_S
-    for thread in threads:
-        thread.join(max(give_up_at - time.monotonic(), 0.0))
+def finish_all() -> None:
+    """Finish everything, within the limit."""
+    try:
+        status = how_it_ended()
+        under_way = [member.finish(status, None, EXIT_LIMIT_S, quiet=True) for member in _open.all()]
+        give_up_at = time.monotonic() + EXIT_LIMIT_S
+        for done in under_way:
+            if done is not None:
+                done.wait(max(give_up_at - time.monotonic(), 0.0))
+    except BaseException:  # noqa: BLE001  # a second Ctrl-C means now; and nobody wants to read about it
+        _log.debug("the sessions could not be finished", exc_info=True)

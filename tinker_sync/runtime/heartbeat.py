@@ -1,26 +1,51 @@
 """Telling the server that a session is alive, on a thread that does nothing else.
 
-`step` sends one heartbeat and says whether there will be another. The thread is `tinker-heartbeat`; what it
-calls should hold the client weakly, so that a client that is dropped ends its session's heartbeats too.
+`step` does what is due once and says when to come again. The thread is `tinker-heartbeat`; what it calls
+should hold the client weakly, so that a client that is dropped ends its heartbeats too. The last thing the
+thread does is what `stop` asks for: when a process ends there may be no new threads any more, but this one is
+there.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import APIStatusError, TinkerError
 
 PERIOD_S: Final = 10.0
 WARN_AFTER_S: Final = 120.0
+_WARN_EVERY_S: Final = 60.0
 # So late that the thread cannot have been waiting for the network: this process did not let it run.
-_STALLED_S: Final = 5.0
-_LOST: Final = (401, 404, 410)
+STALLED_S: Final = 5.0
+# The server is sure about 410. The others may come from a proxy, or from a machine that is new, so they count
+# only if they are still said a while later.
+_GONE: Final = 410
+_DOUBTFUL: Final = (401, 404)
+_CERTAIN_AFTER_S: Final = 5.0
+# What servers without such a call answer.
+_NO_SUCH_CALL: Final = (404, 405, 501)
+# Not more often than this, however many failures ask for it.
+_SOONEST_S: Final = 1.0
 
 _log = logging.getLogger("tinker_sync.session")
+
+
+class Listener(Protocol):
+    """Hears how a session is, on the thread of its heartbeats."""
+
+    def on_lost(self, error: TinkerError) -> None:
+        """The server does not keep the session any more."""
+
+    def on_found(self) -> None:
+        """It does, though it had said otherwise."""
+
+    def on_late(self, delay_s: float, reason: str) -> None:
+        """A heartbeat was not sent when it was due."""
 
 
 class Heartbeat:
@@ -28,70 +53,192 @@ class Heartbeat:
 
     Args:
         beat: sends one; raises what the server or the network had to say.
-        on_lost: told, once, that the session is gone and why.
+        listener: told how the session is.
+        upkeep: what else is due from time to time; False when the client is gone, which ends the thread.
+        always_offered: whether the server surely has such a call; on another one, a 404 to the very first
+            heartbeat only means that there is none.
         clock: what time it is.
+        cpu: seconds of processor time this process has used.
     """
 
     def __init__(
         self,
         beat: Callable[[], object],
-        on_lost: Callable[[TinkerError], object],
+        listener: Listener,
         *,
+        upkeep: Callable[[], bool] = lambda: True,
+        always_offered: bool = True,
         period_s: float = PERIOD_S,
         clock: Clock = SYSTEM_CLOCK,
+        cpu: Callable[[], float] = time.process_time,
     ) -> None:
         self._beat = beat
-        self._on_lost = on_lost
+        self._listener = listener
+        self._upkeep = upkeep
         self._period_s = period_s
         self._clock = clock
+        self._watch = _Watch(clock, cpu)
+        # These belong to the thread.
+        self._beating = True
+        self._known = always_offered
         self._last_success_s = clock.now()
-        self._due_s = clock.now() + period_s
-        self._stop = threading.Event()
+        self._warned_s: float | None = None
+        self._refused_s: float | None = None
+        self._lost = False
+        # These to everybody.
+        self._wake = threading.Event()
+        self._lock = threading.Lock()
+        self._stopping = False  # written under _lock, read without
+        self._last: Callable[[], object] | None = None  # guarded by _lock
+        self._asked_s = clock.now()
         self._thread: threading.Thread | None = None
+        self.ended = threading.Event()
+        """Set when the thread has done all it will do."""
 
     def start(self) -> None:
         """Begin on a thread of its own."""
         self._thread = threading.Thread(target=self._loop, name="tinker-heartbeat", daemon=True)
         self._thread.start()
 
-    def stop(self, timeout_s: float = 0.0) -> None:
-        """End; a heartbeat under way ends with its connection."""
-        self._stop.set()
+    def stop(self, last: Callable[[], object] | None = None) -> None:
+        """End, after doing `last` on the thread of the heartbeats. The first call counts."""
+        with self._lock:
+            if not self._stopping:
+                self._last = last
+                self._stopping = True
+        self._wake.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread."""
         thread = self._thread
-        if timeout_s and thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
 
+    def ask_soon(self) -> None:
+        """Something hints at the session's end: have the next heartbeat now."""
+        now = self._clock.now()
+        if now - self._asked_s >= _SOONEST_S:
+            self._asked_s = now
+            self._wake.set()
+
     def step(self) -> bool:
-        """One heartbeat; False when there will be no more."""
-        late_s = self._clock.now() - self._due_s
-        if late_s > _STALLED_S:
+        """One heartbeat, and what else is due; False when there will be no more."""
+        delay_s, reason = self._watch.look()
+        if reason:
             _log.warning(
-                "a heartbeat is %.0f s late: this process was stopped, asleep, or held the interpreter lock; "
-                "the server ends sessions that stay silent",
-                late_s,
+                "a heartbeat is %.0f s late: %s; the server ends sessions that stay silent", delay_s, reason
             )
+            self._listener.on_late(delay_s, reason)
+        if self._beating:
+            self._asked_s = self._clock.now()
+            self._send()
+        go_on = self._upkeep()
+        self._watch.expect_in(self._period_s)
+        return go_on
+
+    # -------------------------------------------------------------------------------------- one heartbeat
+
+    def _send(self) -> None:
         try:
             self._beat()
         except APIStatusError as error:
-            if error.status_code in _LOST:
-                self._on_lost(error)
-                return False
-            self._failed(error)
+            self._refused(error)
         except TinkerError as error:
             self._failed(error)
+        except Exception as error:  # noqa: BLE001  # our own mistake must not end the session
+            _log.debug("a heartbeat could not be sent", exc_info=True)
+            self._failed(error)
         else:
-            self._last_success_s = self._clock.now()
-        self._due_s = self._clock.now() + self._period_s
-        return True
+            self._succeeded()
 
-    def _failed(self, error: TinkerError) -> None:
-        silent_s = self._clock.now() - self._last_success_s
-        if silent_s > WARN_AFTER_S:
+    def _succeeded(self) -> None:
+        self._known = True
+        self._last_success_s = self._clock.now()
+        self._refused_s = self._warned_s = None
+        if self._lost:
+            self._lost = False
+            self._listener.on_found()
+
+    def _refused(self, error: APIStatusError) -> None:
+        if not self._known and error.status_code in _NO_SUCH_CALL:
+            _log.debug("this server knows no heartbeats: %s", error)
+            self._beating = False
+        elif error.status_code == _GONE:
+            self._beating = False
+            self._lose(error)
+        elif error.status_code in _DOUBTFUL:
+            now = self._clock.now()
+            self._refused_s = now if self._refused_s is None else self._refused_s
+            if now - self._refused_s >= _CERTAIN_AFTER_S:
+                self._lose(error)
+        else:
+            self._failed(error)
+
+    def _lose(self, error: TinkerError) -> None:
+        if not self._lost:
+            self._lost = True
+            self._listener.on_lost(error)
+
+    def _failed(self, error: Exception) -> None:
+        now = self._clock.now()
+        self._refused_s = None
+        silent_s = now - self._last_success_s
+        due = self._warned_s is None or now - self._warned_s >= _WARN_EVERY_S
+        if silent_s > WARN_AFTER_S and due:
+            self._warned_s = now
             _log.warning("no heartbeat has reached the server for %.0f s: %s", silent_s, error)
         else:
             _log.debug("a heartbeat failed: %s", error)
 
+    # -------------------------------------------------------------------------------------- the thread
+
     def _loop(self) -> None:
-        while not self._clock.wait(self._stop, self._period_s):
-            if not self.step():
-                return
+        try:
+            self._watch.expect_in(self._period_s)
+            while self._await_turn() and self.step():
+                pass
+            with self._lock:
+                last, self._last = self._last, None
+            if last is not None:
+                last()
+        finally:
+            self.ended.set()
+
+    def _await_turn(self) -> bool:
+        """Sleep until the next heartbeat is due; False when there is to be none."""
+        self._clock.wait(self._wake, self._period_s)
+        self._wake.clear()
+        # Looked at after the flag is cleared: whoever sets it again has said why before.
+        return not self._stopping
+
+
+class _Watch:
+    """Notices that a thread did not run when it should have, and finds out why. For one thread."""
+
+    def __init__(self, clock: Clock, cpu: Callable[[], float]) -> None:
+        self._clock = clock
+        self._cpu = cpu
+        self.expect_in(0.0)
+
+    def expect_in(self, period_s: float) -> None:
+        """The next `look` is due then."""
+        self._now_s, self._time_s, self._cpu_s = self._clock.now(), self._clock.time(), self._cpu()
+        self._due_s = self._now_s + period_s
+
+    def look(self) -> tuple[float, str]:
+        """How late it is, and why; an empty reason when it is in time."""
+        now_s = self._clock.now()
+        late_s = now_s - self._due_s
+        # The monotonic clock of most systems stands still while the machine sleeps, the other does not.
+        asleep_s = (self._clock.time() - self._time_s) - (now_s - self._now_s)
+        if asleep_s > STALLED_S:
+            return asleep_s, f"this machine was asleep for {asleep_s:.0f} s, or its clock was set"
+        if late_s <= STALLED_S:
+            return late_s, ""
+        busy_s = self._cpu() - self._cpu_s
+        if busy_s >= late_s / 2:
+            return late_s, f"this process held the interpreter lock for {late_s:.0f} s"
+        return (
+            late_s,
+            f"this process did not run for {late_s:.0f} s: stopped, swapped out, or blocked in a call",
+        )

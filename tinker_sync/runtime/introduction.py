@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, UnsupportedByServerError, WireError
@@ -27,6 +27,8 @@ from tinker_sync.wire.dialect import (
 from tinker_sync.wire.endpoints import ENDPOINTS
 
 _NO_SUCH_CALL: Final = (404, 405, 501)
+# A server of JSON may fall over the probe each time; that is an answer too.
+_PROBE_RETRIES: Final = 2
 _log = logging.getLogger(__name__)
 
 # What probes have found, for all clients of this process.
@@ -94,8 +96,10 @@ class Introduction:
     def _get(self, name: str) -> tuple[int, Any]:
         """Status and JSON of a settings call; no JSON where the server knows no such call."""
         request = ClientConfigRequest(sdk_version=self._settings.sdk_version)
+        call = make_call(name, self._settings, request, deadline_s=self._left_s())
         try:
-            reply = self._caller.call(make_call(name, self._settings, request, deadline_s=self._left_s()))
+            # Later refreshes may fail; the beginning is worth some patience.
+            reply = self._caller.call(evolve(call, max_retries=None))
         except APIStatusError as error:
             if error.status_code not in _NO_SUCH_CALL:
                 raise
@@ -125,7 +129,7 @@ class Introduction:
             deadline_s=self._left_s(),
         )
         try:
-            answered, complaint = self._caller.call(call).status, b""
+            answered, complaint = self._caller.call(evolve(call, max_retries=_PROBE_RETRIES)).status, b""
         except APIStatusError as error:
             answered = error.status_code
             complaint = error.response.content if error.response is not None else b""

@@ -21,6 +21,7 @@ from attrs import frozen
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import DeadlineError, TinkerError, UnsupportedByServerError, WireError
+from tinker_sync.runtime import _fork
 from tinker_sync.runtime.fetcher import Fetcher, Promise
 from tinker_sync.runtime.rate_limiter import Gate, Permit
 from tinker_sync.transport.call import Call, Reply, SendFailed
@@ -112,6 +113,7 @@ class SampleLane:
         self._queue: deque[_Sample] = deque()  # guarded by _lock
         self._admitting = False  # guarded by _lock
         self._failure: Exception | None = None  # guarded by _lock; final
+        _fork.renew_in_child(self)
 
     def put(self, order: SampleOrder, future: APIFuture[SampleResponse]) -> None:
         """Queue a sample; `future` is resolved or failed in time."""

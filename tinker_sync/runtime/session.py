@@ -1,35 +1,47 @@
 """A session at the server: made once, kept alive by heartbeats, told when it is over.
 
 An owned session is created and finished by us. A joined one was created elsewhere, in the process that sent
-its sampler here: it gets heartbeats from us too, and is never finished by us.
+its sampler here or that was forked: it gets heartbeats from us too, and is never finished by us.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
+import uuid
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from tinker_sync.errors import APIStatusError, TinkerError
+from tinker_sync._observe import HeartbeatLate, SessionEnded, SessionLost, SessionStarted
+from tinker_sync.errors import APIStatusError, SessionLostError, TinkerError
 from tinker_sync.runtime.calls import make_call
+from tinker_sync.runtime.failures import fresh
 from tinker_sync.runtime.heartbeat import Heartbeat
 from tinker_sync.runtime.numbers import numbers
 from tinker_sync.types.session import CreateSessionRequest, SessionHeartbeatRequest
 
 if TYPE_CHECKING:
-    from tinker_sync.config import Settings
+    from tinker_sync._observe import Event
     from tinker_sync.runtime.core import Core
-    from tinker_sync.transport.caller import Caller
+    from tinker_sync.runtime.parts import Parts
+    from tinker_sync.wire.dialect import Dialect
 
 # Servers that know no such call; there is nothing to finish there.
 _UNKNOWN_CALL: Final = (404, 405, 501)
+# What a server says to calls in a session that it does not keep.
+_SUSPICIOUS: Final = (401, 404, 410)
+# Numbers in a session count from 0. Who shares one with another process, and cannot ask it where it is,
+# starts far from there.
+_FAR: Final = 10**6
+_FARTHEST: Final = 2**31
 
 _log = logging.getLogger("tinker_sync.session")
 
 
 class Session:
-    """What a session is created with, and its heart. `open` is called once, the rest from anywhere.
+    """What a session is created with, and its heart. `open` is called by one thread at a time, the rest by
+    any.
 
     Args:
         user_metadata: the user's own words about it.
@@ -49,26 +61,45 @@ class Session:
         self._user_metadata = dict(user_metadata or {})
         self._project_id = project_id
         self._display_name = display_name
-        self._session_id = joined
-        self._settings: Settings | None = None
-        self._heartbeat: Heartbeat | None = None
+        self.session_id = joined
+        """None before it is created."""
         self.owned = joined is None
-        self.lost: TinkerError | None = None
-        """Why the server has forgotten it, once it has."""
-        self.next_model_seq_id: Callable[[], int] = numbers()
-        self.next_sampling_session_seq_id: Callable[[], int] = numbers()
-        self.next_custom_loss_seq_id: Callable[[], int] = numbers()
+        self._heartbeat: Heartbeat | None = None
+        self._finish_offered = False
+        self._lost: SessionLostError | None = None
+        self._core: weakref.ref[Core] | None = None
+        self._number_from(0 if self.owned else _somewhere_far())
 
-    def open(self, core: Core) -> str:
+    def _number_from(self, first: int) -> None:
+        self.next_model_seq_id: Callable[[], int] = numbers(first)
+        self.next_sampling_session_seq_id: Callable[[], int] = numbers(first)
+        self.next_custom_loss_seq_id: Callable[[], int] = numbers(first)
+
+    @property
+    def heartless(self) -> bool:
+        """Whether it exists and nobody in this process keeps it alive."""
+        return self._heartbeat is None and self.session_id is not None
+
+    # -------------------------------------------------------------------------------------- its life
+
+    def open(self, core: Core, dialect: Dialect, deadline_s: float | None = None) -> None:
         """Create it, unless it exists, and begin its heartbeats."""
-        session_id = self._session_id or self._create(core)
-        self._session_id = session_id
-        self._settings = core.settings
-        self._heartbeat = Heartbeat(_upkeep(weakref.ref(core), session_id), self._on_lost, clock=core.clock)
-        self._heartbeat.start()
-        return session_id
+        session_id = self.session_id or self._create(core, deadline_s)
+        self.session_id, self._finish_offered = session_id, dialect.offers("finish_session")
+        self._core = weakref.ref(core)
+        heartbeat = Heartbeat(
+            _beat(self._core, session_id),
+            self,
+            upkeep=_upkeep(self._core),
+            always_offered=core.settings.is_vendor_host,
+            clock=core.clock,
+        )
+        heartbeat.start()
+        self._heartbeat = heartbeat
+        if self.owned:
+            core.tell(SessionStarted(session_id=session_id))
 
-    def _create(self, core: Core) -> str:
+    def _create(self, core: Core, deadline_s: float | None) -> str:
         created = core.call(
             "create_session",
             CreateSessionRequest(
@@ -78,6 +109,9 @@ class Session:
                 project_id=self._project_id,
                 display_name=self._display_name,
             ),
+            deadline_s=deadline_s,
+            # An account that cannot pay is told so at once; it has nothing under way that could wait.
+            pause_billing=False,
         )
         for level, message in (
             (logging.INFO, created.info_message),
@@ -89,46 +123,123 @@ class Session:
         session_id: str = created.session_id
         return session_id
 
-    def finish(self, caller: Caller, status: str, detail: str | None, limit_s: float) -> None:
-        """Tell the server that it is over, if it is ours and the server knows such a call."""
-        if self._session_id is None or self._settings is None or not self.owned:
+    def end(self, last: Callable[[], object] | None = None) -> threading.Event | None:
+        """No more heartbeats; their thread does `last` and ends. What is returned tells when that is."""
+        heartbeat = self._heartbeat
+        if heartbeat is None:
+            return None
+        heartbeat.stop(last)
+        return heartbeat.ended
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread of the heartbeats."""
+        if self._heartbeat is not None:
+            self._heartbeat.join(timeout_s)
+
+    def finish(
+        self, parts: Parts, status: str, detail: str | None, limit_s: float, *, quiet: bool = False
+    ) -> None:
+        """Tell the server that it is over, if it is ours and the server knows such a call. Never raises.
+
+        Args:
+            parts: what to call through.
+            status: success, errored or interrupted.
+            detail: the user's words about it.
+            limit_s: how long that may take.
+            quiet: log a failure for those only who debug.
+        """
+        session_id = self.session_id
+        if session_id is None or not self.owned:
+            return
+        parts.tell(SessionEnded(session_id=session_id, status=status))
+        if not self._finish_offered or self._lost is not None:
             return
         call = make_call(
             "finish_session",
-            self._settings,
+            parts.settings,
             {"reason": {"type": status}, "detail": detail},
-            path={"session": self._session_id},
+            path={"session": session_id},
             deadline_s=limit_s,
         )
         try:
-            caller.call(call)
-        except APIStatusError as error:
-            if error.status_code not in _UNKNOWN_CALL:
-                raise
-
-    def stop_heartbeat(self) -> None:
-        """No more heartbeats."""
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
+            parts.caller.call(call)
+        except Exception as error:  # noqa: BLE001  # the end must come whatever happens
+            if not (isinstance(error, APIStatusError) and error.status_code in _UNKNOWN_CALL):
+                level = logging.DEBUG if quiet else logging.WARNING
+                _log.log(level, "the server was not told that session %s is over: %s", session_id, error)
 
     def renew_after_fork(self) -> None:
-        """The heartbeats are the parent's business, and so is the end of the session."""
+        """A child may go on in its parent's session, whose end remains the parent's business."""
         self._heartbeat = None
-        self.owned = False
+        if self.session_id is not None:
+            self.owned = False
+            self._number_from(_somewhere_far())
 
-    def _on_lost(self, error: TinkerError) -> None:
-        self.lost = error
-        _log.error("the server no longer knows session %s: %s", self._session_id, error)
+    # -------------------------------------------------------------------------------------- its loss
+
+    def refuse_lost(self) -> None:
+        """Raise when the server does not keep it any more.
+
+        Raises:
+            SessionLostError: that is so.
+        """
+        lost = self._lost
+        if lost is not None:
+            raise fresh(lost)
+
+    def look_after(self, error: BaseException) -> None:
+        """A call has failed; if it may be for the loss of the session, find out at once."""
+        heartbeat = self._heartbeat
+        suspicious = isinstance(error, APIStatusError) and error.status_code in _SUSPICIOUS
+        if suspicious and heartbeat is not None:
+            heartbeat.ask_soon()
+
+    def on_lost(self, error: TinkerError) -> None:
+        """The server has said so to a heartbeat."""
+        lost = SessionLostError(str(self.session_id), str(error))
+        lost.__cause__ = error
+        self._lost = lost
+        _log.error("%s", lost)
+        self._tell(SessionLost(session_id=lost.session_id, reason=lost.reason))
+
+    def on_found(self) -> None:
+        """The server keeps it after all."""
+        self._lost = None
+        _log.warning("the server knows session %s again", self.session_id)
+
+    def on_late(self, delay_s: float, reason: str) -> None:
+        """Our own process was late with a heartbeat."""
+        self._tell(HeartbeatLate(delay_s=delay_s, reason=reason))
+
+    def _tell(self, event: Event) -> None:
+        core = self._core() if self._core is not None else None
+        if core is not None:
+            core.tell(event)
 
 
-def _upkeep(core_ref: weakref.ref[Core], session_id: str) -> Callable[[], None]:
-    """One heartbeat, and what else is due. Holds the core only while it works."""
+def _somewhere_far() -> int:
+    return _FAR + uuid.uuid4().int % (_FARTHEST - _FAR)
+
+
+def _beat(core_ref: weakref.ref[Core], session_id: str) -> Callable[[], None]:
+    """One heartbeat. Holds the core only while it works."""
     request = SessionHeartbeatRequest(session_id=session_id)
 
     def beat() -> None:
         core = core_ref()
         if core is not None and not core.closed:
             core.caller.call(make_call("session_heartbeat", core.settings, request))
-            core.upkeep()
 
     return beat
+
+
+def _upkeep(core_ref: weakref.ref[Core]) -> Callable[[], bool]:
+    """What else is due. Whether the core is still there to need it."""
+
+    def upkeep() -> bool:
+        core = core_ref()
+        if core is not None:
+            core.upkeep()
+        return core is not None
+
+    return upkeep

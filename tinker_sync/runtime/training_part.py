@@ -90,7 +90,7 @@ def json_part(
     """A request with a JSON body and a JSON result."""
     body = wire_json.encode(request)
     return TrainingPart(
-        APIFuture(submit=core.callback_pool.run, clock=core.clock),
+        core.future(),
         endpoint,
         ENDPOINTS[endpoint].promises or endpoint,
         lambda number: _numbered_json(body, number),
@@ -167,7 +167,7 @@ def _pass_part(
             return _numbered_json(octets, number)
 
     return TrainingPart(
-        APIFuture(submit=core.callback_pool.run, clock=core.clock),
+        core.future(),
         endpoint,
         _FORWARD if forward_only else "ForwardBackward",
         encoded,
@@ -241,6 +241,8 @@ def sender(core: Core) -> Callable[[TrainingPart, int], None]:
             part.future,
             part.decode,
             deadline_at=part.deadline_at,
+            # As long as a result is to come, its client is in use, whoever still holds it.
+            owner=core,
         )
 
     return send

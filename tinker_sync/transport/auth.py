@@ -137,6 +137,11 @@ class KeyRing:
         if self._tokens is not None:
             self._tokens.step()
 
+    def renew_after_fork(self) -> None:
+        """Replace the lock, in a forked child."""
+        if self._tokens is not None:
+            self._tokens.renew_after_fork()
+
     def next_refresh_in_s(self) -> float | None:
         """When to call `step` next; None while there is nothing to renew."""
         return None if self._tokens is None else self._tokens.next_step_in_s()

@@ -164,6 +164,11 @@ class TokenCache:
         self._flight: _Flight | None = None  # guarded by _lock
         self._quiet_until_s = -math.inf  # guarded by _lock; after a failure no early renewal before this
 
+    def renew_after_fork(self) -> None:
+        """Replace the lock, in a forked child, and forget the parent's renewal; the token stays good."""
+        self._lock = threading.Lock()
+        self._flight = None
+
     @property
     def current(self) -> Secret | None:
         """The token at hand, whatever its age."""
