@@ -118,7 +118,7 @@ class ByteBudget:
         admitted: list[_Turn] = []
         with self._lock:
             self._balance_bytes += size_bytes
-            assert self._balance_bytes <= self._limit_bytes, "more came back than was taken"  # noqa: S101
+            overfull = self._balance_bytes > self._limit_bytes
             while self._line and self._balance_bytes >= 0:
                 turn = self._line.popleft()
                 self._balance_bytes -= turn.size_bytes
@@ -126,6 +126,7 @@ class ByteBudget:
                 admitted.append(turn)
         for turn in admitted:
             turn.wake(True)
+        assert not overfull, "more came back than was taken"  # noqa: S101
 
     @contextmanager
     def hold(self, size_bytes: int, timeout: float | None = None) -> Iterator[None]:

@@ -413,7 +413,6 @@ class APIFuture(Future[T]):
         if not super().cancel():
             return False
         self._complete()
-        self._let_go()
         with self._condition:
             first, self._cancel_notified = not self._cancel_notified, True
             if first:
@@ -428,7 +427,6 @@ class APIFuture(Future[T]):
         """
         self._complete()
         super().set_result(result)
-        self._let_go()
 
     def set_exception(self, exception: BaseException | None) -> None:
         """Like `fail`, but an error when the future has ended already.
@@ -437,11 +435,15 @@ class APIFuture(Future[T]):
         """
         self._complete()
         super().set_exception(exception)
-        self._let_go()
 
-    def _let_go(self) -> None:
-        """Drop the callbacks, which have run: they hold the runtime's parts, and through them the client."""
-        self._done_callbacks = []
+    def _invoke_callbacks(self) -> None:
+        """Run the callbacks, and drop them: they hold the runtime's parts, and through them the client.
+
+        Only the thread that ended the future comes here. Dropping them anywhere else, say at the end of
+        `cancel`, would let a second cancel take them away from the first, which has not run them yet.
+        """
+        super()._invoke_callbacks()  # type: ignore[misc]  # not in typeshed, in every Python from 3.2 on
+        self._done_callbacks: list[Callable[[Any], object]] = []
 
     def _complete(self) -> None:
         """Note when it ended; the first to say so counts."""

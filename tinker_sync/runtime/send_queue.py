@@ -347,8 +347,9 @@ class SendQueue(Generic[PartT]):
                 self._queue.remove(operation)
 
     def _move_locked(self, state: QueueState) -> None:
-        assert state in _MOVES[self._state], f"{self._state} -> {state}"  # noqa: S101
-        self._state = state
+        before, self._state = self._state, state
+        legal = state in _MOVES[before]
+        assert legal, f"{before} -> {state}"  # noqa: S101
 
 
 def _fail(operation: Operation[PartT], failure: Exception) -> None:

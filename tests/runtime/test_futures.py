@@ -1,0 +1,513 @@
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import gc
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from support.clock import PATIENCE_S, FakeClock
+from support.crowd import aside, together, until
+from support.steps import Steps
+
+from tinker_sync.errors import RequestFailedError
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.progress import FutureState, Status
+from tinker_sync.runtime.workers import Workers
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    with Workers("call", max_threads=2) as pool:
+        yield pool
+
+
+def failed(failure: BaseException) -> APIFuture[Any]:
+    future: APIFuture[Any] = APIFuture()
+    assert future.fail(failure)
+    return future
+
+
+def resolved(value: Any) -> APIFuture[Any]:
+    future: APIFuture[Any] = APIFuture()
+    assert future.resolve(value)
+    return future
+
+
+class TestARealFuture:
+    def test_wait_and_as_completed(self) -> None:
+        first, second, third = APIFuture[int](), APIFuture[int](), APIFuture[int]()
+        with aside(lambda: list(concurrent.futures.as_completed([first, second, third], PATIENCE_S))) as seen:
+            second.resolve(2)
+            first.fail(KeyError("a"))
+            third.cancel()
+        assert set(seen[0]) == {first, second, third}
+        done, pending = concurrent.futures.wait([first, second, third], timeout=0)
+        assert (len(done), len(pending)) == (3, 0)
+
+    def test_a_cancel_wakes_those_who_wait_for_several(self) -> None:
+        future = APIFuture[int]()
+        with aside(lambda: concurrent.futures.wait([future], PATIENCE_S)) as waited:
+            future.cancel()
+        assert waited[0].done == {future}
+
+    def test_asyncio_wraps_it(self, workers: Workers) -> None:
+        future = APIFuture[int](submit=workers.run)
+
+        async def main() -> int:
+            wrapped = asyncio.wrap_future(future)
+            asyncio.get_running_loop().call_soon(future.resolve, 7)
+            return await asyncio.wait_for(wrapped, PATIENCE_S)
+
+        assert asyncio.run(main()) == 7
+
+    def test_future_is_itself(self) -> None:
+        future = APIFuture[int]()
+        assert future.future() is future
+        assert isinstance(future, concurrent.futures.Future)
+
+    @pytest.mark.parametrize("awaited", [False, True])
+    def test_a_failure_leaves_no_cycle(self, awaited: bool) -> None:
+        """What a future holds may be large; it goes with the last reference, not with the next collection."""
+        future = failed(KeyError("a"))
+        gone = weakref.ref(future)
+        wait = partial(future.coroutine().send, None) if awaited else future.result
+        gc.disable()
+        try:
+            with pytest.raises(KeyError) as caught:
+                wait()
+            del future, wait, caught
+            assert gone() is None
+        finally:
+            gc.enable()
+
+
+class TestW04WaitingNeverCancels:
+    def test_w4_a_wait_that_runs_out_leaves_the_future_usable(self) -> None:
+        future = APIFuture[int]()
+        future.mark_accepted("req-1")
+        for wait in (future.result, future.exception):
+            with pytest.raises(
+                TimeoutError, match=r"no result after 0 s \(waiting, request req-1\)"
+            ) as caught:
+                wait(0)
+            assert isinstance(caught.value, concurrent.futures.TimeoutError)
+        assert not future.cancelled()
+        future.resolve(7)
+        assert future.result(0) == 7
+
+    def test_w4_result_async_that_runs_out_leaves_the_future_usable(self) -> None:
+        future = APIFuture[int]()
+
+        async def main() -> int:
+            for _ in range(3):
+                with pytest.raises(asyncio.TimeoutError) as caught:
+                    await future.result_async(timeout=0)
+                assert isinstance(caught.value, TimeoutError)
+                assert "no result after 0 s (queued)" in str(caught.value)
+            future.resolve(7)
+            return await future.result_async(timeout=0)
+
+        assert asyncio.run(main()) == 7
+
+    @pytest.mark.parametrize(
+        "wrap", [APIFuture.result_async, APIFuture.coroutine], ids=["result_async", "coroutine"]
+    )
+    def test_w4_a_cancelled_task_leaves_the_future_usable(
+        self, wrap: Callable[[APIFuture[int]], Any]
+    ) -> None:
+        future = APIFuture[int]()
+
+        async def main() -> int:
+            task = asyncio.create_task(wrap(future))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(wrap(future), 0.001)
+            assert not future.done()
+            future.resolve(7)
+            return await future
+
+        assert asyncio.run(main()) == 7
+
+    def test_w4_ctrl_c_ends_the_wait_and_nothing_else(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        main, future = threading.main_thread(), APIFuture[int]()
+        assert threading.current_thread() is main
+        waiting, interrupted = threading.Event(), threading.Event()
+        real_wait = future._condition.wait
+
+        def announced_wait(timeout: float | None = None) -> bool:
+            waiting.set()
+            return real_wait(timeout)
+
+        def interrupt(*_: object) -> None:
+            if not interrupted.is_set():
+                interrupted.set()
+                raise KeyboardInterrupt
+
+        def press() -> None:
+            assert waiting.wait(PATIENCE_S)
+            # A signal that comes between the last look at it and the wait is noticed with the next one only.
+            for _ in range(1000):
+                signal.pthread_kill(main.ident, signal.SIGINT)
+                if interrupted.wait(0.01):
+                    return
+
+        monkeypatch.setattr(future._condition, "wait", announced_wait)
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            with aside(press), pytest.raises(KeyboardInterrupt):
+                future.result()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert not future.done()
+        future.resolve(7)
+        assert future.result() == 7
+
+    def test_the_failure_of_the_call_may_be_a_timeout_itself(self) -> None:
+        for kind in (TimeoutError, concurrent.futures.TimeoutError):
+            failure = kind("the server took too long")
+            with pytest.raises(kind) as caught:
+                failed(failure).result(1)
+            assert caught.value is failure
+
+
+class TestAwaiting:
+    def test_from_any_loop_in_any_thread(self) -> None:
+        future = APIFuture[int]()
+        ready = threading.Barrier(4)
+
+        async def main() -> int:
+            task = asyncio.create_task(future.coroutine())
+            await asyncio.sleep(0)  # the task waits
+            await asyncio.get_running_loop().run_in_executor(None, ready.wait, PATIENCE_S)
+            return await task
+
+        with aside(*[lambda: asyncio.run(main())] * 3) as results:
+            ready.wait(PATIENCE_S)
+            future.resolve(7)
+        assert results == [7, 7, 7]
+
+    def test_gather(self) -> None:
+        futures = [APIFuture[int]() for _ in range(3)]
+
+        async def main() -> list[int]:
+            for number, future in enumerate(futures):
+                asyncio.get_running_loop().call_soon(future.resolve, number)
+            return await asyncio.gather(*futures)
+
+        assert asyncio.run(main()) == [0, 1, 2]
+
+    def test_failures_and_cancels_arrive_as_they_are(self) -> None:
+        cancelled = APIFuture[int]()
+        cancelled.cancel()
+
+        async def main() -> None:
+            with pytest.raises(RequestFailedError, match="out of memory"):
+                await failed(RequestFailedError("out of memory", "req-1", "server"))
+            # Not asyncio's CancelledError, which would look like a cancel of the task that waits.
+            with pytest.raises(concurrent.futures.CancelledError):
+                await cancelled
+
+        asyncio.run(main())
+
+    def test_a_loop_that_has_gone_disturbs_nobody(self) -> None:
+        future = APIFuture[int]()
+
+        async def give_up() -> None:
+            with pytest.raises(asyncio.TimeoutError):
+                await future.result_async(timeout=0)
+
+        asyncio.run(give_up())
+        assert future.resolve(7)
+        assert future.result() == 7
+
+    def test_needs_no_event_loop_until_then(self) -> None:
+        code = (
+            "import sys\n"
+            "from tinker_sync.runtime.futures import APIFuture\n"
+            "future = APIFuture(); future.resolve(1); future.result()\n"
+            "assert 'asyncio' not in sys.modules\n"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+class TestCallbacks:
+    def test_run_on_a_worker_in_the_order_they_were_added(self, workers: Workers) -> None:
+        future = APIFuture[int](submit=workers.run)
+        seen: list[tuple[str, str]] = []
+        over = threading.Event()
+        for name in "abc":
+            future.add_done_callback(
+                lambda _, name=name: seen.append((name, threading.current_thread().name))
+            )
+        future.add_done_callback(lambda _: over.set())
+        future.resolve(7)
+        assert over.wait(PATIENCE_S)
+        assert [name for name, _ in seen] == ["a", "b", "c"]
+        assert {thread for _, thread in seen} == {"tinker-call-1"}
+
+    def test_get_the_future(self) -> None:
+        future = APIFuture[int]()
+        seen: list[Any] = []
+        future.add_done_callback(seen.append)
+        future.resolve(7)
+        assert seen == [future]
+
+    @pytest.mark.parametrize("end", ["resolve", "fail", "cancel", "before"])
+    def test_run_on_a_worker_however_it_ends(self, workers: Workers, end: str) -> None:
+        future = APIFuture[int](submit=workers.run)
+        ran_in: list[threading.Thread] = []
+        over = threading.Event()
+
+        def callback(_: Any) -> None:
+            ran_in.append(threading.current_thread())
+            over.set()
+
+        if end != "before":
+            future.add_done_callback(callback)
+        {
+            "resolve": lambda: future.resolve(1),
+            "fail": lambda: future.fail(KeyError()),
+            "cancel": future.cancel,
+        }.get(end, lambda: future.resolve(1))()
+        if end == "before":
+            future.add_done_callback(callback)
+        assert over.wait(PATIENCE_S)
+        assert [thread.name for thread in ran_in] == ["tinker-call-1"]
+
+    def test_one_that_blocks_does_not_hold_up_who_resolves(self, workers: Workers) -> None:
+        future = APIFuture[int](submit=workers.run)
+        go_on = threading.Event()
+        future.add_done_callback(lambda _: go_on.wait(PATIENCE_S))
+        assert future.resolve(7)  # would hang here
+        go_on.set()
+
+    @pytest.mark.parametrize(
+        "failure", [KeyError("broken callback"), SystemExit(3)], ids=["Exception", "SystemExit"]
+    )
+    def test_what_one_raises_is_logged_and_harms_nothing(
+        self, workers: Workers, caplog: pytest.LogCaptureFixture, failure: BaseException
+    ) -> None:
+        future = APIFuture[int](submit=workers.run)
+        over = threading.Event()
+
+        def broken(_: Any) -> None:
+            raise failure
+
+        future.add_done_callback(broken)
+        future.add_done_callback(lambda _: over.set())
+        with caplog.at_level(logging.ERROR, logger="tinker_sync"):
+            future.resolve(7)
+            assert over.wait(PATIENCE_S)
+        assert future.result() == 7
+        (record,) = [record for record in caplog.records if record.name.startswith("tinker_sync")]
+        assert record.exc_info is not None
+        assert record.exc_info[1] is failure
+        assert workers.submit(lambda: "still there").result(PATIENCE_S) == "still there"
+
+    def test_may_use_the_future_and_add_more(self, workers: Workers) -> None:
+        future = APIFuture[int](submit=workers.run)
+        seen: list[int] = []
+        over = threading.Event()
+
+        def more(done: Any) -> None:
+            seen.append(done.result())
+            done.cancel()
+            done.add_done_callback(lambda again: (seen.append(again.result()), over.set()))
+
+        future.add_done_callback(more)
+        future.resolve(7)
+        assert over.wait(PATIENCE_S)
+        assert seen == [7, 7]
+
+    @pytest.mark.parametrize("when", ["before", "after"])
+    def test_run_where_they_are_when_the_workers_have_gone(self, when: str) -> None:
+        pool = Workers("call", max_threads=1)
+        pool.close()
+        future = APIFuture[int](submit=pool.run)
+        seen: list[threading.Thread] = []
+        if when == "after":
+            future.resolve(7)
+        future.add_done_callback(lambda _: seen.append(threading.current_thread()))
+        future.resolve(7)
+        assert seen == [threading.current_thread()]
+
+    def test_without_workers_ctrl_c_is_not_swallowed(self) -> None:
+        def interrupted(_: Any) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            resolved(7).add_done_callback(interrupted)
+
+    def test_those_of_the_runtime_run_inline(self, workers: Workers) -> None:
+        future = APIFuture[int](submit=workers.run)
+        seen: list[threading.Thread] = []
+        future.when_done(lambda _: seen.append(threading.current_thread()))
+        future.resolve(7)
+        future.when_done(lambda _: seen.append(threading.current_thread()))
+        assert seen == [threading.current_thread()] * 2
+
+
+class TestCancel:
+    def test_before_it_is_sent(self) -> None:
+        future = APIFuture[int]()
+        assert future.cancel()
+        assert future.cancel()
+        assert future.cancelled()
+        assert not future.begin()
+        with pytest.raises(concurrent.futures.CancelledError):
+            future.result()
+
+    def test_not_once_it_is_sent(self) -> None:
+        future = APIFuture[int]()
+        assert future.begin()
+        assert not future.cancel()
+        assert future.begin()  # a request sent again
+        assert future.resolve(7)
+        assert not future.begin()
+        assert not future.cancel()
+
+    def test_what_comes_too_late_is_dropped(self) -> None:
+        future = APIFuture[int]()
+        future.cancel()
+        assert not future.resolve(7)
+        assert not future.fail(KeyError())
+        assert future.cancelled()
+
+    def test_a_second_one_does_not_lose_the_callbacks_of_the_first(self) -> None:
+        steps = Steps("second cancel", "callbacks of the first")
+
+        class Stepped(APIFuture[int]):
+            def _invoke_callbacks(self) -> None:
+                with steps("callbacks of the first"):
+                    super()._invoke_callbacks()
+
+        future, seen = Stepped(), []
+        future.when_done(seen.append)
+        with aside(future.cancel) as cancelled:
+            until(future.cancelled)
+            with steps("second cancel"):
+                assert future.cancel()
+        assert cancelled == [True]
+        assert seen == [future]
+
+    def test_one_of_many_who_end_it_wins(self) -> None:
+        for _ in range(100):
+            future = APIFuture[int]()
+            outcomes = together(
+                partial(future.resolve, 1),
+                partial(future.fail, KeyError()),
+                future.cancel,
+                future.cancel,
+                future.begin,
+            )
+            won = {
+                "resolved": outcomes[0],
+                "failed": outcomes[1],
+                "cancelled": outcomes[2] or outcomes[3],
+            }
+            assert sum(won.values()) == 1
+            assert future.done()
+            assert future.timeline.completed is not None
+            assert concurrent.futures.wait([future], timeout=0).done == {future}
+
+
+class TestStatus:
+    def test_on_the_way(self) -> None:
+        future = APIFuture[int]()
+        assert future.status() == Status(FutureState.QUEUED)
+        future.mark_sending()
+        assert future.status() == Status(FutureState.SENDING)
+        future.mark_accepted("req-1")
+        assert future.status() == Status(FutureState.WAITING)
+        future.mark_paused("short of capacity")
+        assert future.status() == Status(FutureState.PAUSED, "short of capacity")
+        assert repr(future) == "<APIFuture paused, short of capacity, req-1>"
+        with pytest.raises(TimeoutError, match=r"\(paused, short of capacity, request req-1\)"):
+            future.result(0)
+        future.mark_waiting()
+        assert future.status() == Status(FutureState.WAITING)
+        future.resolve(7)
+        assert future.status() == Status(FutureState.DONE)
+
+    def test_how_it_ended(self) -> None:
+        cancelled = APIFuture[int]()
+        cancelled.cancel()
+        assert cancelled.status() == Status(FutureState.DONE, "cancelled")
+        assert failed(KeyError()).status() == Status(FutureState.DONE, "failed: KeyError")
+
+    def test_states_are_their_names(self) -> None:
+        assert [str(state) for state in FutureState] == ["queued", "sending", "waiting", "paused", "done"]
+        assert f"{FutureState.PAUSED}" == FutureState.PAUSED == "paused"
+
+    def test_timeline(self) -> None:
+        clock = FakeClock(now_s=100.0)
+        future = APIFuture[int](clock=clock)
+        marks: list[Callable[[], object]] = [
+            future.mark_sending,
+            future.mark_sending,  # sent again: the first counts
+            lambda: future.mark_accepted("req-1"),
+            lambda: future.resolve(7),
+            lambda: future.resolve(8),
+        ]
+        for mark in marks:
+            clock.advance(1)
+            mark()
+        moments = future.timeline
+        assert (moments.queued, moments.sending, moments.accepted, moments.completed) == (
+            100.0,
+            101.0,
+            103.0,
+            104.0,
+        )
+        assert moments.duration_s == 4.0
+
+    def test_timeline_of_a_cancelled_one(self) -> None:
+        clock = FakeClock(now_s=100.0)
+        future = APIFuture[int](clock=clock)
+        clock.advance(2)
+        future.cancel()
+        assert (future.timeline.sending, future.timeline.completed) == (None, 102.0)
+
+    def test_a_refused_cancel_completes_nothing(self) -> None:
+        future = APIFuture[int]()
+        future.begin()
+        future.cancel()
+        assert future.timeline.completed is None
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs fork")
+def test_a_forked_child_is_told_that_its_wait_is_vain() -> None:
+    code = (
+        "import os\n"
+        "from tinker_sync.errors import TinkerError\n"
+        "from tinker_sync.runtime.futures import APIFuture\n"
+        "open_one, done = APIFuture(), APIFuture()\n"
+        "done.resolve(7)\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    refused = []\n"
+        "    for wait in (open_one.result, open_one.exception, lambda: open_one.coroutine().send(None)):\n"
+        "        try:\n"
+        "            wait()\n"
+        "        except TinkerError as error:\n"
+        "            refused.append('in the parent only' in str(error))\n"
+        "    own = APIFuture()\n"
+        "    own.resolve(8)\n"
+        "    os._exit(0 if refused == [True] * 3 and done.result() == 7 and own.result() == 8 else 1)\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+        "open_one.resolve(9)\n"
+        "assert open_one.result() == 9\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

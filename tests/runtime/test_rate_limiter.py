@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+import gc
+import math
+import threading
+import weakref
+from typing import Any
+
+import pytest
+from support.clock import FakeClock
+
+from tinker_sync.errors import TinkerError
+from tinker_sync.runtime.rate_limiter import (
+    FIRST_WINDOW,
+    OPEN_WINDOW,
+    Gate,
+    LimiterState,
+    Permit,
+    RateLimiter,
+    default_delay_s,
+    key_fingerprint,
+    shared_rate_limiter,
+)
+
+
+def limiter_and_gate() -> tuple[FakeClock, RateLimiter, Gate]:
+    clock = FakeClock(now_s=0.0)
+    limiter = RateLimiter(clock=clock)
+    return clock, limiter, limiter.gate()
+
+
+def take_all(gate: Gate) -> list[Permit]:
+    """Every permit there is now."""
+    permits = []
+    while (permit := gate.try_acquire()) is not None:
+        permits.append(permit)
+        assert len(permits) < 5000, "open"
+    return permits
+
+
+def throttled_once() -> tuple[FakeClock, RateLimiter, Gate]:
+    """A limiter that was open, was refused once and may now let a few through."""
+    clock, limiter, gate = limiter_and_gate()
+    permit = gate.acquire()
+    assert permit is not None
+    gate.throttled(permit, delay_s=5)
+    clock.advance(5)
+    return clock, limiter, gate
+
+
+class TestOpen:
+    def test_everybody_passes_and_nothing_is_counted(self) -> None:
+        _, limiter, gate = limiter_and_gate()
+        permits = [gate.acquire() for _ in range(1000)]
+        assert None not in permits
+        assert repr(limiter) == f"<RateLimiter open, window {OPEN_WINDOW}, 0 in flight, 0 in line>"
+
+    def test_the_way_through_takes_no_lock(self) -> None:
+        _, limiter, gate = limiter_and_gate()
+        with limiter._lock:  # would hang
+            permit = gate.acquire()
+            assert permit is not None
+            gate.succeeded(permit)
+            gate.failed(permit)
+            assert limiter.state() is LimiterState.OPEN
+            assert not limiter.recently_closed()
+
+    def test_successes_and_failures_change_nothing(self) -> None:
+        _, limiter, gate = limiter_and_gate()
+        for end in (gate.succeeded, gate.failed):
+            permit = gate.acquire()
+            assert permit is not None
+            end(permit)
+        assert repr(limiter) == f"<RateLimiter open, window {OPEN_WINDOW}, 0 in flight, 0 in line>"
+
+
+class TestClosed:
+    def test_nobody_passes_until_the_time_is_over(self) -> None:
+        clock, limiter, gate = limiter_and_gate()
+        permit = gate.acquire()
+        assert permit is not None
+        gate.throttled(permit, delay_s=5)
+        assert limiter.state() is LimiterState.CLOSED
+        assert limiter.opens_in_s() == 5.0
+        clock.advance(4.999)
+        assert gate.try_acquire() is None
+        clock.advance(0.001)
+        assert limiter.state() is LimiterState.REOPENING
+        assert limiter.opens_in_s() == 0.0
+        assert gate.try_acquire() is not None
+
+    def test_who_waits_is_let_in_when_it_is_over(self) -> None:
+        clock, _, gate = limiter_and_gate()
+        permit = gate.acquire()
+        assert permit is not None
+        gate.throttled(permit, delay_s=5)
+        assert gate.acquire() is not None
+        assert clock.waits == [5.0]
+
+    def test_a_wait_may_run_out_before(self) -> None:
+        clock, limiter, gate = limiter_and_gate()
+        limiter.close_for(5)
+        assert gate.acquire(timeout=2) is None
+        assert clock.waits == [2]
+        assert gate.acquire(timeout=0) is None
+        assert repr(limiter) == f"<RateLimiter closed, window {FIRST_WINDOW}, 0 in flight, 0 in line>"
+
+    @pytest.mark.parametrize(("delays", "end_s"), [((5, 2), 5), ((2, 5), 5), ((5, 0), 5), ((5, -3), 5)])
+    def test_the_later_end_counts(self, delays: tuple[float, float], end_s: float) -> None:
+        _, limiter, gate = limiter_and_gate()
+        permits = [gate.acquire(), gate.acquire()]
+        for permit, delay_s in zip(permits, delays, strict=True):
+            assert permit is not None
+            gate.throttled(permit, delay_s)
+        assert limiter.opens_in_s() == end_s
+
+    def test_a_pause_closes_like_a_refusal(self) -> None:
+        clock, limiter, gate = limiter_and_gate()
+        limiter.close_for(3)
+        assert gate.try_acquire() is None
+        clock.advance(3)
+        assert len(take_all(gate)) == FIRST_WINDOW
+
+    def test_other_gates_hear_of_it(self) -> None:
+        _, limiter, gate = limiter_and_gate()
+        other = limiter.gate()
+        permit = gate.acquire()
+        assert permit is not None
+        gate.throttled(permit, delay_s=5)
+        assert other.try_acquire() is None
+
+    def test_recently(self) -> None:
+        clock, limiter, _ = limiter_and_gate()
+        limiter.close_for(5)
+        assert limiter.recently_closed()
+        clock.advance(14.9)
+        assert limiter.recently_closed()
+        clock.advance(0.2)
+        assert not limiter.recently_closed()
+
+
+class TestReopening:
+    def test_a_few_first(self) -> None:
+        _, limiter, gate = throttled_once()
+        assert len(take_all(gate)) == FIRST_WINDOW
+        assert limiter.opens_in_s() == math.inf
+
+    def test_one_more_with_each_success(self) -> None:
+        _, _, gate = throttled_once()
+        for window in (10, 20, 40, 80, 160, 320):
+            permits = take_all(gate)
+            assert len(permits) == window
+            for permit in permits:
+                gate.succeeded(permit)
+
+    def test_none_more_with_a_failure(self) -> None:
+        _, _, gate = throttled_once()
+        for _ in range(3):
+            permits = take_all(gate)
+            assert len(permits) == FIRST_WINDOW
+            for permit in permits:
+                gate.failed(permit)
+
+    def test_the_next_refusal_halves_it(self) -> None:
+        clock, _, gate = throttled_once()
+        for window in (10, 5, 2, 1, 1):
+            permits = take_all(gate)
+            assert len(permits) == window
+            for permit in permits[1:]:
+                gate.failed(permit)
+            gate.throttled(permits[0], delay_s=1)
+            clock.advance(1)
+
+    def test_refusals_of_one_crowd_count_once(self) -> None:
+        clock, _, gate = throttled_once()
+        for permit in take_all(gate):
+            gate.throttled(permit, delay_s=1)
+        clock.advance(1)
+        assert len(take_all(gate)) == FIRST_WINDOW // 2
+
+    def test_stragglers_from_before_do_not_halve_it(self) -> None:
+        clock, limiter, gate = limiter_and_gate()
+        permits = [gate.acquire() for _ in range(300)]
+        for permit in permits[:-1]:
+            assert permit is not None
+            gate.throttled(permit, delay_s=1)
+        clock.advance(1)
+        few = take_all(gate)
+        assert len(few) == FIRST_WINDOW
+        assert permits[-1] is not None
+        gate.throttled(permits[-1], delay_s=2)  # sent long ago; its word on time is heard all the same
+        assert limiter.opens_in_s() == 2
+        for permit in few:
+            gate.failed(permit)
+        clock.advance(2)
+        assert len(take_all(gate)) == FIRST_WINDOW
+
+    def test_successes_from_before_do_not_widen_it(self) -> None:
+        clock, limiter, gate = throttled_once()
+        first, *rest = take_all(gate)
+        gate.throttled(first, delay_s=1)
+        for permit in rest:
+            gate.succeeded(permit)
+        clock.advance(1)
+        assert repr(limiter) == "<RateLimiter reopening, window 5, 0 in flight, 0 in line>"
+
+    def test_those_still_under_way_take_their_places(self) -> None:
+        clock, _, gate = throttled_once()
+        few = take_all(gate)
+        gate.throttled(few[0], delay_s=1)
+        clock.advance(1)
+        assert take_all(gate) == []  # 9 under way, 5 allowed
+        for permit in few[1:7]:
+            gate.failed(permit)
+        assert len(take_all(gate)) == 2
+
+    def test_a_pause_narrows_it_to_a_few(self) -> None:
+        clock, limiter, gate = throttled_once()
+        for _ in range(2):
+            for permit in take_all(gate):
+                gate.succeeded(permit)
+        limiter.close_for(1)
+        clock.advance(1)
+        assert len(take_all(gate)) == FIRST_WINDOW
+
+    def test_opens_when_the_window_limits_nothing_any_more(self) -> None:
+        _, limiter, gate = throttled_once()
+        for _ in range(OPEN_WINDOW - FIRST_WINDOW):
+            assert limiter.state() is LimiterState.REOPENING
+            permit = gate.try_acquire()
+            assert permit is not None
+            gate.succeeded(permit)
+        assert limiter.state() is LimiterState.OPEN
+        assert repr(limiter) == f"<RateLimiter open, window {OPEN_WINDOW}, 0 in flight, 0 in line>"
+
+    def test_a_refusal_after_that_starts_anew(self) -> None:
+        clock, _, gate = throttled_once()
+        for _ in range(OPEN_WINDOW - FIRST_WINDOW):
+            permit = gate.try_acquire()
+            assert permit is not None
+            gate.succeeded(permit)
+        permit = gate.try_acquire()
+        assert permit is not None
+        gate.throttled(permit, delay_s=1)
+        clock.advance(1)
+        assert len(take_all(gate)) == FIRST_WINDOW
+
+
+class TestClose:
+    def test_of_a_gate_leaves_the_others_open(self) -> None:
+        _, limiter, gate = limiter_and_gate()
+        other = limiter.gate()
+        gate.close(TinkerError("first"))
+        gate.close(TinkerError("second"))
+        for enter in (gate.acquire, gate.try_acquire):
+            with pytest.raises(TinkerError, match="first"):
+                enter()
+        assert other.acquire() is not None
+
+    def test_permits_may_still_be_given_back(self) -> None:
+        _, limiter, gate = throttled_once()
+        first, *rest = take_all(gate)
+        gate.close(TinkerError("closed"))
+        gate.succeeded(first)
+        for permit in rest:
+            gate.failed(permit)
+        assert repr(limiter) == "<RateLimiter reopening, window 11, 0 in flight, 0 in line>"
+
+
+class TestInterruptedWait:
+    @pytest.mark.parametrize("granted", [False, True])
+    def test_holds_no_place(self, granted: bool) -> None:
+        few: list[Permit] = []
+        gate: Gate
+
+        class Interrupted(FakeClock):
+            def wait(self, event: threading.Event, timeout_s: float) -> bool:
+                if granted:
+                    gate.failed(few[0])
+                raise KeyboardInterrupt
+
+        clock = Interrupted()
+        limiter = RateLimiter(clock=clock)
+        gate = limiter.gate()
+        limiter.close_for(1)
+        clock.advance(1)
+        few += take_all(gate)
+        with pytest.raises(KeyboardInterrupt):
+            gate.acquire()
+        in_flight = FIRST_WINDOW - granted
+        assert repr(limiter) == f"<RateLimiter reopening, window 10, {in_flight} in flight, 0 in line>"
+
+
+class TestShared:
+    def test_one_for_each_server_and_key(self) -> None:
+        one, two = key_fingerprint("tml-one"), key_fingerprint("tml-two")
+        shared = shared_rate_limiter("https://host/api", one)
+        assert shared_rate_limiter("https://host/api/", one) is shared
+        assert shared_rate_limiter("https://host/api", two) is not shared
+        assert shared_rate_limiter("https://other/api", one) is not shared
+        assert RateLimiter() is not shared
+
+    def test_goes_with_the_last_client(self) -> None:
+        shared = shared_rate_limiter("https://host/api", key_fingerprint("tml-gone"))
+        gone = weakref.ref(shared)
+        gate: Any = shared.gate()
+        del shared
+        assert gone() is not None
+        gc.disable()
+        try:
+            del gate
+            assert gone() is None
+        finally:
+            gc.enable()
+
+    def test_a_key_cannot_be_read_from_its_fingerprint(self) -> None:
+        fingerprint = key_fingerprint("tml-planted-key")
+        assert len(fingerprint) == 16
+        assert "planted" not in fingerprint
+        assert key_fingerprint("") != fingerprint
+
+    def test_delays(self) -> None:
+        assert [default_delay_s(size) for size in (0, 128 * 1024, 128 * 1024 + 1)] == [1.0, 1.0, 5.0]

@@ -1,0 +1,455 @@
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from support.sends import FakePart, HandWorkers, operation
+
+from tinker_sync.errors import APIStatusError, TinkerError
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.progress import FutureState
+from tinker_sync.runtime.send_queue import (
+    EarlierCallFailedError,
+    Operation,
+    QueueState,
+    SendQueue,
+    stages,
+)
+
+
+class Bench:
+    """A queue whose sends a test does by hand: what was sent, and what to raise."""
+
+    def __init__(self) -> None:
+        self.workers = HandWorkers()
+        self.wire: list[tuple[int, str]] = []
+        self.failures: dict[str, BaseException] = {}
+        self.queue: SendQueue[FakePart] = SendQueue(self._send, self.workers.run)
+
+    def _send(self, part: FakePart, number: int) -> None:
+        assert part.bytes_for(number) == f"{part.name} as {number}".encode()
+        self.wire.append((number, part.name))
+        if part.name in self.failures:
+            raise self.failures[part.name]
+
+    def append(self, name: str, count: int = 1, *, parallel: bool = False) -> Operation[FakePart]:
+        made = operation(name, count, parallel=parallel)
+        self.queue.append(made)
+        return made
+
+    @property
+    def sent(self) -> str:
+        return " ".join(f"{number}:{name}" for number, name in self.wire)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+REFUSED = APIStatusError.from_reply(422, {}, b'{"detail": "unknown loss"}')
+
+
+class TestOrder:
+    def test_numbers_start_at_one_and_follow_the_calls(self, bench: Bench) -> None:
+        for name in "abc":
+            bench.append(name)
+        bench.workers.do_all()
+        assert bench.sent == "1:a 2:b 3:c"
+        assert repr(bench.queue) == "<SendQueue idle, 0 queued, next number 4>"
+
+    def test_one_operation_is_in_its_send_phase(self, bench: Bench) -> None:
+        for name in "abc":
+            bench.append(name)
+        assert len(bench.workers.jobs) == 1
+        assert repr(bench.queue) == "<SendQueue sending, 2 queued, next number 2>"
+        bench.workers.do()
+        assert (bench.sent, len(bench.workers.jobs)) == ("1:a", 1)
+
+    def test_results_are_not_waited_for(self, bench: Bench) -> None:
+        first = bench.append("a")
+        bench.append("b")
+        bench.workers.do_all()
+        assert bench.sent == "1:a 2:b"
+        assert not first.future.done()
+
+    def test_parallel_chunks_with_the_first_one_last(self, bench: Bench) -> None:
+        """Seven data in chunks of two, an optim_step, three data in chunks of two."""
+        bench.append("fb", 4, parallel=True)
+        bench.append("optim")
+        bench.append("f", 2, parallel=True)
+        bench.workers.do_all()
+        assert bench.sent == "2:fb.2 3:fb.3 4:fb.4 1:fb.1 5:optim 7:f.2 6:f.1"
+
+    def test_serial_chunks_one_by_one(self, bench: Bench) -> None:
+        bench.append("fb", 4)
+        bench.append("optim")
+        bench.append("f", 2)
+        bench.workers.do_all()
+        assert bench.sent == "1:fb.1 2:fb.2 3:fb.3 4:fb.4 5:optim 6:f.1 7:f.2"
+
+    def test_the_first_of_parallel_chunks_waits_for_all_others(self, bench: Bench) -> None:
+        bench.append("fb", 4, parallel=True)
+        bench.append("optim")
+        assert len(bench.workers.jobs) == 3
+        bench.workers.do(2)
+        bench.workers.do(0)
+        assert (bench.sent, len(bench.workers.jobs)) == ("4:fb.4 2:fb.2", 1)
+        bench.workers.do()
+        assert len(bench.workers.jobs) == 1
+        bench.workers.do()
+        assert bench.sent == "4:fb.4 2:fb.2 3:fb.3 1:fb.1"
+
+    def test_one_chunk_is_the_same_in_both_modes(self) -> None:
+        assert stages(1, parallel=True) == stages(1, parallel=False) == [range(1)]
+
+    def test_progress_shows_in_the_futures(self, bench: Bench) -> None:
+        first, second = bench.append("a"), bench.append("b")
+        assert [made.future.status().state for made in (first, second)] == [FutureState.QUEUED] * 2
+        bench.workers.do()
+        assert first.future.status().state is FutureState.SENDING
+        assert second.future.status().state is FutureState.QUEUED
+
+    def test_sends_may_run_inline(self) -> None:
+        wire: list[tuple[int, str]] = []
+        queue: SendQueue[FakePart] = SendQueue(
+            lambda part, number: wire.append((number, part.name)), lambda job: job()
+        )
+        for name in "ab":
+            queue.append(operation(name, 3, parallel=True))
+        assert wire == [(2, "a.2"), (3, "a.3"), (1, "a.1"), (5, "b.2"), (6, "b.3"), (4, "b.1")]
+
+
+class TestW02Cancel:
+    def test_w2_what_is_queued_leaves_without_a_hole(self, bench: Bench) -> None:
+        made = {name: bench.append(name, 3 if name == "b" else 1) for name in "abcd"}
+        assert made["b"].future.cancel()
+        assert repr(bench.queue) == "<SendQueue sending, 2 queued, next number 2>"
+        bench.workers.do_all()
+        assert bench.sent == "1:a 2:c 3:d"
+        assert all(part.future.cancelled() for part in made["b"].parts)
+
+    def test_w2_the_next_one_goes_on_after_a_row_of_cancelled_ones(self, bench: Bench) -> None:
+        made = [bench.append(str(number)) for number in range(100)]
+        for each in made[1:99]:
+            assert each.future.cancel()
+        bench.workers.do_all()
+        assert bench.sent == "1:0 2:99"
+
+    def test_w2_before_it_was_appended(self, bench: Bench) -> None:
+        made = operation("a")
+        made.future.cancel()
+        bench.queue.append(made)
+        bench.append("b")
+        bench.workers.do_all()
+        assert bench.sent == "1:b"
+
+    @pytest.mark.parametrize(("count", "parallel"), [(1, False), (3, False), (3, True)])
+    def test_w2_is_refused_from_the_send_phase_on(self, bench: Bench, count: int, parallel: bool) -> None:
+        made = bench.append("a", count, parallel=parallel)
+        assert not made.future.cancel()
+        bench.workers.do_all()
+        assert not made.future.cancel()
+        for part in made.parts:
+            assert part.future.resolve(part.name)
+        assert made.future.result(0) == ("a" if count == 1 else ["a.1", "a.2", "a.3"])
+
+    def test_the_body_is_let_go_at_once(self, bench: Bench) -> None:
+        bench.append("a")
+        made = bench.append("b")
+        made.future.cancel()
+        assert not bench.queue._queue
+
+
+def refusal_of(made: Operation[FakePart]) -> EarlierCallFailedError:
+    failure = made.future.exception(0)
+    assert isinstance(failure, EarlierCallFailedError)
+    return failure
+
+
+class TestFailedSend:
+    def test_w3_its_future_fails_with_the_cause_and_nothing_follows(self, bench: Bench) -> None:
+        bench.failures["b"] = REFUSED
+        made = {name: bench.append(name) for name in "abc"}
+        bench.workers.do_all()
+        made["d"] = bench.append("d")
+        assert bench.sent == "1:a 2:b"
+        assert made["b"].future.exception(0) is REFUSED
+        assert not made["a"].future.done()
+        for name in "cd":
+            refusal = refusal_of(made[name])
+            assert (refusal.call, refusal.number, refusal.__cause__) == ("b", 2, REFUSED)
+        assert refusal_of(made["c"]) is not refusal_of(made["d"])
+        assert repr(bench.queue) == "<SendQueue broken, 0 queued, next number 3>"
+
+    def test_the_error_says_what_failed_and_how_to_continue(self, bench: Bench) -> None:
+        bench.failures["a"] = REFUSED
+        bench.append("a")
+        bench.workers.do_all()
+        text = str(refusal_of(bench.append("b")))
+        for words in (
+            "a (sequence number 1)",
+            "unknown loss",
+            "last checkpoint",
+            "create_training_client_from_state",
+        ):
+            assert words in text
+
+    def test_the_error_pickles(self, bench: Bench) -> None:
+        error = EarlierCallFailedError("optim_step", 7, "no")
+        copied = pickle.loads(pickle.dumps(error))
+        assert (type(copied), str(copied), copied.number) == (type(error), str(error), 7)
+
+    @pytest.mark.parametrize("failing", [2, 3, 4])
+    @pytest.mark.parametrize("order", [(0, 0, 0), (2, 1, 0), (1, 0, 0)])
+    def test_w1_parallel_chunks_hang_nobody(self, bench: Bench, failing: int, order: tuple[int, ...]) -> None:
+        bench.failures[f"fb.{failing}"] = REFUSED
+        made = bench.append("fb", 4, parallel=True)
+        queued = bench.append("optim")
+        for index in order:
+            bench.workers.do(index)
+        assert bench.workers.jobs == []
+        assert "1:fb.1" not in bench.sent
+        assert made.future.exception(0) is REFUSED
+        assert all(part.future.done() for part in made.parts)
+        assert refusal_of(queued).number == failing
+        assert refusal_of(bench.append("later")).number == failing
+
+    def test_w1_chunks_not_yet_begun_stay_here(self, bench: Bench) -> None:
+        bench.failures["fb.3"] = REFUSED
+        bench.append("fb", 5, parallel=True)
+        bench.workers.do(1)
+        bench.workers.do_all()
+        assert bench.sent == "3:fb.3"
+
+    def test_w1_the_first_chunk_may_fail_last(self, bench: Bench) -> None:
+        bench.failures["fb.1"] = REFUSED
+        made = bench.append("fb", 3, parallel=True)
+        bench.workers.do_all()
+        assert made.future.exception(0) is REFUSED
+        assert all(part.future.done() for part in made.parts)
+
+    def test_serial_chunks_after_the_failed_one_stay_here(self, bench: Bench) -> None:
+        """The reference sends them and the next operation too, and leaves a hole."""
+        bench.failures["fb.2"] = REFUSED
+        made = bench.append("fb", 4)
+        queued = bench.append("optim")
+        bench.workers.do_all()
+        assert bench.sent == "1:fb.1 2:fb.2"
+        assert made.future.exception(0) is REFUSED
+        assert all(part.future.done() for part in made.parts)
+        assert refusal_of(queued).number == 2
+
+    def test_two_failing_chunks_break_it_once(self, bench: Bench) -> None:
+        bench.failures = {"fb.2": REFUSED, "fb.3": KeyError("second")}
+
+        made = bench.append("fb", 3, parallel=True)
+        # Both are on their way when the first of them fails.
+        real_send = bench.queue._send
+
+        def send(part: FakePart, number: int) -> Any:
+            if part.name == "fb.2" and bench.workers.jobs:
+                bench.workers.do()
+            return real_send(part, number)
+
+        bench.queue._send = send
+        bench.workers.do_all()
+        assert isinstance(made.future.exception(0), KeyError)
+        assert refusal_of(bench.append("later")).number == 3
+
+    def test_one_accepted_after_a_sibling_failed_changes_nothing(self, bench: Bench) -> None:
+        bench.failures["fb.3"] = REFUSED
+        made = bench.append("fb", 3, parallel=True)
+        real_send = bench.queue._send
+
+        def send(part: FakePart, number: int) -> Any:
+            if part.name == "fb.2":
+                bench.workers.do()  # fb.3 fails while this one is on its way
+            return real_send(part, number)
+
+        bench.queue._send = send
+        bench.workers.do_all()
+        assert bench.sent == "3:fb.3 2:fb.2"
+        assert made.future.exception(0) is REFUSED
+        assert repr(bench.queue) == "<SendQueue broken, 0 queued, next number 4>"
+
+    @pytest.mark.parametrize("failure", [SystemExit(1), KeyError("a"), AssertionError("ours")])
+    def test_whatever_is_raised_nobody_waits_for_ever(self, bench: Bench, failure: BaseException) -> None:
+        bench.failures["a"] = failure
+        made, queued = bench.append("a"), bench.append("b")
+        bench.workers.do_all()
+        assert made.future.exception(0) is failure
+        assert refusal_of(queued).__cause__ is failure
+
+    def test_workers_that_take_no_more_break_it(self) -> None:
+        def closed(_: object) -> None:
+            raise RuntimeError("the workers 'send' are closed")
+
+        queue: SendQueue[FakePart] = SendQueue(lambda part, number: None, closed)
+        made = operation("fb", 3, parallel=True)
+        queue.append(made)
+        assert isinstance(made.future.exception(0), RuntimeError)
+        assert all(part.future.done() for part in made.parts)
+        later = operation("later")
+        queue.append(later)
+        assert "are closed" in str(refusal_of(later))
+
+    def test_a_cancelled_one_is_not_failed_again(self, bench: Bench) -> None:
+        bench.failures["a"] = REFUSED
+        bench.append("a")
+        cancelled = bench.append("b")
+        cancelled.future.cancel()
+        bench.workers.do_all()
+        assert cancelled.future.cancelled()
+
+
+CLOSED = TinkerError("the client was closed")
+
+
+class TestClose:
+    def test_fails_what_is_queued_and_what_comes_later(self, bench: Bench) -> None:
+        sending, queued = bench.append("a"), bench.append("b", 3)
+        bench.queue.close(CLOSED)
+        bench.queue.close(TinkerError("second"))
+        later = bench.append("c")
+        for made in (queued, later):
+            assert str(made.future.exception(0)) == "the client was closed"
+        assert all(part.future.done() for part in queued.parts)
+        bench.workers.do_all()
+        assert bench.sent == ""  # had not begun
+        assert str(sending.future.exception(0)) == "the client was closed"
+        assert repr(bench.queue) == "<SendQueue closed, 0 queued, next number 2>"
+
+    def test_lets_what_is_on_its_way_arrive(self, bench: Bench) -> None:
+        made = bench.append("a")
+        real_send = bench.queue._send
+
+        def send(part: FakePart, number: int) -> Any:
+            bench.queue.close(CLOSED)
+            return real_send(part, number)
+
+        bench.queue._send = send
+        bench.workers.do_all()
+        assert bench.sent == "1:a"
+        assert not made.future.done()
+        assert made.future.resolve(7)
+
+    @pytest.mark.parametrize("parallel", [False, True])
+    def test_an_operation_half_sent_fails_as_a_whole(self, bench: Bench, parallel: bool) -> None:
+        made = bench.append("fb", 3, parallel=parallel)
+        bench.workers.do()
+        bench.queue.close(CLOSED)
+        bench.workers.do_all()
+        assert len(bench.wire) == 1
+        assert str(made.future.exception(0)) == "the client was closed"
+        assert all(part.future.done() for part in made.parts)
+
+    def test_after_a_failure(self, bench: Bench) -> None:
+        bench.failures["a"] = REFUSED
+        bench.append("a")
+        bench.workers.do_all()
+        bench.queue.close(CLOSED)
+        assert str(bench.append("b").future.exception(0)) == "the client was closed"
+
+    def test_a_send_that_fails_after_it_fails_its_own_future_only(self, bench: Bench) -> None:
+        made = bench.append("a")
+
+        def send(part: FakePart, number: int) -> Any:
+            bench.queue.close(CLOSED)
+            raise REFUSED
+
+        bench.queue._send = send
+        bench.workers.do_all()
+        assert made.future.exception(0) is REFUSED
+        assert repr(bench.queue) == "<SendQueue closed, 0 queued, next number 2>"
+
+
+class TestMoves:
+    @pytest.mark.parametrize(
+        ("state", "to"),
+        [
+            (QueueState.CLOSED, QueueState.IDLE),
+            (QueueState.BROKEN, QueueState.IDLE),
+            (QueueState.BROKEN, QueueState.SENDING),
+            (QueueState.SENDING, QueueState.SENDING),
+            (QueueState.IDLE, QueueState.IDLE),
+        ],
+    )
+    def test_illegal_ones_are_stopped_at_the_door(
+        self, bench: Bench, state: QueueState, to: QueueState
+    ) -> None:
+        bench.queue._state = state
+        with pytest.raises(AssertionError, match=f"{state} -> {to}"):
+            bench.queue._move_locked(to)
+
+    def test_an_operation_without_requests_is_a_mistake_of_ours(self, bench: Bench) -> None:
+        with pytest.raises(AssertionError, match="without requests"):
+            bench.queue.append(Operation("a", [], APIFuture()))
+
+
+class TestNoLockIsHeld:
+    """Everything that runs code of others is done with the lock free; each of these would hang otherwise."""
+
+    def test_when_a_future_fails(self, bench: Bench) -> None:
+        bench.failures["a"] = REFUSED
+        seen: list[str] = []
+        for name in "ab":
+            bench.append(name).future.when_done(lambda _: seen.append(repr(bench.queue)))
+        bench.workers.do_all()
+        assert len(seen) == 2
+
+    def test_when_a_future_is_cancelled(self, bench: Bench) -> None:
+        seen: list[str] = []
+        bench.append("a")
+        made = bench.append("b")
+        made.future.when_done(lambda _: seen.append(repr(bench.queue)))
+        made.future.cancel()
+        assert seen == ["<SendQueue sending, 0 queued, next number 2>"]
+
+    def test_when_it_closes(self, bench: Bench) -> None:
+        seen: list[str] = []
+        bench.append("a")
+        bench.append("b").future.when_done(lambda _: seen.append(repr(bench.queue)))
+        bench.queue.close(CLOSED)
+        assert seen == ["<SendQueue closed, 0 queued, next number 2>"]
+
+    def test_a_callback_may_call_again(self, bench: Bench) -> None:
+        first = bench.append("a")
+        first.future.when_done(lambda _: bench.append("b"))
+        bench.workers.do_all()
+        first.future.resolve(1)
+        bench.workers.do_all()
+        assert bench.sent == "1:a 2:b"
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="needs fork")
+def test_a_forked_child_goes_on_only_after_an_idle_queue() -> None:
+    code = (
+        "import os\n"
+        "from types import SimpleNamespace\n"
+        "from tinker_sync.runtime.futures import APIFuture\n"
+        "from tinker_sync.runtime.send_queue import Operation, SendQueue\n"
+        "def call(queue):\n"
+        "    part = SimpleNamespace(future=APIFuture())\n"
+        "    queue.append(Operation('optim_step', [part], part.future))\n"
+        "    return part.future\n"
+        "wire = []\n"
+        "idle = SendQueue(lambda part, number: wire.append(number), lambda job: job())\n"
+        "busy = SendQueue(lambda part, number: None, lambda job: None)\n"
+        "call(idle), call(busy), call(busy)\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    call(idle)\n"
+        "    refused = call(busy).exception(0)\n"
+        "    again = call(busy).exception(0)\n"
+        "    ok = wire == [1, 2] and 'forked while calls were under way' in str(refused)\n"
+        "    ok = ok and str(again) == str(refused)\n"
+        "    os._exit(0 if ok else 1)\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+        "call(busy)\n"
+        "assert repr(busy) == '<SendQueue sending, 2 queued, next number 2>', busy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

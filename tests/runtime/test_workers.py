@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import logging
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.clock import PATIENCE_S
+from support.crowd import until
+
+from tinker_sync.runtime.workers import Workers
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    with Workers("send", max_threads=3) as pool:
+        yield pool
+
+
+class Held:
+    """Jobs that have begun and do not end before they are told to."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.begun = threading.Semaphore(0)
+        self.threads: list[threading.Thread] = []
+
+    def __call__(self) -> None:
+        self.threads.append(threading.current_thread())
+        self.begun.release()
+        assert self.go_on.wait(PATIENCE_S)
+
+    def await_begun(self, count: int) -> None:
+        for _ in range(count):
+            assert self.begun.acquire(timeout=PATIENCE_S)
+
+
+class TestThreads:
+    def test_are_named_daemons(self, workers: Workers) -> None:
+        held = Held()
+        for _ in range(3):
+            workers.run(held)
+        held.await_begun(3)
+        assert sorted(thread.name for thread in held.threads) == [
+            "tinker-send-1",
+            "tinker-send-2",
+            "tinker-send-3",
+        ]
+        assert all(thread.daemon for thread in held.threads)
+        held.go_on.set()
+
+    def test_there_are_none_without_work(self, workers: Workers) -> None:
+        assert repr(workers) == "<Workers 'send' 0 threads, 0 idle, 0 queued>"
+
+    def test_never_more_than_the_bound(self, workers: Workers) -> None:
+        held = Held()
+        for _ in range(10):
+            workers.run(held)
+        held.await_begun(3)
+        assert repr(workers) == "<Workers 'send' 3 threads, 0 idle, 7 queued>"
+        held.go_on.set()
+        held.await_begun(7)
+        assert len(set(held.threads)) == 3
+
+    def test_an_idle_one_is_used_before_a_new_one_starts(self, workers: Workers) -> None:
+        for _ in range(20):
+            name = workers.submit(lambda: threading.current_thread().name).result(PATIENCE_S)
+            assert name == "tinker-send-1"
+            until(lambda: "1 threads, 1 idle" in repr(workers))
+
+    def test_the_one_idle_last_is_used_first(self, workers: Workers) -> None:
+        holds = [Held() for _ in range(3)]
+        for held in holds:
+            workers.run(held)
+            held.await_begun(1)
+        for idle, index in enumerate((1, 2, 0), start=1):
+            holds[index].go_on.set()
+            until(lambda idle=idle: f"3 threads, {idle} idle" in repr(workers))
+        for _ in range(5):  # always the same, so the others may really end
+            assert workers.submit(threading.current_thread).result(PATIENCE_S) is holds[0].threads[0]
+            until(lambda: "3 threads, 3 idle" in repr(workers))
+
+    def test_an_idle_one_ends_in_time(self) -> None:
+        with Workers("send", max_threads=2, idle_s=0) as pool:
+            thread = pool.submit(threading.current_thread).result(PATIENCE_S)
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+            assert repr(pool) == "<Workers 'send' 0 threads, 0 idle, 0 queued>"
+            assert pool.submit(pow, 2, 3).result(PATIENCE_S) == 8  # and comes back
+
+    def test_work_is_done_in_order(self) -> None:
+        seen: list[int] = []
+        with Workers("send", max_threads=1) as pool:
+            for number in range(100):
+                pool.run(lambda number=number: seen.append(number))
+        assert seen == list(range(100))
+
+    def test_what_a_job_held_is_let_go(self, workers: Workers) -> None:
+        class Large:
+            pass
+
+        large = Large()
+        gone = weakref.ref(large)
+        job: Callable[[], Any] = [large].copy
+        workers.submit(job).result(PATIENCE_S)
+        until(lambda: "1 idle" in repr(workers))
+        del large, job
+        assert gone() is None
+
+    def test_a_dropped_pool_goes_when_its_threads_do(self) -> None:
+        pool = Workers("send", max_threads=2, idle_s=0)
+        thread = pool.submit(threading.current_thread).result(PATIENCE_S)
+        gone = weakref.ref(pool)
+        thread.join(PATIENCE_S)
+        del pool, thread
+        gc.collect()
+        assert gone() is None
+
+
+class TestJobs:
+    def test_is_an_executor(self, workers: Workers) -> None:
+        assert isinstance(workers, concurrent.futures.Executor)
+        assert list(workers.map(lambda value: value * 2, range(5))) == [0, 2, 4, 6, 8]
+        assert workers.submit(dict, a=1, fn=2).result(PATIENCE_S) == {"a": 1, "fn": 2}
+
+    @pytest.mark.parametrize("failure", [KeyError("a"), SystemExit(3)], ids=["Exception", "SystemExit"])
+    def test_a_failure_belongs_to_the_future(self, workers: Workers, failure: BaseException) -> None:
+        def broken() -> None:
+            raise failure
+
+        assert workers.submit(broken).exception(PATIENCE_S) is failure
+        assert workers.submit(threading.current_thread).result(PATIENCE_S).name == "tinker-send-1"
+
+    @pytest.mark.parametrize("failure", [KeyError("a"), SystemExit(3)], ids=["Exception", "SystemExit"])
+    def test_a_failure_nobody_waits_for_is_logged(
+        self, caplog: pytest.LogCaptureFixture, failure: BaseException
+    ) -> None:
+        def broken() -> None:
+            raise failure
+
+        with caplog.at_level(logging.ERROR, logger="tinker_sync"), Workers("send", max_threads=1) as pool:
+            pool.run(broken)
+            assert pool.submit(pow, 2, 3).result(PATIENCE_S) == 8
+        (record,) = caplog.records
+        assert record.getMessage() == "a job of the workers 'send' failed"
+        assert record.exc_info is not None
+        assert record.exc_info[1] is failure
+
+    def test_a_cancelled_one_is_not_done(self) -> None:
+        held, done = Held(), []
+        with Workers("send", max_threads=1) as pool:
+            pool.run(held)
+            cancelled = pool.submit(done.append, 1)
+            assert cancelled.cancel()
+            last = pool.submit(done.append, 2)
+            held.go_on.set()
+            last.result(PATIENCE_S)
+        assert done == [2]
+        assert concurrent.futures.wait([cancelled], timeout=0).done == {cancelled}
+
+
+class TestClose:
+    def test_finishes_what_there_is_and_takes_no_more(self) -> None:
+        held = Held()
+        pool = Workers("send", max_threads=1)
+        pool.run(held)
+        last = pool.submit(pow, 2, 3)
+        closer = threading.Thread(target=lambda: results.append(pool.close(PATIENCE_S)))
+        results: list[bool] = []
+        closer.start()
+        until(lambda: "closed" in repr(pool))
+        with pytest.raises(RuntimeError, match="the workers 'send' are closed"):
+            pool.run(held)
+        with pytest.raises(RuntimeError, match="closed"):
+            pool.submit(held)
+        held.go_on.set()
+        closer.join(PATIENCE_S)
+        assert results == [True]
+        assert last.result(0) == 8
+        assert repr(pool) == "<Workers 'send' 0 threads, 0 idle, 0 queued, closed>"
+
+    def test_is_bounded_in_time_and_drops_what_has_not_begun(self) -> None:
+        held = Held()
+        pool = Workers("send", max_threads=1)
+        pool.run(held)
+        dropped = pool.submit(pow, 2, 3)
+        held.await_begun(1)
+        assert not pool.close(timeout=0)
+        assert dropped.cancelled()
+        assert concurrent.futures.wait([dropped], timeout=0).done == {dropped}
+        held.go_on.set()
+        assert pool.close(PATIENCE_S)
+
+    def test_twice_and_without_threads(self) -> None:
+        pool = Workers("send", max_threads=1)
+        assert pool.close(0)
+        assert pool.close()
+
+    def test_wakes_the_idle(self) -> None:
+        pool = Workers("send", max_threads=3, idle_s=3600)
+        held = Held()
+        held.go_on.set()
+        for _ in range(3):
+            pool.run(held)
+        until(lambda: "3 idle" in repr(pool) or "2 idle" in repr(pool) or "1 idle" in repr(pool))
+        assert pool.close(PATIENCE_S)
+
+    def test_from_one_of_its_own_threads(self) -> None:
+        pool = Workers("send", max_threads=2)
+        assert pool.submit(pool.close, PATIENCE_S).result(PATIENCE_S)
+        assert pool.close(PATIENCE_S)
+
+    def test_shutdown_as_executors_have_it(self) -> None:
+        held = Held()
+        pool = Workers("send", max_threads=1)
+        pool.run(held)
+        dropped = pool.submit(pow, 2, 3)
+        held.await_begun(1)
+        pool.shutdown(wait=False)
+        assert not dropped.done()
+        pool.shutdown(wait=False, cancel_futures=True)
+        assert dropped.cancelled()
+        held.go_on.set()
+        pool.shutdown()
+        assert not any(thread.is_alive() for thread in held.threads)
+
+
+class TestSystemWithoutThreads:
+    def test_no_first_thread_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pool = Workers("send", max_threads=2)
+        monkeypatch.setattr(threading.Thread, "start", _no_thread)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            pool.run(print)
+        monkeypatch.undo()
+        assert pool.submit(pow, 2, 3).result(PATIENCE_S) == 8  # the failed attempt took no place
+        pool.close()
+
+    @pytest.mark.parametrize("idle", [False, True])
+    def test_those_there_are_do_the_work(self, monkeypatch: pytest.MonkeyPatch, idle: bool) -> None:
+        held = Held()
+        pool = Workers("send", max_threads=2)
+        pool.run(held)
+        held.await_begun(1)
+
+        def no_thread(_: threading.Thread) -> None:
+            if idle:
+                held.go_on.set()
+                until(lambda: "1 idle" in repr(pool))
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
+        job = pool.submit(pow, 2, 3)
+        monkeypatch.undo()
+        held.go_on.set()
+        assert job.result(PATIENCE_S) == 8
+        pool.close()
+
+
+def _no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def run_script(code: str, *, expect: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == expect, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "raise KeyboardInterrupt", "1 / 0"])
+def test_a_process_ends_with_hundreds_of_jobs_under_way(end: str) -> None:
+    """The timeout of `run_script` is the assertion: with joined threads this would never end."""
+    code = (
+        "import sys, threading\n"
+        "from tinker_sync.runtime.workers import Workers\n"
+        "begun = threading.Semaphore(0)\n"
+        "def job():\n"
+        "    begun.release()\n"
+        "    threading.Event().wait()\n"
+        "for name in ('send', 'fetch'):\n"
+        "    pool = Workers(name, max_threads=100)\n"
+        "    for _ in range(200):\n"
+        "        pool.submit(job)\n"
+        "for _ in range(200):\n"
+        "    begun.acquire()\n"
+        f"{end}\n"
+    )
+    expect = {"pass": 0, "sys.exit(0)": 0, "1 / 0": 1}.get(end, -2)
+    said = run_script(code, expect=expect)
+    assert "Fatal" not in said
+    assert expect or said == ""
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="needs fork")
+def test_a_forked_child_starts_clean() -> None:
+    run_script(
+        "import os, threading, warnings\n"
+        "warnings.simplefilter('ignore')\n"
+        "from tinker_sync.runtime.workers import Workers\n"
+        "pool = Workers('send', max_threads=2)\n"
+        "go_on, begun = threading.Event(), threading.Semaphore(0)\n"
+        "def job():\n"
+        "    begun.release()\n"
+        "    go_on.wait()\n"
+        "mine = [pool.submit(job) for _ in range(4)]\n"
+        "begun.acquire(), begun.acquire()\n"
+        "pool._lock.acquire()  # as if another thread were just submitting\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    ok = repr(pool) == \"<Workers 'send' 0 threads, 0 idle, 0 queued>\"\n"
+        "    ok = ok and pool.submit(pow, 2, 3).result(10) == 8\n"
+        "    os._exit(0 if ok and pool.close(10) else 1)\n"
+        "pool._lock.release()\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+        "go_on.set()\n"
+        "for future in mine:\n"
+        "    future.result(10)\n"
+        "assert pool.close(10)\n"
+    )
+
+
+def test_a_job_may_fork() -> None:
+    run_script(
+        "import os, warnings\n"
+        "warnings.simplefilter('ignore')\n"
+        "from tinker_sync.runtime.workers import Workers\n"
+        "pool = Workers('send', max_threads=2)\n"
+        "def job():\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        os._exit(0 if pool.submit(pow, 2, 3).result(10) == 8 else 1)\n"
+        "    return os.waitpid(pid, 0)[1]\n"
+        "assert pool.submit(job).result(20) == 0\n"
+        "assert pool.close(10)\n"
+    )

@@ -1,0 +1,51 @@
+"""Parts and operations for send queues, and workers whose jobs a test runs by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tinker_sync.runtime.combine import CombinedFuture
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.send_queue import Operation
+
+
+class FakePart:
+    """A request with a name instead of a body."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.future: APIFuture[Any] = APIFuture()
+
+    def bytes_for(self, number: int) -> bytes:
+        return f"{self.name} as {number}".encode()
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def operation(name: str, count: int = 1, *, parallel: bool = False) -> Operation[FakePart]:
+    """An operation `name` of parts `name.1`, `name.2`...; one of a single part is called as its part."""
+    if count == 1:
+        part = FakePart(name)
+        return Operation(name, [part], part.future)
+    parts = [FakePart(f"{name}.{number}") for number in range(1, count + 1)]
+    whole: CombinedFuture[Any, Any] = CombinedFuture([part.future for part in parts], merge=list)
+    return Operation(name, parts, whole, parallel)
+
+
+class HandWorkers:
+    """Keeps jobs until the test runs them, in whatever order it likes."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Callable[[], object]] = []
+
+    def run(self, job: Callable[[], object]) -> None:
+        self.jobs.append(job)
+
+    def do(self, index: int = 0) -> None:
+        self.jobs.pop(index)()
+
+    def do_all(self) -> None:
+        while self.jobs:
+            self.do()

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import math
+import random
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from support.clock import PATIENCE_S, FakeClock
+from support.crowd import aside, let_others_run, together, until
+
+from tinker_sync.errors import TinkerError
+from tinker_sync.runtime.rate_limiter import (
+    FIRST_WINDOW,
+    OPEN_WINDOW,
+    Gate,
+    LimiterState,
+    Permit,
+    RateLimiter,
+    key_fingerprint,
+    shared_rate_limiter,
+)
+
+
+def closed_limiter(delay_s: float = 5) -> tuple[FakeClock, RateLimiter, Gate]:
+    clock = FakeClock(now_s=0.0, automatic=False)
+    limiter = RateLimiter(clock=clock)
+    limiter.close_for(delay_s)
+    return clock, limiter, limiter.gate()
+
+
+class Crowd:
+    """Threads that want a permit each, and a count of those who got one."""
+
+    def __init__(self, size: int, gate: Gate) -> None:
+        self._lock = threading.Lock()
+        self.permits: list[object] = []
+        self.order: list[int] = []
+        self._threads = [threading.Thread(target=self._enter, args=(gate, number)) for number in range(size)]
+
+    def start(self, clock: FakeClock) -> None:
+        """One after the other, so that the line is in the order of the numbers."""
+        for number, thread in enumerate(self._threads):
+            thread.start()
+            clock.await_waiters(number + 1)
+
+    def _enter(self, gate: Gate, number: int) -> None:
+        permit = gate.acquire()
+        with self._lock:
+            self.permits.append(permit)
+            self.order.append(number)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+def test_64_threads_get_one_object() -> None:
+    for number in range(50):
+        fingerprint = key_fingerprint(f"tml-{number}")
+        limiters = together(*[lambda f=fingerprint: shared_rate_limiter("https://host", f)] * 64)
+        assert len({id(limiter) for limiter in limiters}) == 1
+
+
+def test_nobody_who_waits_goes_while_it_is_closed_and_a_few_go_then() -> None:
+    clock, limiter, gate = closed_limiter(5)
+    crowd = Crowd(3 * FIRST_WINDOW, gate)
+    crowd.start(clock)
+    clock.advance(4.9)
+    assert crowd.permits == []
+    clock.advance(0.2)
+    until(lambda: len(crowd.permits) == FIRST_WINDOW)
+    clock.await_waiters(2 * FIRST_WINDOW)
+    assert len(crowd.permits) == FIRST_WINDOW  # no herd
+    for _ in range(FIRST_WINDOW):
+        gate.succeeded(crowd.permits.pop())  # type: ignore[arg-type]
+    crowd.join()
+    assert sorted(crowd.order) == list(range(3 * FIRST_WINDOW))
+    assert limiter.state() is LimiterState.REOPENING
+
+
+def test_first_come_first_served() -> None:
+    clock, limiter, gate = closed_limiter(5)
+    permit_holders = Crowd(8, gate)
+    limiter._window = 1
+    permit_holders.start(clock)
+    clock.advance(5)
+    for count in range(1, 9):
+        until(lambda count=count: len(permit_holders.permits) == count)
+        gate.failed(permit_holders.permits[-1])  # type: ignore[arg-type]
+    permit_holders.join()
+    assert permit_holders.order == list(range(8))
+
+
+def test_a_refusal_while_others_wait_for_a_place_holds_them_for_the_time_too() -> None:
+    """Who waits for a place watches no clock; a refusal must set the first of them to watch it."""
+    clock, limiter, gate = closed_limiter(1)
+    limiter._window = 1
+    clock.advance(1)
+    only = gate.try_acquire()
+    assert only is not None
+    crowd = Crowd(2, gate)
+    crowd.start(clock)
+    gate.throttled(only, delay_s=7)
+    until(lambda: 7.0 in clock.waits)
+    clock.advance(6.9)
+    assert crowd.permits == []
+    clock.advance(0.2)
+    until(lambda: len(crowd.permits) == 1)
+    gate.succeeded(crowd.permits[0])  # type: ignore[arg-type]
+    crowd.join()
+
+
+def test_the_end_of_a_pause_wakes_one_thread_who_lets_the_others_in() -> None:
+    clock, _, gate = closed_limiter(5)
+    crowd = Crowd(FIRST_WINDOW, gate)
+    crowd.start(clock)
+    assert sorted(clock.waits) == [5.0] + [float("inf")] * (FIRST_WINDOW - 1)
+    clock.advance(5)
+    crowd.join()
+
+
+@pytest.mark.parametrize("leave", ["timeout", "close"])
+def test_who_leaves_the_head_of_the_line_hands_the_watch_on(leave: str) -> None:
+    clock, limiter, gate = closed_limiter(10)
+    leaver = limiter.gate()
+
+    def give_up() -> str:
+        try:
+            return str(leaver.acquire(timeout=3))
+        except TinkerError as error:
+            return str(error)
+
+    with aside(give_up) as heard:
+        clock.await_waiters(1)
+        crowd = Crowd(1, gate)
+        crowd._threads[0].start()
+        clock.await_waiters(2)
+        if leave == "timeout":
+            clock.advance(3)
+        else:
+            leaver.close(TinkerError("closed"))
+        until(lambda: (7.0 if leave == "timeout" else 10.0) in clock.waits[2:])
+    assert heard == ["None" if leave == "timeout" else "closed"]
+    clock.advance(10)
+    crowd.join()
+
+
+def test_a_close_wakes_those_of_its_gate_only() -> None:
+    clock, limiter, gate = closed_limiter(5)
+    other = limiter.gate()
+
+    def enter() -> str:
+        with pytest.raises(TinkerError) as caught:
+            gate.acquire()
+        return str(caught.value)
+
+    with aside(*[enter] * 5) as heard:
+        clock.await_waiters(5)
+        crowd = Crowd(1, other)
+        crowd._threads[0].start()
+        clock.await_waiters(6)
+        gate.close(TinkerError("closed"))
+        clock.await_waiters(1)
+    assert heard == ["closed"] * 5
+    assert crowd.permits == []
+    clock.advance(5)
+    crowd.join()
+    assert len(crowd.permits) == 1
+
+
+class PassingClock(FakeClock):
+    """Time passes at once for who waits for it; who waits for others really waits."""
+
+    def wait(self, event: threading.Event, timeout_s: float) -> bool:
+        if timeout_s < math.inf:
+            return super().wait(event, timeout_s)
+        assert event.wait(PATIENCE_S), "nobody let this one in"
+        return True
+
+
+class WatchedLimiter(RateLimiter):
+    """Notes how each permit came about."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock=clock)
+        self.room: list[int] = []  # guarded by _lock
+        self.since_closed_s: list[float] = []  # guarded by _lock
+
+    def _count_locked(self) -> Permit:
+        permit = super()._count_locked()
+        self.room.append(self._window - self._in_flight)
+        self.since_closed_s.append(self._clock.now() - self._closed_until_s)
+        return permit
+
+
+def test_a_crowd_never_exceeds_the_window_and_everybody_gets_through() -> None:
+    """A server that takes `capacity` at once and refuses the rest, and 32 threads that do not give up."""
+    limiter = WatchedLimiter(PassingClock())
+    gate = limiter.gate()
+    lock = threading.Lock()
+    under_way, refusals, capacity = 0, 0, 6
+
+    def send(draw: random.Random) -> bool:
+        nonlocal under_way, refusals
+        permit = gate.acquire()
+        assert permit is not None
+        with lock:
+            under_way += 1
+            refused = under_way > capacity
+            refusals += refused
+        let_others_run()
+        with lock:
+            under_way -= 1
+        if refused:
+            gate.throttled(permit, delay_s=draw.random())
+        elif draw.random() < 0.1:
+            gate.failed(permit)
+        else:
+            gate.succeeded(permit)
+            return True
+        return False
+
+    def work(seed: int) -> int:
+        draw = random.Random(seed)
+        sent = 0
+        while sent < 50:
+            sent += send(draw)
+        return sent
+
+    # Closed once, so that every permit from now on is counted.
+    limiter.close_for(1)
+    assert together(*[partial(work, seed) for seed in range(32)], patience_s=60) == [50] * 32
+    assert refusals > 0
+    assert min(limiter.room) >= 0
+    assert min(limiter.since_closed_s) >= 0
+    assert limiter._in_flight == 0
+    assert not limiter._line
+
+
+def test_opens_only_when_nobody_waits() -> None:
+    clock, limiter, gate = closed_limiter(1)
+    clock.advance(1)
+    limiter._window = OPEN_WINDOW - 1
+    permits = [gate.try_acquire() for _ in range(OPEN_WINDOW - 1)]
+    crowd = Crowd(3, gate)
+    crowd.start(clock)
+    gate.succeeded(permits.pop())  # type: ignore[arg-type]  # wide enough now, and there is room for two
+    until(lambda: len(crowd.permits) == 2)
+    assert limiter.state() is LimiterState.REOPENING
+    gate.failed(permits.pop())  # type: ignore[arg-type]
+    crowd.join()
+    assert limiter.state() is LimiterState.OPEN
+
+
+def test_closing_races_with_entering() -> None:
+    """Whatever the order, a closed gate is passed by nobody and no turn is forgotten in the line."""
+    for _ in range(100):
+        limiter = RateLimiter()
+        gate = limiter.gate()
+        limiter.close_for(3600)
+
+        def enter(gate: Gate = gate) -> str:
+            with pytest.raises(TinkerError) as caught:
+                gate.acquire()
+            return str(caught.value)
+
+        jobs: list[Callable[[], object]] = [enter, enter, partial(gate.close, TinkerError("closed"))]
+        assert together(*jobs)[:2] == ["closed", "closed"]
+        assert not limiter._line

@@ -1,0 +1,379 @@
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+from support.clock import PATIENCE_S
+from support.crowd import aside, together, until
+from support.sends import FakePart, operation
+from support.steps import Steps
+
+from tinker_sync.errors import TinkerError
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.send_queue import EarlierCallFailedError, Operation, SendQueue
+from tinker_sync.runtime.workers import Workers
+
+THREADS = 64
+CALLS = 50
+# Of each of the two kinds, with and without a call that cannot be sent. The full measure is 100.
+REPETITIONS = int(os.environ.get("STRESS_REPETITIONS", "20"))
+
+
+@contextmanager
+def workers(max_threads: int = 4) -> Iterator[Workers]:
+    pool = Workers("send", max_threads)
+    try:
+        yield pool
+    finally:
+        assert pool.close(PATIENCE_S)
+
+
+class SteppedFuture(APIFuture[Any]):
+    """One whose beginning a test can stop just before and hold just after."""
+
+    def __init__(self, steps: Steps) -> None:
+        super().__init__()
+        self._steps = steps
+
+    def begin(self) -> bool:
+        with self._steps("begin"):
+            return super().begin()
+
+
+class SteppedPart(FakePart):
+    def __init__(self, name: str, steps: Steps) -> None:
+        super().__init__(name)
+        self.future = SteppedFuture(steps)
+
+
+def stepped(name: str, steps: Steps) -> Operation[FakePart]:
+    part = SteppedPart(name, steps)
+    return Operation(name, [part], part.future)
+
+
+class TestForcedInterleavings:
+    def test_w2_a_cancel_between_taking_an_operation_and_beginning_it(self) -> None:
+        """The queue has taken it, the user cancels, and only then sending would begin: no number is used."""
+        steps = Steps("cancel", "begin")
+        wire: list[tuple[int, str]] = []
+        with workers() as pool:
+            queue: SendQueue[FakePart] = SendQueue(lambda part, n: wire.append((n, part.name)), pool.run)
+            made = stepped("a", steps)
+            with aside(partial(queue.append, made)):
+                with steps("cancel"):
+                    assert made.future.cancel()
+                steps_left = steps.left()
+            assert steps_left in (["begin"], [])
+            queue.append(operation("b"))
+        assert wire == [(1, "b")]
+
+    def test_w2_a_cancel_just_after_sending_began_is_refused(self) -> None:
+        steps = Steps("begin", "cancel", "send")
+        wire: list[tuple[int, str]] = []
+
+        def send(part: FakePart, number: int) -> None:
+            with steps("send"):
+                wire.append((number, part.name))
+
+        with workers() as pool:
+            queue: SendQueue[FakePart] = SendQueue(send, pool.run)
+            made = stepped("a", steps)
+            queue.append(made)
+            with steps("cancel"):
+                assert not made.future.cancel()
+        assert wire == [(1, "a")]
+
+    def test_a_close_between_taking_an_operation_and_beginning_it(self) -> None:
+        steps = Steps("close", "begin")
+        wire: list[int] = []
+        with workers() as pool:
+            queue: SendQueue[FakePart] = SendQueue(lambda part, number: wire.append(number), pool.run)
+            made = stepped("a", steps)
+            with aside(partial(queue.append, made)), steps("close"):
+                queue.close(TinkerError("closed"))
+        assert str(made.future.exception(PATIENCE_S)) == "closed"
+        assert wire == []
+
+    def test_a_call_made_while_another_is_failing(self) -> None:
+        """Appended after the send has failed and before the queue knows: it must not be sent, nor hang."""
+        steps = Steps("fail", "append", "break")
+        wire: list[int] = []
+        queue: SendQueue[FakePart]
+
+        def send(part: FakePart, number: int) -> None:
+            wire.append(number)
+            with steps("fail"):
+                pass
+            # The future fails first, and its callbacks run before the queue breaks.
+            raise KeyError("refused")
+
+        def hold(_: Any) -> None:
+            with steps("break"):
+                pass
+
+        with workers() as pool:
+            queue = SendQueue(send, pool.run)
+            first, second = operation("a"), operation("b")
+            first.future.when_done(hold)
+            queue.append(first)
+            with steps("append"):
+                queue.append(second)
+            assert isinstance(second.future.exception(PATIENCE_S), EarlierCallFailedError)
+            assert isinstance(first.future.exception(PATIENCE_S), KeyError)
+        assert wire == [1]
+
+    def test_a_sibling_that_fails_while_another_is_on_its_way(self) -> None:
+        steps = Steps("fb.3 leaves", "fb.2 leaves", "fb.2 fails", "fb.3 arrives")
+        wire: list[str] = []
+
+        def send(part: FakePart, number: int) -> None:
+            with steps(f"{part.name} leaves"):
+                wire.append(part.name)
+            if part.name == "fb.2":
+                with steps("fb.2 fails"):
+                    pass
+                raise KeyError("refused")
+            with steps("fb.3 arrives"):
+                pass
+
+        with workers() as pool:
+            queue: SendQueue[FakePart] = SendQueue(send, pool.run)
+            made = operation("fb", 3, parallel=True)
+            queue.append(made)
+            assert isinstance(made.future.exception(PATIENCE_S), KeyError)
+        assert wire == ["fb.3", "fb.2"]
+        assert all(part.future.done() for part in made.parts)
+
+    def test_calls_made_at_once_are_sent_one_after_the_other(self) -> None:
+        for _ in range(100):
+            sending: list[str] = []
+            most: list[int] = []
+
+            def send(
+                part: FakePart, number: int, sending: list[str] = sending, most: list[int] = most
+            ) -> None:
+                sending.append(part.name)
+                most.append(len(sending))
+                sending.remove(part.name)
+                part.future.resolve(number)
+
+            with workers() as pool:
+                queue: SendQueue[FakePart] = SendQueue(send, pool.run)
+                made = [operation(name) for name in "abcdefgh"]
+                together(*[partial(queue.append, each) for each in made])
+                assert sorted(each.future.result(PATIENCE_S) for each in made) == list(range(1, 9))
+            assert most == [1] * 8
+            assert repr(queue) == "<SendQueue idle, 0 queued, next number 9>"
+
+
+class Server:
+    """Takes requests as the real one does and holds its answers back, in an order of its own.
+
+    Every request is parked until the server's thread gets to it, together with whatever else has come
+    meanwhile, in random order; so sends end, and results arrive, in any order that is possible at all.
+    """
+
+    def __init__(self, seed: int, *, refuses: str | None = None) -> None:
+        self._draw = random.Random(seed)
+        self._refuses = refuses
+        self._lock = threading.Lock()
+        self.wire: list[tuple[int, str]] = []  # guarded by _lock; accepted, in the order they came
+        self.attempts: Counter[int] = Counter()  # guarded by _lock
+        self.problems: list[str] = []  # guarded by _lock
+        self._sending: Counter[str] = Counter()  # guarded by _lock; operations in their send phase
+        self._parked: list[tuple[FakePart, int, threading.Event]] = []  # guarded by _lock
+        self._work = threading.Condition(self._lock)
+        self._stop = False
+        self._results: list[tuple[FakePart, int]] = []  # touched by the server's thread only
+        self._thread = threading.Thread(target=self._serve, name="server")
+
+    def __enter__(self) -> Server:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._work:
+            self._stop = True
+            self._work.notify()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+    def send(self, part: FakePart, number: int) -> None:
+        """What a send worker does: repeats under the same number until the server has it."""
+        name = part.name.partition(".")[0]
+        with self._lock:
+            self._sending[name] += 1
+            if len(self._sending) > 1:
+                self.problems.append(f"{sorted(self._sending)} are sent at once")
+        try:
+            while not self._attempt(part, number):
+                pass
+        finally:
+            with self._lock:
+                self._sending[name] -= 1
+                self._sending += Counter()  # drops zeros
+
+    def _attempt(self, part: FakePart, number: int) -> bool:
+        arrived = threading.Event()
+        with self._work:
+            self.attempts[number] += 1
+            lost = self._draw.random() < 0.1
+            self._parked.append((part, number, arrived))
+            self._work.notify()
+        assert arrived.wait(PATIENCE_S)
+        if part.name == self._refuses:
+            raise KeyError(part.name)
+        if lost:
+            return False
+        with self._work:
+            self.wire.append((number, part.name))
+        return True
+
+    def _serve(self) -> None:
+        while True:
+            with self._work:
+                self._work.wait_for(lambda: self._parked or self._stop, PATIENCE_S)
+                parked, self._parked = self._parked, []
+                stopping = self._stop and not parked
+            self._draw.shuffle(parked)
+            for part, number, arrived in parked:
+                arrived.set()
+                if part.name != self._refuses:
+                    self._results.append((part, number))
+            self._answer(everything=stopping)
+            if stopping:
+                return
+
+    def _answer(self, *, everything: bool) -> None:
+        self._draw.shuffle(self._results)
+        keep = 0 if everything else len(self._results) // 2
+        while len(self._results) > keep:
+            part, number = self._results.pop()
+            part.future.resolve((part.name, number))
+
+
+class Caller:
+    """One thread's mixed calls."""
+
+    def __init__(self, thread: int, repetition: int, queue: SendQueue[FakePart]) -> None:
+        self._draw = random.Random(repetition * THREADS + thread)
+        self._thread = thread
+        self._queue = queue
+        self.made: list[Operation[FakePart]] = []
+        self.cancelled: list[Operation[FakePart]] = []
+
+    def __call__(self) -> None:
+        for call in range(CALLS):
+            kind = self._draw.random()
+            count = 1 if kind < 0.8 else self._draw.randint(2, 4)
+            made = operation(f"{self._thread}-{call}", count, parallel=kind > 0.9)
+            self.made.append(made)
+            self._queue.append(made)
+            if self._draw.random() < 0.05:
+                chosen = self._draw.choice(self.made)
+                if chosen.future.cancel() and chosen not in self.cancelled:
+                    self.cancelled.append(chosen)
+
+
+def crowd(repetition: int, *, refuses: str | None = None) -> tuple[Server, SendQueue[FakePart], list[Caller]]:
+    """64 threads with 50 calls each; returns when every send has ended."""
+    with Server(repetition, refuses=refuses) as server, workers(6) as pool:
+        queue: SendQueue[FakePart] = SendQueue(server.send, pool.run)
+        callers = [Caller(thread, repetition, queue) for thread in range(THREADS)]
+        together(*callers, patience_s=60)
+        until(lambda: "sending" not in repr(queue))
+    return server, queue, callers
+
+
+def check_wire(server: Server, queue: SendQueue[FakePart], callers: list[Caller]) -> dict[str, int]:
+    """Numbers are dense, in order, and never shared; returns the number of each part."""
+    assert server.problems == []
+    numbers = [number for number, _ in server.wire]
+    assert sorted(numbers) == list(range(1, len(numbers) + 1))
+    number_of = {name: number for number, name in server.wire}
+    assert len(number_of) == len(numbers)
+    for caller in callers:
+        own = [[number_of.get(part.name) for part in made.parts] for made in caller.made]
+        sent = [numbers for numbers in own if None not in numbers]
+        flat = [number for numbers in sent for number in numbers]
+        assert flat == sorted(flat)  # a thread's calls in the order it made them
+        for numbers in sent:
+            assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    return number_of
+
+
+def answer_to(made: Operation[FakePart], number_of: dict[str, int]) -> Any:
+    answers = [(part.name, number_of[part.name]) for part in made.parts]
+    return answers if len(answers) > 1 else answers[0]
+
+
+@pytest.mark.parametrize("batch", range(10))
+def test_w2_64_threads_with_50_calls_each(batch: int) -> None:
+    """Numbers dense and ordered, each future its own answer, cancelled ones without a trace."""
+    for repetition in range(batch, REPETITIONS, 10):
+        server, queue, callers = crowd(repetition)
+        number_of = check_wire(server, queue, callers)
+        total = 0
+        for caller in callers:
+            for made in caller.made:
+                if made in caller.cancelled:
+                    assert made.future.cancelled()
+                    assert not any(part.name in number_of for part in made.parts)
+                else:
+                    assert made.future.result(PATIENCE_S) == answer_to(made, number_of)
+                    total += len(made.parts)
+        assert len(server.wire) == total
+        assert sum(server.attempts.values()) > total  # some were sent again, under the same number
+        assert repr(queue) == f"<SendQueue idle, 0 queued, next number {total + 1}>"
+
+
+def outcome_of(made: Operation[FakePart], refuses: str, number_of: dict[str, int]) -> str:
+    """How an operation ended, after a look at whether it may have ended so."""
+    if made.future.cancelled():
+        assert not any(part.name in number_of for part in made.parts)
+        return "cancelled"
+    failure = made.future.exception(PATIENCE_S)
+    if failure is None:
+        assert made.future.result() == answer_to(made, number_of)
+        return "answered"
+    culprit = refuses.partition(".")[0]
+    if isinstance(failure, EarlierCallFailedError):
+        assert failure.call == culprit
+        return "refused"
+    assert isinstance(failure, KeyError)
+    assert (failure.args, made.name) == ((refuses,), culprit)
+    return "failed"
+
+
+@pytest.mark.parametrize("batch", range(10))
+def test_w1_w3_a_call_that_cannot_be_sent_ends_all_later_ones(batch: int) -> None:
+    """Every future ends; what was accepted before has its answer, the rest names the failure."""
+    for repetition in range(batch, REPETITIONS, 10):
+        draw = random.Random(repetition)
+        thread, call = draw.randrange(THREADS), draw.randrange(CALLS)
+        # A part that may or may not be there: chunk 2 exists for a fifth of the calls.
+        refuses = f"{thread}-{call}" + draw.choice(["", ".1", ".2"])
+        server, queue, callers = crowd(repetition, refuses=refuses)
+        number_of = {name: number for number, name in server.wire}
+        outcomes: Counter[str] = Counter()
+        for caller in callers:
+            broken = False
+            for made in caller.made:
+                outcome = outcome_of(made, refuses, number_of)
+                outcomes[outcome] += 1
+                assert not (broken and outcome == "answered")  # nothing is sent after it
+                broken = broken or outcome in ("failed", "refused")
+        assert server.problems == []
+        assert outcomes["failed"] <= 1
+        assert (outcomes["failed"] == 1) == ("broken" in repr(queue))
+        assert outcomes.total() == THREADS * CALLS
+        if not outcomes["failed"]:
+            assert outcomes["refused"] == 0
+            check_wire(server, queue, callers)
