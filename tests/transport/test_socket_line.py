@@ -21,16 +21,29 @@ class HandSocket:
     """Gives what it was given, takes its time, and remembers the timeouts it was set to."""
 
     def __init__(
-        self, clock: FakeClock, arrivals: list[bytes | Exception], send_takes_s: float = 0.0
+        self, clock: FakeClock, arrivals: list[bytes | Exception], send_takes_s: float, room: int
     ) -> None:
         self.clock = clock
         self.arrivals = arrivals
         self.send_takes_s = send_takes_s
+        self.room = room
         self.timeouts: list[float | None] = []
         self.sent = b""
 
     def settimeout(self, seconds: float | None) -> None:
         self.timeouts.append(seconds)
+
+    def gettimeout(self) -> float | None:
+        return self.timeouts[-1] if self.timeouts else None
+
+    def send(self, data: Any) -> int:
+        """At once, as much as there is room for."""
+        assert self.gettimeout() == 0
+        taken = bytes(data)[: self.room]
+        self.sent += taken
+        if not taken:
+            raise BlockingIOError
+        return len(taken)
 
     def sendall(self, data: Any) -> None:
         self.clock.advance(self.send_takes_s)
@@ -62,12 +75,13 @@ class HandConnection:
 def line(
     *arrivals: bytes | Exception,
     send_takes_s: float = 0.0,
+    room: int = 1000,
     read_s: float = 10,
     idle_s: float = 5,
     until_s: float = math.inf,
 ) -> tuple[SocketLine, HandConnection, FakeClock]:
     clock = FakeClock(now_s=0.0)
-    connection = HandConnection(HandSocket(clock, list(arrivals), send_takes_s))
+    connection = HandConnection(HandSocket(clock, list(arrivals), send_takes_s, room))
     limits = Limits(connect_s=5, read_s=read_s, idle_s=idle_s, give_up_s=until_s, max_body_bytes=1000)
     pools = Pools(clock)
     assert pools.adopt(connection)  # type: ignore[arg-type]  # a double
@@ -80,14 +94,24 @@ def test_w30_each_piece_of_an_upload_has_the_timeout_for_itself() -> None:
     made.send(HEAD, body)
     assert clock.now() > 100  # far more than the timeout of 10 s in all
     assert connection.sock.sent == HEAD + body
-    assert set(connection.sock.timeouts) == {10.0}
+    assert set(connection.sock.timeouts) == {0, 10.0}
     assert made.finish().body == b"ok"
 
 
 def test_a_small_body_shares_a_packet_with_its_head() -> None:
     made, connection, _ = line()
     made.send(HEAD, b"{}")
-    assert len(connection.sock.timeouts) == 1
+    assert connection.sock.sent == HEAD + b"{}"
+    assert connection.sock.timeouts == [0]
+
+
+@pytest.mark.parametrize("room", [0, 1, len(HEAD), len(HEAD) + 1])
+def test_what_does_not_fit_at_once_is_waited_for(room: int) -> None:
+    made, connection, clock = line(room=room, send_takes_s=1.0)
+    made.send(HEAD, b"{}")
+    assert connection.sock.sent == HEAD + b"{}"
+    assert connection.sock.timeouts == [0, 10.0]
+    assert clock.now() == 1.0
 
 
 def test_a_deadline_cuts_an_upload() -> None:
@@ -122,7 +146,7 @@ def test_step_gives_the_answer_once_it_is_whole() -> None:
     reply = made.step()
     assert reply is not None
     assert reply.body == b"hello"
-    assert set(connection.sock.timeouts[1:]) == {0}
+    assert set(connection.sock.timeouts) == {0}
     assert connection.requests == 1
     assert not connection.closed
 

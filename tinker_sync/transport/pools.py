@@ -12,11 +12,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import socket
 import ssl
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from http.client import HTTPException
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
@@ -120,21 +122,21 @@ class ConnectFailed(Exception):
 class Connection:
     """An open connection and what its keeper must know of it."""
 
-    __slots__ = ("_http", "idle_since_s", "requests", "route", "sock")
+    __slots__ = ("_has_news", "idle_since_s", "requests", "route", "sock")
 
-    def __init__(self, route: Route, http: HTTPConnection) -> None:
+    def __init__(self, route: Route, sock: socket.socket) -> None:
         self.route = route
         self.requests = 0
         """How many answers have been read from it."""
         self.idle_since_s = 0.0
-        self.sock: socket.socket = http.sock
-        self._http = http
+        self.sock = sock
+        self._has_news = _readiness(sock)
 
     def close(self) -> None:
         """Close it; the other side sees the end of the connection."""
         # A TLS socket that the peer reset may raise here; it is closed all the same.
         with contextlib.suppress(OSError):
-            self._http.close()
+            self.sock.close()
 
     def interrupt(self) -> None:
         """Wake the thread that reads or writes on it; that thread closes it."""
@@ -144,9 +146,18 @@ class Connection:
     def is_quiet(self) -> bool:
         """Whether nothing has come since the last answer. An idle server says nothing but goodbye."""
         try:
-            return not wait_for_read(self.sock, timeout=0)
+            return not self._has_news()
         except (OSError, ValueError):  # closed under our hands
             return False
+
+
+def _readiness(sock: socket.socket) -> Callable[[], object]:
+    """Something true when there is something to read; a call of the system is all it takes."""
+    if not hasattr(select, "poll"):  # not on every system
+        return partial(wait_for_read, sock, timeout=0)
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return partial(poll.poll, 0)
 
 
 def connect(route: Route, timeout_s: float | None) -> Connection:
@@ -164,7 +175,9 @@ def connect(route: Route, timeout_s: float | None) -> Connection:
     except BaseException:  # Ctrl-C
         http.close()
         raise
-    return Connection(route, http)
+    # Thousands may be open; of each only the socket is kept.
+    sock, http.sock = http.sock, None
+    return Connection(route, sock)
 
 
 def _unconnected(route: Route, timeout_s: float | None) -> HTTPConnection:

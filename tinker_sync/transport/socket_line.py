@@ -8,6 +8,7 @@ may be mixed. A line belongs to one thread at a time.
 from __future__ import annotations
 
 import math
+import socket
 import ssl
 from collections.abc import Mapping
 from typing import Final, NoReturn
@@ -80,12 +81,10 @@ class SocketLine:
         Raises:
             SendFailed: The connection broke first: a request cut short was not received.
         """
-        sock = self._connection.sock
         try:
             for piece in _pieces(head, body):
                 self._begin_silence(self._limits.read_s)
-                sock.settimeout(self._left_s())
-                sock.sendall(piece)
+                self._send_piece(piece)
             self._sent = True
             self._begin_silence(self._limits.read_s)
         except OSError as error:
@@ -95,6 +94,19 @@ class SocketLine:
             self.abort()
             raise
 
+    def _send_piece(self, piece: bytes | memoryview) -> None:
+        """What fits goes at once, without asking how long it may take; most requests are small."""
+        sock = self._connection.sock
+        left_s = self._left_s()
+        try:
+            _never_block(sock)
+            at = sock.send(piece)
+        except _NOTHING_YET:
+            at = 0
+        if at < len(piece):
+            sock.settimeout(left_s)
+            sock.sendall(memoryview(piece)[at:])
+
     def step(self) -> RawReply | None:
         """Take what has arrived; the answer, once it is whole. Never blocks.
 
@@ -103,7 +115,7 @@ class SocketLine:
         """
         sock = self._connection.sock
         try:
-            sock.settimeout(0)
+            _never_block(sock)
             while not self._parser.done:
                 self._take(sock.recv(self._parser.wants))
         except _NOTHING_YET:
@@ -158,7 +170,7 @@ class SocketLine:
         """A server may refuse a large body without reading it to its end; its answer is then already here."""
         sock = self._connection.sock
         try:
-            sock.settimeout(0)
+            _never_block(sock)
             while not self._parser.done:
                 self._take(sock.recv(self._parser.wants))
         except (OSError, MalformedReply, ReplyTooLarge):
@@ -201,6 +213,12 @@ class SocketLine:
         return (
             f"the connection broke: {error.strerror or error}" if isinstance(error, OSError) else str(error)
         )
+
+
+def _never_block(sock: socket.socket) -> None:
+    """Where it is so already, asking is cheaper than telling the system again."""
+    if sock.gettimeout() != 0:
+        sock.settimeout(0)
 
 
 def _pieces(head: Quiet, body: bytes | None) -> list[bytes | memoryview]:
