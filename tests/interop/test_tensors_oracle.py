@@ -3,8 +3,8 @@
 What the reference accepts, we accept, with the same dtype, shape, values and CSR indices. Differences that
 are meant, each with a test of its own at the end or allowed for where it is met:
 
-- A number that the reference would change (1.9 or 2**63 as int64, 1e39 as float32) is refused, and so is an
-  array of complex numbers.
+- A number that the reference would change is refused (1.9 or 2**63 as int64, 1e39 as float32) or kept
+  (2**53 + 1 beside floats), and an array of complex numbers is refused.
 - Whole floats under `target_tokens` in an array become int64; the reference keeps float32.
 - A token beyond int32 is refused.
 - Read-only arrays are kept; the reference copies them. A shape with -1 is kept as the shape it means.
@@ -162,8 +162,8 @@ def check_tensors(given_value: Any, theirs: Any, mine: Any, widened: bool = Fals
     if widened and theirs.dtype == "float32" and mine.dtype == "int64":
         assert np.array_equal(theirs._numpy, mine._numpy.astype(np.float32))
         return
-    assert not changed(given_value, theirs), given_value
-    assert same(wire(mine), wire(theirs)), given_value
+    assert not changed(given_value, mine), given_value
+    assert changed(given_value, theirs) or same(wire(mine), wire(theirs)), given_value
 
 
 # ---------------------------------------------------------------------------------------------- TensorData
