@@ -176,7 +176,7 @@ class Fetch(Generic[T]):
             open_server=fetcher.open_server,
             allow_metadata_only=not promise.announced_bytes,
             may_pause_billing=fetcher.may_pause_billing,
-            on_notice=self._notice,
+            on_notice=partial(_pass_on, fetcher, promise, future),
         )
 
     def begin(self) -> None:
@@ -312,15 +312,17 @@ class Fetch(Generic[T]):
             last_words=self._retrieval.last_words,
         )
 
-    def _notice(self, notice: QueueNotice) -> None:
-        if notice.paused:
-            self._future.mark_paused(notice.reason or notice.state)
-        else:
-            self._future.mark_waiting()
-        try:
-            self._fetcher.on_notice(notice, self._promise)
-        except Exception:  # noqa: BLE001  # news must not cost the result
-            _log.exception("a queue observer failed")
+
+def _pass_on(fetcher: Fetcher, promise: Promise, future: APIFuture[Any], notice: QueueNotice) -> None:
+    # No method: a fetch that its retrieval knew would wait for the garbage collector, as would all it holds.
+    if notice.paused:
+        future.mark_paused(notice.reason or notice.state)
+    else:
+        future.mark_waiting()
+    try:
+        fetcher.on_notice(notice, promise)
+    except Exception:  # noqa: BLE001  # news must not cost the result
+        _log.exception("a queue observer failed")
 
 
 def decode_with(decode_proto: Callable[[bytes], T], decode_tree: Callable[[Any], T]) -> Decode[T]:

@@ -408,6 +408,8 @@ class _Sample:
                 self._give_back_sending()
             if self._order.abandoned is not None and future.request_id is not None:
                 self._order.abandoned(future.request_id)
+        # They know this sample: together they would wait for the garbage collector, client and all.
+        self._fetch = self._ticket = None
         self._give_back_place()
 
     def _give_back_permit(self, *, success: bool) -> None:
