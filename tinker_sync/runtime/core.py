@@ -28,7 +28,7 @@ from tinker_sync.runtime import _fork, exits, training_part
 from tinker_sync.runtime.billing import PAUSE_S, BillingPause
 from tinker_sync.runtime.byte_budget import ByteBudget
 from tinker_sync.runtime.calls import make_call, read_reply
-from tinker_sync.runtime.fetcher import Fetcher, Promise
+from tinker_sync.runtime.fetcher import POLL_TIMEOUT_S, Fetcher, Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.introduction import Introduction, ServerFacts
 from tinker_sync.runtime.notices import Notices
@@ -109,6 +109,8 @@ class Core:
         self.callback_pool = Workers("callback", _CALLBACK_THREADS)
         self._await_pool = Workers("await", _AWAIT_THREADS)
         self.poller = Poller(self.http, self.fetch_pool, clock)
+        self.poll_s = POLL_TIMEOUT_S
+        """How long a poll for a result may be silent before it is asked again; read at the start."""
         self._limiter = limiter
         self._facts = facts
         self._machinery: Once[Machinery] = Once()
@@ -181,6 +183,7 @@ class Core:
             open_server=not self.settings.is_vendor_host,
             may_pause_billing=billing.may_pause,
             on_notice=_notice_into(notices),
+            read_timeout_s=self.poll_s,
             clock=self.clock,
         )
         places = 2**31 if config.sample_use_retrieve_futures else config.sample_max_concurrent_requests

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from attrs import frozen
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync.config import Timeout
 from tinker_sync.errors import (
     APIResponseValidationError,
     DeadlineError,
@@ -80,6 +79,7 @@ class Fetcher:
         inflight: bounds the answers under way, in bytes.
         open_server: whether 400 and 422 on retrieval report failed requests.
         may_pause_billing: whether a 402 is still to be waited out.
+        read_timeout_s: how long a poll may be silent before it is asked again.
         on_notice: told what the server says of its queue, with the promise it said it of.
         clock: what time it is.
     """
@@ -100,7 +100,7 @@ class Fetcher:
         self.open_server = open_server
         self.may_pause_billing = may_pause_billing
         self.on_notice = on_notice
-        self.timeout = Timeout(read=read_timeout_s, idle=POLL_TIMEOUT_S)
+        self.read_timeout_s = read_timeout_s
         self.clock = clock
 
     def fetch(
@@ -210,7 +210,7 @@ class Fetch(Generic[T]):
                 body=ask.body,
                 headers=ask.headers,
                 accept=_PROTO_FIRST if self._promise.wants_proto else "application/json",
-                timeout=self._fetcher.timeout,
+                read_s=self._fetcher.read_timeout_s,
                 deadline_s=None if math.isinf(left_s) else left_s,
                 max_retries=0,
             )

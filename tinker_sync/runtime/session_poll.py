@@ -18,10 +18,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync.config import Timeout
 from tinker_sync.errors import WireError
 from tinker_sync.runtime import _fork
-from tinker_sync.runtime.fetcher import POLL_TIMEOUT_S, Decode, Fetch, Fetcher, Promise
+from tinker_sync.runtime.fetcher import Decode, Fetch, Fetcher, Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.transport.backoff import delay_s
 from tinker_sync.transport.call import Call, Reply, SendFailed
@@ -146,7 +145,7 @@ class SessionPoll:
             method="POST",
             path=PATH,
             body=wire_json.encode(request),
-            timeout=Timeout(read=POLL_TIMEOUT_S, idle=POLL_TIMEOUT_S),
+            read_s=self._fetcher.read_timeout_s,
             max_retries=0,
         )
         self._fetcher.poller.start(call, lambda outcome: self._on_outcome(outcome, reported))
