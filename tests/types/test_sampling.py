@@ -421,6 +421,20 @@ def test_a_copy_with_other_arrays_has_other_lists() -> None:
     assert response.model_copy(update={"prompt_logprobs_np": None}).prompt_logprobs is None
 
 
+def test_a_pickle_carries_arrays_and_not_their_lists_too() -> None:
+    sequence = SampledSequence("stop", "s", np.arange(2048, dtype=np.int32), np.zeros(2048, dtype=np.float32))
+    response = SampleResponse([sequence], np.zeros(2048, dtype=np.float32))
+    before = len(pickle.dumps(response))
+    assert sequence.tokens[:2] == [0, 1]
+    assert sequence.logprobs is not None
+    assert response.prompt_logprobs is not None
+    assert len(pickle.dumps(response)) == before
+    for twin in (pickle.loads(pickle.dumps(response)), copy.deepcopy(response)):
+        assert twin.sequences[0].tokens == sequence.tokens
+        assert twin.sequences[0].tokens is not sequence.tokens
+        assert twin == response
+
+
 # ------------------------------------------------------------------------------------------ being a value
 
 

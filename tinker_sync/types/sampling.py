@@ -165,9 +165,15 @@ def _list_field(name: str) -> Any:
     return attrs.field(default=None, repr=False, converter=_optional_list, alias=name)
 
 
+class _Views(dict[str, Any]):
+    """Lists made of arrays at the first look. A pickle leaves them out; whoever loads it makes their own."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Views, ()
+
+
 def _views_field() -> Any:
-    """Lists made of arrays at the first look."""
-    return attrs.field(factory=dict, init=False, repr=False, eq=False)
+    return attrs.field(factory=_Views, init=False, repr=False, eq=False)
 
 
 def _view(views: Any, name: str, make: Callable[[], Any]) -> Any:
