@@ -17,6 +17,10 @@ if TYPE_CHECKING:
         errors,
         types,
     )
+    from tinker_sync.clients.rest import (
+        AdminClient,
+        RestClient,
+    )
     from tinker_sync.clients.retry_config import (
         RetryConfig,
     )
@@ -107,6 +111,7 @@ if TYPE_CHECKING:
 
 _HOMES: dict[str, tuple[str, ...]] = {  # a module without names is offered as a whole
     "tinker_sync.auth": (),
+    "tinker_sync.clients.rest": ("AdminClient", "RestClient"),
     "tinker_sync.clients.retry_config": ("RetryConfig",),
     "tinker_sync.clients.sampling": ("SamplingClient",),
     "tinker_sync.clients.service": ("ServiceClient",),
@@ -189,6 +194,7 @@ __all__ = [
     "APITimeoutError",
     "AdamOptimizerConfig",
     "AdamParams",
+    "AdminClient",
     "AuthenticationError",
     "BadRequestError",
     "BillingError",
@@ -229,6 +235,7 @@ __all__ = [
     "RequestFailedError",
     "RequestInfo",
     "ResponseInfo",
+    "RestClient",
     "RetryConfig",
     "SampleRequest",
     "SampleResponse",

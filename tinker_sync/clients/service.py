@@ -11,6 +11,7 @@ from tinker_sync._secret import Secret
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._models import Checkpoint, create_model, load_model
 from tinker_sync.clients._twins import blocking_twin
+from tinker_sync.clients.rest import RestClient
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.training import TrainingClient
 from tinker_sync.config import Settings, Timeout
@@ -224,6 +225,27 @@ class ServiceClient:
             retry_config=retry_config,
             record_stability_info=record_stability_info,
         )
+
+    # -------------------------------------------------------------------------------------- everything else
+
+    def copy_weights(
+        self, path: str, *, ttl_seconds: int | None = None, weights_access_token: str | None = None
+    ) -> APIFuture[str]:
+        """Copy a checkpoint into this client's project, and give the copy's path.
+
+        Args:
+            path: of the checkpoint.
+            ttl_seconds: how long the copy is kept.
+            weights_access_token: a key of another account that may read the checkpoint.
+        """
+        return RestClient(self._core).copy_weights(
+            path, ttl_seconds=ttl_seconds, weights_access_token=weights_access_token
+        )
+
+    def create_rest_client(self) -> RestClient:
+        """A client for everything that is no training or sampling; `RestClient()` makes one too."""
+        warnings.warn("create_rest_client is on its way out: use RestClient()", FutureWarning, stacklevel=2)
+        return RestClient(self._core)
 
     # -------------------------------------------------------------------------------------- the end
 

@@ -1,0 +1,349 @@
+"""Calls about runs, checkpoints, sessions and accounts: what goes out, what comes back, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import pickle
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from datetime import date, datetime, timezone
+from typing import Any
+
+import pytest
+from support.tinker_stub import Answer, Asked, Stub, StubServer
+
+import tinker_sync
+from tinker_sync import errors, types
+from tinker_sync.clients.rest import AdminClient, RestClient
+
+PATH = "tinker://run-1/weights/step 1"
+BILLING = {"data": [], "sessions": {}}
+STORAGE = {"data": []}
+AUDIT = {"entries": []}
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with StubServer(config={"custom_loss_server_side": False}) as stub:
+        yield stub
+
+
+@pytest.fixture
+def rest(stub: Stub) -> Iterator[RestClient]:
+    with tinker_sync.ServiceClient(base_url=stub.url, api_key="tml-rest") as service:  # type: ignore[attr-defined]
+        yield RestClient(service.holder)
+
+
+def last(stub: Stub) -> Asked:
+    """The newest request that is about something."""
+    return [asked for asked in stub.log if "/client/" not in asked.path][-1]
+
+
+CALLS: list[tuple[str, tuple[Any, ...], str, str, dict[str, list[str]], Any]] = [
+    ("get_training_run", ("run-1",), "GET", "training_runs/run-1", {"access_scope": ["owned"]}, None),
+    (
+        "get_training_run_by_tinker_path",
+        (PATH, "accessible"),
+        "GET",
+        "training_runs/run-1",
+        {"access_scope": ["accessible"]},
+        None,
+    ),
+    (
+        "list_training_runs",
+        (5, 10, "owned", "p-1"),
+        "GET",
+        "training_runs",
+        {"limit": ["5"], "offset": ["10"], "access_scope": ["owned"], "project_id": ["p-1"]},
+        None,
+    ),
+    ("list_checkpoints", ("run-1",), "GET", "training_runs/run-1/checkpoints", {}, None),
+    ("list_user_checkpoints", (), "GET", "checkpoints", {"limit": ["100"], "offset": ["0"]}, None),
+    (
+        "delete_checkpoint",
+        ("run-1", "weights/a"),
+        "DELETE",
+        "training_runs/run-1/checkpoints/weights/a",
+        {},
+        None,
+    ),
+    (
+        "delete_checkpoint_from_tinker_path",
+        (PATH,),
+        "DELETE",
+        "training_runs/run-1/checkpoints/weights/step%201",
+        {},
+        None,
+    ),
+    (
+        "publish_checkpoint_from_tinker_path",
+        (PATH,),
+        "POST",
+        "training_runs/run-1/checkpoints/weights/step%201/publish",
+        {},
+        None,
+    ),
+    (
+        "unpublish_checkpoint_from_tinker_path",
+        (PATH,),
+        "DELETE",
+        "training_runs/run-1/checkpoints/weights/step%201/publish",
+        {},
+        None,
+    ),
+    (
+        "set_checkpoint_ttl_from_tinker_path",
+        (PATH, 3600),
+        "PUT",
+        "training_runs/run-1/checkpoints/weights/step%201/ttl",
+        {},
+        {"ttl_seconds": 3600},
+    ),
+    (
+        "set_checkpoint_ttl_from_tinker_path",
+        (PATH, None),
+        "PUT",
+        "training_runs/run-1/checkpoints/weights/step%201/ttl",
+        {},
+        {"ttl_seconds": None},
+    ),
+    ("get_weights_info_by_tinker_path", (PATH,), "POST", "weights_info", {}, {"tinker_path": PATH}),
+    ("get_sampler", ("s:sample:0",), "GET", "samplers/s:sample:0", {}, None),
+    ("get_session", ("session-1",), "GET", "sessions/session-1", {"access_scope": ["owned"]}, None),
+    (
+        "list_sessions",
+        (),
+        "GET",
+        "sessions",
+        {"limit": ["20"], "offset": ["0"], "access_scope": ["owned"]},
+        None,
+    ),
+    (
+        "assign_session_project",
+        ("session-1", "p-1"),
+        "PUT",
+        "sessions/session-1/project",
+        {},
+        {"project_id": "p-1"},
+    ),
+    (
+        "copy_weights",
+        (PATH, "p-2"),
+        "POST",
+        "copy_weights",
+        {},
+        {"source_path": PATH, "destination_project_id": "p-2"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "method", "path", "query", "body"), CALLS)
+def test_what_goes_out(
+    stub: Stub,
+    rest: RestClient,
+    name: str,
+    arguments: tuple[Any, ...],
+    method: str,
+    path: str,
+    query: dict[str, list[str]],
+    body: Any,
+) -> None:
+    if name == "assign_session_project":
+        stub.script("/sessions/session-1/project", Answer(200, {}))
+    future = getattr(rest, name)(*arguments)
+    assert isinstance(future, Future)
+    future.result(10)
+    asked = last(stub)
+    assert (asked.method, asked.path) == (method, f"/api/v1/{path}")
+    assert asked.query == query
+    assert asked.json() == body
+    assert asked.headers["x-sdk-method"] == name
+    assert asked.headers["x-sdk-version"] == tinker_sync.__version__
+
+
+def test_ids_never_become_more_than_a_part_of_the_path(stub: Stub, rest: RestClient) -> None:
+    rest.get_training_run("../../admin?x=1").result(10)
+    assert last(stub).path == "/api/v1/training_runs/..%2F..%2Fadmin%3Fx=1"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("get_training_run", ("",)),
+        ("list_checkpoints", ("",)),
+        ("delete_checkpoint", ("", "weights/a")),
+        ("delete_checkpoint", ("run-1", "")),
+        ("get_session", ("",)),
+        ("get_sampler", ("",)),
+        ("get_training_run", ("run-1", "everybody's")),
+        ("list_training_runs", (20, 0, "everybody's")),
+        ("delete_checkpoint_from_tinker_path", ("run-1/weights/a",)),
+        ("get_external_weights_urls", (PATH,)),
+        ("copy_weights", (PATH,)),
+        ("get_checkpoint_archive_url_from_tinker_path", ("tinker://x",)),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_sent(
+    stub: Stub, rest: RestClient, name: str, arguments: tuple[Any, ...]
+) -> None:
+    with pytest.raises(errors.InvalidInputError):
+        getattr(rest, name)(*arguments)
+    assert stub.log == []
+
+
+def test_a_refusal_of_the_server_is_the_futures(stub: Stub, rest: RestClient) -> None:
+    stub.script("/training_runs/run-1", Answer(404, {"detail": "no such run"}))
+    with pytest.raises(errors.NotFoundError, match="no such run"):
+        rest.get_training_run("run-1").result(10)
+
+
+def test_copies_are_made_once_however_often_they_are_asked_for(stub: Stub, rest: RestClient) -> None:
+    stub.script("/copy_weights", Answer(503, {}), Answer(abort="after"))
+    copied = rest.copy_weights(PATH, "p-1", weights_access_token="tml-other").result(20)
+    assert copied == "tinker://copy/weights/step 1"
+    asked = stub.asked("/copy_weights")
+    assert len(asked) == 3
+    assert len({each.headers["x-idempotency-key"] for each in asked}) == 1
+    assert {each.headers["x-tinker-weights-access-token"] for each in asked} == {"tml-other"}
+    assert not any(b"tml-other" in each.body for each in asked)
+
+
+def test_where_an_archive_is(stub: Stub, rest: RestClient) -> None:
+    where = "/training_runs/run-1/checkpoints/sampler_weights/a/archive"
+    headers = {
+        "Location": "https://files.invalid/a.tar.gz?signature=s",
+        "Expires": "Thu, 01 Jan 2026 00:00:00 GMT",
+    }
+    stub.script(where, Answer(302, None, headers), Answer(302, None, {"Location": "https://files.invalid/b"}))
+    found = rest.get_checkpoint_archive_url("run-1", "sampler_weights/a").result(10)
+    assert found.url.endswith("signature=s")
+    assert found.expires == datetime(2026, 1, 1, tzinfo=timezone.utc)
+    assert "signature" not in repr(found)
+    again = rest.get_checkpoint_archive_url_from_tinker_path("tinker://run-1/sampler_weights/a").result(10)
+    assert again.expires > datetime.now(timezone.utc)
+    assert all("files.invalid" not in asked.path for asked in stub.log)  # it was not followed
+
+
+def test_a_trace_is_waited_for(stub: Stub, rest: RestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinker_sync.clients.rest.sessions._TRACE_POLL_S", 0.001)
+    pending, ready = Answer(body={"status": "pending"}), Answer(body={"status": "ready", "url": "https://t"})
+    stub.script("/sessions/s-1/trace_export", pending, pending, ready)
+    assert rest.export_session_trace("s-1").result(10) == "https://t"
+    stub.script("/sessions/s-1/trace_export", Answer(body={"status": "failed", "error": "too old"}))
+    with pytest.raises(RuntimeError, match="too old"):
+        rest.export_session_trace("s-1").result(10)
+
+
+def test_a_search_says_that_it_is_experimental(stub: Stub, rest: RestClient) -> None:
+    stub.script("/sessions/search", Answer(body={"sessions": []}))
+    with pytest.warns(errors.ExperimentalWarning):
+        found = rest.search_sessions(types.SessionSearchRequest(display_name="a")).result(10)
+    assert found.sessions == []
+    assert last(stub).json()["owner"] == {"type": "own"}
+
+
+def test_nobody_knows_whose_key_it_is_without_a_token(rest: RestClient) -> None:
+    with pytest.raises(RuntimeError, match="whoami"):
+        rest.whoami().result(10)
+
+
+def test_the_token_says_whose_key_it_is() -> None:
+    claims = {"sub": "tml:user:1", "org_id": "o-1", "email": "", "exp": 9999999999}
+    payload = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    token = f"eyJhbGciOiJub25lIn0.{payload}.c2ln"
+    with StubServer(config={"pjwt_auth_enabled": True, "custom_loss_server_side": False}) as stub:
+        stub.script("/auth/token", Answer(body={"jwt": token}))
+        url = stub.url  # type: ignore[attr-defined]
+        with tinker_sync.ServiceClient(base_url=url, api_key="tml-rest") as service:
+            who = RestClient(service.holder).whoami().result(10)
+    assert who == types.WhoamiResponse(user_urn="tml:user:1", org_urn="tml:organization:o-1", email=None)
+
+
+# ------------------------------------------------------------------------------------ billing and audit
+
+
+def test_usage_in_a_window_of_time(stub: Stub, rest: RestClient) -> None:
+    stub.script("/billing/usage/events", Answer(body=BILLING), Answer(body=BILLING))
+    admin = AdminClient(rest.holder)
+    begin = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    assert admin.get_billing_usage(begin, "2026-01-02T00:00:00Z").result(10).data == []
+    assert last(stub).query == {
+        "starting_on": ["2026-01-01T00:00:00Z"],
+        "ending_before": ["2026-01-02T00:00:00Z"],
+    }
+    with pytest.raises(errors.InvalidInputError):
+        admin.get_billing_usage("yesterday", begin)
+
+
+def test_storage_and_audit(stub: Stub, rest: RestClient) -> None:
+    stub.script("/billing/usage/checkpoints/current", Answer(body=STORAGE))
+    stub.script("/audit", Answer(body=AUDIT))
+    admin = AdminClient(rest.holder)
+    admin.get_current_checkpoint_storage_usage("p-1").result(10)
+    assert last(stub).query == {"project_id": ["p-1"]}
+    admin.get_audit_log("projects", date(2026, 1, 31)).result(10)
+    assert last(stub).query == {"event_type": ["projects"], "day": ["2026-01-31"]}
+    with pytest.raises(errors.InvalidInputError, match="event_type"):
+        admin.get_audit_log("everything")  # type: ignore[arg-type]
+
+
+def test_w49_the_old_home_says_where_the_new_one_is(stub: Stub, rest: RestClient) -> None:
+    stub.script("/audit", Answer(body=AUDIT))
+    with pytest.warns(FutureWarning, match="AdminClient"):
+        assert rest.get_audit_log().result(10).entries == []
+
+
+# ------------------------------------------------------------------------------------------- construction
+
+
+def test_clients_of_one_server_and_key_share_their_connections(stub: Stub) -> None:
+    url = stub.url  # type: ignore[attr-defined]
+    one, two = RestClient(base_url=url, api_key="tml-a"), AdminClient(base_url=url, api_key="tml-a")
+    other = RestClient(base_url=url, api_key="tml-b")
+    assert one.holder is two.holder
+    assert one.holder is not other.holder
+    assert one.list_sessions().result(10).sessions == []
+    assert stub.asked("/create_session") == []
+    for client in (one, other):
+        client.holder.close("success").result(10)
+    assert RestClient(base_url=url, api_key="tml-a").holder is not one.holder
+
+
+def test_many_threads_get_one_set_of_connections(stub: Stub) -> None:
+    url = stub.url  # type: ignore[attr-defined]
+    barrier, found = threading.Barrier(16), []
+
+    def make() -> None:
+        barrier.wait(10)
+        found.append(RestClient(base_url=url, api_key="tml-c").holder)
+
+    threads = [threading.Thread(target=make) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len({id(holder) for holder in found}) == 1
+
+
+def test_a_holder_goes_without_address_and_key(rest: RestClient) -> None:
+    with pytest.raises(errors.InvalidInputError, match="not both"):
+        RestClient(rest.holder, base_url="http://other")
+
+
+def test_no_key_in_its_repr(stub: Stub) -> None:
+    client = RestClient(base_url=stub.url, api_key="tml-marked-secret")  # type: ignore[attr-defined]
+    assert "tml-marked" not in repr(client)
+    with pytest.raises(Exception, match=r".*") as caught:
+        pickle.dumps(client)
+    assert "tml-marked" not in str(caught.value)
+
+
+def test_calls_can_be_awaited(rest: RestClient) -> None:
+    async def main() -> types.TrainingRun:
+        await rest.list_checkpoints("run-1")
+        return await rest.get_training_run_async("run-1")
+
+    assert asyncio.run(main()).training_run_id == "run-1"

@@ -1,0 +1,120 @@
+"""What the families of calls share: one set of parts for each server and key, and one way to make a call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, TypeVar
+
+from tinker_sync._version import __version__
+from tinker_sync.clients import _deadlines
+from tinker_sync.config import Settings
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.runtime import _fork
+from tinker_sync.runtime.core import Core
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.rate_limiter import key_fingerprint
+
+T = TypeVar("T")
+AccessScope = Literal["owned", "accessible"]
+
+_SCOPES: Final = ("owned", "accessible")
+
+
+class RestBase:
+    """A client of calls that need no session."""
+
+    def __init__(
+        self, _holder: Core | None = None, *, base_url: str | None = None, api_key: str | None = None
+    ) -> None:
+        if _holder is not None and (base_url is not None or api_key is not None):
+            raise InvalidInputError(
+                f"{type(self).__name__}: give a holder, or base_url and api_key, not both"
+            )
+        self._core = _holder if _holder is not None else shared_core(base_url, api_key)
+
+    @property
+    def holder(self) -> Core:
+        """What is shared with other clients of the same server and key."""
+        return self._core
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._core.settings.base_url}>"
+
+    def _call(
+        self,
+        name: str,
+        request: Any = None,
+        *,
+        method: str,
+        kind: type[T] | None = None,
+        path: Mapping[str, object] | None = None,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> APIFuture[T]:
+        """Make a call on a worker. `method` is the public name, which servers are told."""
+        del kind  # for the type checker: what the endpoint's row promises
+        told = {**told_of(method), **(headers or {})}
+        return self._later(
+            lambda: self._core.call(
+                name, request, path=path, query=query, headers=told, deadline_s=_deadlines.REST_S
+            )
+        )
+
+    def _later(self, work: Callable[[], T]) -> APIFuture[T]:
+        """Do `work` on a worker; its future cannot be cancelled once it has begun."""
+        core = self._core
+        future: APIFuture[T] = APIFuture(submit=core.callback_pool.run, clock=core.clock)
+
+        def run() -> None:
+            if not future.begin():
+                return
+            future.mark_sending()
+            try:
+                value = work()
+            except Exception as error:  # noqa: BLE001  # it belongs to whoever waits
+                future.fail(error)
+            else:
+                future.resolve(value)
+
+        core.send_pool.run(run)
+        return future
+
+
+def told_of(method: str) -> dict[str, str]:
+    """What servers are told of where a call comes from."""
+    return {"x-sdk-version": __version__, "x-sdk-method": method}
+
+
+def checked_scope(access_scope: str) -> str:
+    """The scope, if it is one."""
+    if access_scope not in _SCOPES:
+        raise InvalidInputError(f"access_scope: expected one of {', '.join(_SCOPES)}, got {access_scope!r}")
+    return access_scope
+
+
+def checked_id(name: str, value: str) -> str:
+    """An id that is not empty: an empty one would address the whole list."""
+    if not value:
+        raise InvalidInputError(f"{name}: expected an id, got ''")
+    return value
+
+
+_lock = threading.Lock()
+_cores: dict[tuple[str, str, int], Core] = {}  # guarded by _lock
+
+
+def shared_core(base_url: str | None, api_key: str | None) -> Core:
+    """The parts all clients of a server and key share in this process; they are never closed by us."""
+    settings = Settings.resolve(base_url=base_url, api_key=api_key)
+    key = settings.api_key
+    place = (
+        settings.base_url,
+        key_fingerprint(key.reveal() if key is not None else ""),
+        _fork.generation(),
+    )
+    with _lock:
+        core = _cores.get(place)
+        if core is None or core.closed:
+            core = _cores[place] = Core(settings)
+    return core

@@ -1,0 +1,133 @@
+"""Who one is, what was used, and what was done."""
+
+from __future__ import annotations
+
+import warnings
+from datetime import date, datetime
+from typing import Any, Final, Literal
+
+from tinker_sync.clients._twins import result_twin
+from tinker_sync.clients.rest._base import RestBase
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.types import (
+    AuditLogResponse,
+    BillingUsageResponse,
+    CurrentCheckpointStorageUsageResponse,
+    GetBillingUsageRequest,
+    WhoamiResponse,
+)
+
+AuditEvents = Literal["all", "checkpoints", "projects", "teams", "organizations"]
+_AUDIT_EVENTS: Final = ("all", "checkpoints", "projects", "teams", "organizations")
+
+
+class AdminClient(RestBase):
+    """Looks into billing and audit. Threads may share it.
+
+    Args:
+        base_url: the server; None: `TINKER_BASE_URL`, else the hosted service.
+        api_key: the key; None: `TINKER_API_KEY`, else the stored one.
+    """
+
+    def get_billing_usage(
+        self, starting_on: datetime | str, ending_before: datetime | str
+    ) -> APIFuture[BillingUsageResponse]:
+        """What was used in a window of time.
+
+        Args:
+            starting_on: its begin, a datetime or RFC 3339 text.
+            ending_before: its end.
+        """
+        window = GetBillingUsageRequest(starting_on=starting_on, ending_before=ending_before)  # type: ignore[arg-type]  # text is converted
+        return self._call(
+            "get_billing_usage",
+            method="get_billing_usage",
+            kind=BillingUsageResponse,
+            query={"starting_on": window.starting_on, "ending_before": window.ending_before},
+        )
+
+    def get_current_checkpoint_storage_usage(
+        self, project_id: str | None = None
+    ) -> APIFuture[CurrentCheckpointStorageUsageResponse]:
+        """What checkpoints take up now, of one project or of all."""
+        return self._call(
+            "get_checkpoint_storage_usage",
+            method="get_current_checkpoint_storage_usage",
+            kind=CurrentCheckpointStorageUsageResponse,
+            query={"project_id": project_id},
+        )
+
+    def get_audit_log(
+        self, event_type: AuditEvents = "all", day: date | None = None
+    ) -> APIFuture[AuditLogResponse]:
+        """What was done in your organization.
+
+        Args:
+            event_type: only events of this kind.
+            day: only those of this day.
+        """
+        if event_type not in _AUDIT_EVENTS:
+            raise InvalidInputError(
+                f"event_type: expected one of {', '.join(_AUDIT_EVENTS)}, got {event_type!r}"
+            )
+        return self._call(
+            "get_audit_log",
+            method="get_audit_log",
+            kind=AuditLogResponse,
+            query={"event_type": event_type, "day": None if day is None else day.isoformat()[:10]},
+        )
+
+    get_billing_usage_async = result_twin(get_billing_usage)
+    get_current_checkpoint_storage_usage_async = result_twin(get_current_checkpoint_storage_usage)
+    get_audit_log_async = result_twin(get_audit_log)
+
+
+class AccountCalls(RestBase):
+    """Calls about the account; those about billing and audit have moved to `AdminClient`."""
+
+    def whoami(self) -> APIFuture[WhoamiResponse]:
+        """Whose key this is, as the token says that it was exchanged for.
+
+        The future fails with RuntimeError where no token tells.
+        """
+        return self._later(self._identity)
+
+    def _identity(self) -> WhoamiResponse:
+        core = self._core
+        core.start()  # the server says whether it exchanges keys for tokens
+        claims = core.keys.identity()
+        if claims is None:
+            raise RuntimeError("whoami: this server exchanges no tokens, so nothing tells whose key this is")
+        return WhoamiResponse(
+            user_urn=str(claims.get("sub", "")),
+            org_urn=f"tml:organization:{claims.get('org_id', '')}",
+            email=claims.get("email") or None,
+        )
+
+    def get_billing_usage(
+        self, starting_on: datetime | str, ending_before: datetime | str
+    ) -> APIFuture[BillingUsageResponse]:
+        """As `AdminClient.get_billing_usage`, its new home."""
+        return self._moved("get_billing_usage").get_billing_usage(starting_on, ending_before)
+
+    def get_current_checkpoint_storage_usage(
+        self, project_id: str | None = None
+    ) -> APIFuture[CurrentCheckpointStorageUsageResponse]:
+        """As `AdminClient.get_current_checkpoint_storage_usage`, its new home."""
+        moved = self._moved("get_current_checkpoint_storage_usage")
+        return moved.get_current_checkpoint_storage_usage(project_id)
+
+    def get_audit_log(
+        self, event_type: AuditEvents = "all", day: date | None = None
+    ) -> APIFuture[AuditLogResponse]:
+        """As `AdminClient.get_audit_log`, its new home."""
+        return self._moved("get_audit_log").get_audit_log(event_type, day)
+
+    def _moved(self, name: str) -> AdminClient:
+        warnings.warn(f"{name} has moved to AdminClient", FutureWarning, stacklevel=3)
+        return AdminClient(self._core)
+
+    get_billing_usage_async: Any = result_twin(get_billing_usage)
+    get_current_checkpoint_storage_usage_async: Any = result_twin(get_current_checkpoint_storage_usage)
+    get_audit_log_async: Any = result_twin(get_audit_log)

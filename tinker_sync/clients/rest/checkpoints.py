@@ -1,0 +1,215 @@
+"""Checkpoints: listed, published, kept for a time, copied, deleted, fetched."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime, timedelta, timezone
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+from attrs import frozen
+
+from tinker_sync.clients import _deadlines
+from tinker_sync.clients._twins import result_twin
+from tinker_sync.clients.rest._base import RestBase, checked_id, told_of
+from tinker_sync.errors import APIResponseValidationError, InvalidInputError
+from tinker_sync.runtime.calls import make_call
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.transport.call import Reply
+from tinker_sync.types import (
+    CheckpointsListResponse,
+    CopyWeightsRequest,
+    CopyWeightsResponse,
+    ExternalWeightsUrlsResponse,
+    ParsedCheckpointTinkerPath,
+)
+
+# How long such an address is good for where the server does not say.
+_ARCHIVE_URL_LIFE: Final = timedelta(minutes=15)
+
+
+@frozen
+class CheckpointArchiveUrl:
+    """Where an archive can be fetched for a while, by whoever has the address.
+
+    >>> CheckpointArchiveUrl("https://host/a.tar.gz?signature=s", datetime(2026, 1, 1)).expires.year
+    2026
+    """
+
+    url: str
+    expires: datetime
+
+    def __repr__(self) -> str:
+        return f"CheckpointArchiveUrl(url='{self.url.partition('?')[0]}…', expires={self.expires!r})"
+
+
+class CheckpointCalls(RestBase):
+    """Calls about checkpoints."""
+
+    def list_checkpoints(self, training_run_id: str) -> APIFuture[CheckpointsListResponse]:
+        """All checkpoints of a run."""
+        return self._call(
+            "list_checkpoints",
+            method="list_checkpoints",
+            kind=CheckpointsListResponse,
+            path={"run": checked_id("training_run_id", training_run_id)},
+        )
+
+    def list_user_checkpoints(self, limit: int = 100, offset: int = 0) -> APIFuture[CheckpointsListResponse]:
+        """One page of all your checkpoints.
+
+        Args:
+            limit: how many at most.
+            offset: how many to pass over.
+        """
+        return self._call(
+            "list_user_checkpoints",
+            method="list_user_checkpoints",
+            kind=CheckpointsListResponse,
+            query={"limit": limit, "offset": offset},
+        )
+
+    def delete_checkpoint(self, training_run_id: str, checkpoint_id: str) -> APIFuture[None]:
+        """Delete a checkpoint for good.
+
+        Args:
+            training_run_id: its run.
+            checkpoint_id: folder and name, such as "weights/step-100".
+        """
+        return self._on_checkpoint(
+            "delete_checkpoint",
+            checked_id("training_run_id", training_run_id),
+            checked_id("checkpoint_id", checkpoint_id),
+            method="delete_checkpoint",
+        )
+
+    def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
+        """Delete a checkpoint for good."""
+        return self._on_path("delete_checkpoint", tinker_path, "delete_checkpoint_from_tinker_path")
+
+    def publish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
+        """Let everybody read a checkpoint."""
+        return self._on_path("publish_checkpoint", tinker_path, "publish_checkpoint_from_tinker_path")
+
+    def unpublish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
+        """Let nobody else read a checkpoint any more."""
+        return self._on_path("unpublish_checkpoint", tinker_path, "unpublish_checkpoint_from_tinker_path")
+
+    def set_checkpoint_ttl_from_tinker_path(
+        self, tinker_path: str, ttl_seconds: int | None
+    ) -> APIFuture[None]:
+        """Have a checkpoint deleted in so many seconds; None keeps it."""
+        parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+        return self._call(
+            "set_checkpoint_ttl",
+            {"ttl_seconds": ttl_seconds},
+            method="set_checkpoint_ttl_from_tinker_path",
+            path={"run": parsed.training_run_id, "checkpoint": parsed.checkpoint_id},
+        )
+
+    def get_external_weights_urls(self, tinker_path: str) -> APIFuture[ExternalWeightsUrlsResponse]:
+        """Where the files of an exported checkpoint can be fetched, for a while."""
+        parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+        if parsed.checkpoint_type != "external":
+            raise InvalidInputError(f"{tinker_path!r}: expected tinker://RUN/external_weights/NAME")
+        return self._call(
+            "get_external_weights_urls",
+            method="get_external_weights_urls",
+            kind=ExternalWeightsUrlsResponse,
+            path={"run": parsed.training_run_id, "name": parsed.checkpoint_id.partition("/")[2]},
+        )
+
+    def copy_weights(
+        self,
+        path: str,
+        destination_project_id: str | None = None,
+        *,
+        ttl_seconds: int | None = None,
+        weights_access_token: str | None = None,
+    ) -> APIFuture[str]:
+        """Copy a checkpoint into a project, and give the copy's path.
+
+        Args:
+            path: of the checkpoint.
+            destination_project_id: where to; None: `TINKER_PROJECT_ID`.
+            ttl_seconds: how long the copy is kept.
+            weights_access_token: a key of another account that may read the checkpoint.
+        """
+        project = destination_project_id or self._core.settings.project_id
+        if not project:
+            raise InvalidInputError("copy_weights: give destination_project_id, or set TINKER_PROJECT_ID")
+        request = CopyWeightsRequest(
+            destination_project_id=project, source_path=path, ttl_seconds=ttl_seconds
+        )
+        headers = {**told_of("copy_weights"), "X-Idempotency-Key": str(uuid.uuid4())}
+        if weights_access_token:
+            headers["X-Tinker-Weights-Access-Token"] = weights_access_token
+
+        def copy() -> str:
+            copied: CopyWeightsResponse = self._core.call(
+                "copy_weights", request, headers=headers, deadline_s=_deadlines.REST_S
+            )
+            return copied.tinker_path
+
+        return self._later(copy)
+
+    # ---------------------------------------------------------------------------------- older servers
+
+    def get_checkpoint_archive_url(
+        self, training_run_id: str, checkpoint_id: str
+    ) -> APIFuture[CheckpointArchiveUrl]:
+        """Where a checkpoint can be fetched as one archive. Only older and open servers offer that.
+
+        Args:
+            training_run_id: its run.
+            checkpoint_id: folder and name, such as "sampler_weights/step-100".
+        """
+        path = {
+            "run": checked_id("training_run_id", training_run_id),
+            "checkpoint": checked_id("checkpoint_id", checkpoint_id),
+        }
+        call = make_call("get_checkpoint_archive", self._core.settings, path=path)
+        return self._later(lambda: _archive_url(self._core.caller.call(call), self._core.clock.time()))
+
+    def get_checkpoint_archive_url_from_tinker_path(
+        self, tinker_path: str
+    ) -> APIFuture[CheckpointArchiveUrl]:
+        """The same by path. Only older and open servers offer that."""
+        parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+        return self.get_checkpoint_archive_url(parsed.training_run_id, parsed.checkpoint_id)
+
+    # ---------------------------------------------------------------------------------- one line of work
+
+    def _on_path(self, name: str, tinker_path: str, method: str) -> APIFuture[None]:
+        parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+        return self._on_checkpoint(name, parsed.training_run_id, parsed.checkpoint_id, method=method)
+
+    def _on_checkpoint(self, name: str, run: str, checkpoint: str, *, method: str) -> APIFuture[None]:
+        return self._call(name, method=method, path={"run": run, "checkpoint": checkpoint})
+
+    list_checkpoints_async = result_twin(list_checkpoints)
+    list_user_checkpoints_async = result_twin(list_user_checkpoints)
+    delete_checkpoint_async = result_twin(delete_checkpoint)
+    delete_checkpoint_from_tinker_path_async = result_twin(delete_checkpoint_from_tinker_path)
+    publish_checkpoint_from_tinker_path_async = result_twin(publish_checkpoint_from_tinker_path)
+    unpublish_checkpoint_from_tinker_path_async = result_twin(unpublish_checkpoint_from_tinker_path)
+    set_checkpoint_ttl_from_tinker_path_async = result_twin(set_checkpoint_ttl_from_tinker_path)
+    get_external_weights_urls_async = result_twin(get_external_weights_urls)
+    copy_weights_async = result_twin(copy_weights)
+    get_checkpoint_archive_url_async = result_twin(get_checkpoint_archive_url)
+    get_checkpoint_archive_url_from_tinker_path_async = result_twin(
+        get_checkpoint_archive_url_from_tinker_path
+    )
+
+
+def _archive_url(reply: Reply, now_s: float) -> CheckpointArchiveUrl:
+    url = reply.headers.get("location")
+    if reply.status not in (301, 302, 303, 307, 308) or not url:
+        raise APIResponseValidationError(
+            "the server did not say where the archive is", status_code=reply.status, method="GET"
+        )
+    try:
+        expires = parsedate_to_datetime(reply.headers.get("expires", ""))
+    except (ValueError, TypeError, IndexError):
+        expires = datetime.fromtimestamp(now_s, tz=timezone.utc) + _ARCHIVE_URL_LIFE
+    return CheckpointArchiveUrl(url, expires)

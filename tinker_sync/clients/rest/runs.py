@@ -1,0 +1,98 @@
+"""Training runs."""
+
+from __future__ import annotations
+
+from tinker_sync.clients._twins import result_twin
+from tinker_sync.clients.rest._base import AccessScope, RestBase, checked_id, checked_scope
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.types import (
+    GetSamplerResponse,
+    ParsedCheckpointTinkerPath,
+    TrainingRun,
+    TrainingRunsResponse,
+    WeightsInfoResponse,
+)
+
+
+class RunCalls(RestBase):
+    """Calls about training runs, and about what was trained."""
+
+    def get_training_run(
+        self, training_run_id: str, access_scope: AccessScope = "owned"
+    ) -> APIFuture[TrainingRun]:
+        """One run.
+
+        Args:
+            training_run_id: its id, which is the model id too.
+            access_scope: "accessible" also finds runs of others that you may read.
+        """
+        return self._call(
+            "get_training_run",
+            method="get_training_run",
+            kind=TrainingRun,
+            path={"run": checked_id("training_run_id", training_run_id)},
+            query={"access_scope": checked_scope(access_scope)},
+        )
+
+    def get_training_run_by_tinker_path(
+        self, tinker_path: str, access_scope: AccessScope = "owned"
+    ) -> APIFuture[TrainingRun]:
+        """The run a checkpoint belongs to. Arguments as in `get_training_run`."""
+        parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+        return self._call(
+            "get_training_run",
+            method="get_training_run_by_tinker_path",
+            kind=TrainingRun,
+            path={"run": parsed.training_run_id},
+            query={"access_scope": checked_scope(access_scope)},
+        )
+
+    def list_training_runs(
+        self,
+        limit: int = 20,
+        offset: int = 0,
+        access_scope: AccessScope = "owned",
+        project_id: str | None = None,
+    ) -> APIFuture[TrainingRunsResponse]:
+        """One page of runs, the newest first.
+
+        Args:
+            limit: how many at most.
+            offset: how many to pass over.
+            access_scope: "accessible" also lists runs of others that you may read.
+            project_id: only runs of this project.
+        """
+        return self._call(
+            "list_training_runs",
+            method="list_training_runs",
+            kind=TrainingRunsResponse,
+            query={
+                "limit": limit,
+                "offset": offset,
+                "access_scope": checked_scope(access_scope),
+                "project_id": project_id,
+            },
+        )
+
+    def get_weights_info_by_tinker_path(self, tinker_path: str) -> APIFuture[WeightsInfoResponse]:
+        """What a checkpoint holds: its base model, rank and trained layers."""
+        return self._call(
+            "get_weights_info",
+            {"tinker_path": tinker_path},
+            method="get_weights_info_by_tinker_path",
+            kind=WeightsInfoResponse,
+        )
+
+    def get_sampler(self, sampler_id: str) -> APIFuture[GetSamplerResponse]:
+        """What a sampling session samples from."""
+        return self._call(
+            "get_sampler",
+            method="get_sampler",
+            kind=GetSamplerResponse,
+            path={"sampler": checked_id("sampler_id", sampler_id)},
+        )
+
+    get_training_run_async = result_twin(get_training_run)
+    get_training_run_by_tinker_path_async = result_twin(get_training_run_by_tinker_path)
+    list_training_runs_async = result_twin(list_training_runs)
+    get_sampler_async = result_twin(get_sampler)

@@ -1,0 +1,130 @@
+"""Sessions: listed, searched, moved to a project, traced."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+from typing import Final
+
+from tinker_sync.clients import _deadlines
+from tinker_sync.clients._twins import result_twin
+from tinker_sync.clients.rest._base import AccessScope, RestBase, checked_id, checked_scope, told_of
+from tinker_sync.errors import APIResponseValidationError, ExperimentalWarning, TinkerError, WireError
+from tinker_sync.runtime.calls import make_call
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.types import (
+    GetSessionResponse,
+    ListSessionsResponse,
+    SessionSearchRequest,
+    SessionSearchResponse,
+)
+from tinker_sync.wire import json as wire_json
+
+_TRACE_POLL_S: Final = 5.0
+# Exports take minutes; one that takes longer than this has been forgotten.
+_TRACE_LIMIT_S: Final = 3600.0
+
+_log = logging.getLogger(__name__)
+
+
+class SessionCalls(RestBase):
+    """Calls about sessions."""
+
+    def get_session(
+        self, session_id: str, access_scope: AccessScope = "owned"
+    ) -> APIFuture[GetSessionResponse]:
+        """One session: its runs and samplers.
+
+        Args:
+            session_id: its id.
+            access_scope: "accessible" also finds sessions of others that you may read.
+        """
+        return self._call(
+            "get_session",
+            method="get_session",
+            kind=GetSessionResponse,
+            path={"session": checked_id("session_id", session_id)},
+            query={"access_scope": checked_scope(access_scope)},
+        )
+
+    def list_sessions(
+        self, limit: int = 20, offset: int = 0, access_scope: AccessScope = "owned"
+    ) -> APIFuture[ListSessionsResponse]:
+        """One page of session ids.
+
+        Args:
+            limit: how many at most.
+            offset: how many to pass over.
+            access_scope: "accessible" also lists sessions of others that you may read.
+        """
+        return self._call(
+            "list_sessions",
+            method="list_sessions",
+            kind=ListSessionsResponse,
+            query={"limit": limit, "offset": offset, "access_scope": checked_scope(access_scope)},
+        )
+
+    def search_sessions(self, request: SessionSearchRequest) -> APIFuture[SessionSearchResponse]:
+        """One page of the sessions that match. Experimental: the service may change it."""
+        warnings.warn("search_sessions is experimental and may change", ExperimentalWarning, stacklevel=2)
+        return self._call("search_sessions", request, method="search_sessions", kind=SessionSearchResponse)
+
+    def assign_session_project(self, session_id: str, project_id: str) -> APIFuture[None]:
+        """Move a session to a project."""
+        return self._call(
+            "assign_session_project",
+            {"project_id": project_id},
+            method="assign_session_project",
+            path={"session": checked_id("session_id", session_id)},
+        )
+
+    def export_session_trace(self, session_id: str) -> APIFuture[str]:
+        """Have a session's trace written, and give the address to fetch it from. Takes minutes."""
+        call = make_call(
+            "export_session_trace",
+            self._core.settings,
+            path={"session": checked_id("session_id", session_id)},
+            headers=told_of("export_session_trace"),
+            deadline_s=_deadlines.REST_S,
+        )
+        core = self._core
+
+        def export() -> str:
+            give_up_at = core.clock.now() + _TRACE_LIMIT_S
+            said = False
+            while core.clock.now() < give_up_at:
+                reply = core.caller.call(call)
+                url = _trace_url(reply.body, reply.status)
+                if url is not None:
+                    return url
+                if not said:
+                    _log.warning("the trace of session %s is being written; this takes minutes", session_id)
+                    said = True
+                core.clock.wait(threading.Event(), _TRACE_POLL_S)
+            raise TinkerError(f"the trace of session {session_id} was not written within an hour")
+
+        return self._later(export)
+
+    get_session_async = result_twin(get_session)
+    list_sessions_async = result_twin(list_sessions)
+    search_sessions_async = result_twin(search_sessions)
+    assign_session_project_async = result_twin(assign_session_project)
+    export_session_trace_async = result_twin(export_session_trace)
+
+
+def _trace_url(body: bytes, status: int) -> str | None:
+    """The address of a trace; None while it is being written."""
+    try:
+        tree = wire_json.loads(body)
+    except WireError as error:
+        raise APIResponseValidationError(str(error), status_code=status) from error
+    state = tree.get("status") if isinstance(tree, dict) else None
+    if state == "ready" and isinstance(tree.get("url"), str):
+        url: str = tree["url"]
+        return url
+    if state == "pending":
+        return None
+    if state == "failed":
+        raise RuntimeError(f"the server could not write the trace: {tree.get('error') or 'no reason given'}")
+    raise APIResponseValidationError(f"unknown state of a trace: {state!r}", status_code=status)
