@@ -369,10 +369,23 @@ class NotFoundError(APIStatusError):
 
 
 class ConflictError(APIStatusError):
-    """409: the object is in another state than the request assumes."""
+    """409: the object is in another state than the request assumes.
+
+    `ambiguous`: the answer to an earlier try of this call was lost, so the object may be as it is because that
+    try was carried out.
+    """
 
     status_code = 409
     advice = "The object changed or is in use; look at its present state before repeating."
+    ambiguous = False
+
+    def _advice(self) -> str:
+        if not self.ambiguous:
+            return super()._advice()
+        return (
+            "The answer to an earlier try was lost, and that try may have been carried out: "
+            "look whether it was before repeating."
+        )
 
 
 class UnprocessableEntityError(APIStatusError):

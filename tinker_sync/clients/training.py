@@ -36,6 +36,7 @@ from tinker_sync.types import (
     SaveWeightsResponse,
 )
 from tinker_sync.types._console import training_run_url
+from tinker_sync.wire.adapt import check_checkpoint_name, refuse_missing_call, refuse_unsupported
 
 if TYPE_CHECKING:
     from tinker_sync.clients.retry_config import RetryConfig
@@ -118,6 +119,8 @@ class TrainingClient:
         whole = ForwardBackwardInput(list(data), loss_fn, config)
         whole.validate()
         facts = self._core.machinery.facts
+        if forward_only and not facts.dialect.forward_only:
+            self._core.refuse_without_forward()
         limits = facts.config
         chunks = split(
             whole.data, max_bytes=limits.fwdbwd_max_chunk_bytes_count, max_count=limits.fwdbwd_max_chunk_len
@@ -188,6 +191,7 @@ class TrainingClient:
             user_metadata: your own words about it.
             deadline: seconds until to give up waiting for the result.
         """
+        check_checkpoint_name(name, self._core.dialect)
         request = SaveWeightsRequest(
             model_id=self.model_id,
             path=name,
@@ -206,6 +210,7 @@ class TrainingClient:
         deadline: float | None = None,
     ) -> APIFuture[SaveWeightsForSamplerResponse]:
         """Save weights under a name, to sample from. Arguments as in `save_state`."""
+        check_checkpoint_name(name, self._core.dialect)
         request = SaveWeightsForSamplerRequest(
             model_id=self.model_id, path=name, ttl_seconds=ttl_seconds, user_metadata=user_metadata
         )
@@ -342,7 +347,9 @@ class TrainingClient:
     def _ordered(
         self, name: str, request: Any, kind: type[T], deadline: float | None, usual_s: float
     ) -> APIFuture[T]:
-        self._core.ready()
+        dialect = self._core.ready().facts.dialect
+        refuse_missing_call(name, dialect)
+        refuse_unsupported(request, dialect)
         part: TrainingPart = json_part(
             self._core, name, request, kind, deadline_at=self._until(deadline, usual_s)
         )

@@ -23,7 +23,7 @@ from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._observe import Event
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
-from tinker_sync.errors import APIConnectionError, BillingError, ClientClosedError, TinkerError
+from tinker_sync.errors import APIConnectionError, BillingError, ClientClosedError, TinkerError, UnsupportedByServerError
 from tinker_sync.runtime import _fork, exits, training_part
 from tinker_sync.runtime.billing import PAUSE_S, BillingPause
 from tinker_sync.runtime.byte_budget import ByteBudget
@@ -114,6 +114,7 @@ class Core:
         self._limiter = limiter
         self._facts = facts
         self._machinery: Once[Machinery] = Once()
+        self._has_forward: Once[bool] = Once()
         self._session = session
         self._opened: Once[Session] = Once()
         pools = (self.send_pool, self.fetch_pool, self.callback_pool, self._await_pool)
@@ -217,6 +218,16 @@ class Core:
             self._say_if_closed(error)
             self._parts.report(error)
             raise
+
+    def refuse_without_forward(self) -> None:
+        """Ask, once, whether a server without `forward_only` has a call for forward passes.
+
+        Raises:
+            UnsupportedByServerError: it has none.
+        """
+        introduction = Introduction(self.settings, self.keys, self.caller)
+        if not self._has_forward.get(introduction.has_forward):
+            raise UnsupportedByServerError("this server has no forward passes", feature="forward")
 
     def _gate(self) -> Gate:
         if self._limiter is None:

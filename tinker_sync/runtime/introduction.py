@@ -29,6 +29,8 @@ from tinker_sync.wire.endpoints import ENDPOINTS
 _NO_SUCH_CALL: Final = (404, 405, 501)
 # A server of JSON may fall over the probe each time; that is an answer too.
 _PROBE_RETRIES: Final = 2
+# What a call that exists may say to a body without anything in it.
+_WRONG_BODY: Final = (400, 415, 422, 500)
 _log = logging.getLogger(__name__)
 
 # What probes have found, for all clients of this process.
@@ -82,6 +84,18 @@ class Introduction:
             dialect = dialect.after_dynamic_config(dynamic_status, raw_dynamic)
             dynamic = _fitted("dynamic_config", raw_dynamic or {}, ClientDynamicConfigResponse)
         return ServerFacts(config, dynamic, dialect)
+
+    def has_forward(self) -> bool:
+        """Whether an older server has a call of its own for forward passes; some have none at all."""
+        call = make_call("forward", self._settings, {}, deadline_s=self._left_s())
+        try:
+            self._caller.call(evolve(call, max_retries=_PROBE_RETRIES))
+        except APIStatusError as error:
+            if error.status_code in _NO_SUCH_CALL:
+                return False
+            if error.status_code not in _WRONG_BODY:
+                raise
+        return True
 
     def adopt(self, facts: ServerFacts) -> ServerFacts:
         """Go by what another process has asked for and sent along."""

@@ -359,9 +359,9 @@ class Retrieval:
         return Wait(_NOT_READY_PAUSE_S * self.draw(), "not ready")
 
     def _reported_failure(self, reply: Reply) -> Exception:
-        """A failed request as open servers report it: the status only wraps the message."""
+        """A failed request as open servers report it: the status wraps a message, and blames nobody."""
         error = self._status_error(reply)
-        failed = self._request_failed(error.message, "user" if reply.status == 422 else None)
+        failed = self._request_failed(error.message, None)
         failed.__cause__ = error
         return failed
 

@@ -142,6 +142,7 @@ def _pass_part(
     part_input = ForwardBackwardInput(list(chunk.data), whole.loss_fn, whole.loss_fn_config)
     headers: dict[str, str] = {}
     refuse_unsupported(part_input, dialect)
+    part_input = normalise_forward_backward(part_input, dialect)
     if dialect.protobuf and (dialect.forward_only or not forward_only):
         buffers = proto.encode_forward_backward_request(
             ForwardBackwardRequest(part_input, model_id), forward_only=forward_only
@@ -156,10 +157,8 @@ def _pass_part(
             joined = b"".join([*buffers, _SEQ_ID_TAG, _varint(number)])
             return joined if compress is None else compress(joined)
     else:
-        fitted = normalise_forward_backward(part_input, dialect)
-        request: Any = (
-            ForwardRequest(fitted, model_id) if forward_only else ForwardBackwardRequest(fitted, model_id)
-        )
+        kind: type[Any] = ForwardRequest if forward_only else ForwardBackwardRequest
+        request = kind(part_input, model_id)
         endpoint, content_type = "forward" if forward_only else "forward_backward", JSON
         octets = wire_json.encode(request)
 

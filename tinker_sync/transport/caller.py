@@ -21,7 +21,13 @@ from attrs import evolve, frozen
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
-from tinker_sync.errors import APIConnectionError, APIError, APIStatusError
+from tinker_sync.errors import (
+    APIConnectionError,
+    APIError,
+    APIStatusError,
+    ConflictError,
+    InternalServerError,
+)
 from tinker_sync.transport.backoff import delay_s
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.journal import Journal
@@ -94,7 +100,7 @@ class Caller:
             if isinstance(outcome, Reply):
                 return outcome
             if isinstance(outcome, Fatal):
-                raise outcome.error
+                raise patience.explained(outcome.error)
             pause_s = self._pause_s(outcome, call)
             patience = patience.after(outcome, self._clock.now() + pause_s)
             self._tell(call, pause_s, outcome.error)
@@ -168,6 +174,8 @@ class _Patience:
     """Whether the moment also ends a try under way."""
     limited: int = 0
     """How many failures there were of the kind that may only be retried a few times."""
+    lost: bool = False
+    """Whether a try may have been carried out without our hearing of it."""
 
     def allow(self, call: Call, now_s: float) -> Call:
         """The call with what it may still take."""
@@ -178,8 +186,22 @@ class _Patience:
         limit = verdict.limit if isinstance(verdict, Retry) else None
         limited = self.limited + (limit is not None)
         if self.retries <= 0 or next_try_s >= self.until_s or (limit is not None and limited > limit):
-            raise verdict.error
-        return evolve(self, retries=self.retries - 1, limited=limited)
+            raise self.explained(verdict.error)
+        lost = self.lost or _may_have_been_done(verdict.error)
+        return evolve(self, retries=self.retries - 1, limited=limited, lost=lost)
+
+    def explained(self, error: APIError) -> APIError:
+        """The error, which knows of what may have happened before it."""
+        if isinstance(error, ConflictError):
+            error.ambiguous = self.lost
+        return error
+
+
+def _may_have_been_done(error: APIError) -> bool:
+    cause = error.__cause__
+    if isinstance(cause, SendFailed):
+        return cause.maybe_received
+    return isinstance(error, InternalServerError) and error.status_code != 503
 
 
 def _keyed(call: Call) -> Call:

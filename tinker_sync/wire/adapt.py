@@ -63,6 +63,25 @@ def refuse_unsupported(request: Model, dialect: Dialect) -> None:
             )
 
 
+def refuse_missing_call(name: str, dialect: Dialect) -> None:
+    """Refuse a call that the server does not offer, before a number is spent on it.
+
+    Raises:
+        UnsupportedByServerError: It has no such call; nothing was sent.
+
+    >>> refuse_missing_call("save_weights_external", Dialect.forced("json"))
+    Traceback (most recent call last):
+        ...
+    tinker_sync.errors.UnsupportedByServerError: this server does not offer save_weights_external ...
+    """
+    if not dialect.offers(name):
+        raise UnsupportedByServerError(
+            f"this server does not offer {name} "
+            f"(it speaks version {'.'.join(map(str, dialect.version))} of the protocol)",
+            feature=name,
+        )
+
+
 def _features(request: Model) -> Iterator[str]:
     """The newer features a request makes use of."""
     if isinstance(request, SampleRequest):
