@@ -117,14 +117,16 @@ def _tensor(name: str, value: Any) -> TensorData:
     if not isinstance(name, str):
         raise TypeError(f"Datum.loss_fn_inputs: expected names in text, got {name!r}")
     where = f"loss_fn_inputs[{name!r}]"
+    # Whole floats are exact targets; anything else would train on another token than the one meant.
+    dtype: TensorDtype | None = "int64" if name == "target_tokens" else None
+    if isinstance(value, np.ndarray):  # first, for it is what training loops hand over
+        return TensorData._of(wire_array(value, where, dtype))
     if isinstance(value, Mapping):
         return model_from(TensorData, value, where)
     if isinstance(value, (int, float, np.generic)):
         raise TypeError(
             f"{where}: expected a list, numpy array or torch tensor, got one {type(value).__name__}"
         )
-    # Whole floats are exact targets; anything else would train on another token than the one meant.
-    dtype: TensorDtype | None = "int64" if name == "target_tokens" else None
     if is_torch(value):
         values = wire_array(array_of_torch(value, where), where, dtype)
         if name in _SPARSE_FROM_TORCH:
