@@ -371,8 +371,8 @@ class NotFoundError(APIStatusError):
 class ConflictError(APIStatusError):
     """409: the object is in another state than the request assumes.
 
-    `ambiguous`: the answer to an earlier try of this call was lost, so the object may be as it is because that
-    try was carried out.
+    `ambiguous`: the answer to an earlier try of this call was lost, so the object may be as it is because
+    that try was carried out.
     """
 
     status_code = 409

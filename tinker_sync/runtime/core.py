@@ -23,7 +23,13 @@ from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._observe import Event
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
-from tinker_sync.errors import APIConnectionError, BillingError, ClientClosedError, TinkerError, UnsupportedByServerError
+from tinker_sync.errors import (
+    APIConnectionError,
+    BillingError,
+    ClientClosedError,
+    TinkerError,
+    UnsupportedByServerError,
+)
 from tinker_sync.runtime import _fork, exits, training_part
 from tinker_sync.runtime.billing import PAUSE_S, BillingPause
 from tinker_sync.runtime.byte_budget import ByteBudget
