@@ -226,7 +226,7 @@ class SamplingClient:
         )
         return CombinedFuture(
             [sampled],
-            lambda responses: _prompt_logprobs(prompt, responses[0]),
+            lambda responses: _prompt_logprobs(responses[0]),
             submit=core.callback_pool.run,
             clock=core.clock,
         )
@@ -346,12 +346,8 @@ def _from_pickle(cls: type[SamplingClient], handle: str) -> SamplingClient:
     return cls.from_sampler_handle(handle)
 
 
-def _prompt_logprobs(prompt: ModelInput, response: SampleResponse) -> list[float | None]:
+def _prompt_logprobs(response: SampleResponse) -> list[float | None]:
     scored = response.prompt_logprobs
     if scored is None:
         raise TinkerError("the server scored no prompt tokens, though it was asked to")
-    length = prompt.known_length()
-    if length is not None and len(scored) == length - 1:
-        # Some servers leave out the first token, which has no score.
-        return [None, *scored]
     return scored

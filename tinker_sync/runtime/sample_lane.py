@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+import numpy as np
 from attrs import frozen
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
@@ -452,7 +453,7 @@ def named(response: SampleResponse, sequence_ids: Sequence[str] | None) -> Sampl
 
 
 def check_response(request: SampleRequest, response: SampleResponse) -> SampleResponse:
-    """Refuse a response of a server that skipped what it does not know.
+    """The response with a place for each prompt token; refused where the server skipped what it does not know.
 
     Raises:
         UnsupportedByServerError: something asked for is missing.
@@ -467,7 +468,13 @@ def check_response(request: SampleRequest, response: SampleResponse) -> SampleRe
         raise UnsupportedByServerError(
             "the server ignored prompt_logprobs_last_n", feature="prompt_logprobs_last_n"
         )
+    if scored is not None and len(scored) + 1 == request.prompt.known_length():
+        # Some servers leave out the first token, which has no score.
+        return response.model_copy(update={"prompt_logprobs_np": np.concatenate([_NO_SCORE, scored])})
     return response
+
+
+_NO_SCORE: Final = np.array([np.nan], dtype=np.float32)
 
 
 def _only_last(scored: Any, last_n: int) -> bool:
