@@ -453,7 +453,7 @@ def named(response: SampleResponse, sequence_ids: Sequence[str] | None) -> Sampl
 
 
 def check_response(request: SampleRequest, response: SampleResponse) -> SampleResponse:
-    """The response with a place for each prompt token; refused where the server skipped what it does not know.
+    """The response with a place for each prompt token; refused where the server skipped what was asked.
 
     Raises:
         UnsupportedByServerError: something asked for is missing.
