@@ -168,7 +168,8 @@ class HeaderMap(Mapping[str, str]):
     __slots__ = ("_pairs",)
 
     def __init__(self, headers: Mapping[str, str] | Iterable[tuple[str, str]] = ()) -> None:
-        items = headers.items() if isinstance(headers, Mapping) else headers
+        # A dict is known at once; whether it is another kind of mapping takes longer to find out.
+        items = headers.items() if isinstance(headers, (dict, Mapping)) else headers
         self._pairs = {
             name.lower(): (name, _Revealed(value) if is_secret_header(name) else value)
             for name, value in items

@@ -268,8 +268,10 @@ def _choice(allowed: tuple[Any, ...], where: str) -> Converter:
     table = {choice: choice for choice in allowed}
 
     def convert(value: Any) -> Any:
-        with contextlib.suppress(KeyError, TypeError):  # TypeError: the value has no hash
+        try:
             return table[value]
+        except (KeyError, TypeError):  # TypeError: the value has no hash
+            pass
         raise refuse(where, "one of " + ", ".join(map(repr, allowed)), value)
 
     return convert

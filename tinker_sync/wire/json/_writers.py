@@ -33,6 +33,7 @@ from tinker_sync.wire.json._unfit import each, unfit
 Writer = Callable[[Any], Any]
 
 _AS_THEY_ARE = frozenset({str, int, bool, type(None)})
+_TEXT = frozenset({str})
 _WITH_FLOATS = _AS_THEY_ARE | {float}
 
 
@@ -94,7 +95,7 @@ class Writers:
 
     def mapping(self, mapping: Mapping[Any, Any]) -> dict[Any, Any]:
         """A mapping under the names JSON has for its keys."""
-        return dict(each(_named(mapping), self._write))
+        return self._written(dict(_named(mapping)), self._write)
 
     def list(self, items: Iterable[Any]) -> Any:
         """A list or tuple itself, if it may leave as it is; else a list."""
@@ -107,8 +108,18 @@ class Writers:
 
     def model(self, model: Model) -> dict[Any, Any]:
         """The fields a model shows. None stands for absent in a declared field, and only there."""
-        fields = model._fields_out()
-        return self.mapping({name: _base64(value) for name, value in fields.items() if value is not None})
+        given = {name: value for name, value in model._fields_out().items() if value is not None}
+        return self._written(given, self._declared)
+
+    def _declared(self, value: Any) -> Any:
+        return _base64(value) if isinstance(value, bytes) else self._write(value)
+
+    @staticmethod
+    def _written(given: dict[Any, Any], write: Writer) -> dict[Any, Any]:
+        """The same dict, its values written; most of most requests may leave as they are."""
+        others = [(name, value) for name, value in given.items() if type(value) not in _AS_THEY_ARE]
+        given.update(each(others, write))
+        return given
 
     def datum(self, datum: Datum) -> dict[Any, Any]:
         """The fields of a datum that JSON bodies carry."""
@@ -125,8 +136,8 @@ def _refuse(value: Any) -> Any:
     raise unfit("expected something JSON has: text, numbers, true, false, null, lists, mappings", value)
 
 
-def _base64(value: Any) -> Any:
-    return base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
+def _base64(octets: bytes) -> str:
+    return base64.b64encode(octets).decode("ascii")
 
 
 def _text_of(octets: bytes | bytearray) -> str:
@@ -139,7 +150,7 @@ def _text_of(octets: bytes | bytearray) -> str:
 
 
 def _named(mapping: Mapping[Any, Any]) -> Iterable[tuple[Any, Any]]:
-    if all(type(key) is str for key in mapping):
+    if set(map(type, mapping)) <= _TEXT:
         return mapping.items()
     named: dict[str, Any] = {}
     for key, value in mapping.items():

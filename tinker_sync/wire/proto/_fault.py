@@ -52,15 +52,29 @@ def refusals_of_types(segment: str) -> Iterator[None]:
         raise Fault(str(error), segment) from None
 
 
-@contextmanager
-def decoding(message: str) -> Iterator[None]:
+class _Decoding:
+    """A class, since a generator costs several times as much and every small answer enters here."""
+
+    __slots__ = ("_message",)
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, Fault):
+            raise WireError(
+                f"cannot decode {self._message}: {error.reason}", path=error.path or "$"
+            ) from None
+        if isinstance(error, InvalidInputError):  # a type that is stricter than its message
+            raise WireError(f"cannot decode {self._message}: {error}", path="$") from None
+
+
+def decoding(message: str) -> _Decoding:
     """Faults inside become `WireError`: the bytes of a server are wrong."""
-    try:
-        yield
-    except Fault as fault:
-        raise WireError(f"cannot decode {message}: {fault.reason}", path=fault.path or "$") from None
-    except InvalidInputError as error:  # a type that is stricter than its message
-        raise WireError(f"cannot decode {message}: {error}", path="$") from None
+    return _Decoding(message)
 
 
 @contextmanager
