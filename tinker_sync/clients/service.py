@@ -17,7 +17,9 @@ from tinker_sync.clients.training import TrainingClient
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.config.settings import MAX_RETRIES
 from tinker_sync.runtime.core import CLOSE_LIMIT_S, Core
+from tinker_sync.runtime.exits import EXIT_LIMIT_S
 from tinker_sync.runtime.session import Session
+from tinker_sync.telemetry.sender import Telemetry
 from tinker_sync.types import AdamOptimizerConfig, GetServerCapabilitiesResponse, LoraConfig, OptimizerConfig
 from tinker_sync.types._console import session_url, sessions_url
 
@@ -53,6 +55,8 @@ class ServiceClient:
         dialect: "auto", "proto", "json" or a `Dialect`.
         on_queue_state: called, on a worker thread, with each word of the server about a request that waits.
         rate_limiter: a limiter of its own; None: shared with every client of the same server and key.
+        telemetry: tell the service of failures, by kind and place, never by content; None: the vendor's alone
+            is told, unless `TINKER_TELEMETRY` says no.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class ServiceClient:
         dialect: Literal["auto", "proto", "json"] | Dialect = "auto",
         on_queue_state: Callable[[QueueState], object] | None = None,
         rate_limiter: RateLimiter | None = None,
+        telemetry: bool | None = None,
         **unknown: Any,
     ) -> None:
         if unknown:
@@ -90,6 +95,7 @@ class ServiceClient:
             session=session,
             deadline_s=deadline,
             dialect=dialect,
+            telemetry=telemetry,
         )
         self._core = Core(
             settings,
@@ -98,6 +104,8 @@ class ServiceClient:
             ),
             limiter=rate_limiter,
         )
+        if settings.telemetry:
+            self._core.watch(Telemetry(self._core.caller, settings, clock=self._core.clock))
         if on_queue_state is not None:
             self._core.notices.listen(on_queue_state)
 
@@ -274,7 +282,10 @@ class ServiceClient:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close(_status_after(exc_type)).result()
+        status = _status_after(exc_type)
+        # Who presses Ctrl-C wants to leave.
+        limit_s = EXIT_LIMIT_S if status == "interrupted" else CLOSE_LIMIT_S
+        self.close(status, timeout=limit_s).result()
 
     @property
     def holder(self) -> Core:

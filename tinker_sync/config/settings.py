@@ -182,7 +182,8 @@ class Settings:
             credential_cmd_timeout_s: How long the command may take.
             project_id: `TINKER_PROJECT_ID`. The project that new sessions belong to.
             tags: `TINKER_TAGS`, separated by commas. Empty ones and repetitions are dropped, the order stays.
-            telemetry: `TINKER_TELEMETRY`: 1, true, yes or on; the default is on.
+            telemetry: Tell the server of failures, never of content. None: the vendor's servers are told
+                unless `TINKER_TELEMETRY` is something else than 1, true, yes or on; others are not.
             log: `TINKER_LOG`: info, debug, or curl (debug, with each request as a curl line).
             cf_access_id, cf_access_secret: `CLOUDFLARE_ACCESS_CLIENT_ID` and `_SECRET`.
             default_headers: Sent with every request; they win over our own.
@@ -210,16 +211,17 @@ class Settings:
         level = _log_level(log, env)
         show_logs(level)
         command = credential_cmd or env.secret("TINKER_CREDENTIAL_CMD")
+        server = _base_url(address, env)
         key, source = _find_key(api_key, command, env, credentials_file)
         return cls(
-            base_url=_base_url(address, env),
+            base_url=server,
             api_key=key,
             api_key_source=source,
             credential_cmd=command,
             credential_cmd_timeout_s=credential_cmd_timeout_s,
             project_id=project_id or env.text("TINKER_PROJECT_ID"),
             tags=_tags(env.raw("TINKER_TAGS") or "" if tags is None else tags),
-            telemetry=_telemetry(env) if telemetry is None else telemetry,
+            telemetry=_telemetry(env, server) if telemetry is None else telemetry,
             log=level,
             cf_access_id=_usable(cf_access_id, "cf_access_id")
             or _usable(env.secret("CLOUDFLARE_ACCESS_CLIENT_ID"), "CLOUDFLARE_ACCESS_CLIENT_ID"),
@@ -289,9 +291,9 @@ def _tags(given: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
-def _telemetry(env: _Environment) -> bool:
+def _telemetry(env: _Environment, base_url: str) -> bool:
     value = env.raw("TINKER_TELEMETRY")
-    return value is None or value.lower() in _TRUE_WORDS
+    return is_vendor_url(base_url) and (value is None or value.lower() in _TRUE_WORDS)
 
 
 def _log_level(argument: LogLevel | None, env: _Environment) -> LogLevel | None:
