@@ -70,6 +70,8 @@ class Reply:
     headers: HeaderMap = field(converter=header_map)
     """Found under any case; the values of one that came several times are joined with commas."""
     body: bytes = field(default=b"", repr=lambda body: f"<{len(body)} bytes>")
+    resent: bool = field(default=False, kw_only=True, repr=False)
+    """The call had been sent before, on a connection that broke, and may have been received then."""
 
     @property
     def ok(self) -> bool:

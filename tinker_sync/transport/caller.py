@@ -138,7 +138,10 @@ class Caller:
                 raise _closed(call) from failed
             return self._judge.failure(failed, call)
         self._note_deprecation(reply, call)
-        return self._judge.reply(reply, call) or reply
+        verdict = self._judge.reply(reply, call)
+        if verdict is not None and isinstance(verdict.error, ConflictError):
+            verdict.error.ambiguous = reply.resent
+        return verdict or reply
 
     def _pause_s(self, verdict: Retry | Again, call: Call) -> float:
         if isinstance(verdict, Again):
@@ -193,7 +196,7 @@ class _Patience:
     def explained(self, error: APIError) -> APIError:
         """The error, which knows of what may have happened before it."""
         if isinstance(error, ConflictError):
-            error.ambiguous = self.lost
+            error.ambiguous = error.ambiguous or self.lost
         return error
 
 
@@ -201,6 +204,8 @@ def _may_have_been_done(error: APIError) -> bool:
     cause = error.__cause__
     if isinstance(cause, SendFailed):
         return cause.maybe_received
+    if isinstance(error, ConflictError):
+        return error.ambiguous
     return isinstance(error, InternalServerError) and error.status_code != 503
 
 

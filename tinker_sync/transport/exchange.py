@@ -44,6 +44,7 @@ class Exchange:
         self._journal = journal
         self._began_s = clock.now()
         self._redirects = 0
+        self._resent = False  # a send before this one may have been received
         self._taken = False  # an earlier address has processed the request and sent us on with a GET
         self._line: Line
         self._begin()
@@ -109,6 +110,7 @@ class Exchange:
     def _replace_or_raise(self, failed: SendFailed) -> None:
         """Send again over a new connection where an old one has let us down and nothing can happen twice."""
         if failed.stale and (self._repeatable or not failed.maybe_received):
+            self._resent = self._resent or failed.maybe_received
             try:
                 self._send(fresh=True)
             except SendFailed as again:
@@ -128,7 +130,7 @@ class Exchange:
         except (MalformedReply, ReplyTooLarge) as error:
             final = isinstance(error, ReplyTooLarge)
             raise self._lost(SendFailed(str(error), maybe_received=True, final=final)) from error
-        reply = Reply(raw.status, raw.fields, body)
+        reply = Reply(raw.status, raw.fields, body, resent=self._resent)
         self._journal.answered(self._call, reply, self._clock.now() - self._began_s)
         return reply
 
