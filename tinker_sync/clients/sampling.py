@@ -33,7 +33,7 @@ from tinker_sync.types import (
 )
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire import proto
-from tinker_sync.wire.adapt import normalise_sample_request, refuse_unsupported
+from tinker_sync.wire.adapt import json_body, normalise_sample_request, refuse_unsupported
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.core import Core
@@ -184,6 +184,7 @@ class SamplingClient:
             decode=lambda reply, tree: check_response(request, _read_response(reply, tree)),
             max_attempts=self._retry_config.attempts,
             abandoned=core.abandon,
+            encode=lambda numbered: json_body(numbered, dialect),
             fetch=self._fetch,
         )
         if self._numbers.made is None:

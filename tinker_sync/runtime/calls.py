@@ -8,7 +8,10 @@ from typing import Any
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.errors import APIResponseValidationError, WireError
 from tinker_sync.transport.call import Call, Reply
+from tinker_sync.types._model import Model
 from tinker_sync.wire import json as wire_json
+from tinker_sync.wire.adapt import json_body
+from tinker_sync.wire.dialect import Dialect
 from tinker_sync.wire.endpoints import ENDPOINTS, Endpoint, Repeat
 from tinker_sync.wire.paths import QueryValue, encode_query
 
@@ -24,7 +27,7 @@ def make_call(
     body: bytes | None = None,
     content_type: str = "application/json",
     deadline_s: float | None = None,
-    numbers_kept: bool = True,
+    dialect: Dialect | None = None,
     idempotency_key: str | None = None,
 ) -> Call:
     """One call of the API, ready to be sent.
@@ -39,12 +42,15 @@ def make_call(
         body: instead of `request`, where it is already encoded.
         content_type: what the body is.
         deadline_s: how long it may take in all.
-        numbers_kept: the server knows a repeated number, so numbered calls may be repeated.
+        dialect: what the server speaks; None before that is known, or where it makes no difference.
         idempotency_key: None: the caller draws one.
     """
     row = ENDPOINTS[name]
     if body is None and row.body != "none":
-        body = wire_json.encode({} if request is None else request)
+        if dialect is not None and isinstance(request, Model):
+            body = json_body(request, dialect)
+        else:
+            body = wire_json.encode({} if request is None else request)
     return Call(
         method=row.method,
         path=row.path_for(**(path or {})),
@@ -57,7 +63,7 @@ def make_call(
         # A patient call tries for minutes by itself; the others have somebody who asks again.
         max_retries=None if row.patient else row.max_retries,
         deadline_s=deadline_s,
-        repeatable=row.repeat is Repeat.SAFE or (row.repeat is Repeat.NUMBERED and numbers_kept),
+        repeatable=row.repeat is Repeat.SAFE if dialect is None else dialect.may_repeat(row),
         follow_redirects=row.follow_redirects,
         idempotency_key=idempotency_key,
     )

@@ -279,7 +279,7 @@ class Core:
             query=query,
             headers=headers,
             deadline_s=_finite(self._left_s(give_up_at)),
-            numbers_kept=made.facts.dialect.keeps_numbers,
+            dialect=made.facts.dialect,
         )
         try:
             return read_reply(name, self._through_billing(call, pause_billing))
@@ -304,7 +304,7 @@ class Core:
             headers=headers,
             content_type=content_type,
             deadline_s=_finite(deadline_s),
-            numbers_kept=self.dialect.keeps_numbers,
+            dialect=self.dialect,
         )
         return self._through_billing(call, True)
 

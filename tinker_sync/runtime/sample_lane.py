@@ -58,6 +58,7 @@ class SampleOrder:
         estimate_bytes: the weight of the prompt.
         deadline_at: the moment of the clock at which to give up.
         decode: makes the response of a reply; runs on a worker.
+        encode: makes the body of a numbered request; runs on a worker.
         fetch: starts the retrieval; None: the lane's fetcher asks for this promise alone.
         abandoned: told the request id of a sample whose user cancelled it.
     """
@@ -67,6 +68,7 @@ class SampleOrder:
     estimate_bytes: int
     deadline_at: float
     decode: Callable[[Reply, Any], SampleResponse]
+    encode: Callable[[SampleRequest], bytes] = wire_json.encode
     max_attempts: int = MAX_ATTEMPTS
     fetch: Callable[..., Abandonable] | None = None
     abandoned: Callable[[str], object] | None = None
@@ -296,7 +298,7 @@ class _Sample:
     def _submit(self) -> None:
         if self._number is None:
             self._number = self._order.next_number()
-            self._body = wire_json.encode(self._order.request.model_copy(update={"seq_id": self._number}))
+            self._body = self._order.encode(self._order.request.model_copy(update={"seq_id": self._number}))
             self._key = str(uuid.uuid4())
         self._attempt += 1
         self._future.mark_sending()

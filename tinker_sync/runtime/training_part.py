@@ -25,8 +25,9 @@ from tinker_sync.types.training import (
 )
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire import proto
-from tinker_sync.wire.adapt import normalise_forward_backward, refuse_unsupported
+from tinker_sync.wire.adapt import json_body, normalise_forward_backward, refuse_unsupported
 from tinker_sync.wire.endpoints import ENDPOINTS, JSON, PROTOBUF
+from tinker_sync.wire.proto._varint import varint
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.core import Core
@@ -88,7 +89,7 @@ def json_part(
     core: Core, endpoint: str, request: Any, kind: type[Any], *, deadline_at: float
 ) -> TrainingPart:
     """A request with a JSON body and a JSON result."""
-    body = wire_json.encode(request)
+    body = json_body(request, core.dialect)
     return TrainingPart(
         core.future(),
         endpoint,
@@ -154,7 +155,7 @@ def _pass_part(
             headers["Content-Encoding"] = "zstd"
 
         def encoded(number: int) -> bytes:
-            joined = b"".join([*buffers, _SEQ_ID_TAG, _varint(number)])
+            joined = b"".join([*buffers, _SEQ_ID_TAG, varint(number)])
             return joined if compress is None else compress(joined)
     else:
         kind: type[Any] = ForwardRequest if forward_only else ForwardBackwardRequest
@@ -186,15 +187,6 @@ def zstd_compressor() -> Callable[[bytes], bytes] | None:
     except ImportError:
         return None
     return lambda body: zstandard.ZstdCompressor().compress(body)
-
-
-def _varint(number: int) -> bytes:
-    octets = bytearray()
-    while number > 0x7F:
-        octets.append(number & 0x7F | 0x80)
-        number >>= 7
-    octets.append(number)
-    return bytes(octets)
 
 
 _read_pass: Final = decode_with(
