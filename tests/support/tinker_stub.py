@@ -1,8 +1,9 @@
-"""A deterministic training server for tests, comparisons and benchmarks: the whole happy protocol, and scripts.
+"""A deterministic training server for tests, comparisons and benchmarks: the happy protocol, and scripts.
 
-It speaks raw HTTP/1.1 on one asyncio loop, so that one core serves thousands of requests a second and the client
-under test, not the stub, is what a benchmark measures. Answers depend on what was asked alone: the same script run
-by two clients gets the same results. It writes its protobuf by hand, without the code under test.
+It speaks raw HTTP/1.1 on one asyncio loop, so that one core serves thousands of requests a second and the
+client under test, not the stub, is what a benchmark measures. Answers depend on what was asked alone: the
+same script run by two clients gets the same results. It writes its protobuf by hand, without the code under
+test.
 
 In a thread:     with StubServer() as stub: ...            stub.log, stub.script("/asample", Answer(429))
 As a process:    python -m support.tinker_stub --port 0    prints its port
@@ -40,7 +41,10 @@ REASONS = {
 
 @dataclass
 class Answer:
-    """One answer; `abort` cuts the connection in its place, "before" or "after" the work was done."""
+    """One answer; `abort` cuts the connection in its place, "before" or "after" the work was done.
+
+    `hang_up` closes the connection behind the answer, without having said so in it.
+    """
 
     status: int = 200
     body: Any = None
@@ -48,6 +52,7 @@ class Answer:
     content_type: str = JSON
     delay_s: float = 0.0
     abort: str = ""
+    hang_up: bool = False
 
     def octets(self) -> bytes:
         if self.body is None:
@@ -101,6 +106,15 @@ class Behaviour:
     """The one key that is let in; None lets all in."""
 
 
+_POSTS = (
+    "/client/config", "/client/dynamic_config", "/auth/token", "/create_session", "/session_heartbeat",
+    "/telemetry", "/create_sampling_session", "/join_sampling_session", "/create_model", "/forward_backward",
+    "/forward", "/optim_step", "/save_weights", "/save_weights_for_sampler", "/save_weights_external",
+    "/load_weights", "/create_custom_loss", "/asample", "/get_info", "/retrieve_future", "/retrieve_futures",
+    "/cancel_future", "/weights_info", "/copy_weights",
+)  # fmt: skip
+
+
 class Stub:
     """The state behind the routes. Runs on the loop's thread; `log` may be read from others."""
 
@@ -119,13 +133,7 @@ class Stub:
         self._held: dict[str, set[str]] = defaultdict(set)
         self.counts: dict[str, int] = defaultdict(int)
         self._routes: dict[tuple[str, str], Callable[[Asked], Any]] = {
-            ("POST", name): getattr(self, f"on_{name.strip('/').replace('/', '_')}")
-            for name in (
-                "/client/config /client/dynamic_config /auth/token /create_session /session_heartbeat /telemetry"
-                " /create_sampling_session /join_sampling_session /create_model /forward_backward /forward /optim_step"
-                " /save_weights /save_weights_for_sampler /save_weights_external /load_weights /create_custom_loss"
-                " /asample /get_info /retrieve_future /retrieve_futures /cancel_future /weights_info /copy_weights"
-            ).split()
+            ("POST", name): getattr(self, f"on_{name.strip('/').replace('/', '_')}") for name in _POSTS
         }
         self._routes["GET", "/get_server_capabilities"] = self.on_capabilities
 
@@ -331,7 +339,7 @@ class Stub:
         return self._passed(asked.json()["forward_backward_input"]["data"])
 
     def _passed(self, data: list[Any]) -> Any:
-        """The log-probability of a token is minus a hundredth of its id, so every client can check its own."""
+        """The log-probability of a token is minus a hundredth of its id, so anybody can check his own."""
         rows, loss = [], 0.0
         for datum in data:
             inputs = datum["loss_fn_inputs"]
@@ -589,7 +597,7 @@ class _Connection(asyncio.Protocol):
     async def _serve(self, asked: Asked) -> None:
         try:
             answer = await self._stub.answer(asked)
-        except Exception as error:  # a stub that fails must be seen in the test that made it fail
+        except Exception as error:  # noqa: BLE001  # it must be seen in the test that made it fail
             answer = Answer(500, {"detail": f"stub: {error!r}"})
         if answer.abort:
             self._transport.abort()
@@ -604,6 +612,9 @@ class _Connection(asyncio.Protocol):
             *(f"{name}: {value}" for name, value in answer.headers.items()),
         ]
         self._transport.write("\r\n".join(head).encode() + b"\r\n\r\n" + octets)
+        if answer.hang_up:
+            self._transport.close()
+            return
         self._busy = False
         self._next()
 
@@ -683,10 +694,14 @@ def main(kind: type[Stub] = Stub) -> None:
             stop.set()
 
         following = asyncio.ensure_future(follow_parent())
-        await serve(stub, options.port, lambda port: print(port, flush=True), stop)
+        await serve(stub, options.port, say, stop)
         following.cancel()
 
     asyncio.run(run())
+
+
+def say(port: int) -> None:
+    print(port, flush=True)  # noqa: T201  # to the process that started this one
 
 
 if __name__ == "__main__":

@@ -1,0 +1,404 @@
+"""Open servers of the protocol: every call works on all of them, whatever their particular ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support import open_servers
+from support.hasty import hasty_service, paused
+from support.open_servers import BAD_NAME, BAD_TOKEN, OpenServer
+from support.tinker_stub import Answer, Stub, StubServer
+
+from tinker_sync import types
+from tinker_sync.clients.sampling import SamplingClient
+from tinker_sync.clients.service import ServiceClient
+from tinker_sync.clients.training import TrainingClient
+from tinker_sync.errors import (
+    APIConnectionError,
+    AuthenticationError,
+    BadRequestError,
+    ConflictError,
+    InvalidInputError,
+    RequestFailedError,
+    UnsupportedByServerError,
+)
+from tinker_sync.runtime.send_queue import EarlierCallFailedError
+
+PATIENCE_S = 20.0
+PROMPT = types.ModelInput.from_ints([1, 2, 3])
+
+
+def datum(*tokens: int, weights: bool = True) -> types.Datum:
+    inputs: dict[str, Any] = {"target_tokens": [*tokens[1:], 9]}
+    if weights:
+        inputs["weights"] = [1.0] * len(tokens)
+    return types.Datum(types.ModelInput.from_ints(list(tokens)), inputs)
+
+
+def service(stub: OpenServer, **options: Any) -> ServiceClient:
+    return ServiceClient(base_url=stub.url, api_key="tml-open", **options)  # type: ignore[attr-defined]
+
+
+@pytest.fixture(params=open_servers.ALL, ids=lambda kind: kind.name)
+def stub(request: pytest.FixtureRequest) -> Iterator[OpenServer]:
+    with StubServer(request.param()) as stub:
+        yield stub
+
+
+def scores(output: types.ForwardBackwardOutput) -> list[list[float]]:
+    return [[round(value, 6) for value in row["logprobs"].data] for row in output.loss_fn_outputs]
+
+
+def test_every_call_works(stub: OpenServer) -> None:
+    with service(stub) as client:
+        assert client.get_server_capabilities().supported_models[0].model_name == "stub/model"
+        trainer = client.create_lora_training_client("stub/model", rank=8)
+        check_training(stub, trainer)
+        check_checkpoints(client, trainer)
+        check_sampling(client.create_sampling_client(base_model="stub/model"))
+        check_sampling(trainer.save_weights_and_get_sampling_client())
+
+
+def check_training(stub: OpenServer, trainer: TrainingClient) -> None:
+    data = [datum(1, 2, 3), datum(4, 5, weights=False)]
+    if stub.offers_forward or stub.proto_bodies:
+        assert scores(trainer.forward(data, "cross_entropy").result(PATIENCE_S)) == [
+            [-0.02, -0.03, -0.09],
+            [-0.05, -0.09],
+        ]
+    backward = trainer.forward_backward(data, "cross_entropy")
+    step = trainer.optim_step(types.AdamParams(learning_rate=1e-4))
+    output = backward.result(PATIENCE_S)
+    assert scores(output) == [[-0.02, -0.03, -0.09], [-0.05, -0.09]]
+    assert sum(output.metrics.values()) == pytest.approx(0.28, abs=2.0)  # the loss, whatever it is called
+    assert step.result(PATIENCE_S).metrics
+    assert trainer.get_info().model_id == trainer.model_id
+
+
+def check_checkpoints(client: ServiceClient, trainer: TrainingClient) -> None:
+    path = trainer.save_state("step-1").result(PATIENCE_S).path
+    sampler_path = trainer.save_weights_for_sampler("sampler_1").result(PATIENCE_S).path
+    for again in (
+        client.create_training_client_from_state(path),
+        client.create_training_client_from_state_with_optimizer(path),
+    ):
+        assert again.model_id != trainer.model_id
+        assert scores(again.forward_backward([datum(1, 2)], "cross_entropy").result(PATIENCE_S))
+        again.optim_step(types.AdamParams()).result(PATIENCE_S)
+    check_sampling(client.create_sampling_client(model_path=sampler_path))
+    check_sampling(trainer.create_sampling_client(sampler_path))
+
+
+def check_sampling(sampler: Any) -> None:
+    params = types.SamplingParams(max_tokens=3, stop="END", temperature=0.5, seed=1)
+    response = sampler.sample(PROMPT, 2, params).result(PATIENCE_S)
+    assert [sequence.tokens for sequence in response.sequences] == [[6, 7, 8], [7, 8, 9]]
+    assert [sequence.sequence_id for sequence in response.sequences] == [None, None]
+    scored = sampler.sample(PROMPT, 1, params, include_prompt_logprobs=True).result(PATIENCE_S)
+    assert scored.prompt_logprobs is not None
+    assert sampler.compute_logprobs(PROMPT).result(PATIENCE_S) == pytest.approx([None, -0.02, -0.03])
+    assert sampler.get_base_model() == "stub/model"
+
+
+def test_failures_are_told_whatever_their_form(stub: OpenServer) -> None:
+    with service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model")
+        with pytest.raises(RequestFailedError, match="No space left"):
+            trainer.save_state(BAD_NAME).result(PATIENCE_S)
+        # It was done, and failed: nothing is missing from the order.
+        trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+        sampler = client.create_sampling_client(base_model="stub/model")
+        prompt = types.ModelInput.from_ints([1, BAD_TOKEN])
+        with pytest.raises(RequestFailedError, match="Token out of range"):
+            sampler.sample(prompt, 1, types.SamplingParams(max_tokens=1)).result(PATIENCE_S)
+
+
+def test_what_they_would_skip_is_refused_before_it_takes_a_number(stub: OpenServer) -> None:
+    with service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model")
+        spans = datum(1, 2).with_provenance(
+            model_input=[types.PromptProvenanceSpan(sequence_id="s", length=2)],
+            loss_fn_inputs=[types.SampledProvenanceSpan(sequence_id="s", length=2)],
+        )
+        for refused in (
+            lambda: trainer.forward_backward([spans], "cross_entropy"),
+            lambda: trainer.forward_backward([datum(1)], "importance_sampling", {"kind": "soft"}),
+            lambda: trainer.optim_step(types.DimuonParams(learning_rate=0.1)),
+            lambda: trainer.save_weights_external("export"),
+        ):
+            with pytest.raises(UnsupportedByServerError):
+                refused()
+        trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+        assert stub.asked("/optim_step")[-1].json()["seq_id"] == 1
+        sampler = client.create_sampling_client(base_model="stub/model")
+        params = types.SamplingParams(max_tokens=1)
+        for options in (
+            {"topk_sample_logprobs": 2},
+            {"prompt_alt_tokens_k": 1},
+            {"include_prompt_logprobs": True, "prompt_logprobs_last_n": 1},
+        ):
+            with pytest.raises(UnsupportedByServerError):
+                sampler.sample(PROMPT, 1, params, **options)
+        assert stub.asked("/asample") == []
+
+
+# ------------------------------------------------------------------------------------ formats
+
+
+@pytest.mark.parametrize(
+    ("kind", "content_types"),
+    [
+        (open_servers.TxLike, {"application/json"}),
+        (open_servers.TxBehindSettings, {"application/json"}),
+        (open_servers.SkyLike, {"application/x-protobuf"}),
+        (open_servers.TuftLike, {"application/x-protobuf"}),
+        (open_servers.OpenRlLike, {"application/json"}),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_the_format_is_found_out_without_a_real_batch(
+    kind: type[OpenServer], content_types: set[str]
+) -> None:
+    with StubServer(kind()) as stub, service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model")
+        trainer.forward_backward([datum(1, 2)], "cross_entropy").result(PATIENCE_S)
+        real = [asked for asked in stub.asked("/forward_backward") if b"probe" not in asked.body]
+        assert {asked.headers["content-type"] for asked in real} == content_types
+        assert len(real) == 1
+
+
+def test_one_probe_serves_every_client_of_a_server() -> None:
+    with StubServer(open_servers.OpenRlLike()) as stub:
+        for _ in range(2):
+            with service(stub) as client:
+                client.create_lora_training_client("stub/model")
+        assert len(stub.asked("/forward_backward")) == 1
+
+
+def test_a_server_that_falls_over_the_probe_is_not_asked_for_minutes() -> None:
+    with StubServer(open_servers.TxBehindSettings()) as stub, hasty_service(stub, open_server=True) as client:
+        client.create_lora_training_client("stub/model")
+        assert len(stub.asked("/forward_backward")) <= 3
+
+
+def test_a_connection_dropped_without_a_word_costs_nothing() -> None:
+    """The server hangs up behind an answer; the next call is one that may not be sent twice."""
+    with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model")
+        model = {"type": "get_info", "model_data": {}, "model_id": trainer.model_id}
+        for _ in range(3):
+            stub.script("/get_info", Answer(body=model, hang_up=True))
+            trainer.get_info()
+            trainer.forward_backward([datum(1, 2)], "cross_entropy").result(PATIENCE_S)
+        assert len(stub.asked("/forward_backward")) == 3
+
+
+def test_no_forward_pass_where_there_is_no_call_for_it() -> None:
+    with StubServer(open_servers.OpenRlLike()) as stub, service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model")
+        for _ in range(2):
+            with pytest.raises(UnsupportedByServerError, match="forward"):
+                trainer.forward([datum(1, 2)], "cross_entropy")
+        assert len(stub.asked("/forward")) == 1  # the question, once
+        trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+        assert stub.asked("/optim_step")[0].json()["seq_id"] == 1
+
+
+def test_sparse_tensors_are_spread_out_where_only_values_are_read() -> None:
+    column = types.TensorData(
+        data=[5], dtype="int64", shape=[3, 1], sparse_crow_indices=[0, 0, 1, 1], sparse_col_indices=[0]
+    )
+    wide = types.TensorData(data=[1, 2, 3, 4], dtype="int64", shape=[2, 2])
+    with StubServer(open_servers.SkyLike()) as stub, service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model")
+        spread = types.Datum(PROMPT, {"target_tokens": column})
+        output = trainer.forward_backward([spread], "cross_entropy").result(PATIENCE_S)
+        assert scores(output) == [[0.0, -0.05, 0.0]]
+        two = types.Datum(types.ModelInput.from_ints([1, 2]), {"target_tokens": wide})
+        with pytest.raises(UnsupportedByServerError, match="one value a token"):
+            trainer.forward_backward([two], "cross_entropy")
+
+
+def test_samplers_go_to_other_processes_with_what_the_server_speaks() -> None:
+    with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
+        sampler = client.create_sampling_client(base_model="stub/model")
+        copy = SamplingClient.from_sampler_handle(sampler.get_sampler_handle(), api_key="tml-open")
+        try:
+            params = types.SamplingParams(max_tokens=1, stop="END")  # refused by the server unless in a list
+            assert copy.sample(PROMPT, 1, params).result(PATIENCE_S).sequences[0].tokens == [6]
+            with pytest.raises(UnsupportedByServerError):
+                copy.sample(PROMPT, 1, types.SamplingParams())
+        finally:
+            copy.holder.close("success").result(PATIENCE_S)
+
+
+# ------------------------------------------------------------------------------------ lost answers
+
+
+def lose_the_answer(stub: Stub, path: str) -> None:
+    """The server does the work, and the connection breaks before the answer."""
+    stub.script(path, Answer(abort="after"))
+
+
+def test_a_lost_answer_is_asked_for_again_where_numbers_count() -> None:
+    with StubServer(open_servers.SkyLike()) as stub, hasty_service(stub, open_server=True) as client:
+        trainer = client.create_lora_training_client("stub/model")
+        lose_the_answer(stub, "/forward_backward")
+        lose_the_answer(stub, "/optim_step")
+        trainer.forward_backward([datum(1, 2)], "cross_entropy").result(PATIENCE_S)
+        trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+        for path in ("/forward_backward", "/optim_step"):
+            first, second = [asked for asked in stub.asked(path) if b"probe" not in asked.body]
+            assert first.body == second.body
+        assert (
+            len({asked.json()["request_id"] for asked in stub.asked("/retrieve_future")}) == 3
+        )  # with the model
+
+
+def test_a_lost_answer_is_not_risked_where_numbers_mean_nothing() -> None:
+    with StubServer(open_servers.TxLike()) as stub, hasty_service(stub, open_server=True) as client:
+        trainer = client.create_lora_training_client("stub/model")
+        lose_the_answer(stub, "/optim_step")
+        with pytest.raises(APIConnectionError, match="could apply twice"):
+            trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+        assert len(stub.asked("/optim_step")) == 1
+        with pytest.raises(EarlierCallFailedError, match="optim_step"):
+            trainer.save_state("a").result(PATIENCE_S)
+
+
+CONFLICT = Answer(409, {"detail": "a checkpoint of this number exists"})
+
+
+@pytest.mark.parametrize("connection", ["used before", "new"])
+def test_a_save_in_conflict_after_a_lost_answer_may_have_been_done(connection: str) -> None:
+    with StubServer(open_servers.SkyLike()) as stub, hasty_service(stub, open_server=True) as client:
+        trainer = client.create_lora_training_client("stub/model")
+        if connection == "new":
+            client.holder.http.forget_idle()
+        lose_the_answer(stub, "/save_weights")
+        stub.script("/save_weights", *[CONFLICT] * 20)
+        with pytest.raises(ConflictError, match="may have been carried out") as raised:
+            trainer.save_state("a").result(PATIENCE_S)
+        assert raised.value.ambiguous
+        assert len(stub.asked("/save_weights")) <= 4
+        assert sum(paused(client)) < 10
+
+
+def test_a_save_in_conflict_from_the_first_is_refused_for_good() -> None:
+    with StubServer(open_servers.SkyLike()) as stub, hasty_service(stub, open_server=True) as client:
+        trainer = client.create_lora_training_client("stub/model")
+        stub.script("/save_weights", *[CONFLICT] * 20)
+        with pytest.raises(ConflictError) as raised:
+            trainer.save_state("a").result(PATIENCE_S)
+        assert not raised.value.ambiguous
+        assert "may have been" not in str(raised.value)
+        assert len(stub.asked("/save_weights")) <= 3
+        assert sum(paused(client)) < 10
+
+
+def test_weights_are_loaded_first_or_refused() -> None:
+    with StubServer(open_servers.SkyLike()) as stub, service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model")
+        trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+        with pytest.warns(FutureWarning), pytest.raises(BadRequestError, match="first request"):
+            trainer.load_state("tinker://run/weights/a").result(PATIENCE_S)
+
+
+# ------------------------------------------------------------------------------------ waiting
+
+
+@pytest.mark.parametrize("kind", open_servers.ALL, ids=lambda kind: kind.name)
+def test_polls_held_in_silence_are_asked_again_and_no_failure(kind: type[OpenServer]) -> None:
+    """The server holds a poll for 300 s; we listen for a tenth of one and ask again."""
+    with StubServer(kind(latency_s=0.35)) as stub, service(stub) as client:
+        client.holder.poll_s = 0.1
+        sampler = client.create_sampling_client(base_model="stub/model")
+        before = len(stub.asked("/retrieve_future"))
+        future = sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=1))
+        assert future.result(PATIENCE_S).sequences[0].tokens == [6]
+        polls = stub.asked("/retrieve_future")[before:]
+        assert 2 <= len(polls) <= 5
+        iterations = [asked.headers["x-tinker-request-iteration"] for asked in polls]
+        assert iterations == [str(number) for number in range(len(polls))]
+        assert len(stub.asked("/asample")) == 1
+
+
+def test_training_polls_held_in_silence() -> None:
+    with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
+        client.holder.poll_s = 0.1
+        trainer = client.create_lora_training_client("stub/model")
+        stub.script("/retrieve_future", Answer(0), Answer(0), Answer(408, {}))
+        assert trainer.optim_step(types.AdamParams()).result(PATIENCE_S).metrics
+
+
+def test_not_ready_is_asked_again_later(stub: OpenServer) -> None:
+    with hasty_service(stub, open_server=True, api_key="tml-open") as client:
+        trainer = client.create_lora_training_client("stub/model")
+        path = trainer.save_weights_for_sampler("s").result(PATIENCE_S).path
+        not_ready = Answer(425, {"detail": "not ready"})
+        stub.script("/create_sampling_session", *[not_ready] * 3)
+        sampler = client.create_sampling_client(path)
+        stub.script("/retrieve_future", not_ready, not_ready)
+        future = sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=1))
+        assert future.result(PATIENCE_S).sequences[0].tokens == [6]
+        assert len(stub.asked("/asample")) == 1
+
+
+# ------------------------------------------------------------------------------------ particulars
+
+
+@pytest.mark.parametrize("kind", [open_servers.TxLike, open_servers.SkyLike], ids=lambda kind: kind.name)
+def test_prompt_scores_without_the_first_get_its_place(kind: type[OpenServer]) -> None:
+    with StubServer(kind()) as stub, service(stub) as client:
+        sampler = client.create_sampling_client(base_model="stub/model")
+        params = types.SamplingParams(max_tokens=1)
+        response = sampler.sample(PROMPT, 1, params, include_prompt_logprobs=True).result(PATIENCE_S)
+        assert response.prompt_logprobs == pytest.approx([None, -0.02, -0.03])
+
+
+@pytest.mark.parametrize("kind", [open_servers.TxLike, open_servers.SkyLike], ids=lambda kind: kind.name)
+def test_checkpoint_names_are_checked_before_they_take_a_number(kind: type[OpenServer]) -> None:
+    with StubServer(kind()) as stub, service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model")
+        for save in (trainer.save_state, trainer.save_weights_for_sampler):
+            with pytest.raises(InvalidInputError, match="step 1"):
+                save("step 1")
+        trainer.save_state("step-1").result(PATIENCE_S)
+        assert stub.asked("/save_weights")[0].json()["seq_id"] == 1
+
+
+def test_max_tokens_has_to_be_given_where_servers_need_it() -> None:
+    with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
+        sampler = client.create_sampling_client(base_model="stub/model")
+        with pytest.raises(UnsupportedByServerError, match="max_tokens"):
+            sampler.sample(PROMPT, 1, types.SamplingParams())
+        assert stub.asked("/asample") == []
+
+
+def test_paths_of_one_and_two_segments() -> None:
+    with StubServer(open_servers.OpenRlLike()) as stub, service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model")
+        path = trainer.save_weights_for_sampler("best").result(PATIENCE_S).path
+        trainer.save_weights_and_get_sampling_client()
+        client.create_sampling_client(path)
+        sources = [asked.json()["model_path"] for asked in stub.asked("/create_sampling_session")]
+        assert sources == [f"tinker://{trainer.model_id}", f"tinker://{trainer.model_id}/best"]
+
+
+def test_a_wrong_key_is_told(stub: OpenServer) -> None:
+    stub.behaviour.key = "tml-another"
+    with service(stub) as client, pytest.raises(AuthenticationError):
+        client.get_server_capabilities()
+
+
+def test_leaving_hides_no_error_where_sessions_cannot_be_finished(stub: OpenServer) -> None:
+    def fail() -> None:
+        with service(stub) as client:
+            client.create_sampling_client(base_model="stub/model")
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fail()
+    assert not any(path.endswith("/finish") for path in stub.paths())

@@ -1,0 +1,129 @@
+"""Clients for which every pause is over at once: what they would have waited is written down instead.
+
+The whole client runs, threads and sockets included, against a stub. Only time is not real: pauses advance a
+clock, and heartbeats never come due.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from support.clock import PATIENCE_S, FakeClock
+from support.tinker_stub import Stub
+
+from tinker_sync.clients.service import ServiceClient
+from tinker_sync.runtime.core import Core
+from tinker_sync.runtime.rate_limiter import RateLimiter
+from tinker_sync.runtime.session import Session
+from tinker_sync.transport.call import Call, Reply, SendFailed
+
+# Whoever waits for longer than any pause waits for somebody else, not for time.
+_LONGEST_PAUSE_S = 120.0
+_LOOK_S = 0.005
+
+FLAGS: dict[str, Any] = {
+    "pjwt_auth_enabled": False,
+    "credential_default_source": "api_key",
+    "sample_dispatch_bytes_semaphore_size": 10_485_760,
+    "inflight_response_bytes_semaphore_size": 52_428_800,
+    "parallel_fwdbwd_chunks": True,
+    "proto_compress_fwdbwd": False,
+    "fwdbwd_max_chunk_len": 1024,
+    "fwdbwd_max_chunk_bytes_count": 5_000_000,
+    "fwdbwd_dispatch_bytes_semaphore_size": 50_000_000,
+    "billing_exception_max_pause_duration_sec": 3600,
+    "sample_no_retries": False,
+    "sample_enable_stuck_detection": True,
+    "sample_max_concurrent_requests": 2000,
+    "use_pyqwest_transport": True,
+    "create_model_via_load_weights": False,
+    "sample_use_retrieve_futures": False,
+    "custom_loss_server_side": False,
+    "sample_join_sampling_session": False,
+}
+"""All settings a server of today names; by them it is known to be one."""
+
+
+class HastyClock(FakeClock):
+    """Time passes at once where somebody pauses, and not at all for heartbeats."""
+
+    def wait(self, event: threading.Event, timeout_s: float) -> bool:
+        if threading.current_thread().name.startswith("tinker-heartbeat"):
+            return event.wait()
+        if event.wait(_LOOK_S if timeout_s <= _LONGEST_PAUSE_S else PATIENCE_S):
+            return True
+        return super().wait(event, timeout_s)
+
+
+class _Ticket:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._live = True
+
+    def take(self) -> bool:
+        with self._lock:
+            live, self._live = self._live, False
+        return live
+
+    cancel = take
+
+
+class HastyPoller:
+    """Stands in for `Poller`: each request holds a worker, and no timer is waited for."""
+
+    def __init__(self, core: Core, clock: FakeClock) -> None:
+        self._http = core.http
+        self._run = core.fetch_pool.run
+        self._clock = clock
+        self.pauses: list[float] = []
+        """The pauses before results or samples were asked for again."""
+
+    def start(self, call: Call, on_done: Callable[[Reply | SendFailed], object]) -> _Ticket:
+        ticket = _Ticket()
+
+        def send() -> None:
+            try:
+                outcome: Reply | SendFailed = self._http.send(call)
+            except SendFailed as failed:
+                outcome = failed
+            if ticket.take():
+                on_done(outcome)
+
+        self._run(send)
+        return ticket
+
+    def after(self, delay_s: float, action: Callable[[], object]) -> _Ticket:
+        ticket = _Ticket()
+        if delay_s:
+            self.pauses.append(delay_s)
+            self._clock.advance(delay_s)
+        self._run(lambda: ticket.take() and action())
+        return ticket
+
+    def close(self) -> None:
+        pass
+
+
+def paused(client: ServiceClient) -> list[float]:
+    """Every pause a client has made, in the order of who made them: calls and limiters, then results."""
+    clock: Any = client.holder.clock
+    poller: Any = client.holder.poller
+    return [*(wait_s for wait_s in clock.waits if wait_s <= _LONGEST_PAUSE_S), *poller.pauses]
+
+
+def hasty_service(stub: Stub, *, open_server: bool = False, **options: Any) -> ServiceClient:
+    """A service client without a sense of time; `paused` says what it would have waited.
+
+    Args:
+        stub: the server.
+        open_server: whether statuses on retrieval report failures, as servers other than the vendor's do.
+    """
+    client = ServiceClient(**{"base_url": stub.url, "api_key": "tml-hasty", **options})  # type: ignore[attr-defined]
+    clock = HastyClock()
+    core = Core(client.holder.settings, session=Session(), limiter=RateLimiter(clock=clock), clock=clock)
+    core.poller = HastyPoller(core, clock)  # type: ignore[assignment]
+    client._core = core
+    core.machinery.fetcher.open_server = open_server
+    return client

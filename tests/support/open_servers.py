@@ -1,0 +1,374 @@
+"""Doubles of open servers of the protocol, each with the ways of one that people run.
+
+They are kinds of the deterministic stub, so they can be scripted like it and give the same results; what they
+do otherwise is written down in their classes. Two inputs make work fail later: a checkpoint called `fails`,
+and the token 666 in a prompt.
+
+    with StubServer(TxLike()) as stub: ...
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from support.tinker_stub import JSON, PROTO, Answer, Asked, Behaviour, Stub
+
+BAD_TOKEN = 666
+BAD_NAME = "fails"
+_CHECKPOINT_NAME = re.compile(r"[A-Za-z0-9_-]{1,255}")
+_NUMBERED = ("/forward_backward", "/forward", "/optim_step", "/save_weights", "/save_weights_for_sampler")
+
+
+class OpenServer(Stub):
+    """What they have in common: ids without structure, and results told by the status of their retrieval."""
+
+    name = "open"
+    offers_forward = True
+    absent: frozenset[str] = frozenset(
+        {
+            "/client/dynamic_config",
+            "/auth/token",
+            "/join_sampling_session",
+            "/retrieve_futures",
+            "/cancel_future",
+            "/save_weights_external",
+            "/create_custom_loss",
+            "/copy_weights",
+        }
+    )
+    config: ClassVar[dict[str, Any] | None] = None
+    json_bodies = True
+    proto_bodies = False
+    accepted_status = 200
+
+    def __init__(self, **behaviour: Any) -> None:
+        options: dict[str, Any] = {"sequence_ids": False, "proto_results": False, "hold_s": 300.0}
+        super().__init__(Behaviour(config=self.config, dynamic_config=None, **{**options, **behaviour}))
+        self.samplers: dict[str, str] = {}
+        """Sampler id to the path or model it samples from."""
+        self.checkpoints: set[str] = set()
+
+    async def _answer_as_usual(self, asked: Asked, name: str) -> Answer:
+        finish = name.startswith("/sessions/")
+        if name in self.absent or finish or (name == "/forward" and not self.offers_forward):
+            return Answer(404, {"detail": "Not Found"})
+        refusal = self.refusal(asked, name)
+        if refusal is not None:
+            return refusal
+        answer = await super()._answer_as_usual(asked, name)
+        if isinstance(answer.body, dict) and "request_id" in answer.body:
+            answer.status = self.accepted_status
+        return answer
+
+    # ------------------------------------------------------------------------------- what they refuse
+
+    def refusal(self, asked: Asked, name: str) -> Answer | None:
+        """The refusal of a request that this server does not take."""
+        if asked.headers.get("content-type", "").startswith(PROTO):
+            return None if self.proto_bodies else self.refuse_proto(asked)
+        if name == "/forward_backward" and not self.json_bodies:
+            return Answer(415, {"detail": "Content-Type must be application/x-protobuf"})
+        if asked.method != "POST" or not asked.body:
+            return None
+        check: Callable[[dict[str, Any]], str | None] | None = getattr(self, f"check_{name.strip('/')}", None)
+        body = asked.json()
+        problem = check(body) if check else None
+        if problem is None and name in _NUMBERED and not self.is_model(body.get("model_id")):
+            return Answer(404, {"detail": "Model not found"})
+        return Answer(422, {"detail": problem}) if problem else None
+
+    def is_model(self, model_id: object) -> bool:
+        return model_id in self._models
+
+    def refuse_proto(self, asked: Asked) -> Answer:
+        """As a server does that reads JSON and shows the body it could not read in its complaint."""
+        try:
+            asked.body.decode()
+        except UnicodeDecodeError:
+            return Answer(
+                500, b"Internal Server Error", content_type="text/plain; charset=utf-8", hang_up=True
+            )
+        complaint = {"type": "model_attributes_type", "loc": ["body"], "msg": "Input should be an object"}
+        return Answer(422, {"detail": [complaint]})
+
+    def check_optim_step(self, body: dict[str, Any]) -> str | None:
+        return None if "adam_params" in body else "adam_params: Field required"
+
+    def check_forward(self, body: dict[str, Any]) -> str | None:
+        return self._check_data(body.get("forward_input"))
+
+    def check_forward_backward(self, body: dict[str, Any]) -> str | None:
+        return self._check_data(body.get("forward_backward_input"))
+
+    def _check_data(self, given: Any) -> str | None:
+        if not isinstance(given, dict):
+            return "Field required"
+        for datum in given["data"]:
+            for tensor in datum["loss_fn_inputs"].values():
+                if "sparse_crow_indices" in tensor or len(tensor.get("shape") or [0]) > 1:
+                    return "only flat tensors"
+        return None
+
+    def check_asample(self, body: dict[str, Any]) -> str | None:
+        params = body["sampling_params"]
+        if params.get("max_tokens", 0) < 1:
+            return "max_tokens: Input should be greater than 0"
+        if isinstance(params.get("stop"), str):
+            return "stop: Input should be a valid list"
+        if body["sampling_session_id"] not in self.samplers:
+            return "no such sampling session"
+        return None
+
+    def check_save_weights(self, body: dict[str, Any]) -> str | None:
+        path = body.get("path")
+        return (
+            None if path is None or _CHECKPOINT_NAME.fullmatch(path) else "path: String should match pattern"
+        )
+
+    def check_save_weights_for_sampler(self, body: dict[str, Any]) -> str | None:
+        return self.check_save_weights(body)
+
+    # ------------------------------------------------------------------------------- what they make
+
+    def new_model_id(self) -> str:
+        return f"model_{self.count('model'):08x}"
+
+    def new_sampler_id(self, source: str) -> str:
+        sampler = f"sampling_{self.count('sampler'):08x}"
+        self.samplers[sampler] = source
+        return sampler
+
+    def on_create_model(self, asked: Asked) -> Any:
+        model_id = self.new_model_id()
+        self._models[model_id] = asked.json()
+        return self.promise("create_model", {"model_id": model_id, "type": "create_model"}, model_id=model_id)
+
+    def on_create_sampling_session(self, asked: Asked) -> Any:
+        body = asked.json()
+        path = body.get("model_path")
+        if path is not None and path not in self.checkpoints:
+            return Answer(404, {"detail": "Checkpoint not found"})
+        return {"sampling_session_id": self.new_sampler_id(path or body["base_model"])}
+
+    def on_save_weights(self, asked: Asked) -> Any:
+        body = asked.json()
+        return self._saved("save_weights", body, f"tinker://{body['model_id']}/weights/{body['path']}")
+
+    def on_save_weights_for_sampler(self, asked: Asked) -> Any:
+        body = asked.json()
+        if body.get("path") is None:
+            return self.ephemeral(body)
+        return self._saved("save_weights_for_sampler", body, self.sampler_path(body))
+
+    def sampler_path(self, body: dict[str, Any]) -> str:
+        return f"tinker://{body['model_id']}/sampler_weights/{body['path']}"
+
+    def ephemeral(self, body: dict[str, Any]) -> Any:
+        """Weights saved without a name."""
+        made = {"sampling_session_id": self.new_sampler_id(body["model_id"]), "path": None}
+        return self.promise("save_weights_for_sampler", made)
+
+    def _saved(self, kind: str, body: dict[str, Any], path: str) -> Any:
+        self.checkpoints.add(path)
+        made = self.promise(kind, {"path": path, "type": kind})
+        if body["path"] == BAD_NAME:
+            self._promises[made["request_id"]].failure = self.failed("No space left")  # type: ignore[assignment]
+        return made
+
+    def on_asample(self, asked: Asked) -> Any:
+        made = super().on_asample(asked)
+        prompt = asked.json()["prompt"]["chunks"]
+        if isinstance(made, dict) and any(BAD_TOKEN in chunk.get("tokens", ()) for chunk in prompt):
+            self._promises[made["request_id"]].failure = self.failed("Token out of range")  # type: ignore[assignment]
+        return made
+
+    def failed(self, message: str) -> Answer:
+        """How the retrieval of work that failed is answered."""
+        return Answer(400, {"detail": message})
+
+    def on_load_weights(self, asked: Asked) -> Any:
+        body = asked.json()
+        return self.promise("load_weights", {"path": body["path"], "type": "load_weights"})
+
+    def on_other(self, asked: Asked, name: str) -> Any:
+        parts = name.strip("/").split("/")
+        if parts[0] == "samplers" and parts[-1] not in self.samplers:
+            return Answer(404, {"detail": "Sampler not found"})
+        return super().on_other(asked, name)
+
+
+def _without_first_logprob(stub: Stub, made: Any) -> Any:
+    """Prompt scores begin with the second token, for the first has none."""
+    promise = stub._promises[made["request_id"]]
+    if promise.content_type == JSON:
+        payload = json.loads(promise.payload)
+        if payload.get("prompt_logprobs"):
+            payload["prompt_logprobs"] = payload["prompt_logprobs"][1:]
+            promise.payload = json.dumps(payload).encode()
+    return made
+
+
+class TxLike(OpenServer):
+    """JSON only, without settings; passes have fields and types of their own, and numbers mean nothing."""
+
+    name = "tx"
+
+    def _passed(self, data: list[Any]) -> Any:
+        made = super()._passed(data)
+        promise = self._promises[made["request_id"]]
+        payload = json.loads(promise.payload)
+        for output in payload["loss_fn_outputs"]:
+            scores = output["logprobs"]
+            losses = [-value for value in scores["data"]]
+            output["elementwise_loss"] = {"data": losses, "dtype": "float32", "shape": scores["shape"]}
+        payload["loss_fn_output_type"] = "scalar"
+        payload["metrics"] = {"total_loss:sum": payload["metrics"]["loss:sum"]}
+        promise.payload = json.dumps(payload).encode()
+        return made
+
+    def on_optim_step(self, asked: Asked) -> Any:
+        return self.promise("optim_step", {"metrics": {"grad_norm": 0.5, "learning_rate": 1e-4}})
+
+    def on_asample(self, asked: Asked) -> Any:
+        return _without_first_logprob(self, super().on_asample(asked))
+
+
+class TxBehindSettings(TxLike):
+    """The same with a settings call that says nothing of the format; protobuf makes it stumble."""
+
+    name = "tx with settings"
+    config: ClassVar[dict[str, Any] | None] = {"pjwt_auth_enabled": False}
+
+    def refuse_proto(self, asked: Asked) -> Answer:
+        return Answer(500, b"Internal Server Error", content_type="text/plain; charset=utf-8", hang_up=True)
+
+
+class SkyLike(OpenServer):
+    """Both formats, told by nothing; a number stands for one body, and a model is loaded first or never."""
+
+    name = "sky"
+    config: ClassVar[dict[str, Any] | None] = {"pjwt_auth_enabled": False}
+    proto_bodies = True
+
+    def __init__(self, **behaviour: Any) -> None:
+        super().__init__(**behaviour)
+        self._by_number: dict[tuple[str, int], tuple[str, Answer]] = {}
+
+    async def _answer_as_usual(self, asked: Asked, name: str) -> Answer:
+        number = self._number(asked) if name in (*_NUMBERED, "/load_weights") else None
+        if number is None:
+            return await super()._answer_as_usual(asked, name)
+        digest = hashlib.sha256(asked.body).hexdigest()
+        known = self._by_number.get(number)
+        if known is not None:
+            return known[1] if known[0] == digest else Answer(409, {"detail": "seq_id was used before"})
+        answer = await super()._answer_as_usual(asked, name)
+        if answer.status < 300:
+            self._by_number[number] = (digest, answer)
+        return answer
+
+    def _number(self, asked: Asked) -> tuple[str, int] | None:
+        from support.tinker_stub import _fields, _plain_body
+
+        if asked.headers.get("content-type", "").startswith(PROTO):
+            fields = dict(_fields(_plain_body(asked)))
+            model_id, seq_id = fields.get(1, b"").decode(), fields.get(2)
+        else:
+            body = asked.json()
+            model_id, seq_id = body.get("model_id"), body.get("seq_id")
+        return None if model_id is None or seq_id is None else (model_id, seq_id)
+
+    def refusal(self, asked: Asked, name: str) -> Answer | None:
+        if asked.headers.get("content-type", "").startswith(PROTO):
+            number = self._number(asked)
+            if number is None or not self.is_model(number[0]):
+                return Answer(404, {"detail": "Model not found"})
+        return super().refusal(asked, name)
+
+    def on_load_weights(self, asked: Asked) -> Any:
+        body = asked.json()
+        if any(model_id == body["model_id"] for model_id, _ in self._by_number):
+            return Answer(400, {"detail": "load_weights must be the first request of a model"})
+        return super().on_load_weights(asked)
+
+    async def on_retrieve_future(self, asked: Asked) -> Any:
+        answer = await super().on_retrieve_future(asked)
+        if (
+            isinstance(answer, Answer)
+            and answer.content_type == PROTO
+            and PROTO not in asked.headers["accept"]
+        ):
+            return Answer(406, {"detail": "this result comes as protobuf"})
+        return answer
+
+    def on_asample(self, asked: Asked) -> Any:
+        return _without_first_logprob(self, super().on_asample(asked))
+
+
+class TuftLike(OpenServer):
+    """The whole schema of version 0.25: protobuf only, keys, and 202 for what is accepted."""
+
+    name = "tuft"
+    json_bodies = False
+    proto_bodies = True
+    offers_forward = False
+    accepted_status = 202
+    config: ClassVar[dict[str, Any] | None] = {
+        "pjwt_auth_enabled": False,
+        "credential_default_source": "api_key",
+        "sample_dispatch_bytes_semaphore_size": 10_485_760,
+        "inflight_response_bytes_semaphore_size": 52_428_800,
+        "parallel_fwdbwd_chunks": True,
+        "proto_compress_fwdbwd": False,
+        "fwdbwd_max_chunk_len": 1024,
+        "fwdbwd_max_chunk_bytes_count": 5_000_000,
+    }
+
+    def __init__(self, **behaviour: Any) -> None:
+        super().__init__(**{"proto_results": True, "key": "tml-open", **behaviour})
+
+    def failed(self, message: str) -> Answer:
+        return Answer(422, {"detail": f"Future failed: {message}"})
+
+    def check_asample(self, body: dict[str, Any]) -> str | None:
+        return None if body["sampling_session_id"] in self.samplers else "no such sampling session"
+
+
+class OpenRlLike(OpenServer):
+    """JSON only behind four settings; ids are UUIDs, sampler paths have one or two segments."""
+
+    name = "open-rl"
+    offers_forward = False
+    config: ClassVar[dict[str, Any] | None] = {
+        "pjwt_auth_enabled": False,
+        "credential_default_source": "api_key",
+        "sample_dispatch_bytes_semaphore_size": 10_485_760,
+        "inflight_response_bytes_semaphore_size": 52_428_800,
+    }
+
+    def new_model_id(self) -> str:
+        return f"5f3d0000-0000-4000-8000-{self.count('model'):012x}"
+
+    def new_sampler_id(self, source: str) -> str:
+        model = source.removeprefix("tinker://").split("/")[0]
+        sampler = f"{model}-samp-{self.count('sampler')}"
+        self.samplers[sampler] = source
+        return sampler
+
+    def sampler_path(self, body: dict[str, Any]) -> str:
+        return f"tinker://{body['model_id']}/{body['path']}"
+
+    def ephemeral(self, body: dict[str, Any]) -> Any:
+        path = f"tinker://{body['model_id']}"
+        self.checkpoints.add(path)
+        return self.promise("save_weights_for_sampler", {"path": path})
+
+    def failed(self, message: str) -> Answer:
+        return Answer(400, {"type": "RequestFailedResponse", "error_message": message})
+
+
+ALL = (TxLike, TxBehindSettings, SkyLike, TuftLike, OpenRlLike)
