@@ -200,7 +200,8 @@ class Poller:
         else:
             self._wake()
             if thread is not threading.current_thread():
-                thread.join(2.0)
+                with suppress(RuntimeError):  # about to be started; it will see that this is closed
+                    thread.join(2.0)
 
     def __repr__(self) -> str:
         with self._lock:
