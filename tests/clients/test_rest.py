@@ -347,3 +347,13 @@ def test_calls_can_be_awaited(rest: RestClient) -> None:
         return await rest.get_training_run_async("run-1")
 
     assert asyncio.run(main()).training_run_id == "run-1"
+
+
+def test_older_scripts_reach_into_the_holder(stub: Stub) -> None:
+    service = tinker_sync.ServiceClient(base_url=stub.url, api_key="tml-rest")  # type: ignore[attr-defined]
+    with pytest.warns(FutureWarning, match="RestClient"):
+        rest = service.create_rest_client()
+    assert rest.list_sessions().result(10).sessions == []
+    assert service.holder.get_session_id() == "session-0"
+    service.holder.close().result(10)
+    assert stub.paths()[-1] == "/sessions/session-0/finish"

@@ -382,6 +382,10 @@ class Core:
         assert session.session_id is not None  # noqa: S101  # it is opened now
         return session.session_id
 
+    def get_session_id(self) -> str:
+        """The same, under the name that scripts know."""
+        return self.session_id()
+
     @property
     def known_session_id(self) -> str | None:
         """The session if there is one yet; never asks the server."""
@@ -417,7 +421,7 @@ class Core:
     # -------------------------------------------------------------------------------------- the end
 
     def close(
-        self, status: FinishStatus, detail: str | None = None, *, limit_s: float = CLOSE_LIMIT_S
+        self, status: FinishStatus = "success", detail: str | None = None, *, limit_s: float = CLOSE_LIMIT_S
     ) -> APIFuture[None]:
         """End the session and everything under way; the first call counts, later ones get its future.
 
