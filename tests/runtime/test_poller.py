@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import queue
 import socket
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from support.authority import Authority
 from support.clock import PATIENCE_S, FakeClock
+from support.sends import HandWorkers
 from support.servers import AnsweringServer, Peer, ProxyServer, ScriptedServer, answer, chunked, unused_port
 from support.wires import http_for, post
 
@@ -510,3 +512,103 @@ def test_a_forked_child_begins_anew() -> None:
         release.set()
         assert held.reply().body == b"parent"
         assert server.connections == 2
+
+
+# ------------------------------------------------------------------------------------- what follows an answer
+
+
+class Finished:
+    """An exchange without a socket, whose answer is already there."""
+
+    expires_at_s = float("inf")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    def fileno(self) -> int:
+        return -1
+
+    def finish(self) -> Reply:
+        return Reply(200, {}, self.call.body or b"")
+
+    def step(self) -> Reply:
+        return self.finish()
+
+    def abort(self) -> None:
+        """There is nothing to give up."""
+
+
+class Immediate:
+    """Answers each call with its own body."""
+
+    def __init__(self) -> None:
+        self.opened: list[bytes | None] = []
+
+    def open(self, call: Call) -> Finished:
+        self.opened.append(call.body)
+        return Finished(call)
+
+
+def test_a_worker_sends_the_first_request_that_follows_from_an_answer_and_leaves_the_others() -> None:
+    opener, workers = Immediate(), HandWorkers()
+    poller = Poller(opener, workers)
+    reached: list[bytes] = []
+
+    def follow(outcome: Outcome) -> None:
+        assert isinstance(outcome, Reply)
+        reached.append(outcome.body)
+        if outcome.body == b"a":
+            poller.start(post(body=b"a1"), follow)
+            poller.start(post(body=b"a2"), follow)
+
+    poller.start(post(body=b"a"), follow)
+    assert opener.opened == []
+    workers.do()
+    assert opener.opened == [b"a", b"a1"]
+    assert reached == [b"a", b"a1"]
+    assert len(workers.jobs) == 1
+    workers.do()
+    assert reached == [b"a", b"a1", b"a2"]
+    assert poller.under_way == 0
+
+
+def test_a_long_chain_of_answers_does_not_lie_on_one_stack() -> None:
+    workers = HandWorkers()
+    poller = Poller(Immediate(), workers)
+    depths: list[int] = []
+
+    def follow(_: Outcome) -> None:
+        depths.append(len(inspect.stack(0)))
+        if len(depths) < 20:
+            poller.start(post(), follow)
+
+    poller.start(post(), follow)
+    workers.do_all()
+    assert len(depths) == 20
+    assert len(set(depths)) == 1
+
+
+def test_what_a_worker_could_not_send_any_more_is_sent_by_another() -> None:
+    opener, workers = Immediate(), HandWorkers()
+    poller = Poller(opener, workers)
+    outcomes: list[Outcome] = []
+
+    def stop(_: Outcome) -> None:
+        poller.start(post(body=b"after"), outcomes.append)
+        raise SystemExit
+
+    poller.start(post(body=b"before"), stop)
+    with pytest.raises(SystemExit):
+        workers.do()
+    assert opener.opened == [b"before"]
+    workers.do_all()
+    assert opener.opened == [b"before", b"after"]
+    assert len(outcomes) == 1
+
+
+def test_a_step_outside_of_workers_leaves_sending_to_them() -> None:
+    opener, workers = Immediate(), HandWorkers()
+    poller = Poller(opener, workers)
+    poller.start(post(), lambda _: None)
+    assert opener.opened == []
+    assert len(workers.jobs) == 1

@@ -74,6 +74,8 @@ class ByteBudget:
         >>> ByteBudget(10).acquire(4, timeout=1)
         True
         """
+        if self._enter(size_bytes, None):
+            return True
         arrived = threading.Event()
         turn = _Turn(size_bytes, lambda _: arrived.set())
         if self._enter(size_bytes, turn):

@@ -20,6 +20,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final, Protocol
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
@@ -97,6 +98,13 @@ class Ticket:
         return action
 
 
+class _Hand(threading.local):
+    """What the worker we are on will send itself once its present step is done."""
+
+    busy = False
+    ticket: Ticket | None = None
+
+
 class Poller:
     """Every request under way and every timer of one client. Thread-safe.
 
@@ -116,6 +124,7 @@ class Poller:
         self._clock = clock
         self._max_open = max_open or _files_to_use()
         self._sequence = itertools.count()
+        self._hand = _Hand()
         _fork.renew_in_child(self)
         self._begin()
 
@@ -175,6 +184,28 @@ class Poller:
         self._start_or_wake(start, wake=first)
         return ticket
 
+    def step_on_worker(self, step: Callable[[], object]) -> None:
+        """Call `step()`, and then send the first request it has started, from this thread, a worker's.
+
+        For short steps that end where they start a request: no other worker need wake up for it, and the
+        connection whose answer led to it is at hand.
+        """
+        hand = self._hand
+        if hand.busy:
+            step()
+            return
+        hand.busy = True
+        try:
+            step()
+            while (ticket := hand.ticket) is not None:
+                hand.ticket = None
+                self._send(ticket)
+        finally:
+            hand.busy = False
+            ticket, hand.ticket = hand.ticket, None
+            if ticket is not None:
+                self._have_sent(ticket)
+
     @property
     def under_way(self) -> int:
         """How many requests are open or wait for their turn."""
@@ -211,8 +242,12 @@ class Poller:
     # -------------------------------------------------------------------------------------- on workers
 
     def _have_sent(self, ticket: Ticket) -> None:
+        hand = self._hand
+        if hand.busy and hand.ticket is None:
+            hand.ticket = ticket
+            return
         try:
-            self._workers.run(lambda: self._send(ticket))
+            self._workers.run(partial(self.step_on_worker, partial(self._send, ticket)))
         except RuntimeError as error:
             # The pool is closed: whoever waits must hear of it, on whichever thread is at hand.
             self._conclude(ticket, _closed_failure(error))
@@ -252,7 +287,7 @@ class Poller:
 
     def _read_batch(self, batch: list[Ticket]) -> None:
         for ticket in batch:
-            self._read(ticket)
+            self.step_on_worker(partial(self._read, ticket))
 
     def _read(self, ticket: Ticket) -> None:
         exchange = ticket.exchange
@@ -412,7 +447,7 @@ class Poller:
     def _have_read(self, batch: list[Ticket]) -> None:
         """Let a worker read these; nobody watches them meanwhile."""
         try:
-            self._workers.run(lambda: self._read_batch(batch))
+            self._workers.run(partial(self._read_batch, batch))
         except RuntimeError as error:
             for ticket in batch:
                 self._conclude(ticket, _closed_failure(error))
@@ -453,7 +488,7 @@ class Poller:
 
     def _run_timer(self, ticket: Ticket) -> None:
         try:
-            self._workers.run(lambda: self._end(ticket))
+            self._workers.run(partial(self.step_on_worker, partial(self._end, ticket)))
         except RuntimeError:
             _log.debug("a timer came after the workers had gone")
 

@@ -308,6 +308,9 @@ class Gate:
         >>> RateLimiter().gate().acquire(timeout=1) is None
         False
         """
+        permit = self._acquire(None)
+        if permit is not None:
+            return permit
         turn = _Turn(self)
         permit = self._acquire(turn)
         return permit if permit is not None else self._wait(turn, math.inf if timeout is None else timeout)

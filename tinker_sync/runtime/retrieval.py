@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 PATH: Final = "/api/v1/retrieve_future"
 
+# Only the id has to be encoded; every result there is has been asked for at least once.
+_METADATA_TOO: Final = b'{"request_id":%b,"allow_metadata_only":true}'
+_RESULT_ONLY: Final = b'{"request_id":%b,"allow_metadata_only":false}'
 # Trouble is measured from the last answer that was none, so an hour of healthy polls uses up nothing.
 TROUBLE_LIMIT_S: Final = 300.0
 # A long poll that comes back faster is none; without a pause we would ask thousands of times a second.
@@ -167,8 +170,8 @@ class Retrieval:
         if self.iteration == 0 and self.roundtrip_s is not None:
             headers["X-Tinker-Create-Promise-Roundtrip-Time"] = repr(self.roundtrip_s)
         self.iteration += 1
-        body = {"request_id": self.request_id, "allow_metadata_only": self.allow_metadata_only}
-        return Ask(headers, wire_json.dumps(body))
+        body = _METADATA_TOO if self.allow_metadata_only else _RESULT_ONLY
+        return Ask(headers, body % wire_json.dumps(self.request_id))
 
     def on(self, outcome: Reply | SendFailed, *, asked_at: float, now: float) -> Action:
         """What to do about an answer, or the lack of one.

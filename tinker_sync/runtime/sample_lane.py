@@ -10,17 +10,19 @@ server has forgotten the promise it gets a new one and is submitted anew, a boun
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import numpy as np
 from attrs import frozen
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._secret import HeaderMap
 from tinker_sync.errors import DeadlineError, TinkerError, UnsupportedByServerError, WireError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.fetcher import Fetcher, Promise
@@ -43,7 +45,7 @@ MAX_ATTEMPTS: Final = 10
 
 # After a refusal a large prompt weighs this much more, so that few of them go at once.
 _WEIGHT_AFTER_REFUSAL: Final = 20
-_HEADERS: Final = {"X-Tinker-Sampling-Backpressure": "1"}
+_HEADERS: Final = HeaderMap({"X-Tinker-Sampling-Backpressure": "1"})
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ class SampleOrder:
         estimate_bytes: the weight of the prompt.
         deadline_at: the moment of the clock at which to give up.
         decode: makes the response of a reply; runs on a worker.
-        encode: makes the body of a numbered request; runs on a worker.
+        encode: makes the body of the request, which lacks only its number; runs on a worker.
         fetch: starts the retrieval; None: the lane's fetcher asks for this promise alone.
         abandoned: told the request id of a sample whose user cancelled it.
     """
@@ -116,6 +118,7 @@ class SampleLane:
         self._queue: deque[_Sample] = deque()  # guarded by _lock
         self._admitting = False  # guarded by _lock
         self._failure: Exception | None = None  # guarded by _lock; final
+        self._keys = _unique_keys()
         _fork.renew_in_child(self)
 
     def put(self, order: SampleOrder, future: APIFuture[SampleResponse]) -> None:
@@ -140,6 +143,11 @@ class SampleLane:
         self._lock = threading.Lock()
         self._queue = deque()
         self._admitting = False
+        self._keys = _unique_keys()
+
+    def next_key(self) -> str:
+        """A key no other submit has; by it the server tells a repeated one."""
+        return next(self._keys)
 
     def __len__(self) -> int:
         """How many wait for admission."""
@@ -183,6 +191,11 @@ class SampleLane:
                     return sample
             self._admitting = False
             return None
+
+
+def _unique_keys() -> Iterator[str]:
+    """Any thread may draw the next: a step of `map` over a count is indivisible."""
+    return map(f"{uuid.uuid4()}-{{}}".format, itertools.count())
 
 
 @frozen
@@ -298,8 +311,8 @@ class _Sample:
     def _submit(self) -> None:
         if self._number is None:
             self._number = self._order.next_number()
-            self._body = self._order.encode(self._order.request.model_copy(update={"seq_id": self._number}))
-            self._key = str(uuid.uuid4())
+            self._body = wire_json.with_number(self._order.encode(self._order.request), self._number)
+            self._key = self._lane.next_key()
         self._attempt += 1
         self._future.mark_sending()
         left_s = self._left_s()
@@ -450,8 +463,7 @@ def named(response: SampleResponse, sequence_ids: Sequence[str] | None) -> Sampl
     if sequence_ids is None or len(sequence_ids) != len(response.sequences):
         return response
     pairs = zip(response.sequences, sequence_ids, strict=True)
-    sequences = [sequence.model_copy(update={"sequence_id": name}) for sequence, name in pairs]
-    return response.model_copy(update={"sequences": sequences})
+    return response._with(sequences=[sequence._with(sequence_id=name) for sequence, name in pairs])
 
 
 def check_response(request: SampleRequest, response: SampleResponse) -> SampleResponse:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync.errors import DeadlineError
@@ -94,18 +95,13 @@ def json_part(
         core.future(),
         endpoint,
         ENDPOINTS[endpoint].promises or endpoint,
-        lambda number: _numbered_json(body, number),
+        partial(wire_json.with_number, body),
         lambda _reply, tree: wire_json.from_plain(tree, kind),
         size=0,
         content_type=JSON,
         deadline_at=deadline_at,
         made_at=core.clock.now(),
     )
-
-
-def _numbered_json(body: bytes, number: int) -> bytes:
-    """An object with its number in front; it has other fields, so the comma is right."""
-    return b'{"seq_id":%d,' % number + body[1:]
 
 
 def pass_parts(
@@ -153,18 +149,12 @@ def _pass_part(
         compress = zstd_compressor() if dialect.zstd else None
         if compress is not None:
             headers["Content-Encoding"] = "zstd"
-
-        def encoded(number: int) -> bytes:
-            joined = b"".join([*buffers, _SEQ_ID_TAG, varint(number)])
-            return joined if compress is None else compress(joined)
+        encoded = partial(_numbered_proto, buffers, compress)
     else:
         kind: type[Any] = ForwardRequest if forward_only else ForwardBackwardRequest
         request = kind(part_input, model_id)
         endpoint, content_type = "forward" if forward_only else "forward_backward", JSON
-        octets = wire_json.encode(request)
-
-        def encoded(number: int) -> bytes:
-            return _numbered_json(octets, number)
+        encoded = partial(wire_json.with_number, wire_json.encode(request))
 
     return TrainingPart(
         core.future(),
@@ -178,6 +168,11 @@ def _pass_part(
         deadline_at=deadline_at,
         made_at=core.clock.now(),
     )
+
+
+def _numbered_proto(buffers: proto.Buffers, compress: Callable[[bytes], bytes] | None, number: int) -> bytes:
+    joined = b"".join([*buffers, _SEQ_ID_TAG, varint(number)])
+    return joined if compress is None else compress(joined)
 
 
 def zstd_compressor() -> Callable[[bytes], bytes] | None:

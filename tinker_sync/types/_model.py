@@ -18,6 +18,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 import attrs
@@ -142,6 +143,13 @@ class Model(Structured):
     def _evolved(self, changes: dict[str, Any]) -> Self:
         return cast("Self", attrs.evolve(cast("Any", self), **changes))
 
+    def _with(self, **values: Any) -> Self:
+        """A copy with values that are known to fit, for decoders; they are not looked at."""
+        made = object.__new__(type(self))
+        for name in _slot_names(cast("Any", type(self))):
+            object.__setattr__(made, name, values[name] if name in values else getattr(self, name))
+        return made
+
     def __repr__(self) -> str:
         shown = (f"{name}={short_repr(value)}" for name, value in self._repr_items())
         return f"{type(self).__name__}({', '.join(shown)})"
@@ -150,6 +158,11 @@ class Model(Structured):
         for field in attrs.fields(cast("Any", type(self))):
             if field.repr and not field.name.startswith("_"):
                 yield field.name, getattr(self, field.name)
+
+
+@cache
+def _slot_names(cls: type) -> tuple[str, ...]:
+    return tuple(field.name for field in attrs.fields(cast("Any", cls)))
 
 
 # ---------------------------------------------------------------------------------------- the decorator

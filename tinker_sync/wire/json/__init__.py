@@ -65,6 +65,7 @@ __all__ = [
     "loads",
     "make_converter",
     "to_plain",
+    "with_number",
 ]
 
 T = TypeVar("T")
@@ -94,6 +95,15 @@ def encode(request: Model | Mapping[str, Any], *, backend: Backend = DEFAULT) ->
     b'{"rank":8,"train_unembed":true,"train_mlp":true,"train_attn":true}'
     """
     return dumps(request, backend=backend)
+
+
+def with_number(body: bytes, number: int) -> bytes:
+    """The JSON text of a request under its sequence number. It has other fields, and none of this name.
+
+    >>> with_number(b'{"model_id":"m"}', 7)
+    b'{"seq_id":7,"model_id":"m"}'
+    """
+    return b'{"seq_id":%d,' % number + body[1:]
 
 
 def decode(data: bytes | bytearray | memoryview, cls: type[T], *, backend: Backend = DEFAULT) -> T:
