@@ -121,8 +121,10 @@ def hasty_service(stub: Stub, *, open_server: bool = False, **options: Any) -> S
         open_server: whether statuses on retrieval report failures, as servers other than the vendor's do.
     """
     client = ServiceClient(**{"base_url": stub.url, "api_key": "tml-hasty", **options})  # type: ignore[attr-defined]
+    settings = client.holder.settings
+    client.close("success").result(PATIENCE_S)
     clock = HastyClock()
-    core = Core(client.holder.settings, session=Session(), limiter=RateLimiter(clock=clock), clock=clock)
+    core = Core(settings, session=Session(), limiter=RateLimiter(clock=clock), clock=clock)
     core.poller = HastyPoller(core, clock)  # type: ignore[assignment]
     client._core = core
     core.machinery.fetcher.open_server = open_server

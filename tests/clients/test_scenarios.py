@@ -1,0 +1,357 @@
+"""Scenarios a client of this protocol has to go through well, each run by the whole client against a stub.
+
+Pauses are over at once, and what they would have lasted is checked; see `support/hasty.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+from support.crowd import until
+from support.hasty import FLAGS, hasty_service, paused
+from support.tinker_stub import Answer, Asked, Stub, StubServer, _fields
+
+from tinker_sync import types
+from tinker_sync.clients.sampling import SamplingClient
+from tinker_sync.clients.service import ServiceClient
+from tinker_sync.errors import (
+    APIStatusError,
+    BadRequestError,
+    RequestErrorCategory,
+    RequestFailedError,
+    UnprocessableEntityError,
+)
+from tinker_sync.runtime.send_queue import EarlierCallFailedError
+
+PATIENCE_S = 20.0
+PROMPT = types.ModelInput.from_ints([1, 2, 3])
+ONE_TOKEN = types.SamplingParams(max_tokens=1)
+
+
+@contextmanager
+def world(flags: dict[str, Any] | None = None, **behaviour: Any) -> Iterator[tuple[Stub, ServiceClient]]:
+    """A stub of today's service, and a client for which no time passes."""
+    config = {**FLAGS, **(flags or {})}
+    with StubServer(config=config, **behaviour) as stub, hasty_service(stub) as client:
+        yield stub, client
+
+
+def data(count: int) -> list[types.Datum]:
+    return [
+        types.Datum(
+            types.ModelInput.from_ints([n, n + 1]), {"target_tokens": [n + 1, n + 2], "weights": [1.0, 1.0]}
+        )
+        for n in range(count)
+    ]
+
+
+def number_of(asked: Asked) -> int:
+    """The sequence number of a training request, in either format."""
+    if asked.headers["content-type"] == "application/x-protobuf":
+        return int(dict(_fields(asked.body))[2])
+    return int(asked.json()["seq_id"])
+
+
+def training_order(stub: Stub) -> list[int]:
+    names = ("/forward_backward", "/optim_step", "/save_weights")
+    return [number_of(asked) for asked in list(stub.log) if asked.path.removeprefix("/api/v1") in names]
+
+
+def polls(stub: Stub) -> list[Asked]:
+    return stub.asked("/retrieve_future")
+
+
+def iterations(asked: list[Asked]) -> list[str]:
+    return [each.headers["x-tinker-request-iteration"] for each in asked]
+
+
+def result_of_step(client: ServiceClient, stub: Stub, *answers: Answer) -> types.OptimStepResponse:
+    """An optimizer step whose result is first asked for in vain."""
+    trainer = client.create_lora_training_client("stub/model")
+    stub.log.clear()
+    stub.script("/retrieve_future", *answers)
+    return trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+
+
+def sampler_of(client: ServiceClient) -> SamplingClient:
+    return client.create_sampling_client(base_model="stub/model")
+
+
+# ------------------------------------------------------------------------------------ training order
+
+
+@pytest.mark.parametrize(
+    ("parallel", "batches"),
+    [(True, [{2, 3, 4}, {1}, {5}, {7}, {6}]), (False, [{1}, {2}, {3}, {4}, {5}, {6}, {7}])],
+    ids=["parallel", "serial"],
+)
+def test_chunks_of_a_pass_a_step_and_another_pass(parallel: bool, batches: list[set[int]]) -> None:
+    with world({"fwdbwd_max_chunk_len": 2, "parallel_fwdbwd_chunks": parallel}) as (stub, client):
+        trainer = client.create_lora_training_client("stub/model")
+        seven = trainer.forward_backward(data(7), "cross_entropy")
+        step = trainer.optim_step(types.AdamParams())
+        three = trainer.forward(data(3), "cross_entropy")
+        output = seven.result(PATIENCE_S)
+        assert step.result(PATIENCE_S).metrics == {"step:max": 5.0}
+        assert len(three.result(PATIENCE_S).loss_fn_outputs) == 3
+        arrived = iter(training_order(stub))
+        assert [{next(arrived) for _ in batch} for batch in batches] == batches
+        assert [row["logprobs"].data[0] for row in output.loss_fn_outputs] == pytest.approx(
+            [-(n + 1) / 100 for n in range(7)]
+        )
+        clocks = {name for name in output.metrics if name.startswith("clock_cycle")}
+        assert clocks == {"clock_cycle:unique", *(f"clock_cycle:unique_{n}" for n in (1, 2, 3))}
+        assert output.metrics["loss:sum"] == pytest.approx(sum((2 * n + 3) / 100 for n in range(7)))
+
+
+def refuse_number(number: int) -> Any:
+    def script(asked: Asked) -> Answer | None:
+        return Answer(422, {"detail": "no"}) if number_of(asked) == number else None
+
+    return script
+
+
+def test_a_refused_chunk_of_a_serial_pass_ends_the_client() -> None:
+    with world({"fwdbwd_max_chunk_len": 2, "parallel_fwdbwd_chunks": False}) as (stub, client):
+        trainer = client.create_lora_training_client("stub/model")
+        stub.script("/forward_backward", *[refuse_number(2)] * 4)
+        passed = trainer.forward_backward(data(7), "cross_entropy")
+        with pytest.raises(UnprocessableEntityError):
+            passed.result(PATIENCE_S)
+        with pytest.raises(EarlierCallFailedError, match="sequence number 2"):
+            trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+        assert training_order(stub) == [1, 2]
+
+
+def test_a_refused_chunk_of_a_parallel_pass_hangs_nobody() -> None:
+    with world({"fwdbwd_max_chunk_len": 2}) as (stub, client):
+        trainer = client.create_lora_training_client("stub/model")
+        stub.script("/forward_backward", *[refuse_number(2)] * 4)
+        passed = trainer.forward_backward(data(7), "cross_entropy")
+        later = trainer.optim_step(types.AdamParams())
+        with pytest.raises(UnprocessableEntityError):
+            passed.result(PATIENCE_S)
+        for failing in (later, trainer.save_state("a")):
+            with pytest.raises(EarlierCallFailedError):
+                failing.result(PATIENCE_S)
+        assert 1 not in training_order(stub)
+        assert set(training_order(stub)) <= {2, 3, 4}
+
+
+# ------------------------------------------------------------------------------------ results
+
+
+def test_the_size_comes_first_where_results_are_large() -> None:
+    with world(metadata_over=0) as (stub, client):
+        result_of_step(client, stub)
+        peek, payload = polls(stub)
+        assert [asked.json()["allow_metadata_only"] for asked in (peek, payload)] == [True, False]
+        assert iterations([peek, payload]) == ["0", "1"]
+
+
+def test_too_many_polls_are_spaced_out() -> None:
+    with world() as (stub, client):
+        result_of_step(client, stub, Answer(429, {}), Answer(429, {}))
+        first_s, second_s = paused(client)
+        assert 0.75 <= first_s <= 1.0
+        assert 1.5 <= second_s <= 2.0
+
+
+def test_three_bad_requests_are_borne() -> None:
+    with world() as (stub, client):
+        result_of_step(client, stub, *[Answer(400, {"detail": "?"})] * 3)
+        assert iterations(polls(stub)) == ["0", "1", "2", "3"]
+
+
+def test_a_fourth_bad_request_is_one_too_many() -> None:
+    with world() as (stub, client), pytest.raises(BadRequestError):
+        result_of_step(client, stub, *[Answer(400, {"detail": "?"})] * 4)
+
+
+@pytest.mark.parametrize(("between", "enough"), [(408, True), (503, False)])
+def test_an_expired_poll_renews_the_patience_a_server_error_does_not(between: int, enough: bool) -> None:
+    bad = Answer(400, {"detail": "?"})
+    with world() as (stub, client):
+        answers = [bad, Answer(between, {"queue_state": "active"}), bad, bad, bad]
+        if enough:
+            assert result_of_step(client, stub, *answers).metrics
+        else:
+            with pytest.raises(BadRequestError):
+                result_of_step(client, stub, *answers)
+
+
+def test_an_account_that_is_being_paid_for() -> None:
+    with world() as (stub, client):
+        assert result_of_step(client, stub, Answer(402, {"detail": "pay"})).metrics
+        assert paused(client) == [5.0]
+
+
+def test_a_forgotten_sample_is_submitted_anew() -> None:
+    with world() as (stub, client):
+        sampler = sampler_of(client)
+        stub.script("/retrieve_future", Answer(410, {"detail": "gone"}))
+        assert sampler.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S).sequences[0].tokens == [6]
+        assert [asked.json()["seq_id"] for asked in stub.asked("/asample")] == [0, 1]
+
+
+@pytest.mark.parametrize(("told", "category"), [("user", "user"), ("server", "server"), ("moon", "unknown")])
+def test_a_failure_says_whose_fault_it_is(told: str, category: str) -> None:
+    with world() as (stub, client), pytest.raises(RequestFailedError, match="no room") as raised:
+        result_of_step(client, stub, Answer(body={"error": "no room", "category": told}))
+    assert raised.value.category is RequestErrorCategory(category)
+
+
+# ------------------------------------------------------------------------------------ submits
+
+
+@pytest.mark.parametrize(("tokens", "pause_s"), [(3, 1.0), (20_000, 5.0)])
+def test_a_sample_that_comes_too_soon_keeps_its_number(tokens: int, pause_s: float) -> None:
+    with world() as (stub, client):
+        sampler = sampler_of(client)
+        stub.script("/asample", Answer(429), Answer(429))
+        prompt = types.ModelInput.from_ints(list(range(tokens)))
+        sampler.sample(prompt, 1, ONE_TOKEN).result(PATIENCE_S)
+        assert [asked.json()["seq_id"] for asked in stub.asked("/asample")] == [0, 0, 0]
+        assert sum(paused(client)) == pytest.approx(2 * pause_s, abs=0.1)
+
+
+def test_a_sample_the_server_stumbles_over() -> None:
+    with world() as (stub, client):
+        sampler = sampler_of(client)
+        stub.script("/asample", *[Answer(500, {})] * 3)
+        sampler.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
+        asked = stub.asked("/asample")
+        assert [each.json()["seq_id"] for each in asked] == [0] * 4
+        assert len({each.headers["x-idempotency-key"] for each in asked}) == 1
+        first_s, second_s, third_s = paused(client)
+        assert first_s <= 0.5 < second_s <= 1.0 < third_s <= 2.0
+
+
+def test_the_servers_wishes_are_heeded_in_all_forms() -> None:
+    with world() as (stub, client):
+        trainer = client.create_lora_training_client("stub/model")
+        now_s = 1_700_000_000
+        in_two_seconds = {
+            "Date": formatdate(now_s, usegmt=True),
+            "Retry-After": formatdate(now_s + 2, usegmt=True),
+        }
+        stub.script(
+            "/get_info",
+            Answer(503, headers={"Retry-After": "0.3"}),
+            Answer(503, headers={"retry-after-ms": "200"}),
+            Answer(503, headers=in_two_seconds),
+        )
+        trainer.get_info()
+        for wished_s, pause_s in zip((0.3, 0.2, 2.0), paused(client), strict=True):
+            assert wished_s <= pause_s <= 1.1 * wished_s
+        asked = stub.asked("/get_info")
+        assert [each.headers["x-retry-count"] for each in asked] == ["0", "1", "2", "3"]
+        assert len({each.headers["x-idempotency-key"] for each in asked}) == 1
+
+
+def test_a_proxys_empty_refusals_are_tried_on_new_connections() -> None:
+    with world() as (stub, client):
+        trainer = client.create_lora_training_client("stub/model")
+        stub.script("/get_info", Answer(400), Answer(400))
+        assert trainer.get_info().model_id == trainer.model_id
+        first, second, third = [asked.connection for asked in stub.asked("/get_info")]
+        assert len({first, second, third}) == 3
+        assert len(paused(client)) == 2
+
+
+# ------------------------------------------------------------------------------------ all samples in one poll
+
+
+def test_one_poll_for_three_samples() -> None:
+    with world({"sample_use_retrieve_futures": True}, latency_s=0.02, hold_s=1.0) as (stub, client):
+        sampler = sampler_of(client)
+        futures = [sampler.sample(PROMPT, 1, ONE_TOKEN) for _ in range(3)]
+        for future in futures:
+            future.result(PATIENCE_S)
+        ids = sorted(f"req-{n}" for n in range(3))
+        told = lambda: {name for poll in stub.asked("/retrieve_futures") for name in retrieved(poll)}  # noqa: E731
+        until(lambda: told() == set(ids))
+        together = [asked.json() for asked in stub.asked("/retrieve_futures")]
+        assert (together[0]["prev_cursor"], together[0]["retrieved_request_ids"]) == (0, [])
+        target = {
+            "type": "sampling_session",
+            "sampling_session_id": "session-0:sample:0",
+            "cloned_sampler_id": 0,
+        }
+        assert all(poll["target"] == target for poll in together)
+        cursors = [poll["prev_cursor"] for poll in together]
+        assert cursors == sorted(cursors)
+        singly = [asked.json() for asked in polls(stub)]
+        assert sorted(poll["request_id"] for poll in singly) == ids
+        assert not any(poll["allow_metadata_only"] for poll in singly)
+
+
+def retrieved(poll: Asked) -> list[str]:
+    ids: list[str] = poll.json()["retrieved_request_ids"]
+    return ids
+
+
+def test_a_copy_numbers_its_samples_in_a_block_of_its_own() -> None:
+    with world({"sample_join_sampling_session": True}) as (stub, client):
+        handle = sampler_of(client).get_sampler_handle()
+        copy = SamplingClient.from_sampler_handle(handle, api_key="tml-hasty")
+        try:
+            for _ in range(2):
+                copy.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
+        finally:
+            copy.holder.close("success").result(PATIENCE_S)
+        assert [asked.json()["seq_id"] for asked in stub.asked("/asample")] == [7_000_000_000, 7_000_000_001]
+        assert len(stub.asked("/join_sampling_session")) == 1
+
+
+def test_a_cancelled_sample_is_cancelled_at_the_server() -> None:
+    with world(dynamic_config={"sample_cancel_enabled": True}, latency_s=0.2) as (stub, client):
+        future = sampler_of(client).sample(PROMPT, 1, ONE_TOKEN)
+        until(lambda: polls(stub))
+        assert future.cancel()
+        until(lambda: stub.asked("/cancel_future"))
+        assert [asked.json() for asked in stub.asked("/cancel_future")] == [{"request_id": "req-0"}]
+
+
+# ------------------------------------------------------------------------------------ the end
+
+
+def finishes(stub: Stub) -> list[Any]:
+    return [asked.json() for asked in list(stub.log) if asked.path.endswith("/finish")]
+
+
+def test_closing_twice() -> None:
+    with world() as (stub, client):
+        sampler_of(client)
+        first = client.close("success", "done")
+        first.result(PATIENCE_S)
+        assert client.close("errored") is first
+        assert finishes(stub) == [{"reason": {"type": "success"}, "detail": "done"}]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(KeyboardInterrupt(), "interrupted"), (SystemExit(1), "interrupted"), (KeyError("x"), "errored")],
+    ids=["ctrl-c", "exit", "error"],
+)
+def test_leaving_a_with_block_by_an_exception(error: BaseException, reason: str) -> None:
+    def leave(stub: Stub) -> None:
+        with hasty_service(stub) as client:
+            sampler_of(client)
+            raise error
+
+    with StubServer(config=FLAGS) as stub:
+        with pytest.raises(type(error)):
+            leave(stub)
+        assert finishes(stub) == [{"reason": {"type": reason}, "detail": None}]
+
+
+def test_a_status_that_means_no_is_an_error_of_its_own_kind() -> None:
+    with world() as (stub, client), pytest.raises(APIStatusError) as raised:
+        result_of_step(client, stub, Answer(410, {"detail": "gone"}))
+    assert raised.value.status_code == 410
+    assert raised.value.request_id == "req-1"
