@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.tinker_stub import StubServer
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
@@ -18,8 +19,11 @@ def test_there_are_examples() -> None:
 
 
 @pytest.mark.parametrize("code", PYTHON, ids=[f"block{number}" for number in range(1, len(PYTHON) + 1)])
-def test_an_example_runs(code: str) -> None:
-    exec(compile(code, "README.md", "exec"), {"__name__": "__readme__"})
+def test_an_example_runs(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with StubServer(config={"custom_loss_server_side": False}) as stub:
+        monkeypatch.setenv("TINKER_BASE_URL", stub.url)  # type: ignore[attr-defined]
+        monkeypatch.setenv("TINKER_API_KEY", "tml-readme")
+        exec(compile(code, "README.md", "exec"), {"__name__": "__readme__"})
 
 
 @pytest.mark.parametrize(
