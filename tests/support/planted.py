@@ -1,0 +1,193 @@
+"""Secrets planted wherever one fits, and the search for them in everything a client shows.
+
+Every place a secret can come from gets a text of its own, so that a failure names the place.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import pickle
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+import attrs
+import pytest
+import requests
+
+from tinker_sync._secret import Secret
+from tinker_sync.config import CredentialsFile, Settings, StoredKey
+
+TESTS = Path(__file__).parents[1]
+JWT = "eyJhbGciOiJub25lIn0.eyJleHAiOjk5OTk5OTk5OTl9.PLANTED7jwt"
+
+# Not all look like keys: the package has to know them by where they come from.
+PLANTED = {
+    "api_key": "tml-PLANTED7argument",
+    "TINKER_API_KEY": "tml-PLANTED7environment",
+    "stored key": "tml-PLANTED7stored",
+    "command output": "PLANTED7printed",
+    "command line": "PLANTED7commandline",
+    "token": JWT,
+    "default header": "PLANTED7header",
+    "CF id": "PLANTED7cfid",
+    "CF secret": "PLANTED7cfsecret",
+    "proxy password": "PLANTED7proxy",
+    "session password": "PLANTED7basic",
+    "session header": "PLANTED7session",
+    "weights_access_token": "PLANTED7weights",
+    "userinfo": "PLANTED7userinfo",
+    "signature": "PLANTED7signature",
+}
+
+
+def forms(text: str) -> set[str]:
+    """A text as it may be found: as it is, percent-encoded, and inside of base64 at any of three offsets."""
+    found = {text, quote(text, safe="")}
+    for offset in range(3):
+        encoded = base64.b64encode(b"x" * offset + text.encode()).decode().rstrip("=")
+        found.add(encoded[4 if offset else 0 : -2])
+    return found
+
+
+FORMS = {
+    place: forms(text.rpartition("PLANTED")[1] + text.rpartition("PLANTED")[2])
+    for place, text in PLANTED.items()
+}
+
+
+def found_in(text: str) -> list[str]:
+    return [place for place, spellings in FORMS.items() if any(spelling in text for spelling in spellings)]
+
+
+def assert_hidden(text: str, where: str) -> None:
+    found = found_in(text)
+    assert not found, f"{where} shows {found}: {text[:3000]}"
+
+
+# ---- searching
+
+
+def faces(thing: object) -> Iterator[tuple[str, str]]:
+    """Everything a person or a tool would print of an object."""
+    for show in (repr, str, format, ascii):
+        yield show.__name__, show(thing)
+    if hasattr(thing, "__dict__"):
+        yield "vars", repr(vars(thing))
+    if attrs.has(type(thing)):
+        yield "asdict", repr(attrs.asdict(thing))  # type: ignore[arg-type]  # just checked
+        yield "fields", repr([getattr(thing, name) for name in attrs.fields_dict(type(thing))])  # type: ignore[arg-type]
+    yield "json", json.dumps(thing, default=repr)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        try:
+            yield f"pickle {protocol}", pickle.dumps(thing, protocol).decode("latin-1")
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            yield f"refusal of pickle {protocol}", f"{error!r}"
+
+
+def assert_object_hidden(thing: object) -> None:
+    for name, text in faces(thing):
+        assert_hidden(text, f"{name} of {type(thing).__name__}")
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    todo, seen = [error], set()
+    while todo:
+        one = todo.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            todo += [other for other in (one.__cause__, one.__context__) if other is not None]
+
+
+def frames(trace: TracebackType | None) -> Iterator[str]:
+    """Each frame with its local variables, as error reporters print them; not those of the tests."""
+    for frame in traceback.StackSummary.extract(
+        traceback.walk_tb(trace), capture_locals=True, lookup_lines=False
+    ):
+        if not Path(frame.filename).is_relative_to(TESTS):
+            yield f"{frame.filename}:{frame.lineno} {frame.name}: {frame.locals}"
+
+
+def assert_exception_hidden(error: BaseException) -> None:
+    for one in chain(error):
+        assert_object_hidden(one)
+        assert_hidden(repr(one.args), f"args of {one!r}")
+        for frame in frames(one.__traceback__):
+            assert_hidden(frame, f"a frame of {type(one).__name__}")
+    assert_hidden("".join(traceback.format_exception(error)), "the traceback")
+
+
+def records_of(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+    """Every record of ours at DEBUG, with its arguments and whatever hangs on it."""
+    caplog.set_level(logging.DEBUG, "tinker_sync")
+
+    def all_of_it() -> str:
+        records = [record for record in caplog.records if record.name.startswith("tinker_sync")]
+        for record in records:
+            if record.exc_info and record.exc_info[1]:
+                assert_exception_hidden(record.exc_info[1])
+        return "\n".join(f"{record.getMessage()} {vars(record)!r}" for record in records)
+
+    return all_of_it
+
+
+@contextmanager
+def logger_restored() -> Iterator[None]:
+    """What `TINKER_LOG` changes is put back."""
+    logger = logging.getLogger("tinker_sync")
+    level, handlers = logger.level, list(logger.handlers)
+    yield
+    logger.handlers = handlers
+    logger.setLevel(level)
+
+
+def provoke(action: Callable[[], object]) -> BaseException:
+    """What an action raises; it must raise."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is searched
+        return error
+    raise AssertionError("nothing was raised")
+
+
+# ---- planting
+
+
+def planted_session(proxy: str = "") -> requests.Session:
+    session = requests.Session()
+    session.trust_env = False
+    session.auth = ("me", PLANTED["session password"])
+    session.headers["X-Session-Token"] = PLANTED["session header"]
+    if proxy:
+        session.proxies = {"http": f"http://me:{PLANTED['proxy password']}@{proxy}"}
+    return session
+
+
+def planted(base_url: str = "http://localhost:1", **more: Any) -> Settings:
+    """Settings with a secret wherever one fits."""
+    given: dict[str, Any] = {
+        "base_url": base_url,
+        "api_key": PLANTED["api_key"],
+        "credential_cmd": f": {PLANTED['command line']}; printf %s {PLANTED['command output']}",
+        "cf_access_id": PLANTED["CF id"],
+        "cf_access_secret": PLANTED["CF secret"],
+        "default_headers": {"X-My-Token": PLANTED["default header"], "X-Plain": "plain"},
+        "session": planted_session(),
+        "log": "curl",
+    }
+    return Settings.resolve(**{**given, **more})
+
+
+def plant_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key in the environment, and one in the credentials file."""
+    monkeypatch.setenv("TINKER_API_KEY", PLANTED["TINKER_API_KEY"])
+    CredentialsFile().add(
+        "k", StoredKey(key=Secret(PLANTED["stored key"]), name="n", note="plain"), make_default=True
+    )
