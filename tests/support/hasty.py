@@ -113,12 +113,15 @@ def paused(client: ServiceClient) -> list[float]:
     return [*(wait_s for wait_s in clock.waits if wait_s <= _LONGEST_PAUSE_S), *poller.pauses]
 
 
-def hasty_service(stub: Stub, *, open_server: bool = False, **options: Any) -> ServiceClient:
+def hasty_service(
+    stub: Stub, *, open_server: bool = False, start: bool = True, **options: Any
+) -> ServiceClient:
     """A service client without a sense of time; `paused` says what it would have waited.
 
     Args:
         stub: the server.
         open_server: whether statuses on retrieval report failures, as servers other than the vendor's do.
+        start: ask for the server's settings now; else `open_server` is not heeded.
     """
     client = ServiceClient(**{"base_url": stub.url, "api_key": "tml-hasty", **options})  # type: ignore[attr-defined]
     settings = client.holder.settings
@@ -127,5 +130,6 @@ def hasty_service(stub: Stub, *, open_server: bool = False, **options: Any) -> S
     core = Core(settings, session=Session(), limiter=RateLimiter(clock=clock), clock=clock)
     core.poller = HastyPoller(core, clock)  # type: ignore[assignment]
     client._core = core
-    core.machinery.fetcher.open_server = open_server
+    if start:
+        core.machinery.fetcher.open_server = open_server
     return client
