@@ -41,8 +41,8 @@ def estimate_bytes(datum: Datum) -> int:
     >>> estimate_bytes(datum)  # 3 tokens of 4 bytes, 3 targets of 8, 3 weights of 4
     48
     """
-    tokens = sum(_chunk_bytes(chunk, _TRAINING_TOKEN_BYTES) for chunk in datum.model_input.chunks)
-    return tokens + sum(tensor.nbytes for tensor in datum.loss_fn_inputs.values())
+    size_bytes = sum([_chunk_bytes(chunk, _TRAINING_TOKEN_BYTES) for chunk in datum.model_input.chunks])
+    return size_bytes + sum([tensor.nbytes for tensor in datum.loss_fn_inputs.values()])
 
 
 def estimate_prompt_bytes(prompt: ModelInput) -> int:

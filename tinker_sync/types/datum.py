@@ -243,15 +243,17 @@ class Datum(Model):
         if targets is not None and length and not _may_have_length(targets, length):
             yield f"{path}.loss_fn_inputs['target_tokens']: has length {rows}, model_input has {length}"
         for name, tensor in self.loss_fn_inputs.items():
-            where = f"{path}.loss_fn_inputs[{name!r}]"
             if name in _PER_TOKEN and rows is not None and not _may_have_length(tensor, rows):
+                where = f"{path}.loss_fn_inputs[{name!r}]"
                 yield f"{where}: has length {_rows(tensor)}, target_tokens has {rows}"
-            if name in _FINITE:
-                yield from _finite_problems(tensor, where)
-        yield from _span_problems(self.model_input_spans, length, f"{path}.model_input_spans")
-        flat = targets is not None and targets._numpy.ndim == 1 and not targets.is_sparse
-        tiled = rows if flat else None
-        yield from _span_problems(self.loss_fn_input_spans, tiled, f"{path}.loss_fn_input_spans")
+            if name in _FINITE and not _is_finite(tensor):
+                yield _unfinite_problem(tensor, f"{path}.loss_fn_inputs[{name!r}]")
+        if self.model_input_spans is not None:
+            yield from _span_problems(self.model_input_spans, length, f"{path}.model_input_spans")
+        if self.loss_fn_input_spans is not None:
+            flat = targets is not None and targets._numpy.ndim == 1 and not targets.is_sparse
+            tiled = rows if flat else None
+            yield from _span_problems(self.loss_fn_input_spans, tiled, f"{path}.loss_fn_input_spans")
 
 
 def _rows(tensor: TensorData) -> int | None:
@@ -266,21 +268,24 @@ def _may_have_length(tensor: TensorData, length: int) -> bool:
     return not shape or shape[0] == length or math.prod(shape) == length
 
 
-def _finite_problems(tensor: TensorData, where: str) -> Iterator[str]:
+def _is_finite(tensor: TensorData) -> bool:
     values = tensor._numpy
-    if values.dtype.kind != "f" or np.isfinite(values).all():
-        return
+    return values.dtype.kind != "f" or bool(np.isfinite(values).all())
+
+
+def _unfinite_problem(tensor: TensorData, where: str) -> str:
+    values = tensor._numpy
     bad = ~np.isfinite(values)
     at = place(where, bad)
     if tensor._crow is not None and tensor._col is not None:
         stored = int(np.argmax(bad))
         row = int(np.searchsorted(tensor._crow, stored, side="right")) - 1
         at = f"{where}[{row}][{int(tensor._col[stored])}]"
-    yield f"{at}: expected a finite number, got {first(values, bad)}"
+    return f"{at}: expected a finite number, got {first(values, bad)}"
 
 
-def _span_problems(spans: Sequence[ProvenanceSpan] | None, length: int | None, where: str) -> Iterator[str]:
-    if spans is None or length is None:
+def _span_problems(spans: Sequence[ProvenanceSpan], length: int | None, where: str) -> Iterator[str]:
+    if length is None:
         return
     covered = sum(span.length for span in spans)
     if covered != length:

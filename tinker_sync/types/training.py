@@ -106,10 +106,15 @@ class ForwardRequest(Model):
     seq_id: int | None = None
 
 
+_TENSORS_ONLY = {TensorData}
+
+
 def _outputs(given: Any) -> list[LossFnOutput]:
     outputs = list(given)
     for index, output in enumerate(outputs):
-        if not all(isinstance(tensor, TensorData) for tensor in output.values()):
+        # A decoder's output has thousands, all of one kind.
+        kinds = set(map(type, output.values()))
+        if kinds != _TENSORS_ONLY and not all(isinstance(tensor, TensorData) for tensor in output.values()):
             where = f"ForwardBackwardOutput.loss_fn_outputs[{index}]"
             outputs[index] = {
                 name: model_from(TensorData, tensor, f"{where}[{name!r}]") for name, tensor in output.items()

@@ -59,6 +59,14 @@ def payload(array: AnyArray, dtype: np.dtype[Any]) -> memoryview:
     >>> payload(np.arange(2), INT32).tobytes().hex()
     '0000000001000000'
     """
+    if (
+        array.dtype == dtype
+        and array.ndim == 1
+        and array.size
+        and array.flags.c_contiguous
+        and dtype.isnative
+    ):
+        return array.data.cast("B")  # the usual case, at a fifth of the price
     contiguous = np.ascontiguousarray(array, dtype=dtype)
     return contiguous.reshape(-1).view(np.uint8).data
 

@@ -37,10 +37,10 @@ class Buffers:
         self.pieces: list[Piece] = list(pieces)
         self.size = sum(memoryview(piece).nbytes for piece in self.pieces)
 
-    def put(self, frame: bytes, payload: memoryview) -> None:
-        """Put a few bytes and a payload at the end."""
-        self.pieces += (frame, payload)
-        self.size += len(frame) + payload.nbytes
+    def put(self, before: bytes, payload: memoryview, after: bytes = b"") -> None:
+        """Put a payload at the end, and a few bytes around it."""
+        self.pieces += (before, payload, after) if after else (before, payload)
+        self.size += len(before) + payload.nbytes + len(after)
 
     def append(self, piece: bytes) -> None:
         """Put a few bytes at the end."""

@@ -141,8 +141,7 @@ def _write_tensor(name: str, tensor: TensorData, out: Buffers) -> None:
     dtype, layout = wire_dtype(tensor)
     values = payload(tensor._numpy, layout)
     before, after = _dense_frame(name, dtype, tuple(tensor.shape or ()), values.nbytes)
-    out.put(before, values)
-    out.append(after)
+    out.put(before, values, after)
 
 
 def _write_spans(datum: Datum) -> Buffers:
