@@ -182,7 +182,9 @@ class SocketLine:
         if not self._over:
             self._over = True
             self._connection.requests += 1
-            if self._parser.keep_alive:
+            # Servers that stumble tend to hang up behind their answer, without having said so in it; the next
+            # call may be one that nobody would dare to repeat.
+            if self._parser.keep_alive and self._parser.status < 500:
                 self._pools.give_back(self._connection)
             else:
                 self._pools.discard(self._connection)
