@@ -79,14 +79,16 @@ class TestCompletions:
 class TestClose:
     def test_fails_who_waits_and_who_comes_later(self) -> None:
         table: Table = PendingTable()
-        present, late = APIFuture[int](), APIFuture[int]()
+        futures = present, another, late, later = [APIFuture[int]() for _ in range(4)]
+        table.add("req-0", another)
         table.add("req-1", present)
         table.close(TinkerError("the client was closed"))
         assert not table.add("req-2", late)
-        for future in (present, late):
+        assert not table.add("req-3", later)
+        for future in futures:
             with pytest.raises(TinkerError, match="the client was closed"):
                 future.result(0)
-        assert present.exception(0) is not late.exception(0)
+        assert len({id(future.exception(0)) for future in futures}) == 4
         assert repr(table) == "<PendingTable 0 waiting, 0 early, closed>"
 
     def test_the_first_one_counts(self) -> None:

@@ -195,6 +195,18 @@ class TestReopening:
         clock.advance(2)
         assert len(take_all(gate)) == FIRST_WINDOW
 
+    def test_stragglers_from_before_a_pause_neither(self) -> None:
+        clock, limiter, gate = limiter_and_gate()
+        straggler = gate.acquire()
+        assert straggler is not None
+        limiter.close_for(1)
+        clock.advance(1)
+        for permit in take_all(gate):
+            gate.succeeded(permit)
+        gate.throttled(straggler, delay_s=1)
+        clock.advance(1)
+        assert len(take_all(gate)) == 2 * FIRST_WINDOW
+
     def test_successes_from_before_do_not_widen_it(self) -> None:
         clock, limiter, gate = throttled_once()
         first, *rest = take_all(gate)

@@ -347,6 +347,21 @@ class TestClose:
         assert str(made.future.exception(0)) == "the client was closed"
         assert all(part.future.done() for part in made.parts)
 
+    @pytest.mark.parametrize("parallel", [False, True])
+    def test_also_while_a_part_of_it_is_on_its_way(self, bench: Bench, parallel: bool) -> None:
+        made = bench.append("fb", 2, parallel=parallel)
+        real_send = bench.queue._send
+
+        def send(part: FakePart, number: int) -> Any:
+            bench.queue.close(CLOSED)
+            return real_send(part, number)
+
+        bench.queue._send = send
+        bench.workers.do_all()
+        assert len(bench.wire) == 1
+        assert str(made.future.exception(0)) == "the client was closed"
+        assert all(part.future.done() for part in made.parts)
+
     def test_after_a_failure(self, bench: Bench) -> None:
         bench.failures["a"] = REFUSED
         bench.append("a")
@@ -447,6 +462,7 @@ def test_a_forked_child_goes_on_only_after_an_idle_queue() -> None:
         "    again = call(busy).exception(0)\n"
         "    ok = wire == [1, 2] and 'forked while calls were under way' in str(refused)\n"
         "    ok = ok and str(again) == str(refused)\n"
+        "    ok = ok and repr(busy) == '<SendQueue broken, 0 queued, next number 2>'\n"
         "    os._exit(0 if ok else 1)\n"
         "assert os.waitpid(pid, 0)[1] == 0\n"
         "call(busy)\n"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.clock import PATIENCE_S
-from support.crowd import until
+from support.crowd import start, until
 
 from tinker_sync.runtime.workers import Workers
 
@@ -171,17 +171,14 @@ class TestClose:
         pool = Workers("send", max_threads=1)
         pool.run(held)
         last = pool.submit(pow, 2, 3)
-        closer = threading.Thread(target=lambda: results.append(pool.close(PATIENCE_S)))
-        results: list[bool] = []
-        closer.start()
+        closing = start(lambda: pool.close(PATIENCE_S))
         until(lambda: "closed" in repr(pool))
         with pytest.raises(RuntimeError, match="the workers 'send' are closed"):
             pool.run(held)
         with pytest.raises(RuntimeError, match="closed"):
             pool.submit(held)
         held.go_on.set()
-        closer.join(PATIENCE_S)
-        assert results == [True]
+        assert closing.result(PATIENCE_S)
         assert last.result(0) == 8
         assert repr(pool) == "<Workers 'send' 0 threads, 0 idle, 0 queued, closed>"
 

@@ -1,36 +1,50 @@
-"""Threads for tests: what they raise reaches the test, and none is left behind."""
+"""Threads for tests: what they raise reaches the test, and a hang ends it instead of the whole run."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
 from support.clock import PATIENCE_S
 
 
+def start(job: Callable[[], Any]) -> Future[Any]:
+    """Run `job` in a thread of its own, a daemon: should it never end, its test fails and the run goes on."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            result = job()
+        except BaseException as failure:  # noqa: BLE001  # it is raised where the future is asked
+            future.set_exception(failure)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name="aside", daemon=True).start()
+    return future
+
+
 def together(*jobs: Callable[[], Any], patience_s: float = PATIENCE_S) -> list[Any]:
     """Run every job in a thread of its own, all starting at the same moment; results in order."""
-    start = threading.Barrier(len(jobs))
+    line_up = threading.Barrier(len(jobs))
 
     def run(job: Callable[[], Any]) -> Any:
-        start.wait(patience_s)
+        line_up.wait(patience_s)
         return job()
 
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        return [future.result(patience_s) for future in [pool.submit(run, job) for job in jobs]]
+    return [future.result(patience_s) for future in [start(lambda job=job: run(job)) for job in jobs]]
 
 
 @contextmanager
 def aside(*jobs: Callable[[], Any]) -> Iterator[list[Any]]:
     """Run every job in a thread of its own beside the `with` block; yields the list of their results."""
     results: list[Any] = []
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        futures = [pool.submit(job) for job in jobs]
-        yield results
-        results += [future.result(PATIENCE_S) for future in futures]
+    futures = [start(job) for job in jobs]
+    yield results
+    results += [future.result(PATIENCE_S) for future in futures]
 
 
 def let_others_run() -> None:

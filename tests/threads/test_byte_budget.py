@@ -45,7 +45,7 @@ def test_first_come_first_served() -> None:
 
     jobs: list[threading.Thread] = []
     for number in range(6):
-        job = threading.Thread(target=enter, args=(number,))
+        job = threading.Thread(target=enter, args=(number,), daemon=True)
         job.start()
         jobs.append(job)
         clock.await_waiters(number + 1)

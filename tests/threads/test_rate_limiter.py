@@ -11,6 +11,7 @@ from support.clock import PATIENCE_S, FakeClock
 from support.crowd import aside, let_others_run, together, until
 
 from tinker_sync.errors import TinkerError
+from tinker_sync.runtime import rate_limiter
 from tinker_sync.runtime.rate_limiter import (
     FIRST_WINDOW,
     OPEN_WINDOW,
@@ -37,7 +38,9 @@ class Crowd:
         self._lock = threading.Lock()
         self.permits: list[object] = []
         self.order: list[int] = []
-        self._threads = [threading.Thread(target=self._enter, args=(gate, number)) for number in range(size)]
+        self._threads = [
+            threading.Thread(target=self._enter, args=(gate, number), daemon=True) for number in range(size)
+        ]
 
     def start(self, clock: FakeClock) -> None:
         """One after the other, so that the line is in the order of the numbers."""
@@ -57,8 +60,16 @@ class Crowd:
             assert not thread.is_alive()
 
 
-def test_64_threads_get_one_object() -> None:
-    for number in range(50):
+def test_64_threads_get_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(RateLimiter):
+        """One that takes its time to come about, so that everybody arrives meanwhile."""
+
+        def __init__(self, *, clock: FakeClock) -> None:
+            let_others_run()
+            super().__init__(clock=clock)
+
+    monkeypatch.setattr(rate_limiter, "RateLimiter", Slow)
+    for number in range(20):
         fingerprint = key_fingerprint(f"tml-{number}")
         limiters = together(*[lambda f=fingerprint: shared_rate_limiter("https://host", f)] * 64)
         assert len({id(limiter) for limiter in limiters}) == 1
@@ -92,6 +103,29 @@ def test_first_come_first_served() -> None:
         gate.failed(permit_holders.permits[-1])  # type: ignore[arg-type]
     permit_holders.join()
     assert permit_holders.order == list(range(8))
+
+
+def test_a_newcomer_does_not_overtake_those_who_have_not_noticed_that_it_reopens() -> None:
+    class Drowsy(FakeClock):
+        """Who waits notices nothing before it is nudged."""
+
+        nudge = threading.Event()
+
+        def wait(self, event: threading.Event, timeout_s: float) -> bool:
+            assert self.nudge.wait(PATIENCE_S)
+            return event.is_set()
+
+    clock = Drowsy()
+    limiter = RateLimiter(clock=clock)
+    gate = limiter.gate()
+    limiter.close_for(5)
+    with aside(gate.acquire) as permits:
+        until(lambda: "1 in line" in repr(limiter))
+        clock.advance(5)
+        assert gate.try_acquire() is None
+        clock.nudge.set()
+    assert permits[0] is not None
+    assert gate.try_acquire() is not None
 
 
 def test_a_refusal_while_others_wait_for_a_place_holds_them_for_the_time_too() -> None:

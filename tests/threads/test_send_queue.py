@@ -192,7 +192,7 @@ class Server:
         self._work = threading.Condition(self._lock)
         self._stop = False
         self._results: list[tuple[FakePart, int]] = []  # touched by the server's thread only
-        self._thread = threading.Thread(target=self._serve, name="server")
+        self._thread = threading.Thread(target=self._serve, name="server", daemon=True)
 
     def __enter__(self) -> Server:
         self._thread.start()

@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Any
 
 from support.clock import PATIENCE_S
-from support.crowd import aside, together
+from support.crowd import aside, together, until
 from support.steps import Steps
 
 from tinker_sync.runtime.workers import Workers
@@ -49,7 +49,12 @@ def test_work_that_comes_when_the_idle_time_is_over_is_done() -> None:
     with steps("hand over"):
         assert repr(pool) == "<Workers 'send' 1 threads, 1 idle, 0 queued>"
         second = pool.submit(threading.current_thread)
-    assert second.result(PATIENCE_S) is first.result(PATIENCE_S)
+        pool._idle_s = 3600
+    thread = first.result(PATIENCE_S)
+    assert second.result(PATIENCE_S) is thread
+    for _ in range(3):  # and it is a member of the pool as before
+        until(lambda: repr(pool) == "<Workers 'send' 1 threads, 1 idle, 0 queued>")
+        assert pool.submit(threading.current_thread).result(PATIENCE_S) is thread
     assert steps.left() == []
     assert pool.close(PATIENCE_S)
 
