@@ -102,6 +102,9 @@ class HastyPoller:
         self._run(lambda: ticket.take() and action())
         return ticket
 
+    def step_on_worker(self, step: Callable[[], object]) -> None:
+        step()
+
     def close(self) -> None:
         pass
 

@@ -65,7 +65,7 @@ class TrainingClient:
         self._core = core
         self._model_seq_id = model_seq_id
         self.model_id = model_id
-        self._queue: SendQueue[TrainingPart] = SendQueue(core.training_sender(), core.send_pool.run)
+        self._queue: SendQueue[TrainingPart] = SendQueue(core.training_sender(), core.run_sending)
 
     def result(self, timeout: float | None = None) -> TrainingClient:
         """This client; it is ready. For scripts that wait for a client as for a future."""

@@ -15,6 +15,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 from attrs import frozen
@@ -401,6 +402,10 @@ class Core:
     def training_sender(self) -> Callable[[training_part.TrainingPart, int], None]:
         """What sends the requests of one training client."""
         return training_part.sender(self)
+
+    def run_sending(self, job: Callable[[], object]) -> None:
+        """Run a job that sends a training request; the worker also asks for the result, when it is done."""
+        self.send_pool.run(partial(self.poller.step_on_worker, job))
 
     def _begin_heartbeats(self, deadline_at: float) -> None:
         self._opened.get(lambda: self._open_session(deadline_at), limit_s=self._left_s(deadline_at))

@@ -246,8 +246,11 @@ class Poller:
         if hand.busy and hand.ticket is None:
             hand.ticket = ticket
             return
+        self._on_worker(ticket, partial(self._send, ticket))
+
+    def _on_worker(self, ticket: Ticket, step: Callable[[], object]) -> None:
         try:
-            self._workers.run(partial(self.step_on_worker, partial(self._send, ticket)))
+            self._workers.run(partial(self.step_on_worker, step))
         except RuntimeError as error:
             # The pool is closed: whoever waits must hear of it, on whichever thread is at hand.
             self._conclude(ticket, _closed_failure(error))
@@ -266,8 +269,15 @@ class Poller:
             self._conclude(ticket, _wrapped(error))
             return
         ticket.exchange = exchange
-        # A user's own adapter shows no socket: its request holds this worker until the answer is here.
-        outcome = _outcome_of(exchange.finish) if exchange.fileno() < 0 else None
+        if exchange.fileno() >= 0:
+            self._watch(ticket)
+        else:
+            # A user's own adapter shows no socket: its request holds a worker of ours until the answer is
+            # here, and never the one that sent it, which may belong to others.
+            self._on_worker(ticket, partial(self._finish, ticket, exchange))
+
+    def _finish(self, ticket: Ticket, exchange: Exchange) -> None:
+        outcome = _outcome_of(exchange.finish)
         if outcome is None:
             self._watch(ticket)
         else:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from attrs import field, frozen
+from attrs import field, fields, frozen
 
 from tinker_sync._secret import HeaderMap, header_map
 from tinker_sync.config import Timeout
@@ -53,9 +53,23 @@ class Call:
     fresh: bool = False
     """Over a new connection only; set by the retry loop where an old one is suspect."""
 
+    def but(self, **changes: Any) -> Call:
+        """The same call with some of it otherwise; the new values are taken as they are.
+
+        >>> Call(method="GET", path="/x").but(attempt=2).attempt
+        2
+        """
+        made = object.__new__(Call)
+        for name in _CALL_FIELDS:
+            object.__setattr__(made, name, changes[name] if name in changes else getattr(self, name))
+        return made
+
     def __repr__(self) -> str:
         size = "" if self.body is None else f", {len(self.body)} bytes"
         return f"<Call {self.method} {self.path}{size}>"
+
+
+_CALL_FIELDS: Final = tuple(field.name for field in fields(Call))
 
 
 @frozen

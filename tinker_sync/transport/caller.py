@@ -106,7 +106,7 @@ class Caller:
             self._tell(call, pause_s, outcome.error)
             self._clock.wait(self._closing, pause_s)
             fresh = isinstance(outcome, Retry) and outcome.fresh
-            call = evolve(call, attempt=call.attempt + 1, fresh=call.fresh or fresh)
+            call = call.but(attempt=call.attempt + 1, fresh=call.fresh or fresh)
 
     def close(self) -> None:
         """Let every call that waits for its next try fail now, and every later one. May be called twice."""
@@ -182,7 +182,7 @@ class _Patience:
 
     def allow(self, call: Call, now_s: float) -> Call:
         """The call with what it may still take."""
-        return evolve(call, deadline_s=max(self.until_s - now_s, 0.0)) if self.cuts_tries else call
+        return call.but(deadline_s=max(self.until_s - now_s, 0.0)) if self.cuts_tries else call
 
     def after(self, verdict: Retry | Again, next_try_s: float) -> _Patience:
         """What is left for a try that begins at `next_try_s`."""
@@ -213,7 +213,7 @@ def _keyed(call: Call) -> Call:
     """With a key that lets the server recognise repetitions of this one operation."""
     if call.idempotency_key or call.method in ("GET", "HEAD"):
         return call
-    return evolve(call, idempotency_key=str(uuid.uuid4()))
+    return call.but(idempotency_key=str(uuid.uuid4()))
 
 
 def _closed(call: Call) -> APIConnectionError:
