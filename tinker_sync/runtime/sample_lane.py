@@ -174,14 +174,11 @@ class SampleLane:
 
     def _admit(self) -> None:
         """Let samples through until none waits. Only one worker is ever in here."""
-        try:
-            while (sample := self._next()) is not None:
+        while (sample := self._next()) is not None:
+            try:
                 sample.admit()
-        except BaseException as error:
-            with self._lock:
-                self._admitting = False
-            if not isinstance(error, TinkerError):  # else: closed, and everybody has been told
-                raise
+            except Exception as error:  # noqa: BLE001  # it is this sample's; the next may fare better
+                sample.fail(error)
 
     def _next(self) -> _Sample | None:
         with self._lock:
