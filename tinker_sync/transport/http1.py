@@ -71,8 +71,12 @@ def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -
     if not (all(_is_name(name) for name, _ in lines) and _is_plain("".join([value for _, value in lines]))):
         for name, value in lines:
             _check_line(name, value)
-    head = [f"{method} {target} HTTP/1.1\r\n", *[f"{name}: {value}\r\n" for name, value in lines], "\r\n"]
-    return Quiet("".join(head).encode("latin-1"))
+    # In one expression: the text has no name by which a traceback could show it.
+    return Quiet(
+        "".join(
+            [f"{method} {target} HTTP/1.1\r\n", *[f"{name}: {value}\r\n" for name, value in lines], "\r\n"]
+        ).encode("latin-1")
+    )
 
 
 @lru_cache(maxsize=256)
