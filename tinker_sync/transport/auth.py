@@ -7,6 +7,7 @@ or none. `KeyRing` hands the text out at the moment of sending; everywhere else 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -23,6 +24,9 @@ _KEY_PREFIX: Final = "tml-"
 _JWT_PREFIX: Final = "eyJ"
 # Tokens of this issuer, given as the key, tell who the user is.
 _IDENTITY_ISSUER: Final = "passport-"
+
+# Each is looked for in whatever is logged; servers that repeat something do so soon.
+_MOST_KEPT: Final = 100
 
 _MISSING: Final = (
     "there is no API key: pass api_key, set TINKER_API_KEY, or store one with `tinker-sync auth login`"
@@ -96,7 +100,8 @@ class KeyRing:
         # Both are written by the thread that sets the client up, before others come in.
         self._enforce_cmd = False
         self._tokens = _printed_tokens(settings, clock)
-        self._printed: Secret | None = None  # the command's last output, for masking; replaced by any thread
+        self._lock = threading.Lock()
+        self._kept: dict[Secret, None] = {}  # guarded by _lock; in the order in which they came
 
     def credential(self) -> str:
         """Give the credential for an ordinary call; empty where none is to be sent. Its repr is masked.
@@ -138,7 +143,8 @@ class KeyRing:
             self._tokens.step()
 
     def renew_after_fork(self) -> None:
-        """Replace the lock, in a forked child."""
+        """Replace the locks, in a forked child."""
+        self._lock = threading.Lock()
         if self._tokens is not None:
             self._tokens.renew_after_fork()
 
@@ -158,15 +164,32 @@ class KeyRing:
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
-        """Every value that must not show up in logs and errors: the settings', and the present token."""
-        token = self._tokens.current if self._tokens else None
-        return (*self._settings.secrets, *(secret for secret in (token, self._printed) if secret))
+        """Every value that must not show up in logs and errors: the settings', tokens, and what was kept."""
+        tokens = self._tokens.known if self._tokens else ()
+        with self._lock:
+            kept = tuple(self._kept)
+        return (*self._settings.secrets, *tokens, *kept)
+
+    def keep(self, secret: Secret) -> None:
+        """Add to `secrets` what calls bring along, such as a token for somebody else's weights.
+
+        >>> ring = KeyRing(Settings.resolve(base_url="http://localhost:1"))
+        >>> ring.keep(Secret("of somebody else"))
+        >>> ring.secrets
+        (Secret('***'),)
+        """
+        with self._lock:
+            self._kept.pop(secret, None)
+            self._kept[secret] = None
+            while len(self._kept) > _MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
 
     def _long_lived(self) -> Secret | None:
         source = choose_source(self._settings, enforce_cmd=self._enforce_cmd)
         if isinstance(source, CredentialCommand):
-            self._printed = source.run()
-            return self._printed
+            printed = source.run()
+            self.keep(printed)
+            return printed
         return source
 
 

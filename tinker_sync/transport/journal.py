@@ -59,13 +59,13 @@ class Journal:
             )
         if not _logger.isEnabledFor(logging.DEBUG):
             return
-        sent = dict(headers.values())
+        sent, secrets = dict(headers.values()), tuple(self._secrets())
         if self._as_curl:
-            _logger.debug("%s", curl(call, self._base_url, sent, self._secrets()))
-        shown = redact_body(call.body, call.content_type, self._secrets())
+            _logger.debug("%s", curl(call, self._base_url, sent, secrets))
+        shown = redact_body(call.body, call.content_type, secrets)
         _logger.debug(
             "%s %s, attempt %d, %d bytes, headers %s %s",
-            call.method, call.path, call.attempt, size_bytes, redact_headers(sent), shown,
+            call.method, call.path, call.attempt, size_bytes, redact_headers(sent, secrets), shown,
         )  # fmt: skip
 
     def answered(self, call: Call, reply: Reply, duration_s: float) -> None:
@@ -83,11 +83,12 @@ class Journal:
             )
         if not _logger.isEnabledFor(logging.DEBUG):
             return
-        shown = redact_body(reply.body, reply.headers.get("content-type", ""), self._secrets())
+        secrets = tuple(self._secrets())
+        shown = redact_body(reply.body, reply.headers.get("content-type", ""), secrets)
         _logger.debug(
             "%s %s: %d in %.3f s, %d bytes, headers %s %s",
             call.method, call.path, reply.status, duration_s, len(reply.body),
-            redact_headers(reply.headers), shown,
+            redact_headers(reply.headers, secrets), shown,
         )  # fmt: skip
 
     def lost(self, call: Call, failed: SendFailed, duration_s: float) -> None:

@@ -161,6 +161,7 @@ class TokenCache:
         self._clock = clock
         self._lock = threading.Lock()
         self._held: _Held | None = None  # guarded by _lock
+        self._before: Secret | None = None  # guarded by _lock; some calls under way still carry it
         self._flight: _Flight | None = None  # guarded by _lock
         self._quiet_until_s = -math.inf  # guarded by _lock; after a failure no early renewal before this
 
@@ -174,6 +175,13 @@ class TokenCache:
         """The token at hand, whatever its age."""
         with self._lock:
             return self._held.token if self._held else None
+
+    @property
+    def known(self) -> tuple[Secret, ...]:
+        """The token at hand and the one before it."""
+        with self._lock:
+            tokens = (self._held.token if self._held else None, self._before)
+        return tuple(token for token in tokens if token)
 
     def get(self) -> Secret:
         """Give a token that is good for a while, renewing it first if need be.
@@ -254,6 +262,7 @@ class TokenCache:
         now = self._now()
         with self._lock:
             if held is not None:
+                self._before = self._held.token if self._held else None
                 self._held, self._quiet_until_s = held, -math.inf
             if failure is not None:
                 left_s = self._held.left_s(now) if self._held else 0.0
