@@ -199,6 +199,29 @@ def test_wrap_takes_what_decoders_have_checked() -> None:
     tensor = TensorData._wrap(values, "float32", [1, 5], crow, col)
     assert tensor._numpy is values
     assert tensor == TensorData([1.0], "float32", [1, 5], [0, 1], [3])
+    assert type(tensor) is TensorData
+    for name in ("_numpy", "dtype"):
+        with pytest.raises(AttributeError):
+            setattr(tensor, name, values)
+        with pytest.raises(AttributeError):
+            delattr(tensor, name)
+    assert pickle.loads(pickle.dumps(tensor)) == copy.deepcopy(tensor) == tensor
+
+
+class Named(TensorData):
+    """A user's kind of tensor, with room for more."""
+
+
+def test_a_subclass_stays_one() -> None:
+    for made in (
+        Named([1], "int64"),
+        Named.from_numpy([1]),
+        Named.from_numpy_sparse(np.eye(9, dtype=np.int64)),
+    ):
+        for twin in (made, pickle.loads(pickle.dumps(made)), copy.deepcopy(made), made.model_copy()):
+            assert type(twin) is Named
+            assert twin == made
+            assert hash(twin) == hash(made)
 
 
 # ------------------------------------------------------------------------------------------- other doors
@@ -377,6 +400,12 @@ def test_cells_in_any_order_but_each_once() -> None:
     twice = TensorData([3, 1, 2], "int64", [2, 4], [0, 1, 3], [0, 2, 2])
     with pytest.raises(InvalidInputError, match=r"sparse_col_indices: cell \[1\]\[2\] is listed twice"):
         twice.to_numpy()
+    many = TensorData(range(6), "int64", [3, 4], [0, 3, 4, 6], [3, 0, 2, 1, 3, 3])
+    with pytest.raises(InvalidInputError, match=r"cell \[2\]\[3\] is listed twice"):
+        many.to_numpy()
+    again = TensorData(range(6), "int64", [3, 4], [0, 3, 4, 6], [3, 0, 3, 1, 3, 0])
+    with pytest.raises(InvalidInputError, match=r"cell \[0\]\[3\] is listed twice"):
+        again.to_numpy()
 
 
 def test_no_rows_and_no_columns() -> None:
