@@ -16,6 +16,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import numpy as np
@@ -173,12 +174,27 @@ class SampleLane:
             self.close(TinkerError(f"the client is closed: {error}"))
 
     def _admit(self) -> None:
-        """Let samples through until none waits. Only one worker is ever in here."""
+        """Let samples through until none waits. Only one worker is ever in here.
+
+        Submitting is for other workers, for that may take as long as a connection does; but a sample that
+        nobody waits behind goes from here, once somebody else may come in.
+        """
         while (sample := self._next()) is not None:
+            if not sample.admit():
+                continue
+            if self._leave():
+                self.poller.step_on_worker(sample.submit)
+                return
             try:
-                sample.admit()
-            except Exception as error:  # noqa: BLE001  # it is this sample's; the next may fare better
-                sample.fail(error)
+                self._workers.run(partial(self.poller.step_on_worker, sample.submit))
+            except RuntimeError as error:
+                sample.fail(TinkerError(f"the client is closed: {error}"))
+
+    def _leave(self) -> bool:
+        """Stop admitting, if nobody waits."""
+        with self._lock:
+            self._admitting = bool(self._queue)
+            return not self._admitting
 
     def _next(self) -> _Sample | None:
         with self._lock:
@@ -265,17 +281,39 @@ class _Sample:
 
     # -------------------------------------------------------------------------------------- admission
 
-    def admit(self) -> None:
-        """Wait for room, take the number and submit. Runs on the one worker that admits."""
-        admitted = self._take_place() and self._take_bytes() and self._take_permit()
-        if self.over:
+    def admit(self) -> bool:
+        """Wait for room and take the number; whether it is to be submitted. Runs on the one worker that
+        admits.
+        """
+        try:
+            admitted = self._take_place() and self._take_bytes() and self._take_permit()
+            if self._is_called_off():
+                return False
+            if not admitted:
+                self.fail(self._deadline_error())
+            elif self._number is None:
+                self._number = self._order.next_number()
+        except Exception as error:  # noqa: BLE001  # it is this sample's; the next may fare better
+            self.fail(error)
+            return False
+        return admitted
+
+    def submit(self) -> None:
+        """Send it. Runs on a worker."""
+        try:
+            if not self._is_called_off():
+                self._submit()
+        except Exception as error:  # noqa: BLE001  # whatever it was, somebody waits for the sample
+            self.fail(error)
+
+    def _is_called_off(self) -> bool:
+        """Whether it is over already; then it gives back what it holds."""
+        over = self.over
+        if over:
             self._give_back_permit(success=False)
             self._give_back_sending()
             self._give_back_place()
-        elif admitted:
-            self._submit()
-        else:
-            self.fail(self._deadline_error())
+        return over
 
     def _take_place(self) -> bool:
         if "place" in self._held:
@@ -306,8 +344,8 @@ class _Sample:
         return max(left_s, 0.0) if left_s < threading.TIMEOUT_MAX else None
 
     def _submit(self) -> None:
-        if self._number is None:
-            self._number = self._order.next_number()
+        assert self._number is not None  # noqa: S101  # drawn when it was admitted
+        if not self._body:
             self._body = wire_json.with_number(self._order.encode(self._order.request), self._number)
             self._key = self._lane.next_key()
         self._attempt += 1
