@@ -1,0 +1,152 @@
+"""Every gradient of the engine against differences of its loss, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from support.engine_models import LOSS_CONFIGS, SHAPES, VOCAB, busy_run, examples, tiny_weights
+
+from tinker_sync.local.engine import attention, head, training
+from tinker_sync.local.engine.lora import LoraSettings, targets
+from tinker_sync.local.engine.loss_inputs import Example, checked, rule_of, settled_config
+from tinker_sync.local.engine.training import TrainingRun
+
+STEP = 1e-5
+
+
+@dataclass
+class Differences:
+    """The loss of a run as a function of one parameter."""
+
+    run: TrainingRun
+    data: list[Example]
+    loss_fn: str
+
+    def loss(self) -> float:
+        config = LOSS_CONFIGS[self.loss_fn]
+        return self.run.forward(self.data, self.loss_fn, config).metrics["loss:sum"]
+
+    def slope(self, place: int) -> float:
+        flat, middle = self.run.params.flat, self.run.params.flat[place]
+        flat[place] = middle + STEP
+        above = self.loss()
+        flat[place] = middle - STEP
+        below = self.loss()
+        flat[place] = middle
+        return (above - below) / (2 * STEP)
+
+
+def places_of_every_kind(run: TrainingRun, each: int) -> list[int]:
+    """Some parameters out of every matrix of the adapter."""
+    rng = np.random.default_rng(5)
+    marks = TrainingRun(run.weights, run.params.settings).params
+    marks.flat[:] = np.arange(len(marks.flat))
+    chosen = [rng.choice(array.reshape(-1), each, replace=False) for array in marks.named().values()]
+    return np.concatenate(chosen).astype(int).tolist()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_kind_of_parameter(shape: str) -> None:
+    run = busy_run(tiny_weights(shape, dtype="float64"))
+    data = examples("cross_entropy")
+    run.forward_backward(data, "cross_entropy")
+    places = places_of_every_kind(run, 2)
+    names = {name for target in targets(run.weights.config, run.params.settings) for name in target.names}
+    assert len(places) == 2 * 2 * len(names) == 60
+    differences = Differences(run, data, "cross_entropy")
+    expected = [differences.slope(place) for place in places]
+    assert max(map(abs, expected)) > 0.1
+    np.testing.assert_allclose(run.grads.flat[places], expected, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("loss_fn", sorted(LOSS_CONFIGS.keys() - {"cispo", "gspo"}))
+def test_every_loss(loss_fn: str) -> None:
+    run = busy_run(tiny_weights(dtype="float64"))
+    data = examples(loss_fn)
+    run.forward_backward(data, loss_fn, LOSS_CONFIGS[loss_fn])
+    rng = np.random.default_rng(6)
+    places = rng.integers(0, len(run.params.flat), 12)
+    differences = Differences(run, data, loss_fn)
+    expected = [differences.slope(int(place)) for place in places]
+    np.testing.assert_allclose(run.grads.flat[places], expected, rtol=1e-4, atol=1e-7)
+
+
+# Differences would see through what these two hold still, so it is held still for them.
+@pytest.mark.parametrize("loss_fn", ["cispo", "gspo"])
+def test_losses_that_stop_gradients(loss_fn: str) -> None:
+    run, config = busy_run(tiny_weights(dtype="float64")), settled_config(loss_fn, LOSS_CONFIGS[loss_fn])
+    data = examples(loss_fn)
+    at = run.forward_backward(data, loss_fn, config).logprobs
+    held = [
+        checked(one, loss_fn, VOCAB).term(rule_of(loss_fn), p, config).slope[:, 0]
+        for one, p in zip(data, at, strict=True)
+    ]
+    assert any((slope == 0).any() for slope in held) == (loss_fn == "gspo")
+    linear = [
+        Example(one.tokens, {"target_tokens": one.inputs["target_tokens"], "weights": -slope})
+        for one, slope in zip(data, held, strict=True)
+    ]
+    differences = Differences(run, linear, "cross_entropy")
+    places = np.random.default_rng(9).integers(0, len(run.params.flat), 12)
+    expected = [differences.slope(int(place)) for place in places]
+    np.testing.assert_allclose(run.grads.flat[places], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "only", ["train_attn", "train_mlp", "train_unembed"], ids=lambda name: name.removeprefix("train_")
+)
+def test_adapters_of_one_part_only(only: str) -> None:
+    parts = {name: name == only for name in ("train_attn", "train_mlp", "train_unembed")}
+    run = busy_run(tiny_weights(dtype="float64"), LoraSettings(rank=2, **parts))
+    data = examples("cross_entropy")
+    run.forward_backward(data, "cross_entropy")
+    differences = Differences(run, data, "cross_entropy")
+    places = np.random.default_rng(7).integers(0, len(run.params.flat), 12)
+    expected = [differences.slope(int(place)) for place in places]
+    np.testing.assert_allclose(run.grads.flat[places], expected, rtol=1e-5, atol=1e-8)
+
+
+def test_several_candidates_for_each_position() -> None:
+    rng = np.random.default_rng(8)
+    tokens, targets_ = rng.integers(0, VOCAB, 7), rng.integers(0, VOCAB, (7, 3))
+    targets_[2] = 4  # the same candidate thrice
+    data = [
+        Example(tokens, {"target_tokens": targets_, "weights": rng.random((7, 3))}),
+        *examples("cross_entropy", (7, 12)),
+    ]
+    run = busy_run(tiny_weights(dtype="float64"))
+    run.forward_backward(data, "cross_entropy")
+    differences = Differences(run, data, "cross_entropy")
+    places = rng.integers(0, len(run.params.flat), 12)
+    expected = [differences.slope(int(place)) for place in places]
+    np.testing.assert_allclose(run.grads.flat[places], expected, rtol=1e-5, atol=1e-8)
+
+
+def test_long_sequences_small_blocks_and_small_batches_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = examples("cross_entropy", (70, 3, 41, 70))
+    run = busy_run(tiny_weights(dtype="float64"))
+    at_once = run.forward_backward(data, "cross_entropy")
+    whole = run.grads.flat.copy()
+    run.grads.flat[:] = 0
+    monkeypatch.setattr(attention, "TRAIN_BLOCK", 16)
+    monkeypatch.setattr(training, "BATCH_ROWS", 80)
+    monkeypatch.setattr(head, "BLOCK_CELLS", 10 * VOCAB)
+    monkeypatch.setattr(head, "KEPT_CELLS", 0)
+    in_pieces = run.forward_backward(data, "cross_entropy")
+    assert in_pieces.metrics["loss:sum"] == pytest.approx(at_once.metrics["loss:sum"], rel=1e-12)
+    np.testing.assert_allclose(run.grads.flat, whole, rtol=1e-9, atol=1e-12)
+
+
+def test_float32_agrees_with_float64() -> None:
+    data = examples("cross_entropy")
+    wide, narrow = (busy_run(tiny_weights(dtype=dtype)) for dtype in ("float64", "float32"))
+    narrow.params.flat[:] = wide.params.flat
+    wide.forward_backward(data, "cross_entropy")
+    narrow.forward_backward(data, "cross_entropy")
+    assert narrow.grads.flat.dtype == np.float32
+    error = np.linalg.norm(narrow.grads.flat - wide.grads.flat) / np.linalg.norm(wide.grads.flat)
+    assert error < 1e-5

@@ -1,0 +1,186 @@
+"""Each loss by its formula, its derivative by hand or by differences, and what its inputs are refused for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from support.engine_models import LOSS_CONFIGS, VOCAB, example
+
+from tinker_sync.local.engine.loss_inputs import Csr, Example, checked, rule_of, settled_config
+from tinker_sync.local.engine.losses import LOSSES, Term
+
+P = np.array([-1.0, -2.0, -0.5, -3.0])
+Q = np.array([-1.5, -1.0, -0.5, -2.5])
+A = np.array([2.0, 1.0, -1.0, -0.5])
+R = np.exp(P - Q)  # about 1.65, 0.37, 1, 0.61
+SAMPLED = {"logprobs": Q, "advantages": A}
+
+
+def term(loss_fn: str, inputs: dict[str, Any] | None = None, **config: float) -> Term:
+    return rule_of(loss_fn).compute(P, inputs or SAMPLED, settled_config(loss_fn, config))
+
+
+def test_cross_entropy() -> None:
+    weights = np.array([0.0, 1.0, 2.0, -1.0])
+    assert term("cross_entropy", {"weights": weights}).loss == pytest.approx(2.0 + 1.0 - 3.0)
+    assert term("cross_entropy", {"weights": weights}).slope.tolist() == (-weights).tolist()
+    assert rule_of("cross_entropy").compute(P, {}, {}).loss == pytest.approx(6.5)
+
+
+def test_importance_sampling() -> None:
+    found = term("importance_sampling")
+    assert found.loss == pytest.approx(-(R * A).sum())
+    np.testing.assert_allclose(found.slope, -R * A)
+
+
+def test_ppo_takes_the_lesser_and_stops_the_gradient_where_it_clips() -> None:
+    found = term("ppo")
+    assert found.loss == pytest.approx(-(1.2 * 2.0 + R[1] * 1.0 - 1.0 - 0.8 * 0.5))
+    # Too high with a positive advantage, and too low with a negative one, are clipped.
+    np.testing.assert_allclose(found.slope, [0.0, -R[1], 1.0, 0.0])
+
+
+def test_cispo_keeps_the_gradient_of_what_it_clips() -> None:
+    held = np.array([1.5, 0.5, 1.0, R[3]])
+    found = term("cispo", clip_low_threshold=0.5, clip_high_threshold=1.5)
+    assert found.loss == pytest.approx(-(held * P * A).sum())
+    np.testing.assert_allclose(found.slope, -held * A)
+
+
+def test_dro() -> None:
+    found = term("dro", beta=0.3)
+    assert found.loss == pytest.approx(-(P * A - 0.15 * (P - Q) ** 2).sum())
+    np.testing.assert_allclose(found.slope, -(A - 0.3 * (P - Q)))
+
+
+def test_gspo_has_one_ratio_for_the_sequence() -> None:
+    mask = np.array([0.0, 1.0, 1.0, 1.0])
+    ratio = math.exp((-1.0 + 0.0 - 0.5) / 3)
+    found = term(
+        "gspo", SAMPLED | {"sequence_ratio_mask": mask}, clip_low_threshold=0.8, clip_high_threshold=1.2
+    )
+    assert ratio == pytest.approx(0.6065, abs=1e-4)
+    # Below the threshold: the ratio counts for positive advantages, the threshold for negative ones.
+    assert found.loss == pytest.approx(-(ratio * 2.0 + ratio * 1.0 - 0.8 - 0.4))
+    np.testing.assert_allclose(found.slope, [-ratio * 2.0, -ratio, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("loss_fn", sorted(LOSSES.keys() - {"cispo", "gspo"}))
+def test_the_slope_is_the_derivative(loss_fn: str) -> None:
+    inputs = SAMPLED if loss_fn != "cross_entropy" else {"weights": A}
+    rule, config = rule_of(loss_fn), settled_config(loss_fn, LOSS_CONFIGS[loss_fn])
+    for place in range(len(P)):
+        step = np.zeros(len(P))
+        step[place] = 1e-6
+        above, below = (rule.compute(P + move, inputs, config).loss for move in (step, -step))
+        assert rule.compute(P, inputs, config).slope[place] == pytest.approx((above - below) / 2e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "defaults"),
+    [
+        ("cross_entropy", {}),
+        ("importance_sampling", {}),
+        ("ppo", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}),
+        ("cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
+        ("dro", {"beta": 0.05}),
+    ],
+)
+def test_defaults(loss_fn: str, defaults: dict[str, float]) -> None:
+    assert settled_config(loss_fn, None) == defaults
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "config", "complaint"),
+    [
+        ("gspo", {"clip_low_threshold": 0.8}, "clip_high_threshold: gspo needs it"),
+        ("gspo", {}, "clip_low_threshold: gspo needs it"),
+        ("ppo", {"beta": 0.1}, r"loss_fn_config\.beta: ppo knows clip_low_threshold, clip_high_threshold"),
+        ("cross_entropy", {"beta": 0.1}, "cross_entropy knows no settings"),
+        ("dro", {"beta": math.nan}, "beta: must be a finite number, got nan"),
+        ("dro", {"beta": "0.1"}, "beta: must be a finite number, got '0.1'"),
+        ("ppo", {"clip_low_threshold": 1.3}, "clip_low_threshold: 1.3 is above"),
+        ("sft", {}, "'sft' is unknown"),
+        ("stable_reinforce", {}, "only the hosted service records"),
+    ],
+)
+def test_configs_that_are_refused(loss_fn: str, config: dict[str, float], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        settled_config(loss_fn, config)
+
+
+def changed(loss_fn: str, **inputs: Any) -> Example:
+    good = example(np.random.default_rng(0), 4, loss_fn)
+    merged = {**good.inputs, **inputs}
+    return Example(good.tokens, {name: value for name, value in merged.items() if value is not None})
+
+
+F4 = np.ones(4, dtype=np.float32)
+T4 = np.arange(4)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "inputs", "complaint"),
+    [
+        ("cross_entropy", {"target_tokens": None}, "target_tokens: cross_entropy needs it"),
+        ("ppo", {"logprobs": None}, "logprobs: ppo needs it"),
+        ("cispo", {"advantages": None}, "advantages: cispo needs it"),
+        ("gspo", {"sequence_ratio_mask": None}, "sequence_ratio_mask: gspo needs it"),
+        ("gspo", {"sequence_ratio_mask": 0 * F4}, "sequence_ratio_mask: marks no token"),
+        ("dro", {"weights": F4}, "weights: dro takes only target_tokens, logprobs, advantages"),
+        ("ppo", {"logprobs": F4[:3]}, r"logprobs: shape \(3,\) differs from that of target_tokens, \(4,\)"),
+        ("ppo", {"advantages": F4 * np.nan}, "advantages: not all values are finite"),
+        ("ppo", {"advantages": F4 > 0}, "advantages: must be numbers, got bool"),
+        ("ppo", {"target_tokens": T4[:, None]}, r"target_tokens: ppo takes rank 1, got shape \(4, 1\)"),
+        ("cross_entropy", {"target_tokens": T4[:3]}, "target_tokens: 3 positions, but model_input has 4"),
+        ("cross_entropy", {"target_tokens": T4 + VOCAB}, f"target_tokens: .* outside of 0 … {VOCAB - 1}"),
+        ("cross_entropy", {"target_tokens": T4 - 1}, "target_tokens: a token id lies outside"),
+        ("cross_entropy", {"target_tokens": F4}, "target_tokens: token ids must be integers, got float32"),
+        ("cross_entropy", {"target_tokens": T4[:, None], "weights": None}, "weights: targets of rank 2"),
+        ("cross_entropy", {"target_tokens": T4[:, None]}, r"weights: shape \(4,\) differs"),
+    ],
+)
+def test_inputs_that_are_refused(loss_fn: str, inputs: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=rf"^data\[2\]\.{complaint}"):
+        checked(changed(loss_fn, **inputs), loss_fn, VOCAB, "data[2].")
+
+
+@pytest.mark.parametrize(
+    ("crow", "col", "complaint"),
+    [
+        ([0, 1], [0], "row pointers do not fit"),
+        ([0, 2, 1, 2, 2], [0, 1], "row pointers do not fit"),
+        ([0, 1, 1, 1, 1], [3], "column lies outside of 0 … 2"),
+    ],
+)
+def test_sparse_inputs_that_are_refused(crow: list[int], col: list[int], complaint: str) -> None:
+    sparse = Csr(np.ones(len(col), dtype=np.int64), np.array(crow), np.array(col), (4, 3))
+    with pytest.raises(ValueError, match=f"target_tokens: .*{complaint}"):
+        checked(changed("cross_entropy", target_tokens=sparse, weights=sparse), "cross_entropy", VOCAB)
+
+
+def csr(dense: np.ndarray[Any, Any]) -> Csr:
+    crow = np.concatenate([[0], np.count_nonzero(dense, axis=1).cumsum()])
+    return Csr(dense[dense != 0], crow, np.nonzero(dense)[1], dense.shape)
+
+
+def test_sparse_targets_equal_dense_ones_and_padding_is_zero() -> None:
+    targets = np.array([[3, 5], [0, 7], [2, 0], [0, 0]])
+    weights = np.array([[0.5, 0.5], [1.0, 2.0], [3.0, 0.0], [0.0, 0.0]])  # one token 0 has a weight
+    tokens = T4
+    both = [
+        checked(Example(tokens, {"target_tokens": target, "weights": weight}), "cross_entropy", VOCAB)
+        for target, weight in ((targets, weights), (csr(targets), csr(weights)))
+    ]
+    p = -np.arange(1.0, 9.0).reshape(4, 2)
+    rule = rule_of("cross_entropy")
+    dense, sparse = (one.term(rule, p, {}) for one in both)
+    assert dense.loss == sparse.loss == pytest.approx(-(p * weights).sum())
+    assert dense.slope.tolist() == sparse.slope.tolist()
+    shown = both[1].output(p)
+    assert shown.dtype == np.float32
+    assert shown.tolist() == [[-1, -2], [-3, -4], [-5, 0], [0, 0]]
+    assert both[0].output(p).tolist() == p.tolist()

@@ -1,0 +1,106 @@
+"""From hidden states to log-probabilities of target tokens and back, a few rows at a time.
+
+Rows are handled in blocks that fit a cache. While a whole batch is small its exponentials are kept for the
+way back; else they are computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from tinker_sync.local.engine._arrays import Array
+from tinker_sync.local.engine.lora import LoraParams, Route, adapted, adapted_backward
+from tinker_sync.local.engine.model import Weights
+
+BLOCK_CELLS = 1 << 18
+"""Logits handled at once: one megabyte, about what a core has for itself."""
+
+KEPT_CELLS = 1 << 25
+"""Up to this many exponentials are kept: 128 MB."""
+
+
+def logits(weights: Weights, hidden: Array, routes: Sequence[Route]) -> Array:
+    """The logits of rows."""
+    return adapted(hidden, weights.head, routes, "head")
+
+
+def log_softmax(rows: Array) -> Array:
+    """Log-probabilities of rows of logits, in place.
+
+    >>> np.exp(log_softmax(np.array([[0.0, 0.0]]))).tolist()
+    [[0.5, 0.5]]
+    """
+    rows -= rows.max(axis=1, keepdims=True)
+    rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
+    return rows
+
+
+def blocks(weights: Weights, rows: int) -> list[slice]:
+    """How many rows at once."""
+    size = max(8, BLOCK_CELLS // weights.config.vocab_size)
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+@attrs.define(eq=False)
+class HeadTape:
+    """The rows that were scored, and their probabilities where they were few."""
+
+    hidden: Array
+    targets: Array
+    kept: list[Array] | None
+
+
+def target_logprobs(
+    weights: Weights, hidden: Array, targets: Array, params: LoraParams | None, *, keep: bool = False
+) -> tuple[Array, HeadTape]:
+    """Log-probabilities of `targets[row, candidate]` at each row of hidden states."""
+    p = np.empty(targets.shape, dtype=weights.dtype)
+    keep = keep and len(hidden) * weights.config.vocab_size <= KEPT_CELLS
+    tape = HeadTape(hidden, targets, [] if keep else None)
+    for block in blocks(weights, len(hidden)):
+        p[block], probabilities = _block(weights, hidden[block], targets[block], params)
+        if tape.kept is not None:
+            tape.kept.append(probabilities)
+    return p, tape
+
+
+def _block(weights: Weights, hidden: Array, targets: Array, params: LoraParams | None) -> tuple[Array, Array]:
+    """Log-probabilities of the targets, and the probabilities of everything."""
+    rows = logits(weights, hidden, (Route(params),))
+    rows -= rows.max(axis=1, keepdims=True)
+    p = np.take_along_axis(rows, targets, axis=1)
+    np.exp(rows, out=rows)
+    total = rows.sum(axis=1, keepdims=True)
+    p -= np.log(total)
+    rows /= total
+    return p, rows
+
+
+def target_logprobs_backward(
+    weights: Weights, tape: HeadTape, dp: Array, params: LoraParams, grads: LoraParams
+) -> Array:
+    """The gradient of the hidden states. The tape is used up."""
+    dhidden = np.zeros_like(tape.hidden)
+    for number, block in enumerate(blocks(weights, len(dp))):
+        rows = np.flatnonzero(
+            dp[block].any(axis=1)
+        )  # tokens without weight, such as those of a prompt, cost nothing
+        if not len(rows):
+            continue
+        whole = len(rows) == block.stop - block.start
+        hidden, targets, slope = (
+            x[block] if whole else x[block][rows] for x in (tape.hidden, tape.targets, dp)
+        )
+        if tape.kept is not None:
+            dlogits = tape.kept[number] if whole else tape.kept[number][rows]
+        else:
+            dlogits = _block(weights, hidden, targets, params)[1]
+        dlogits *= -slope.sum(axis=1, keepdims=True)
+        each = np.arange(len(slope))
+        for column in range(slope.shape[1]):
+            dlogits[each, targets[:, column]] += slope[:, column]
+        dhidden[block.start + rows] = adapted_backward(dlogits, hidden, weights.head, params, grads, "head")
+    return dhidden

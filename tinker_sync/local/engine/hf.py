@@ -1,0 +1,203 @@
+"""Base models from Hugging Face directories: `config.json` and safetensors files, Qwen3 and Llama 3 layouts.
+
+The only module of the engine that reads files. What the engine cannot compute exactly is refused rather than
+approximated; every complaint is a ValueError that names the file.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from tinker_sync.local.engine._arrays import Array
+from tinker_sync.local.engine.model import ModelConfig, RopeScaling, Weights, make_layer
+
+_HEADER_LIMIT_BYTES = 100_000_000
+"""What the format itself allows."""
+
+_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+
+
+def load_config(directory: str | Path) -> ModelConfig:
+    """The shape of the model in a directory.
+
+    Raises:
+        ValueError: the file is damaged, or the model is of a kind the engine does not compute.
+        OSError: there is no such file.
+    """
+    path = Path(directory) / "config.json"
+    tree = _read_json(path)
+    try:
+        return _config(tree)
+    except (KeyError, TypeError, AttributeError) as problem:
+        raise ValueError(f"{path}: {problem!r}") from problem
+    except ValueError as problem:
+        raise ValueError(f"{path}: {problem}") from problem
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise ValueError(f"{path}: {problem}") from problem
+    if not isinstance(tree, dict):
+        raise ValueError(f"{path}: must hold an object")  # noqa: TRY004  # damage in a file
+    return tree
+
+
+def _config(tree: Mapping[str, Any]) -> ModelConfig:
+    kind = tree.get("model_type")
+    if kind not in ("qwen3", "llama"):
+        raise ValueError(f"model_type {kind!r} is neither qwen3 nor llama")
+    if tree.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"hidden_act {tree['hidden_act']!r} is not silu")
+    for name in ("attention_bias", "mlp_bias", "use_sliding_window"):
+        if tree.get(name):
+            raise ValueError(f"{name} is not supported")
+    heads = int(tree["num_attention_heads"])
+    # Newer files hold everything about the rotation in one place.
+    rope = dict(tree.get("rope_scaling") or {}) | dict(tree.get("rope_parameters") or {})
+    theta = rope.get("rope_theta") or tree.get("rope_theta") or 10000.0
+    return ModelConfig(
+        vocab_size=int(tree["vocab_size"]),
+        hidden_size=int(tree["hidden_size"]),
+        layers=int(tree["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=int(tree.get("num_key_value_heads") or heads),
+        head_dim=int(tree.get("head_dim") or int(tree["hidden_size"]) // heads),
+        mlp_size=int(tree["intermediate_size"]),
+        rope_theta=float(theta),
+        rope_scaling=_rope_scaling(rope),
+        norm_eps=float(tree.get("rms_norm_eps", 1e-6)),
+        qk_norm=kind == "qwen3",
+        tied=bool(tree.get("tie_word_embeddings", False)),
+        max_positions=int(tree.get("max_position_embeddings", 32768)),
+    )
+
+
+def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ValueError(f"rope_type {kind!r} is neither default nor llama3")
+    return RopeScaling(
+        factor=float(rope["factor"]),
+        low_freq_factor=float(rope["low_freq_factor"]),
+        high_freq_factor=float(rope["high_freq_factor"]),
+        original_max_positions=int(rope["original_max_position_embeddings"]),
+    )
+
+
+def read_safetensors(path: str | Path) -> dict[str, Array]:
+    """Every tensor of a file, as float32 (float64 stays what it is).
+
+    Raises:
+        ValueError: the file is damaged or holds numbers of another kind.
+    """
+    with Path(path).open("rb") as file:
+        try:
+            return _tensors(file)
+        except (KeyError, TypeError, AttributeError, struct.error) as problem:
+            raise ValueError(f"{path}: its header is damaged ({problem!r})") from problem
+        except ValueError as problem:
+            raise ValueError(f"{path}: {problem}") from problem
+
+
+def _tensors(file: BinaryIO) -> dict[str, Array]:
+    (size,) = struct.unpack("<Q", file.read(8))
+    if size > _HEADER_LIMIT_BYTES:
+        raise ValueError(f"its header claims {size} bytes")
+    header = json.loads(file.read(size).decode("utf-8"))
+    header.pop("__metadata__", None)
+    return {name: _tensor(file, 8 + size, name, entry) for name, entry in header.items()}
+
+
+def _tensor(file: BinaryIO, base: int, name: str, entry: Mapping[str, Any]) -> Array:
+    start, end = entry["data_offsets"]
+    if entry["dtype"] not in _DTYPES:
+        raise ValueError(f"{name} holds {entry['dtype']}, not one of {', '.join(_DTYPES)}")
+    dtype = np.dtype(_DTYPES[entry["dtype"]])
+    shape = tuple(int(size) for size in entry["shape"])
+    count = int(np.prod(shape, dtype=np.int64))
+    if not 0 <= start <= end or end - start != count * dtype.itemsize:
+        raise ValueError(f"{name} has {end - start} bytes for shape {shape}")
+    file.seek(base + start)
+    data = file.read(end - start)
+    if len(data) != end - start:
+        raise ValueError(f"it ends inside of {name}")
+    array = np.frombuffer(data, dtype=dtype).reshape(shape)
+    if entry["dtype"] == "BF16":  # the upper half of a float32
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float64 if entry["dtype"] == "F64" else np.float32)
+
+
+def load_weights(directory: str | Path) -> Weights:
+    """The base model in a directory, in float32.
+
+    Raises:
+        ValueError: a file is damaged, a tensor is missing or has another shape than the config says.
+        OSError: a file is missing.
+    """
+    directory = Path(directory)
+    config = load_config(directory)
+    tensors: dict[str, Array] = {}
+    for path in _files(directory):
+        tensors |= read_safetensors(path)
+    try:
+        return _weights(config, tensors)
+    except KeyError as problem:
+        raise ValueError(f"{directory}: there is no tensor {problem}") from problem
+    except ValueError as problem:
+        raise ValueError(f"{directory}: {problem}") from problem
+
+
+def _files(directory: Path) -> list[Path]:
+    index = directory / "model.safetensors.index.json"
+    if not index.exists():
+        return [directory / "model.safetensors"]
+    names = _read_json(index).get("weight_map")
+    if not isinstance(names, dict):
+        raise ValueError(f"{index}: has no weight_map")  # noqa: TRY004  # damage in a file
+    files = sorted({str(name) for name in names.values()})
+    for name in files:
+        if Path(name).name != name or name == "..":
+            raise ValueError(f"{index}: {name!r} is not the name of a file beside it")
+    return [directory / name for name in files]
+
+
+def _weights(config: ModelConfig, tensors: Mapping[str, Array]) -> Weights:
+    def one(name: str) -> Array:
+        return tensors[name].astype(np.float32, copy=False)
+
+    def joined(*names: str) -> Array:
+        return np.concatenate([one(name) for name in names])
+
+    layers = []
+    for number in range(config.layers):
+        layer = f"model.layers.{number}"
+        attn, feed = f"{layer}.self_attn", f"{layer}.mlp"
+        arrays = {
+            "attn_norm": one(f"{layer}.input_layernorm.weight"),
+            "qkv": joined(*(f"{attn}.{part}_proj.weight" for part in "qkv")),
+            "out": one(f"{attn}.o_proj.weight"),
+            "mlp_norm": one(f"{layer}.post_attention_layernorm.weight"),
+            "gate_up": joined(f"{feed}.gate_proj.weight", f"{feed}.up_proj.weight"),
+            "down": one(f"{feed}.down_proj.weight"),
+        }
+        if config.qk_norm:
+            arrays |= {f"{part}_norm": one(f"{attn}.{part}_norm.weight") for part in "qk"}
+        layers.append(make_layer(arrays))
+    embedding = one("model.embed_tokens.weight")
+    return Weights(
+        config=config,
+        embedding=embedding,
+        layers=tuple(layers),
+        final_norm=one("model.norm.weight"),
+        head=embedding if config.tied else one("lm_head.weight"),
+    )

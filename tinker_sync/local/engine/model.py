@@ -1,0 +1,199 @@
+"""What a decoder is made of: its shape (`ModelConfig`) and its frozen base weights (`Weights`).
+
+Matrices are kept as Hugging Face files have them, one row for each output, with what is applied to the same
+input joined into one matrix: query, key and value; gate and up. Weights are read-only and shared by
+everything that trains or samples over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+import numpy as np
+
+from tinker_sync.local.engine._arrays import Array
+
+
+@attrs.frozen(kw_only=True)
+class RopeScaling:
+    """How Llama 3 stretches the rotary embedding beyond the length it was first trained with."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+@attrs.frozen(kw_only=True)
+class ModelConfig:
+    """The shape of a decoder: Qwen3 with `qk_norm`, Llama 3 without.
+
+    >>> size = {"vocab_size": 96, "hidden_size": 32, "layers": 2, "mlp_size": 48}
+    >>> config = ModelConfig(heads=4, kv_heads=2, head_dim=8, **size)
+    >>> config.query_size, config.kv_size
+    (32, 16)
+    """
+
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_size: int
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = 1e-6
+    qk_norm: bool = True
+    tied: bool = True
+    max_positions: int = 32768
+
+    def __attrs_post_init__(self) -> None:
+        for field in ("vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim", "mlp_size"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}: must be positive, got {getattr(self, field)}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads: {self.heads} heads do not divide among {self.kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim: must be even to be rotated, got {self.head_dim}")
+
+    @property
+    def query_size(self) -> int:
+        """Width of all heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key heads together, and of all value heads."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def group_size(self) -> int:
+        """How many query heads share a key head."""
+        return self.heads // self.kv_heads
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Layer:
+    """The weights of one layer. `qkv` and `gate_up` are joined by rows."""
+
+    attn_norm: Array
+    qkv: Array
+    q_norm: Array | None
+    k_norm: Array | None
+    out: Array
+    mlp_norm: Array
+    gate_up: Array
+    down: Array
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Weights:
+    """A base model, frozen. `head` is `embedding` itself when they are tied.
+
+    >>> size = {"vocab_size": 96, "hidden_size": 32, "layers": 2, "mlp_size": 48}
+    >>> config = ModelConfig(heads=4, kv_heads=2, head_dim=8, **size)
+    >>> weights = random_weights(config, seed=0)
+    >>> weights.head is weights.embedding, weights.embedding.flags.writeable, weights.count
+    (True, False, 18624)
+    """
+
+    config: ModelConfig
+    embedding: Array
+    layers: tuple[Layer, ...]
+    final_norm: Array
+    head: Array
+
+    def __attrs_post_init__(self) -> None:
+        _check_shapes(self)
+        for array in self.arrays():
+            array.setflags(write=False)
+
+    def arrays(self) -> list[Array]:
+        """Every array once."""
+        found = [self.embedding, self.final_norm]
+        if self.head is not self.embedding:
+            found.append(self.head)
+        for layer in self.layers:
+            found += [array for array in attrs.astuple(layer, recurse=False) if array is not None]
+        return found
+
+    @property
+    def count(self) -> int:
+        """How many parameters there are."""
+        return sum(array.size for array in self.arrays())
+
+    @property
+    def dtype(self) -> np.dtype[np.floating]:
+        """float32; float64 where gradients are checked."""
+        return self.embedding.dtype
+
+
+def layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every field of a `Layer` that the config asks for."""
+    hidden, head_dim = config.hidden_size, config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "attn_norm": (hidden,),
+        "qkv": (config.query_size + 2 * config.kv_size, hidden),
+        "out": (hidden, config.query_size),
+        "mlp_norm": (hidden,),
+        "gate_up": (2 * config.mlp_size, hidden),
+        "down": (hidden, config.mlp_size),
+    }
+    return shapes | ({"q_norm": (head_dim,), "k_norm": (head_dim,)} if config.qk_norm else {})
+
+
+def _check_shapes(weights: Weights) -> None:
+    config = weights.config
+    vocab = (config.vocab_size, config.hidden_size)
+    want: list[tuple[str, Array | None, tuple[int, ...] | None]] = [
+        ("embedding", weights.embedding, vocab),
+        ("head", weights.head, vocab),
+        ("final_norm", weights.final_norm, (config.hidden_size,)),
+    ]
+    shapes = layer_shapes(config)
+    for number, layer in enumerate(weights.layers):
+        fields = attrs.fields_dict(Layer)
+        want += [(f"layers[{number}].{name}", getattr(layer, name), shapes.get(name)) for name in fields]
+    for name, array, shape in want:
+        got = None if array is None else array.shape
+        if got != shape:
+            raise ValueError(f"{name}: expected shape {shape}, got {got}")
+    if len(weights.layers) != config.layers:
+        raise ValueError(f"layers: expected {config.layers}, got {len(weights.layers)}")
+
+
+def make_layer(arrays: Mapping[str, Array]) -> Layer:
+    """A layer of arrays by field; without `q_norm` and `k_norm` it has none."""
+    return Layer(**{"q_norm": None, "k_norm": None, **arrays})  # type: ignore[arg-type]  # by name
+
+
+def random_weights(config: ModelConfig, *, seed: int, scale: float = 0.02, dtype: str = "float32") -> Weights:
+    """Weights to start a base model from: normal with deviation `scale`, norms one.
+
+    >>> size = {"vocab_size": 96, "hidden_size": 32, "layers": 1, "mlp_size": 48}
+    >>> config = ModelConfig(heads=4, kv_heads=2, head_dim=8, **size)
+    >>> float(random_weights(config, seed=1).layers[0].attn_norm.mean())
+    1.0
+    """
+    rng = np.random.default_rng(seed)
+
+    def draw(name: str, shape: tuple[int, ...]) -> Array:
+        if name.endswith("norm"):
+            return np.ones(shape, dtype=dtype)
+        return (rng.standard_normal(shape) * scale).astype(dtype)
+
+    vocab = (config.vocab_size, config.hidden_size)
+    embedding = draw("embedding", vocab)
+    shapes = layer_shapes(config)
+    layers = tuple(
+        make_layer({name: draw(name, shape) for name, shape in shapes.items()}) for _ in range(config.layers)
+    )
+    return Weights(
+        config=config,
+        embedding=embedding,
+        layers=layers,
+        final_norm=draw("final_norm", (config.hidden_size,)),
+        head=embedding if config.tied else draw("head", vocab),
+    )

@@ -1,0 +1,125 @@
+"""The pieces between the matrix products, forward and backward: norm, rotation, gated activation.
+
+Pure functions on float32 (or float64) arrays. What is called `d...` is the gradient of the loss with respect
+to the thing named.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from tinker_sync.local.engine._arrays import Array
+from tinker_sync.local.engine.model import ModelConfig
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> tuple[Array, Array]:
+    """Rows scaled to a mean square of one, times `weight`; and the scale of each row.
+
+    >>> rms_norm(np.array([[3.0, 4.0]]), np.ones(2), 0.0)[0].round(4).tolist()
+    [[0.8485, 1.1314]]
+    """
+    scale = np.einsum("...i,...i->...", x, x)
+    scale /= x.shape[-1]
+    scale += eps
+    np.sqrt(scale, out=scale)
+    np.reciprocal(scale, out=scale)
+    y = x * scale[..., None]
+    y *= weight
+    return y, scale
+
+
+def rms_norm_backward(dy: Array, x: Array, scale: Array, weight: Array) -> Array:
+    """The gradient of the input of `rms_norm`."""
+    dx = dy * weight
+    along = np.einsum("...i,...i->...", dx, x)
+    along *= scale * scale
+    along /= x.shape[-1]
+    dx -= x * along[..., None]
+    dx *= scale[..., None]
+    return dx
+
+
+class Rotation(NamedTuple):
+    """Cosine and sine for each row and half of a head."""
+
+    cos: Array
+    sin: Array
+
+
+def frequencies(config: ModelConfig) -> Array:
+    """The angle by which each pair of a head turns from one position to the next."""
+    exponent = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
+    base = (1.0 / config.rope_theta**exponent).astype(np.float32)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return base
+    wavelength = 2 * math.pi / base.astype(np.float64)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    smooth = np.clip((scaling.original_max_positions / wavelength - low) / (high - low), 0.0, 1.0)
+    return ((1 - smooth) * base / scaling.factor + smooth * base).astype(np.float32)
+
+
+def rotation(config: ModelConfig, positions: Array, dtype: np.dtype[np.floating]) -> Rotation:
+    """The rotary embedding at these positions. Angles are rounded to float32, as the models were trained."""
+    angles = (positions.astype(np.float32)[:, None] * frequencies(config)).astype(dtype)
+    return Rotation(np.cos(angles), np.sin(angles))
+
+
+def rotate(x: Array, turn: Rotation, *, back: bool = False) -> Array:
+    """Turn heads `[rows, heads, head_dim]`, or turn them back, which is also the gradient."""
+    half = x.shape[-1] // 2
+    cos, sin = turn.cos[:, None], turn.sin[:, None]
+    left, right = x[..., :half], x[..., half:]
+    y = np.empty(x.shape, dtype=x.dtype)
+    one, two = (right * sin, left * sin)
+    np.multiply(left, cos, out=y[..., :half])
+    np.multiply(right, cos, out=y[..., half:])
+    if back:
+        y[..., :half] += one
+        y[..., half:] -= two
+    else:
+        y[..., :half] -= one
+        y[..., half:] += two
+    return y
+
+
+def _sigmoid(x: Array) -> Array:
+    """By tanh, which cannot overflow."""
+    y = x * 0.5
+    np.tanh(y, out=y)
+    y += 1
+    y *= 0.5
+    return y
+
+
+def swiglu(gate_up: Array) -> Array:
+    """`silu(gate) * up` of a joined pair.
+
+    >>> float(swiglu(np.array([[2.0, 3.0]]))[0, 0].round(4))
+    5.2848
+    """
+    half = gate_up.shape[1] // 2
+    y = _sigmoid(gate_up[:, :half])
+    y *= gate_up[:, :half]
+    y *= gate_up[:, half:]
+    return y
+
+
+def swiglu_backward(dy: Array, gate_up: Array) -> Array:
+    """The gradient of the joined pair."""
+    half = gate_up.shape[1] // 2
+    gate, up = gate_up[:, :half], gate_up[:, half:]
+    slope = _sigmoid(gate)
+    silu = slope * gate
+    joined = np.empty(gate_up.shape, dtype=gate_up.dtype)
+    np.multiply(dy, silu, out=joined[:, half:])
+    # silu' = s + silu * (1 - s)
+    rest = 1 - slope
+    rest *= silu
+    slope += rest
+    slope *= up
+    np.multiply(dy, slope, out=joined[:, :half])
+    return joined

@@ -1,0 +1,201 @@
+"""A training run: one adapter over shared base weights, its gradients and its optimizer.
+
+Not thread-safe; whoever owns a run calls it from one thread at a time. Any number of runs share one
+`Weights`. Equal calls give equal numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import attrs
+import numpy as np
+
+from tinker_sync.local.engine._arrays import Array, padded_count
+from tinker_sync.local.engine.attention import Span
+from tinker_sync.local.engine.decoder import Tape, backward, packed_states
+from tinker_sync.local.engine.head import target_logprobs, target_logprobs_backward
+from tinker_sync.local.engine.lora import LoraParams, LoraSettings
+from tinker_sync.local.engine.loss_inputs import Checked, Example, checked, rule_of, settled_config
+from tinker_sync.local.engine.losses import LossRule
+from tinker_sync.local.engine.model import Weights
+from tinker_sync.local.engine.optim import AdamSettings, AdamState
+
+BATCH_ROWS = 1024
+"""Rows that go through the model at once: what a layer makes of them stays near the processor."""
+
+LENGTH_STEP = 8
+"""Sequences are padded to a multiple of this, so that those of about one length go together."""
+
+
+@attrs.frozen(eq=False)
+class LossOutput:
+    """What a pass gives: for each datum the log-probabilities of its targets, and the metrics."""
+
+    logprobs: list[Array]
+    metrics: dict[str, float]
+
+
+class _Pack(NamedTuple):
+    """Some data laid out one after another: `places[i]` are the rows of `data[i]`."""
+
+    data: list[Checked]
+    places: list[slice]
+    spans: list[Span]
+    tokens: Array
+    positions: Array
+
+
+class TrainingRun:
+    """One adapter that learns.
+
+    >>> from tinker_sync.local.engine.model import ModelConfig, random_weights
+    >>> size = {"vocab_size": 9, "hidden_size": 8, "layers": 1, "mlp_size": 8}
+    >>> config = ModelConfig(heads=2, kv_heads=1, head_dim=4, **size)
+    >>> run = TrainingRun(random_weights(config, seed=0), LoraSettings(rank=2))
+    >>> data = [Example(np.array([1, 2, 3]), {"target_tokens": np.array([2, 3, 4])})]
+    >>> before = run.forward_backward(data, "cross_entropy").metrics["loss:sum"]
+    >>> norm = run.optim_step(AdamSettings(learning_rate=0.1))
+    >>> run.forward(data, "cross_entropy").metrics["loss:sum"] < before
+    True
+    """
+
+    def __init__(self, weights: Weights, settings: LoraSettings) -> None:
+        self.weights = weights
+        self.params = LoraParams.start(weights.config, settings, weights.dtype)
+        self.grads = LoraParams.zeros(weights.config, settings, weights.dtype)
+        self.optimizer = AdamState.start(self.params.flat)
+
+    def forward(
+        self, data: Sequence[Example], loss_fn: str, config: Mapping[str, float] | None = None
+    ) -> LossOutput:
+        """The loss and log-probabilities, without gradients."""
+        return self._pass(data, loss_fn, config, None)
+
+    def forward_backward(
+        self, data: Sequence[Example], loss_fn: str, config: Mapping[str, float] | None = None
+    ) -> LossOutput:
+        """The same, and the gradients added to those that wait for `optim_step`.
+
+        Args:
+            data: The data; the loss is the sum over them.
+            loss_fn: Name of the loss.
+            config: What differs from the loss's defaults.
+
+        Raises:
+            ValueError: something is wrong with an input, which is named; nothing was changed.
+        """
+        grads = LoraParams.zeros(self.weights.config, self.params.settings, self.weights.dtype)
+        output = self._pass(data, loss_fn, config, grads)
+        if not np.isfinite(grads.flat).all():
+            raise ValueError(
+                "logprobs, advantages, weights: too large or too far from the model's for a gradient"
+            )
+        self.grads.flat += grads.flat
+        return output
+
+    def optim_step(self, settings: AdamSettings) -> float:
+        """One step of AdamW, then gradients of zero. Without gradients it is a step with zeros.
+
+        Returns:
+            The norm of the gradients before clipping.
+        """
+        norm = self.optimizer.step(self.params.flat, self.grads.flat, settings)
+        self.grads.flat[...] = 0
+        return norm
+
+    def _pass(
+        self,
+        data: Sequence[Example],
+        loss_fn: str,
+        given: Mapping[str, float] | None,
+        grads: LoraParams | None,
+    ) -> LossOutput:
+        rule, config = rule_of(loss_fn), settled_config(loss_fn, given)
+        ready = [self._checked(item, loss_fn, number) for number, item in enumerate(data)]
+        logprobs: list[Array] = [np.empty(0, dtype=np.float32)] * len(ready)
+        losses = [0.0] * len(ready)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for members in _batches([len(one.tokens) for one in ready]):
+                pack = _packed([ready[number] for number in members])
+                for number, p, loss in self._work(pack, rule, config, grads):
+                    logprobs[members[number]], losses[members[number]] = p, loss
+        return LossOutput(logprobs, {"loss:sum": float(sum(losses))})
+
+    def _checked(self, item: Example, loss_fn: str, number: int) -> Checked:
+        config = self.weights.config
+        one = checked(item, loss_fn, config.vocab_size, f"data[{number}].")
+        if len(one.tokens) > config.max_positions:
+            got, most = len(one.tokens), config.max_positions
+            raise ValueError(f"data[{number}].model_input: {got} tokens, the model takes {most}")
+        return one
+
+    def _work(
+        self, pack: _Pack, rule: LossRule, config: Mapping[str, float], grads: LoraParams | None
+    ) -> Iterator[tuple[int, Array, float]]:
+        """Number in the pack, output and loss of each datum; adds to `grads` if there are any."""
+        tape = Tape(pack.spans, recording=grads is not None)
+        hidden = packed_states(self.weights, pack.tokens, pack.positions, self.params, tape)
+        dhidden = np.zeros_like(hidden)
+        for members, rows in _by_width(pack):
+            targets = np.concatenate([pack.data[number].targets for number in members])
+            p, head_tape = target_logprobs(
+                self.weights, hidden[rows], targets, self.params, keep=grads is not None
+            )
+            slopes, start = np.empty(p.shape, dtype=p.dtype), 0
+            for number in members:
+                one = pack.data[number]
+                part = slice(start, start + len(one.tokens))
+                term = one.term(rule, p[part], config)
+                slopes[part] = term.slope
+                yield number, one.output(p[part]), term.loss
+                start = part.stop
+            if grads is not None:
+                dhidden[rows] = target_logprobs_backward(self.weights, head_tape, slopes, self.params, grads)
+        if grads is not None:
+            backward(self.weights, tape, pack.positions, dhidden, self.params, grads)
+
+
+def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Which data go together: of like lengths, longest first, and otherwise as they came."""
+    padded = [padded_count(length, LENGTH_STEP) for length in lengths]
+    members: list[int] = []
+    rows = 0
+    for number in sorted(range(len(padded)), key=lambda number: -padded[number]):
+        if members and rows + padded[number] > BATCH_ROWS:
+            yield members
+            members, rows = [], 0
+        members.append(number)
+        rows += padded[number]
+    if members:
+        yield members
+
+
+def _packed(data: list[Checked]) -> _Pack:
+    """The data one after another, each padded at its end; neighbours of one length make a span."""
+    lengths = [padded_count(len(one.tokens), LENGTH_STEP) for one in data]
+    tokens = np.zeros(sum(lengths), dtype=np.int64)
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    places: list[slice] = []
+    spans: list[Span] = []
+    start = 0
+    for one, length in zip(data, lengths, strict=True):
+        places.append(slice(start, start + len(one.tokens)))
+        tokens[places[-1]] = one.tokens
+        if spans and spans[-1].length == length:
+            spans[-1] = spans[-1]._replace(sequences=spans[-1].sequences + 1)
+        else:
+            spans.append(Span(start, 1, length))
+        start += length
+    return _Pack(data, places, spans, tokens, positions)
+
+
+def _by_width(pack: _Pack) -> Iterator[tuple[list[int], Array]]:
+    """The data with equally many candidates for each token, and the rows of their real tokens."""
+    widths: dict[int, list[int]] = {}
+    for number, one in enumerate(pack.data):
+        widths.setdefault(one.targets.shape[1], []).append(number)
+    for members in widths.values():
+        places = (pack.places[number] for number in members)
+        yield members, np.concatenate([np.arange(place.start, place.stop) for place in places])
