@@ -185,14 +185,16 @@ def test_a_server_that_falls_over_the_probe_is_not_asked_for_minutes() -> None:
 
 def test_a_connection_dropped_without_a_word_costs_nothing() -> None:
     """The server hangs up behind an answer; the next call is one that may not be sent twice."""
-    with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
+    stumbled = Answer(500, b"Internal Server Error", content_type="text/plain; charset=utf-8", hang_up=True)
+    with StubServer(open_servers.TxLike()) as stub, hasty_service(stub, open_server=True) as client:
         trainer = client.create_lora_training_client("stub/model")
-        model = {"type": "get_info", "model_data": {}, "model_id": trainer.model_id}
-        for _ in range(3):
-            stub.script("/get_info", Answer(body=model, hang_up=True))
+        for _ in range(5):
+            stub.script("/get_info", stumbled)
             trainer.get_info()
+            stub.script("/retrieve_future", stumbled)
             trainer.forward_backward([datum(1, 2)], "cross_entropy").result(PATIENCE_S)
-        assert len(stub.asked("/forward_backward")) == 3
+            trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+        assert len(stub.asked("/forward_backward")) == 5
 
 
 def test_no_forward_pass_where_there_is_no_call_for_it() -> None:
