@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from tinker_sync._secret import Secret, mask_text
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.errors import APIResponseValidationError, WireError
+from tinker_sync.runtime.failures import hush
 from tinker_sync.transport.call import Call, Reply
 from tinker_sync.types._model import Model
 from tinker_sync.wire import json as wire_json
@@ -75,8 +77,13 @@ def _timeout(row: Endpoint, settings: Settings) -> Timeout | None:
     return Timeout(connect=settings.timeout.connect, read=row.timeout_s, idle=settings.timeout.idle)
 
 
-def read_reply(name: str, reply: Reply) -> Any:
+def read_reply(name: str, reply: Reply, secrets: Callable[[], Iterable[Secret]] = tuple) -> Any:
     """What an answer says, as the type its row promises; None where it says nothing of interest.
+
+    Args:
+        name: of the endpoint.
+        reply: the answer.
+        secrets: what must not appear in an error.
 
     Raises:
         APIResponseValidationError: it does not fit.
@@ -88,15 +95,20 @@ def read_reply(name: str, reply: Reply) -> Any:
     try:
         return wire_json.decode(reply.body, kind)
     except WireError as error:
-        raise odd_answer(row, reply, error) from error
+        raise odd_answer(row, reply, error, secrets) from error
 
 
-def odd_answer(row: Endpoint, reply: Reply, error: WireError) -> APIResponseValidationError:
-    """The error for an answer that cannot be read."""
+def odd_answer(
+    row: Endpoint, reply: Reply, error: WireError, secrets: Callable[[], Iterable[Secret]]
+) -> APIResponseValidationError:
+    """The error for an answer that cannot be read; may be raised from `error`, which no longer quotes it."""
+    known = tuple(secrets())
+    hush(error, known)
+    request_id = reply.headers.get("x-request-id")
     return APIResponseValidationError(
         f"the answer of {row.name} cannot be read: {error}",
         status_code=reply.status,
-        request_id=reply.headers.get("x-request-id"),
+        request_id=mask_text(request_id, known) if request_id else None,
         method=row.method,
         path=row.path.text,
     )

@@ -14,7 +14,7 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
@@ -107,7 +107,8 @@ class Core:
         self.clock = clock
         self.notices = Notices(clock)
         self.keys = KeyRing(settings, clock=clock)
-        secrets = _secrets_of(self.keys)
+        self.secrets = secrets = _secrets_of(self.keys)
+        """What must not appear in logs, errors and notices."""
         journal = Journal(base_url=settings.base_url, as_curl=settings.log_curl, secrets=secrets)
         self.http = Http(settings, self.keys, clock=clock, journal=journal)
         self.caller = Caller(self.http, settings, clock=clock, journal=journal, secrets=secrets)
@@ -125,7 +126,8 @@ class Core:
         self._session = session
         self._opened: Once[Session] = Once()
         pools = (self.send_pool, self.fetch_pool, self.callback_pool, self._await_pool)
-        self._upkeep = Upkeep(self.keys, _settings_fetcher(self.caller, settings), self.fetch_pool.run, clock)
+        fetch_settings = _settings_fetcher(self.caller, settings, secrets)
+        self._upkeep = Upkeep(self.keys, fetch_settings, self.fetch_pool.run, clock)
         self._parts = Parts(settings, self.caller, self.poller, self.http, pools)
         self._close_lock = threading.Lock()
         self._closed: APIFuture[None] | None = None  # guarded by _close_lock
@@ -191,6 +193,7 @@ class Core:
             open_server=not self.settings.is_vendor_host,
             may_pause_billing=billing.may_pause,
             on_notice=_notice_into(notices),
+            secrets=self.secrets,
             read_timeout_s=self.poll_s,
             clock=self.clock,
         )
@@ -245,6 +248,18 @@ class Core:
 
     # -------------------------------------------------------------------------------------- calls
 
+    def hide(self, text: str | None) -> str | None:
+        """A user's text that nobody may see, such as an access token, in a form whose repr shows nothing.
+
+        From now on it is masked wherever the server repeats it. Assign the argument anew with it, first of
+        all: tracebacks show local variables.
+        """
+        if not text:
+            return None
+        secret = Secret(text)
+        self.keys.keep(secret)
+        return secret.reveal()
+
     def call(
         self,
         name: str,
@@ -283,7 +298,8 @@ class Core:
             dialect=made.facts.dialect,
         )
         try:
-            return read_reply(name, self._through_billing(call, pause_billing))
+            reply = self._through_billing(call, pause_billing)
+            return read_reply(name, reply, self.secrets)
         except TinkerError as error:
             self._parts.report(error)
             raise
@@ -505,11 +521,13 @@ def _secrets_of(keys: KeyRing) -> Callable[[], tuple[Secret, ...]]:
     return lambda: keys.secrets
 
 
-def _settings_fetcher(caller: Caller, settings: Settings) -> Callable[[], ClientDynamicConfigResponse]:
+def _settings_fetcher(
+    caller: Caller, settings: Settings, secrets: Callable[[], Iterable[Secret]]
+) -> Callable[[], ClientDynamicConfigResponse]:
     def fetch() -> ClientDynamicConfigResponse:
         request = ClientConfigRequest(sdk_version=settings.sdk_version)
         reply = caller.call(make_call("dynamic_config", settings, request))
-        fetched: ClientDynamicConfigResponse = read_reply("dynamic_config", reply)
+        fetched: ClientDynamicConfigResponse = read_reply("dynamic_config", reply, secrets)
         return fetched
 
     return fetch

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from attrs import frozen
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._secret import Secret
 from tinker_sync.errors import (
     APIResponseValidationError,
     DeadlineError,
     InvalidInputError,
     TinkerError,
-    UnsupportedByServerError,
     WireError,
 )
+from tinker_sync.runtime.failures import hush
 from tinker_sync.runtime.retrieval import (
     PATH,
     Action,
@@ -81,6 +82,7 @@ class Fetcher:
         may_pause_billing: whether a 402 is still to be waited out.
         read_timeout_s: how long a poll may be silent before it is asked again.
         on_notice: told what the server says of its queue, with the promise it said it of.
+        secrets: what must not appear in errors and notices.
         clock: what time it is.
     """
 
@@ -93,6 +95,7 @@ class Fetcher:
         may_pause_billing: Callable[[], bool] = lambda: False,
         on_notice: Callable[[QueueNotice, Promise], None] = lambda _notice, _promise: None,
         read_timeout_s: float = POLL_TIMEOUT_S,
+        secrets: Callable[[], Iterable[Secret]] = tuple,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.poller = poller
@@ -101,6 +104,7 @@ class Fetcher:
         self.may_pause_billing = may_pause_billing
         self.on_notice = on_notice
         self.read_timeout_s = read_timeout_s
+        self.secrets = secrets
         self.clock = clock
 
     def fetch(
@@ -177,6 +181,7 @@ class Fetch(Generic[T]):
             allow_metadata_only=not promise.announced_bytes,
             may_pause_billing=fetcher.may_pause_billing,
             on_notice=partial(_pass_on, fetcher, promise, future),
+            secrets=fetcher.secrets,
         )
 
     def begin(self) -> None:
@@ -286,9 +291,8 @@ class Fetch(Generic[T]):
         if size:
             self._fetcher.inflight.release(size)
 
-    def _odd_result(self, reply: Reply, cause: Exception) -> Exception:
-        if isinstance(cause, UnsupportedByServerError):
-            return cause
+    def _odd_result(self, reply: Reply, cause: WireError | InvalidInputError) -> Exception:
+        hush(cause, self._fetcher.secrets())
         error = APIResponseValidationError(
             f"the result of request {self._promise.request_id} cannot be read: {cause}",
             status_code=reply.status,

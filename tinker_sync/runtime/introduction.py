@@ -6,12 +6,14 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
+from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, UnsupportedByServerError, WireError
 from tinker_sync.runtime.calls import make_call, odd_answer
 from tinker_sync.transport.auth import KeyRing, read_grant
+from tinker_sync.transport.call import Reply
 from tinker_sync.transport.caller import Caller
 from tinker_sync.types.service import ClientConfigRequest, ClientConfigResponse, ClientDynamicConfigResponse
 from tinker_sync.wire import json as wire_json
@@ -46,6 +48,18 @@ class ServerFacts:
     dialect: Dialect
 
 
+@frozen
+class _Said:
+    """An answer and its JSON, which its repr does not show: servers may repeat there what they were told."""
+
+    reply: Reply
+    tree: Any = field(default=None, repr=False)
+
+    @property
+    def status(self) -> int:
+        return self.reply.status
+
+
 class Introduction:
     """Asks a server what a client has to know. `ask` is called by one thread at a time.
 
@@ -74,15 +88,15 @@ class Introduction:
         Raises:
             TinkerError: the server cannot be reached, or refuses us.
         """
-        status, raw = self._get("client_config")
-        config = _fitted("client_config", raw or {}, ClientConfigResponse)
+        said = self._get("client_config")
+        config = self._fitted("client_config", said, ClientConfigResponse)
         self._use_tokens(config)
-        dialect = self._dialect(status, raw)
+        dialect = self._dialect(said)
         dynamic = ClientDynamicConfigResponse()
         if dialect.offers("dynamic_config"):
-            dynamic_status, raw_dynamic = self._get("dynamic_config")
-            dialect = dialect.after_dynamic_config(dynamic_status, raw_dynamic)
-            dynamic = _fitted("dynamic_config", raw_dynamic or {}, ClientDynamicConfigResponse)
+            said = self._get("dynamic_config")
+            dialect = dialect.after_dynamic_config(said.status, said.tree)
+            dynamic = self._fitted("dynamic_config", said, ClientDynamicConfigResponse)
         return ServerFacts(config, dynamic, dialect)
 
     def has_forward(self) -> bool:
@@ -107,8 +121,8 @@ class Introduction:
             enforce = config.credential_default_source == "credential_cmd"
             self._keys.use_exchange(_exchange(self._caller, self._settings), enforce_cmd=enforce)
 
-    def _get(self, name: str) -> tuple[int, Any]:
-        """Status and JSON of a settings call; no JSON where the server knows no such call."""
+    def _get(self, name: str) -> _Said:
+        """The answer to a settings call; without JSON where the server knows no such call."""
         request = ClientConfigRequest(sdk_version=self._settings.sdk_version)
         call = make_call(name, self._settings, request, deadline_s=self._left_s())
         try:
@@ -117,23 +131,32 @@ class Introduction:
         except APIStatusError as error:
             if error.status_code not in _NO_SUCH_CALL:
                 raise
-            return error.status_code, None
+            return _Said(Reply(error.status_code, {}))
         try:
-            return reply.status, wire_json.loads(reply.body)
+            return _Said(reply, wire_json.loads(reply.body))
         except WireError as error:
-            raise odd_answer(ENDPOINTS[name], reply, error) from error
+            raise odd_answer(ENDPOINTS[name], reply, error, self._secrets) from error
 
-    def _dialect(self, status: int, raw: Any) -> Dialect:
+    def _fitted(self, name: str, said: _Said, kind: Any) -> Any:
+        try:
+            return wire_json.from_plain(said.tree or {}, kind)
+        except WireError as error:
+            raise odd_answer(ENDPOINTS[name], said.reply, error, self._secrets) from error
+
+    def _secrets(self) -> tuple[Secret, ...]:
+        return self._keys.secrets
+
+    def _dialect(self, said: _Said) -> Dialect:
         forced = self._settings.dialect
         if forced != "auto":
             return Dialect.forced(forced)
-        decided = _decided(self._settings, status, raw)
+        decided = _decided(self._settings, said)
         if isinstance(decided, Dialect):
             return decided
         known = _probed.get(self._settings.base_url)
-        return known or _probed.keep(self._settings.base_url, self._probe(status, raw))
+        return known or _probed.keep(self._settings.base_url, self._probe(said))
 
-    def _probe(self, status: int, raw: Any) -> Dialect:
+    def _probe(self, said: _Said) -> Dialect:
         """Ask in protobuf about a model that does not exist."""
         call = make_call(
             "forward_backward",
@@ -150,7 +173,7 @@ class Introduction:
             if read_probe(answered, complaint) is None:
                 raise
         spoken = read_probe(answered, complaint)
-        found = decide(status, raw, probe=spoken, vendor=self._settings.is_vendor_host)
+        found = decide(said.status, said.tree, probe=spoken, vendor=self._settings.is_vendor_host)
         if isinstance(found, NeedsProbe):
             raise UnsupportedByServerError(
                 "what this server speaks cannot be told; choose with dialect='proto' or dialect='json'"
@@ -159,16 +182,8 @@ class Introduction:
         return found
 
 
-def _decided(settings: Settings, status: int, raw: Any) -> Dialect | NeedsProbe:
-    return decide(status, raw, vendor=settings.is_vendor_host)
-
-
-def _fitted(name: str, raw: Any, kind: Any) -> Any:
-    try:
-        return wire_json.from_plain(raw, kind)
-    except WireError as error:
-        error.path = f"{name} {error.path}"
-        raise
+def _decided(settings: Settings, said: _Said) -> Dialect | NeedsProbe:
+    return decide(said.status, said.tree, vendor=settings.is_vendor_host)
 
 
 def _exchange(caller: Caller, settings: Settings) -> Callable[[], Any]:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field, frozen
 
+from tinker_sync._secret import Secret, mask_text
 from tinker_sync.errors import (
     APIConnectionError,
     APIResponseValidationError,
@@ -76,7 +77,7 @@ class Finished:
     """The result has come. `tree` is its parsed JSON; None when it is protobuf."""
 
     reply: Reply
-    tree: Any
+    tree: Any = field(repr=False)
 
 
 @frozen
@@ -132,6 +133,7 @@ class Retrieval:
         on_notice: told what the server says of its queue.
         draw: the jitter, a factor of about 1.
         wall: seconds since the epoch, for a pause until a date.
+        secrets: what must not appear in errors and notices, though the server may repeat it.
 
     >>> retrieval = Retrieval("req-1", "OptimStep")
     >>> retrieval.ask().body
@@ -148,6 +150,7 @@ class Retrieval:
     on_notice: Callable[[QueueNotice], None] = field(default=lambda _: None, kw_only=True)
     draw: Callable[[], float] = field(default=_jitter, kw_only=True)
     wall: Callable[[], float] = field(default=time.time, kw_only=True)
+    secrets: Callable[[], Iterable[Secret]] = field(default=tuple, kw_only=True)
 
     iteration: int = field(default=0, init=False)
     """How often it was asked."""
@@ -204,8 +207,9 @@ class Retrieval:
         return self._troubled(now, pause_s, "no answer", error)
 
     def _connection_error(self, failed: SendFailed) -> Exception:
+        why = self._masked(str(failed))
         error = APIConnectionError(
-            f"no answer while waiting for the result of request {self.request_id}: {failed}",
+            f"no answer while waiting for the result of request {self.request_id}: {why}",
             request_id=self.request_id,
             method="POST",
             path=PATH,
@@ -271,11 +275,13 @@ class Retrieval:
         return Failed(self._request_failed(str(message), category if isinstance(category, str) else None))
 
     def _request_failed(self, message: str, category: str | None) -> RequestFailedError:
-        return RequestFailedError(message, self.request_id, RequestErrorCategory(category or "unknown"))
+        return RequestFailedError(
+            self._masked(message), self.request_id, RequestErrorCategory(category or "unknown")
+        )
 
     def _odd(self, reply: Reply, now: float, what: str) -> Action:
         """An answer that makes no sense may come from something in between; ask a few times more."""
-        self.last_words = what
+        self.last_words = what = self._masked(what)
         self._odd_answers += 1
         error = APIResponseValidationError(
             f"the result of request {self.request_id} does not have the expected form: {what}",
@@ -292,7 +298,9 @@ class Retrieval:
 
     def _notice(self, tree: Mapping[str, Any]) -> None:
         state, reason = tree.get("queue_state"), tree.get("queue_state_reason")
-        notice = QueueNotice(str(state or "unknown"), reason if isinstance(reason, str) else None)
+        notice = QueueNotice(
+            self._masked(str(state or "unknown")), self._masked(reason) if isinstance(reason, str) else None
+        )
         self.last_words = f"queue {notice.state}" + (f": {notice.reason}" if notice.reason else "")
         self.on_notice(notice)
 
@@ -377,7 +385,11 @@ class Retrieval:
             method="POST",
             path=PATH,
             attempts=self.iteration,
+            secrets=self.secrets(),
         )
+
+    def _masked(self, text: str) -> str:
+        return mask_text(text, self.secrets())
 
 
 _BY_STATUS: Final[dict[int, Callable[[Retrieval, Reply, float], Action]]] = {

@@ -24,8 +24,9 @@ from attrs import frozen
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._secret import HeaderMap
-from tinker_sync.errors import DeadlineError, TinkerError, UnsupportedByServerError, WireError
+from tinker_sync.errors import DeadlineError, TinkerError, UnsupportedByServerError
 from tinker_sync.runtime import _fork
+from tinker_sync.runtime.calls import read_reply
 from tinker_sync.runtime.fetcher import Fetcher, Promise
 from tinker_sync.runtime.rate_limiter import Gate, Permit
 from tinker_sync.transport.call import Call, Reply, SendFailed
@@ -401,8 +402,8 @@ class _Sample:
         self._give_back_permit(success=True)
         self._give_back_sending()
         try:
-            promise = wire_json.decode(reply.body, UntypedAPIFuture)
-        except WireError as error:
+            promise: UntypedAPIFuture = read_reply("asample", reply, self._lane.fetcher.secrets)
+        except TinkerError as error:
             self.fail(error)
             return
         if self.over:

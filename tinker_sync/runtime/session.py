@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._observe import HeartbeatLate, SessionEnded, SessionLost, SessionStarted
+from tinker_sync._secret import mask_text
 from tinker_sync.errors import APIStatusError, SessionLostError, TinkerError
 from tinker_sync.runtime.calls import make_call
 from tinker_sync.runtime.failures import fresh
@@ -119,7 +120,7 @@ class Session:
             (logging.ERROR, created.error_message),
         ):
             if message:
-                _log.log(level, "%s", message)
+                _log.log(level, "%s", mask_text(message, core.secrets()))
         session_id: str = created.session_id
         return session_id
 

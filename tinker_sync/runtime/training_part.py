@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync.errors import DeadlineError
+from tinker_sync.runtime.calls import read_reply
 from tinker_sync.runtime.chunking import DataChunk
 from tinker_sync.runtime.fetcher import Decode, Promise, decode_with
 from tinker_sync.runtime.futures import APIFuture
@@ -215,7 +216,7 @@ def sender(core: Core) -> Callable[[TrainingPart, int], None]:
             )
         finally:
             budget.release(part.size)
-        promise = wire_json.decode(reply.body, UntypedAPIFuture)
+        promise: UntypedAPIFuture = read_reply(part.endpoint, reply, core.secrets)
         part.future.mark_accepted(promise.request_id)
         machinery.fetcher.fetch(
             Promise(
