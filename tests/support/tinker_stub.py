@@ -27,6 +27,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 API = "/api/v1"
+PATIENCE_S = 20.0
 PROTO = "application/x-protobuf"
 JSON = "application/json"
 REASONS = {
@@ -122,6 +123,8 @@ class Stub:
         self.behaviour = behaviour or Behaviour()
         self.log: list[Asked] = []
         self.keep_log = True
+        self._arrived = threading.Condition()
+        self._watchers = 0  # guarded by _arrived
         self._lock = threading.Lock()
         self._scripts: dict[str, deque[Script]] = defaultdict(deque)  # guarded by _lock
         self._promises: dict[str, Promise] = {}
@@ -148,6 +151,23 @@ class Stub:
         """The requests of one path so far, in order of arrival."""
         return [asked for asked in list(self.log) if asked.path == API + path]
 
+    def await_asked(self, path: str, count: int = 1, *, where: Callable[[Asked], Any] = bool) -> list[Asked]:
+        """The requests of one path (which fit), as soon as there are so many."""
+        found: list[Asked] = []
+
+        def enough() -> bool:
+            found[:] = [asked for asked in self.asked(path) if where(asked)]
+            return len(found) >= count
+
+        with self._arrived:
+            self._watchers += 1
+            try:
+                in_time = self._arrived.wait_for(enough, PATIENCE_S)
+            finally:
+                self._watchers -= 1
+        assert in_time, f"{count} requests of {path} expected, {len(found)} came, after {self.paths()[-20:]}"
+        return found
+
     def paths(self) -> list[str]:
         return [asked.path.removeprefix(API) for asked in list(self.log)]
 
@@ -156,6 +176,9 @@ class Stub:
     async def answer(self, asked: Asked) -> Answer:
         if self.keep_log:
             self.log.append(asked)
+            if self._watchers:
+                with self._arrived:
+                    self._arrived.notify_all()
         name = asked.path.removeprefix(API)
         self.counts[name] += 1
         scripted = self._next_script(name, asked)

@@ -1,0 +1,199 @@
+"""The end of a process: whatever it is doing, it is gone at once, and the server knows how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.scripts import Ended, Script
+from support.tinker_stub import Answer, Stub, StubServer
+
+FULL = {"custom_loss_server_side": False}  # a setting of the newest servers
+FINISH = "/sessions/session-0/finish"
+BUSY = 300
+GONE_S = 2.0
+
+IN_FLIGHT = f"""
+service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
+sampler = service.create_sampling_client(base_model="stub/model")
+futures = [sampler.sample(PROMPT, 1, PARAMS) for _ in range({BUSY})]
+say("busy")
+hear()
+"""
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with StubServer(config=FULL, latency_s=3600.0) as stub:
+        yield stub
+
+
+def run(stub: Stub, text: str) -> Script:
+    return Script(text, URL=stub.url)
+
+
+def finishes(stub: Stub) -> list[Any]:
+    """How the server was told that it went, each time it was."""
+    bodies = [asked.json() for asked in stub.asked(FINISH)]
+    return [(body["reason"]["type"], body["detail"]) for body in bodies]
+
+
+def end_of(stub: Stub, text: str) -> Ended:
+    """Let a script come to have many calls under way, and then end as it wants."""
+    with run(stub, IN_FLIGHT + text) as script:
+        script.hear()
+        stub.await_asked("/retrieve_future", BUSY)
+        script.say("go on")
+        return script.wait()
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "status", "last_words"),
+    [
+        ("", 0, ["success"], ""),
+        ("raise ValueError('mine')", 1, ["errored"], "ValueError: mine"),
+        ("sys.exit(3)", 3, ["success"], ""),
+        ("os._exit(4)", 4, [], ""),
+        ("service.close('errored', 'a detail')", 0, ["errored"], ""),
+        ("import atexit; atexit.register(lambda: service.close('interrupted').result())", 0, ["interrupted"], ""),
+        ("with service: raise ValueError('mine')", 1, ["errored"], "ValueError: mine"),
+    ],
+    ids=["end", "exception", "sys.exit", "os._exit", "close-not-awaited", "close-at-exit", "with"],
+)
+def test_the_process_is_gone_and_the_session_finished(
+    stub: Stub, text: str, code: int, status: list[str], last_words: str
+) -> None:
+    ended = end_of(stub, text)
+    assert (ended.code, [kind for kind, _ in finishes(stub)]) == (code, status)
+    assert ended.took_s < GONE_S
+    lines = ended.err.strip().splitlines()
+    # The user's own traceback, and not a word of ours.
+    assert lines[-1:] == ([last_words] if last_words else [])
+    assert "tinker" not in ended.err
+    assert ended.err.count("Traceback") == bool(last_words)
+
+
+def test_a_silent_server_does_not_hold_the_process(stub: Stub) -> None:
+    stub.script(FINISH, Answer(status=0))
+    ended = end_of(stub, "")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.took_s < GONE_S
+    assert len(finishes(stub)) == 1
+
+
+def test_a_dead_server_does_not_hold_the_process() -> None:
+    with StubServer(config=FULL, latency_s=3600.0) as stub:
+        script = run(stub, IN_FLIGHT)
+        script.hear()
+        stub.await_asked("/retrieve_future", BUSY)
+    # Gone, connections and all: everything under way is being tried again.
+    with script:
+        script.say("go on")
+        ended = script.wait()
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.took_s < GONE_S
+
+
+def test_ctrl_c_in_result_ends_the_script_at_once(stub: Stub) -> None:
+    with run(stub, IN_FLIGHT + "say('waiting'); futures[0].result()") as script:
+        script.hear()
+        stub.await_asked("/retrieve_future", BUSY)
+        script.say("go on")
+        assert script.hear() == "waiting"
+        script.interrupt()
+        ended = script.wait()
+    assert ended.code == -2
+    assert ended.err.strip().endswith("KeyboardInterrupt")
+    assert ended.err.count("Traceback") == 1
+    assert finishes(stub) == [("interrupted", None)]
+    assert ended.took_s < GONE_S
+
+
+def test_ctrl_c_twice_does_not_wait_for_a_silent_server(stub: Stub) -> None:
+    stub.script(FINISH, Answer(status=0))
+    with run(stub, IN_FLIGHT + "say('waiting')\nwith service: futures[0].result()") as script:
+        script.hear()
+        stub.await_asked("/retrieve_future", BUSY)
+        script.say("go on")
+        assert script.hear() == "waiting"
+        script.interrupt()
+        stub.await_asked(FINISH)
+        script.interrupt()
+        ended = script.wait()
+    assert ended.code == -2
+    assert finishes(stub) == [("interrupted", None)]
+    assert ended.took_s < GONE_S
+
+
+def test_ctrl_c_during_an_awaited_call_ends_asyncio_too(stub: Stub) -> None:
+    stub.script("/get_server_capabilities", Answer(status=0))
+    text = """
+    import asyncio
+    service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
+    asyncio.run(service.get_server_capabilities_async())
+    """
+    with run(stub, text) as script:
+        stub.await_asked("/get_server_capabilities")
+        script.interrupt()
+        ended = script.wait()
+    assert ended.err.strip().endswith("KeyboardInterrupt")
+    assert ended.took_s < GONE_S
+
+
+def test_after_ctrl_c_in_result_the_client_goes_on(stub: Stub) -> None:
+    """One cell of a notebook is interrupted; the next one uses the same client."""
+    text = """
+    service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
+    sampler = service.create_sampling_client(base_model="stub/model")
+    slow = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(20)]
+    say("waiting")
+    try:
+        slow[0].result()
+    except KeyboardInterrupt:
+        say("interrupted")
+    hear()
+    say(sampler.sample(PROMPT, 1, PARAMS).result(20).sequences[0].tokens)
+    trainer = service.create_lora_training_client("stub/model")
+    say(trainer.optim_step(types.AdamParams()).result(20).metrics)
+    say(slow[0].done())
+    """
+    with run(stub, text) as script:
+        assert script.hear() == "waiting"
+        stub.await_asked("/retrieve_future", 20)
+        script.interrupt()
+        assert script.hear() == "interrupted"
+        stub.behaviour.latency_s = 0.0
+        script.say("next cell")
+        ended = script.wait()
+    assert ended.out[2:] == ["[6, 7]", "{'step:max': 1.0}", "False"]
+    assert (ended.code, ended.err) == (0, "")
+    assert finishes(stub) == [("success", None)]
+
+
+def test_blocking_calls_are_interrupted_too(stub: Stub) -> None:
+    stub.script("/get_server_capabilities", Answer(status=0))
+    text = """
+    service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
+    try:
+        service.get_server_capabilities()
+    except KeyboardInterrupt:
+        say(service.get_server_capabilities().supported_models[0].model_name)
+    """
+    with run(stub, text) as script:
+        stub.await_asked("/get_server_capabilities")
+        script.interrupt()
+        ended = script.wait()
+    assert (ended.out, ended.err) == (["stub/model"], "")
+
+
+def test_a_session_of_an_interactive_prompt_ends_well(stub: Stub) -> None:
+    """There, the last exception is one of many, not the end of the program."""
+    text = """
+    service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
+    service.create_sampling_client(base_model="stub/model")
+    sys.ps1, sys.last_value = ">>> ", ValueError("of an earlier line")
+    """
+    with run(stub, text) as script:
+        assert script.wait().code == 0
+    assert finishes(stub) == [("success", None)]

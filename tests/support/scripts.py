@@ -1,0 +1,120 @@
+"""Scripts in interpreters of their own, for what only a process can show: how it ends."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tinker_sync
+
+PATIENCE_S = 30.0
+
+PREAMBLE = """
+import os, signal, sys, threading
+from tinker_sync import types
+from tinker_sync.clients.service import ServiceClient
+
+PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
+
+def say(*words):
+    print(*words, flush=True)
+
+def hear():
+    return sys.stdin.readline().strip()
+"""
+
+
+@dataclass
+class Ended:
+    """How a script ended."""
+
+    code: int
+    out: list[str]
+    err: str
+    took_s: float
+    """From the last thing that was done to it."""
+
+
+class Script:
+    """A running script; killed at the end of the `with` block if it is still there.
+
+    It runs after `PREAMBLE`: `say` writes a line that `hear` here reads, and the other way round.
+    """
+
+    def __init__(self, text: str, **environment: str) -> None:
+        root = Path(tinker_sync.__file__).parents[1]
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", PREAMBLE + textwrap.dedent(text)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(root), **environment},
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._out: list[str] = []
+        self._err: list[str] = []
+        self._since = time.monotonic()
+        self._readers = [threading.Thread(target=job) for job in (self._read_out, self._read_err)]
+        for reader in self._readers:
+            reader.start()
+
+    def __enter__(self) -> Script:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._process.kill()
+        self._process.wait()
+        for reader in self._readers:
+            reader.join()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+    def _read_out(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._out.append(line.rstrip("\n"))
+            self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    def _read_err(self) -> None:
+        assert self._process.stderr is not None
+        self._err.append(self._process.stderr.read())
+
+    def hear(self) -> str:
+        """The next line it says."""
+        line = self._lines.get(timeout=PATIENCE_S)
+        if line is None:
+            self._readers[1].join(PATIENCE_S)
+            raise AssertionError(f"the script has ended: {''.join(self._err)}")
+        return line
+
+    def say(self, line: str = "") -> None:
+        """Write a line to it."""
+        assert self._process.stdin is not None
+        self._since = time.monotonic()
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def interrupt(self) -> None:
+        """What Ctrl-C does."""
+        self._since = time.monotonic()
+        self._process.send_signal(signal.SIGINT)
+
+    def wait(self) -> Ended:
+        """Wait for its end."""
+        code = self._process.wait(PATIENCE_S)
+        took_s = time.monotonic() - self._since
+        for reader in self._readers:
+            reader.join(PATIENCE_S)
+        return Ended(code, self._out, "".join(self._err), took_s)
