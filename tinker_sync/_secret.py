@@ -155,6 +155,42 @@ class Secret:
         return self
 
 
+class Quiet(bytes):
+    """Bytes whose repr shows only their length: those of a request hold keys, and tracebacks print locals.
+
+    >>> Quiet(b"X-API-Key: tml-example")
+    <22 bytes>
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} bytes>"
+
+
+class QuietDict(dict[str, Any]):
+    """A dictionary of which only the names are seen: arguments that may hold secrets under any of them.
+
+    >>> QuietDict(api_kye="tml-example")
+    {'api_kye': '***'}
+    """
+
+    def __repr__(self) -> str:
+        return repr(dict.fromkeys(self, MASK))
+
+
+def veiled(text: str | None) -> str | None:
+    """The same text in a form whose repr shows nothing; what is no text comes back as it is.
+
+    For arguments of public functions, assigned anew first of all: tracebacks show local variables.
+
+    >>> key = veiled("tml-example")
+    >>> key, key == "tml-example"
+    ('***', True)
+    """
+    return _Revealed(text) if isinstance(text, str) else text
+
+
 class HeaderMap(Mapping[str, str]):
     """Header names and values: found under any case, kept in order, immutable. Any thread may use.
 

@@ -9,8 +9,8 @@ import pytest
 from support.clock import FakeClock
 from support.servers import answer
 
+from tinker_sync._secret import Quiet
 from tinker_sync.transport.call import SendFailed
-from tinker_sync.transport.http1 import Quiet
 from tinker_sync.transport.pools import Pools
 from tinker_sync.transport.socket_line import Limits, SocketLine
 

@@ -16,6 +16,7 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import Final
 
+from tinker_sync._secret import Quiet
 from tinker_sync.errors import InvalidInputError
 
 # Signed redirect addresses and security policies make heads of 20 KB real; 256 KB is nobody's head.
@@ -44,15 +45,6 @@ class MalformedReply(Exception):
 
 class ReplyTooLarge(Exception):
     """An answer is, or says it is, larger than the limit."""
-
-
-class Quiet(bytes):
-    """Bytes whose repr shows only their length: a head holds the key, and tracebacks print locals."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} bytes>"
 
 
 def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -> Quiet:

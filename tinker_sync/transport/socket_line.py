@@ -16,9 +16,9 @@ from typing import Final, NoReturn
 from attrs import field, frozen
 
 from tinker_sync._clock import Clock
-from tinker_sync._secret import without_frames
+from tinker_sync._secret import Quiet, without_frames
 from tinker_sync.transport.call import SendFailed
-from tinker_sync.transport.http1 import MalformedReply, Quiet, ReplyParser, ReplyTooLarge
+from tinker_sync.transport.http1 import MalformedReply, ReplyParser, ReplyTooLarge
 from tinker_sync.transport.pools import Connection, Pools
 
 # A socket's timeout covers one whole `sendall`: in pieces it limits standing still, not the upload.

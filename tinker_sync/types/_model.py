@@ -143,6 +143,15 @@ class Model(Structured):
     def _evolved(self, changes: dict[str, Any]) -> Self:
         return cast("Self", attrs.evolve(cast("Any", self), **changes))
 
+    def _holds_secret(self) -> bool:
+        """Whether a field that its repr does not show is filled.
+
+        >>> from tinker_sync.types import CopyWeightsRequest
+        >>> CopyWeightsRequest(source_path="tinker://r/weights/a")._holds_secret()
+        False
+        """
+        return any(getattr(self, name) is not None for name in _secret_names(cast("Any", type(self))))
+
     def _with(self, **values: Any) -> Self:
         """A copy with values that are known to fit, for decoders; they are not looked at."""
         made = object.__new__(type(self))
@@ -163,6 +172,13 @@ class Model(Structured):
 @cache
 def _slot_names(cls: type) -> tuple[str, ...]:
     return tuple(field.name for field in attrs.fields(cast("Any", cls)))
+
+
+@cache
+def _secret_names(cls: type) -> tuple[str, ...]:
+    if not attrs.has(cls):
+        return ()
+    return tuple(field.name for field in attrs.fields(cast("Any", cls)) if field.repr is False)
 
 
 # ---------------------------------------------------------------------------------------- the decorator

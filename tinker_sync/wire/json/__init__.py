@@ -36,6 +36,7 @@ from typing import Any, TypeVar
 
 from cattrs import Converter
 
+from tinker_sync._secret import Quiet
 from tinker_sync.types._model import Model
 from tinker_sync.wire.json._backends import (
     DEFAULT,
@@ -90,11 +91,14 @@ _CONVERTERS = {answers: make_converter(answers=answers) for answers in (False, T
 def encode(request: Model | Mapping[str, Any], *, backend: Backend = DEFAULT) -> bytes:
     """The JSON text of a model, or of a mapping whose nulls are meant. Raises `InvalidInputError`.
 
+    Where a secret is in it, its repr does not show it.
+
     >>> from tinker_sync.types import LoraConfig
     >>> encode(LoraConfig(rank=8))
     b'{"rank":8,"train_unembed":true,"train_mlp":true,"train_attn":true}'
     """
-    return dumps(request, backend=backend)
+    data = dumps(request, backend=backend)
+    return Quiet(data) if isinstance(request, Model) and request._holds_secret() else data
 
 
 def with_number(body: bytes, number: int) -> bytes:
@@ -103,7 +107,7 @@ def with_number(body: bytes, number: int) -> bytes:
     >>> with_number(b'{"model_id":"m"}', 7)
     b'{"seq_id":7,"model_id":"m"}'
     """
-    return b'{"seq_id":%d,' % number + body[1:]
+    return type(body)(b'{"seq_id":%d,' % number + body[1:])
 
 
 def decode(data: bytes | bytearray | memoryview, cls: type[T], *, backend: Backend = DEFAULT) -> T:
@@ -127,6 +131,7 @@ def dumps(tree: Any, *, backend: Backend = DEFAULT) -> bytes:
         return write(plain, backend)
     except Unfit as one:
         problems = one.problems
+    del plain  # tracebacks show local variables, and this one shows tokens
     raise input_error(problems)
 
 
