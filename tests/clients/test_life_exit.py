@@ -56,7 +56,12 @@ def end_of(stub: Stub, text: str) -> Ended:
         ("sys.exit(3)", 3, ["success"], ""),
         ("os._exit(4)", 4, [], ""),
         ("service.close('errored', 'a detail')", 0, ["errored"], ""),
-        ("import atexit; atexit.register(lambda: service.close('interrupted').result())", 0, ["interrupted"], ""),
+        (
+            "import atexit; atexit.register(lambda: service.close('interrupted').result())",
+            0,
+            ["interrupted"],
+            "",
+        ),
         ("with service: raise ValueError('mine')", 1, ["errored"], "ValueError: mine"),
     ],
     ids=["end", "exception", "sys.exit", "os._exit", "close-not-awaited", "close-at-exit", "with"],

@@ -51,14 +51,14 @@ class Script:
     """
 
     def __init__(self, text: str, **environment: str) -> None:
-        root = Path(tinker_sync.__file__).parents[1]
+        root, tests = Path(tinker_sync.__file__).parents[1], Path(__file__).parents[1]
         self._process = subprocess.Popen(
             [sys.executable, "-W", "error", "-c", PREAMBLE + textwrap.dedent(text)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(root), **environment},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(tests)]), **environment},
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._out: list[str] = []

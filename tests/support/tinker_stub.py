@@ -54,6 +54,10 @@ class Answer:
     delay_s: float = 0.0
     abort: str = ""
     hang_up: bool = False
+    gate: threading.Event | None = None
+    """Answer once this is set."""
+    usual: bool = False
+    """What is answered is what always is."""
 
     def octets(self) -> bytes:
         if self.body is None:
@@ -187,7 +191,10 @@ class Stub:
                 await self._answer_as_usual(asked, name)
             if scripted.delay_s:
                 await asyncio.sleep(scripted.delay_s)
-            return scripted
+            if scripted.gate is not None:
+                await asyncio.get_running_loop().run_in_executor(None, scripted.gate.wait, PATIENCE_S)
+            if not scripted.usual:
+                return scripted
         return await self._answer_as_usual(asked, name)
 
     def _next_script(self, name: str, asked: Asked) -> Answer | None:

@@ -1,0 +1,356 @@
+"""Closing a client, by hand, by `with`, and by dropping it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import pickle
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.crowd import together, until
+from support.isolation import our_threads
+from support.tinker_stub import Answer, Stub, StubServer
+
+from tinker_sync import types
+from tinker_sync.clients.sampling import SamplingClient
+from tinker_sync.clients.service import ServiceClient
+from tinker_sync.clients.training import TrainingClient
+from tinker_sync.errors import ClientClosedError, TinkerError
+from tinker_sync.runtime.futures import APIFuture
+
+FULL = {"custom_loss_server_side": False}
+FINISH = "/sessions/session-0/finish"
+PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
+DATUM = types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with StubServer(config=FULL) as stub:
+        yield stub
+
+
+def new_service(stub: Stub, **options: Any) -> ServiceClient:
+    return ServiceClient(base_url=stub.url, api_key="tml-x", **options)
+
+
+def finishes(stub: Stub) -> list[Any]:
+    bodies = [asked.json() for asked in stub.asked(FINISH)]
+    return [(body["reason"]["type"], body["detail"]) for body in bodies]
+
+
+def sample(client: SamplingClient) -> APIFuture[types.SampleResponse]:
+    return client.sample(PROMPT, 1, PARAMS)
+
+
+# ---------------------------------------------------------------------------------------------- close
+
+
+def test_close_says_how_it_went_once(stub: Stub) -> None:
+    service = new_service(stub)
+    service.create_sampling_client(base_model="stub/model")
+    first = service.close("errored", "out of patience")
+    assert service.close("success") is first
+    assert first.result(10) is None
+    assert finishes(stub) == [("errored", "out of patience")]
+    assert our_threads() == set()
+
+
+def test_closing_from_many_threads_is_closing_once(stub: Stub) -> None:
+    service = new_service(stub)
+    service.create_sampling_client(base_model="stub/model")
+    futures = together(*[lambda: service.close("success")] * 8)
+    assert len({id(future) for future in futures}) == 1
+    futures[0].result(10)
+    assert finishes(stub) == [("success", None)]
+
+
+def test_without_a_session_there_is_nothing_to_tell(stub: Stub) -> None:
+    with new_service(stub):
+        pass
+    assert stub.paths() == []
+    with new_service(stub) as service:
+        service.get_server_capabilities()
+    assert "/create_session" not in stub.paths()
+    assert finishes(stub) == []
+
+
+NEW_CALLS: dict[str, Callable[[ServiceClient, TrainingClient, SamplingClient], Any]] = {
+    "capabilities": lambda service, *_: service.get_server_capabilities(),
+    "create_lora": lambda service, *_: service.create_lora_training_client("m"),
+    "create_sampling": lambda service, *_: service.create_sampling_client(base_model="m"),
+    "from_state": lambda service, *_: service.create_training_client_from_state("tinker://r/weights/a"),
+    "forward_backward": lambda _s, trainer, _c: trainer.forward_backward([DATUM], "cross_entropy"),
+    "forward": lambda _s, trainer, _c: trainer.forward([DATUM], "cross_entropy"),
+    "optim_step": lambda _s, trainer, _c: trainer.optim_step(types.AdamParams()),
+    "save_state": lambda _s, trainer, _c: trainer.save_state("a"),
+    "save_for_sampler": lambda _s, trainer, _c: trainer.save_weights_for_sampler("a"),
+    "save_and_sample": lambda _s, trainer, _c: trainer.save_weights_and_get_sampling_client(),
+    "get_info": lambda _s, trainer, _c: trainer.get_info(),
+    "sample": lambda _s, _t, sampler: sample(sampler),
+    "compute_logprobs": lambda _s, _t, sampler: sampler.compute_logprobs(PROMPT),
+    "get_base_model": lambda _s, _t, sampler: sampler.get_base_model(),
+    "handle": lambda _s, _t, sampler: sampler.get_sampler_handle(),
+    "pickle": lambda _s, _t, sampler: pickle.dumps(sampler),
+}
+
+
+def test_after_close_every_new_call_is_a_runtime_error(stub: Stub) -> None:
+    service = new_service(stub)
+    trainer = service.create_lora_training_client("stub/model")
+    sampler = service.create_sampling_client(base_model="stub/model")
+    service.close().result(10)
+    asked = len(stub.log)
+    for name, call in NEW_CALLS.items():
+        with pytest.raises(RuntimeError, match="this client is closed; make a new one"):
+            pytest.fail(f"{name} gave {call(service, trainer, sampler)!r}")
+    assert len(stub.log) == asked
+
+
+def test_close_fails_what_is_under_way_and_nothing_hangs(stub: Stub) -> None:
+    """In every place a call can be in: queued, sending, being retried, paused, waiting, held back."""
+    service = new_service(stub)
+    trainer = service.create_lora_training_client("stub/model")
+    sampler = service.create_sampling_client(base_model="stub/model")
+    # Samples: waiting for results, to be submitted again, to be asked again.
+    stub.behaviour.latency_s = 3600.0
+    futures: list[APIFuture[Any]] = [sample(sampler) for _ in range(30)]
+    stub.await_asked("/retrieve_future", 1 + 30)
+    stub.script("/asample", *[Answer(500)] * 20, *[Answer(429, headers={"retry-after": "60"})] * 20)
+    futures += [sample(sampler) for _ in range(20)]
+    stub.await_asked("/asample", 30 + 20)
+    stub.script("/retrieve_future", *[Answer(503)] * 20)
+    # Training: one that is never answered holds back all that follow.
+    stub.script("/forward_backward", Answer(status=0))
+    futures += [trainer.forward_backward([DATUM] * 3, "cross_entropy")]
+    futures += [trainer.optim_step(types.AdamParams()) for _ in range(20)]
+    stub.await_asked("/forward_backward")
+    futures += [sampler.compute_logprobs(PROMPT)]
+    heard: list[str] = []
+    futures[0].add_done_callback(lambda future: heard.append(type(future.exception()).__name__))
+
+    service.close().result(10)
+    assert [type(future.exception(5)) for future in futures] == [ClientClosedError] * len(futures)
+    assert "this client is closed" in str(futures[0].exception())
+    until(lambda: heard == ["ClientClosedError"])
+
+
+def test_close_interrupts_calls_that_block(stub: Stub) -> None:
+    service = new_service(stub)
+    trainer = service.create_lora_training_client("stub/model")
+    stub.script("/get_info", Answer(status=0))
+    stub.script("/get_server_capabilities", *[Answer(500)] * 20)
+    failures: list[BaseException] = []
+
+    def call(job: Callable[[], Any]) -> None:
+        try:
+            job()
+        except TinkerError as error:
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=call, args=[job])
+        for job in (trainer.get_info, service.get_server_capabilities)
+    ]
+    for thread in threads:
+        thread.start()
+    stub.await_asked("/get_info")
+    stub.await_asked("/get_server_capabilities")
+    service.close().result(10)
+    for thread in threads:
+        thread.join(10)
+    assert [type(failure) for failure in failures] == [ClientClosedError] * 2
+
+
+def test_a_client_closed_while_it_starts_leaves_no_session(stub: Stub) -> None:
+    release = threading.Event()
+    stub.script("/create_session", Answer(gate=release, usual=True))
+    service = new_service(stub)
+    failures: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            service.create_sampling_client(base_model="stub/model")
+        except TinkerError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    stub.await_asked("/create_session")
+    service.close().result(10)
+    release.set()
+    thread.join(10)
+    assert [type(failure) for failure in failures] == [ClientClosedError]
+    assert our_threads() == set()
+
+
+def test_close_from_a_callback(stub: Stub) -> None:
+    service = new_service(stub)
+    sampler = service.create_sampling_client(base_model="stub/model")
+    closed = threading.Event()
+
+    def close(_: object) -> None:
+        service.close().result(10)
+        closed.set()
+
+    sample(sampler).add_done_callback(close)
+    assert closed.wait(10)
+    assert finishes(stub) == [("success", None)]
+
+
+@pytest.mark.parametrize("answer", [Answer(status=0), Answer(500), Answer(429)], ids=["silent", "500", "429"])
+def test_close_is_bounded_in_time(stub: Stub, answer: Answer, caplog: pytest.LogCaptureFixture) -> None:
+    stub.script(FINISH, *[answer] * 100)
+    service = new_service(stub)
+    service.create_sampling_client(base_model="stub/model")
+    began = time.monotonic()
+    with caplog.at_level(logging.WARNING, "tinker_sync"):
+        service.close("success", timeout=0.3).result(10)
+    assert time.monotonic() - began < 3
+    assert our_threads() == set()
+
+
+def test_w26_a_server_without_the_call_is_no_reason_to_raise(
+    stub: Stub, caplog: pytest.LogCaptureFixture
+) -> None:
+    stub.script(FINISH, Answer(404, {"detail": "Not Found"}))
+    with caplog.at_level(logging.WARNING, "tinker_sync"):
+        service = new_service(stub)
+        service.create_sampling_client(base_model="stub/model")
+        service.close("success").result(10)
+    assert finishes(stub) == [("success", None)]
+    assert caplog.records == []
+
+
+# ---------------------------------------------------------------------------------------------- with
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (None, "success"),
+        (ValueError, "errored"),
+        (KeyboardInterrupt, "interrupted"),
+        (SystemExit, "interrupted"),
+    ],
+)
+def test_with_tells_how_the_block_ended(stub: Stub, error: type[BaseException] | None, status: str) -> None:
+    def block() -> None:
+        with new_service(stub) as service:
+            service.create_sampling_client(base_model="stub/model")
+            if error is not None:
+                raise error("mine")
+
+    if error is None:
+        block()
+    else:
+        with pytest.raises(error, match="mine"):
+            block()
+    assert finishes(stub) == [(status, None)]
+
+
+@pytest.mark.parametrize("answer", [Answer(404, {"detail": "Not Found"}), Answer(400, {"detail": "no"})])
+def test_w26_with_never_hides_the_users_exception(stub: Stub, answer: Answer) -> None:
+    stub.script(FINISH, answer)
+
+    def block() -> None:
+        with new_service(stub) as service:
+            service.create_sampling_client(base_model="stub/model")
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        block()
+    assert finishes(stub) == [("errored", None)]
+
+
+def test_with_does_not_wait_long_for_who_pressed_ctrl_c(stub: Stub) -> None:
+    stub.script(FINISH, Answer(status=0))
+    began: list[float] = []
+
+    def block() -> None:
+        with new_service(stub) as service:
+            service.create_sampling_client(base_model="stub/model")
+            began.append(time.monotonic())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert time.monotonic() - began[0] < 4
+
+
+# ---------------------------------------------------------------------------------------------- dropped
+
+
+def test_w41_a_dropped_client_takes_its_threads_along(stub: Stub) -> None:
+    """Without the garbage collector, and although somebody keeps the results."""
+    gc.collect()
+    gc.disable()
+    try:
+        service = new_service(stub, on_queue_state=lambda _: None)
+        trainer = service.create_lora_training_client("stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model")
+        results = [sample(sampler) for _ in range(10)]
+        results += [
+            trainer.optim_step(types.AdamParams()),
+            trainer.forward_backward([DATUM], "cross_entropy"),
+        ]
+        results += [sampler.compute_logprobs(PROMPT)]
+        for each in results:
+            each.result(20)
+        core = weakref.ref(service.holder)
+        del service, trainer, sampler
+        until(lambda: core() is None)
+        until(lambda: our_threads() == set())
+    finally:
+        gc.enable()
+    assert [each.done() for each in results] == [True] * 13
+    # Others may be using the session: nobody said that it is over.
+    assert finishes(stub) == []
+
+
+def test_a_client_in_use_is_not_dropped(stub: Stub) -> None:
+    """Who keeps only a future still gets its result."""
+    release = threading.Event()
+    gate = Answer(gate=release, usual=True)
+
+    def start() -> list[APIFuture[Any]]:
+        service = new_service(stub)
+        trainer = service.create_lora_training_client("stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model")
+        stub.script("/retrieve_future", gate, gate)
+        stub.script("/optim_step", gate)
+        futures = [sample(sampler), trainer.forward_backward([DATUM], "cross_entropy")]
+        stub.await_asked("/retrieve_future", 3)
+        return [*futures, trainer.optim_step(types.AdamParams())]
+
+    futures = start()
+    gc.collect()
+    stub.await_asked("/optim_step")
+    release.set()
+    assert [type(future.result(20)).__name__ for future in futures] == [
+        "SampleResponse",
+        "ForwardBackwardOutput",
+        "OptimStepResponse",
+    ]
+    del futures
+    until(lambda: our_threads() == set())
+
+
+def test_a_client_that_failed_to_start_leaves_nothing() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    service = ServiceClient(base_url=address, api_key="tml-x", deadline=0.2)
+    with pytest.raises(TinkerError, match="Cannot connect"):
+        service.create_sampling_client(base_model="m")
+    core = weakref.ref(service.holder)
+    del service
+    gc.collect()
+    assert core() is None
+    until(lambda: our_threads() == set())

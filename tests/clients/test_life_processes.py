@@ -1,0 +1,311 @@
+"""Clients in other surroundings: forked and started processes, threads of a web server, event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from textwrap import dedent
+
+import pytest
+from support.scripts import Script
+from support.tinker_stub import Answer, Asked, Stub, StubServer
+
+from tinker_sync import types
+from tinker_sync.clients.service import ServiceClient
+
+FULL = {"custom_loss_server_side": False}
+BLOCK = 10**9
+PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
+DATUM = types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with StubServer(config=FULL) as stub:
+        yield stub
+
+
+@pytest.fixture
+def service(stub: Stub) -> Iterator[ServiceClient]:
+    service = ServiceClient(base_url=stub.url, api_key="tml-x")
+    yield service
+    service.close().result(10)
+
+
+def numbers(requests: list[Asked]) -> list[int]:
+    return [asked.json()["seq_id"] for asked in requests]
+
+
+# ---------------------------------------------------------------------------------------------- fork
+
+FORK = """
+import warnings
+warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # what this is about
+service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
+sampler = service.create_sampling_client(base_model="stub/model")
+trainer = service.create_lora_training_client("stub/model")
+
+def sample():
+    return sampler.sample(PROMPT, 1, PARAMS).result(20).sequences[0].tokens
+
+def threads():
+    return sorted({thread.name.rpartition("-")[0] for thread in threading.enumerate()} - {""})
+
+say(sample(), trainer.optim_step(types.AdamParams()).result(20).metrics)
+"""
+
+
+def test_w40_a_forked_child_has_threads_connections_and_numbers_of_its_own(stub: Stub) -> None:
+    text = """
+    hear()
+    slow = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(10)]
+    hear()
+    pid = os.fork()
+    if pid == 0:
+        say("alive:", threads())
+        say(sample(), service.get_server_capabilities().supported_models[0].model_name)
+        say("alive:", threads())
+        try:
+            slow[0].result(20)
+        except types_error as error:
+            say(type(error).__name__, error)
+        with service:
+            service.create_lora_training_client("stub/model")
+        try:
+            sample()
+        except RuntimeError as error:
+            say(type(error).__name__)
+    else:
+        say("child:", os.waitpid(pid, 0)[1])
+        hear()
+        say(sample(), [future.result(20).sequences[0].tokens for future in slow] == [[6, 7]] * 10)
+        say(trainer.optim_step(types.AdamParams()).result(20).metrics)
+    """
+    head = "from tinker_sync.errors import TinkerError as types_error\n"
+    with Script(FORK + head + dedent(text), URL=stub.url) as script:
+        assert script.hear() == "[6, 7] {'step:max': 1.0}"
+        release = threading.Event()
+        stub.script("/retrieve_future", *[Answer(gate=release, usual=True)] * 10)
+        script.say("sample")
+        stub.await_asked("/retrieve_future", 3 + 10)
+        before = len(stub.log)
+        script.say("fork")
+        assert script.hear() == "alive: []"
+        assert script.hear() == "[6, 7] stub/model"
+        assert "tinker" in script.hear()
+        assert script.hear().startswith("TinkerError this call was made before the process was forked")
+        assert script.hear() == "ClientClosedError"
+        assert script.hear() == "child: 0"
+        after = len(stub.log)
+        release.set()
+        script.say("go on")
+        ended = script.wait()
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out[-2:] == ["[6, 7] True", "{'step:max': 2.0}"]
+
+    parents, childs = [*stub.log[:before], *stub.log[after:]], stub.log[before:after]
+    assert not {asked.connection for asked in parents} & {asked.connection for asked in childs}
+    of_samples = [asked for asked in childs if asked.path.endswith("/asample")]
+    assert all(BLOCK <= number < (BLOCK + 1) * BLOCK for number in numbers(of_samples))
+    assert len(of_samples) == 1
+    made = [asked.json()["model_seq_id"] for asked in childs if asked.path.endswith("/create_model")]
+    assert len(made) == 1
+    assert made[0] >= 10**6  # far from what the parent may count to
+    # The session is the parent's: it alone says how it ended, once.
+    finished = stub.asked("/sessions/session-0/finish")
+    assert [asked.json()["reason"]["type"] for asked in finished] == ["success"]
+    assert finished[0] in stub.log[after:]
+
+
+def test_a_child_may_take_over_when_its_parent_leaves(stub: Stub) -> None:
+    """What daemons do: fork, let the parent go without a word, and use what was made before."""
+    text = """
+    hear()
+    if os.fork():
+        os._exit(0)
+    say(trainer.optim_step(types.AdamParams()).result(20).metrics, threads())
+    sampler = trainer.save_weights_and_get_sampling_client()
+    say(sample())
+    """
+    with Script(FORK + dedent(text), URL=stub.url) as script:
+        script.hear()
+        script.say("fork")
+        assert script.hear() == "{'step:max': 2.0} ['tinker', 'tinker-fetch', 'tinker-send']"
+        assert script.hear() == "[6, 7]"
+
+
+def test_a_fork_in_the_midst_of_sending_leaves_a_working_child(stub: Stub) -> None:
+    """Threads of the parent hold locks at any moment; the child may find none of them held."""
+    text = """
+    futures = []
+    def submit():
+        while not done.is_set():
+            futures.append(sampler.sample(PROMPT, 1, PARAMS))
+            futures[-1].result(20)
+    done = threading.Event()
+    submitters = [threading.Thread(target=submit) for _ in range(4)]
+    for thread in submitters:
+        thread.start()
+    codes = []
+    for _ in range(15):
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(15)  # a child that hangs is killed
+            ok = sample() == [6, 7]
+            service.close().result(5)
+            os._exit(0 if ok else 1)
+        codes.append(os.waitpid(pid, 0)[1])
+    done.set()
+    for thread in submitters:
+        thread.join()
+    say(codes, sample())
+    """
+    with Script(FORK + dedent(text), URL=stub.url) as script:
+        script.hear()
+        assert script.hear() == f"{[0] * 15} [6, 7]"
+        assert script.wait().err == ""
+    clones = {number // BLOCK for number in numbers(stub.asked("/asample"))}
+    assert len(clones) == 1 + 15  # nobody's numbers were another's
+
+
+# ---------------------------------------------------------------------------------------------- pickles
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_sampling_client_works_in_started_processes(stub: Stub, method: str) -> None:
+    text = f"""
+    import multiprocessing, pickle
+    from support.elsewhere import sample_twice
+    service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
+    sampler = service.create_sampling_client(base_model="stub/model")
+    own = sample_twice(sampler)
+    with multiprocessing.get_context("{method}").Pool(2) as pool:
+        others = pool.map(sample_twice, [sampler, sampler], chunksize=1)
+    say(own[1], [sampled for _, sampled in others], own[0] in [pid for pid, _ in others])
+    """
+    with Script(text, URL=stub.url) as script:
+        expected = [[6, 7], [6, 7]]
+        assert script.hear() == f"{expected} {[expected] * 2} False"
+        ended = script.wait()
+    assert (ended.code, ended.err) == (0, "")
+    clones = [number // BLOCK for number in numbers(stub.asked("/asample"))]
+    assert len(set(clones)) == 3
+    assert 0 in clones
+    # The copies made no session and asked for no settings.
+    assert len(stub.asked("/create_session")) == len(stub.asked("/client/config")) == 1
+
+
+def test_a_copy_keeps_the_session_alive_from_where_it_is(stub: Stub, service: ServiceClient) -> None:
+    handle = service.create_sampling_client(base_model="stub/model").get_sampler_handle()
+    text = f"""
+    from tinker_sync.clients.sampling import SamplingClient
+    sampler = SamplingClient.from_sampler_handle({handle!r})
+    say([thread.name for thread in threading.enumerate()])
+    sampler.sample(PROMPT, 1, PARAMS).result(20)
+    say("tinker-heartbeat" in [thread.name for thread in threading.enumerate()])
+    """
+    with Script(text) as script:
+        assert script.hear() == "['MainThread']"
+        assert script.hear() == "True"
+        script.wait()
+    # It is not the copy's to end.
+    assert stub.asked("/sessions/session-0/finish") == []
+
+
+# ---------------------------------------------------------------------------------------------- loops
+
+
+def test_handlers_of_a_web_server_share_a_client(stub: Stub, service: ServiceClient) -> None:
+    sampler = service.create_sampling_client(base_model="stub/model")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            tokens = [int(part) for part in self.path.strip("/").split(",")]
+            prompt = types.ModelInput.from_ints(tokens)
+            body = json.dumps(list(sampler.sample(prompt, 1, PARAMS).result(20).sequences[0].tokens)).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            address = f"http://127.0.0.1:{server.server_address[1]}/"
+
+            def ask(first: int) -> list[int]:
+                with urllib.request.urlopen(f"{address}{first},1") as reply:
+                    found: list[int] = json.loads(reply.read())
+                    return found
+
+            with ThreadPoolExecutor(16) as pool:
+                answers = list(pool.map(ask, range(64)))
+        finally:
+            server.shutdown()
+            thread.join()
+    assert answers == [[first + 1, first + 2] for first in range(64)]
+    assert sorted(numbers(stub.asked("/asample"))) == list(range(64))
+
+
+def test_both_kinds_of_calls_work_inside_a_running_loop(stub: Stub, service: ServiceClient) -> None:
+    async def script() -> list[object]:
+        sampler = await service.create_sampling_client_async(base_model="stub/model")
+        trainer = await service.create_lora_training_client_async("stub/model")
+        blocking = sampler.sample(PROMPT, 1, PARAMS).result(20)
+        awaited = await sampler.sample_async(PROMPT, 1, PARAMS)
+        directly = await sampler.sample(PROMPT, 1, PARAMS)
+        many = await asyncio.gather(*(sampler.sample_async(PROMPT, 1, PARAMS) for _ in range(50)))
+        step = await trainer.forward_backward_async([DATUM], "cross_entropy")
+        done = await trainer.optim_step_async(types.AdamParams())
+        results = [await step, await done, await trainer.get_info_async()]
+        again = await trainer.save_weights_and_get_sampling_client_async()
+        scored = await again.compute_logprobs_async(PROMPT)
+        tokens = {tuple(each.sequences[0].tokens) for each in (blocking, awaited, directly, *many)}
+        return [tokens, [type(each).__name__ for each in results], len(scored)]
+
+    assert asyncio.run(script()) == [
+        {(6, 7)},
+        ["ForwardBackwardOutput", "OptimStepResponse", "GetInfoResponse"],
+        3,
+    ]
+
+
+def test_w45_an_awaited_call_that_blocks_leaves_the_loop_free(stub: Stub, service: ServiceClient) -> None:
+    trainer = service.create_lora_training_client("stub/model")
+    release = threading.Event()
+    stub.script("/save_weights_for_sampler", Answer(gate=release, usual=True))
+
+    async def script() -> int:
+        turns = 0
+        saving = asyncio.ensure_future(trainer.save_weights_and_get_sampling_client_async())
+        await asyncio.to_thread(stub.await_asked, "/save_weights_for_sampler")
+        for _ in range(100):
+            turns += not saving.done()
+            await asyncio.sleep(0)
+        release.set()
+        await saving
+        return turns
+
+    assert asyncio.run(script()) == 100
+
+
+def test_what_an_awaited_call_raises_and_where_it_runs(stub: Stub, service: ServiceClient) -> None:
+    class Mine(ServiceClient):
+        def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
+            raise KeyError(threading.current_thread().name)
+
+    mine = Mine(base_url=stub.url, api_key="tml-x")
+    with pytest.raises(KeyError, match="tinker-await-1"):
+        asyncio.run(mine.get_server_capabilities_async())
+    mine.close().result(10)
+    with pytest.raises(RuntimeError, match="closed"):
+        asyncio.run(mine.get_server_capabilities_async())

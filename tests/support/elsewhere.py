@@ -1,0 +1,16 @@
+"""What other processes do with a client they were sent. Importable there."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tinker_sync import types
+
+
+def sample_twice(client: Any) -> tuple[int, list[list[int]]]:
+    """The process, and two samples by the client it was given."""
+    prompt, params = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
+    futures = [client.sample(prompt, 1, params) for _ in range(2)]
+    sampled = [list(future.result(20).sequences[0].tokens) for future in futures]
+    return os.getpid(), sampled
