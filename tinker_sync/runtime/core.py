@@ -31,7 +31,7 @@ from tinker_sync.errors import (
     TinkerError,
     UnsupportedByServerError,
 )
-from tinker_sync.runtime import _fork, exits, training_part
+from tinker_sync.runtime import _fork, exits, sample_lane, training_part
 from tinker_sync.runtime.billing import PAUSE_S, BillingPause
 from tinker_sync.runtime.byte_budget import ByteBudget
 from tinker_sync.runtime.calls import make_call, read_reply
@@ -42,7 +42,13 @@ from tinker_sync.runtime.notices import Notices
 from tinker_sync.runtime.once import Once
 from tinker_sync.runtime.parts import Companion, Parts, shut_elsewhere
 from tinker_sync.runtime.poller import Poller
-from tinker_sync.runtime.rate_limiter import Gate, RateLimiter, key_fingerprint, shared_rate_limiter
+from tinker_sync.runtime.rate_limiter import (
+    Gate,
+    RateLimiter,
+    default_delay_s,
+    key_fingerprint,
+    shared_rate_limiter,
+)
 from tinker_sync.runtime.retrieval import QueueNotice
 from tinker_sync.runtime.sample_lane import SampleLane
 from tinker_sync.runtime.sample_verdict import SampleJudge
@@ -187,12 +193,13 @@ class Core:
             self._upkeep.know(facts.dynamic)
         billing = BillingPause(config.billing_exception_max_pause_duration_sec, clock=self.clock)
         notices = self.notices
+        gate = self._gate()
         fetcher = Fetcher(
             self.poller,
             ByteBudget(config.inflight_response_bytes_semaphore_size, clock=self.clock),
             open_server=not self.settings.is_vendor_host,
             may_pause_billing=billing.may_pause,
-            on_notice=_notice_into(notices),
+            on_notice=_notice_into(notices, gate.limiter),
             secrets=self.secrets,
             read_timeout_s=self.poll_s,
             clock=self.clock,
@@ -201,7 +208,7 @@ class Core:
         lane = SampleLane(
             fetcher,
             self.fetch_pool,
-            self._gate(),
+            gate,
             ByteBudget(config.sample_dispatch_bytes_semaphore_size, clock=self.clock),
             # A budget lets one more in while nothing is overdrawn: it holds one less than there are places.
             ByteBudget(max(places - 1, 0), clock=self.clock),
@@ -533,5 +540,11 @@ def _settings_fetcher(
     return fetch
 
 
-def _notice_into(notices: Notices) -> Callable[[QueueNotice, Promise], None]:
-    return lambda notice, promise: notices.publish(notice, promise.request_type, promise.request_id)
+def _notice_into(notices: Notices, limiter: RateLimiter) -> Callable[[QueueNotice, Promise], None]:
+    def tell(notice: QueueNotice, promise: Promise) -> None:
+        if notice.paused and promise.request_type == sample_lane.REQUEST_TYPE:
+            # What waits already would only wait longer with more behind it.
+            limiter.close_for(default_delay_s(0))
+        notices.publish(notice, promise.request_type, promise.request_id)
+
+    return tell
