@@ -238,7 +238,4 @@ class _Watch:
         busy_s = self._cpu() - self._cpu_s
         if busy_s >= late_s / 2:
             return late_s, f"this process held the interpreter lock for {late_s:.0f} s"
-        return (
-            late_s,
-            f"this process did not run for {late_s:.0f} s: stopped, swapped out, or blocked in a call",
-        )
+        return late_s, f"this process did not run for {late_s:.0f} s: it was stopped, or swapped out"

@@ -1,0 +1,103 @@
+"""The end of the process, without one: who is finished, how, and for how long anybody waits."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import pytest
+
+from tinker_sync.runtime import exits
+from tinker_sync.runtime.exits import finish_all, forget, how_it_ended, remember
+
+
+class Member:
+    """Something to be finished."""
+
+    def __init__(self, *, silent: bool = False, failure: BaseException | None = None) -> None:
+        self.silent = silent
+        self.failure = failure
+        self.finished: list[tuple[str, str | None, float, bool]] = []
+
+    def finish(
+        self, status: str, detail: str | None, limit_s: float, *, quiet: bool = False
+    ) -> threading.Event | None:
+        self.finished.append((status, detail, limit_s, quiet))
+        if self.failure is not None:
+            raise self.failure
+        done = threading.Event()
+        if not self.silent:
+            done.set()
+        return done
+
+
+@pytest.fixture(autouse=True)
+def nothing_else_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exits, "_open", exits._Open())
+
+
+def test_every_open_session_is_finished() -> None:
+    members = [Member() for _ in range(3)]
+    for member in members:
+        remember(member)
+    forget(members[1])
+    finish_all()
+    assert [len(member.finished) for member in members] == [1, 0, 1]
+    assert members[0].finished == [("success", None, exits.EXIT_LIMIT_S, True)]
+
+
+def test_the_limit_is_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exits, "EXIT_LIMIT_S", 0.2)
+    members = [Member(silent=True) for _ in range(20)]
+    for member in members:
+        remember(member)
+    began = time.monotonic()
+    finish_all()
+    assert time.monotonic() - began < 2.0  # 20 times 0.2 would be 4
+    assert [len(member.finished) for member in members] == [1] * 20
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("can't start new thread"), KeyboardInterrupt()])
+def test_nothing_is_raised_and_nothing_printed(
+    failure: BaseException, capfd: pytest.CaptureFixture[str]
+) -> None:
+    member = Member(failure=failure)
+    remember(member)
+    finish_all()
+    assert len(member.finished) == 1
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_is_gone_needs_no_finishing() -> None:
+    remember(Member())
+    assert exits._open.all() == []
+
+
+def test_a_child_finishes_nothing_of_its_parents() -> None:
+    member = Member()
+    remember(member)
+    exits._open.renew_after_fork()
+    finish_all()
+    assert member.finished == []
+
+
+@pytest.mark.parametrize(
+    ("last", "prompt", "ended"),
+    [
+        (None, False, "success"),
+        (ValueError(), False, "errored"),
+        (KeyboardInterrupt(), False, "interrupted"),
+        (ValueError(), True, "success"),
+    ],
+)
+def test_how_it_ended(
+    monkeypatch: pytest.MonkeyPatch, last: BaseException | None, prompt: bool, ended: str
+) -> None:
+    monkeypatch.delattr(sys, "last_value", raising=False)
+    monkeypatch.delattr(sys, "ps1", raising=False)
+    if last is not None:
+        monkeypatch.setattr(sys, "last_value", last, raising=False)
+    if prompt:
+        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    assert how_it_ended() == ended

@@ -1,0 +1,94 @@
+"""Queue states: who hears them, and how often they are logged."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+from support.clock import FakeClock
+
+from tinker_sync.runtime.notices import LOG_EVERY_S, Notices, QueueState
+from tinker_sync.runtime.retrieval import QueueNotice
+
+PAUSED = QueueNotice("paused_capacity", None)
+
+
+def test_every_listener_hears_everything() -> None:
+    notices, heard = Notices(FakeClock()), [[], []]  # type: ignore[var-annotated]
+    stop = notices.listen(heard[0].append)
+    notices.listen(heard[1].append)
+    notices.publish(PAUSED, "Sample", "req-1")
+    notices.publish(QueueNotice("active", "soon"), "Sample", "req-1")
+    stop()
+    stop()
+    notices.publish(PAUSED, "Sample", "req-2")
+    first = [
+        QueueState("paused_capacity", None, "Sample", "req-1"),
+        QueueState("active", "soon", "Sample", "req-1"),
+    ]
+    assert heard == [first, [*first, QueueState("paused_capacity", None, "Sample", "req-2")]]
+
+
+def test_what_a_listener_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    notices, heard = Notices(FakeClock()), []  # type: ignore[var-annotated]
+    notices.listen(lambda _: 1 / 0)
+    notices.listen(heard.append)
+    notices.publish(PAUSED, "Sample", "req-1")
+    assert len(heard) == 1
+    assert "an observer of queue states failed" in caplog.text
+
+
+def test_listeners_are_called_without_the_lock() -> None:
+    notices = Notices(FakeClock())
+    free: list[bool] = []
+
+    def listen(_: QueueState) -> None:
+        taken = notices._lock.acquire(blocking=False)
+        free.append(taken)
+        if taken:
+            notices._lock.release()
+
+    notices.listen(listen)
+    notices.publish(PAUSED, "Sample", "req-1")
+    assert free == [True]
+
+
+def test_one_line_a_minute_for_each_kind_and_state(caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    notices = Notices(clock)
+    with caplog.at_level(logging.WARNING, "tinker_sync.queue"):
+        for number in range(100):
+            notices.publish(PAUSED, "Sample", f"req-{number}")
+        assert len(caplog.messages) == 1
+        notices.publish(QueueNotice("paused_rate_limit", "ten at a time"), "Sample", "req-1")
+        notices.publish(PAUSED, "OptimStep", "req-2")
+        assert len(caplog.messages) == 3
+        clock.advance(LOG_EVERY_S - 1)
+        notices.publish(PAUSED, "Sample", "req-1")
+        assert len(caplog.messages) == 3
+        clock.advance(1)
+        notices.publish(PAUSED, "Sample", "req-1")
+    short = "the service is short of capacity at the moment"
+    assert caplog.messages == [
+        f"Sample requests are paused (paused_capacity): {short}; waiting",
+        "Sample requests are paused (paused_rate_limit): ten at a time; waiting",
+        f"OptimStep requests are paused (paused_capacity): {short}; waiting",
+        f"Sample requests are paused (paused_capacity): {short}; waiting",
+    ]
+
+
+def test_what_is_not_paused_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "tinker_sync.queue"):
+        Notices(FakeClock()).publish(QueueNotice("active", None), "Sample", "req-1")
+    assert caplog.messages == []
+
+
+def test_a_child_does_not_inherit_a_held_lock() -> None:
+    notices = Notices(FakeClock())
+    notices._lock.acquire()
+    notices.renew_after_fork()
+    done = threading.Event()
+    notices.listen(lambda _: done.set())
+    notices.publish(PAUSED, "Sample", "req-1")
+    assert done.is_set()

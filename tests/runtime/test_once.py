@@ -1,0 +1,134 @@
+"""A value made once: single flight, failures forgotten, interruptions taken over, forks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from support.crowd import together, until
+
+from tinker_sync.errors import DeadlineError
+from tinker_sync.runtime.once import Once
+
+
+class Flight:
+    """A value that is being made in a thread until it is told how to end, and others who wait for it."""
+
+    def __init__(self, once: Once[int]) -> None:
+        self.once = once
+        self.ending: Callable[[], int] = lambda: 1
+        self._begun, self._land = threading.Event(), threading.Event()
+        self._pool = ThreadPoolExecutor(4)
+        self.first = self._pool.submit(once.get, self._make)
+        assert self._begun.wait(10)
+
+    def _make(self) -> int:
+        self._begun.set()
+        assert self._land.wait(10)
+        return self.ending()
+
+    def wait(self, make: Callable[[], int], **options: Any) -> Any:
+        """Have another thread wait for it; returns when it does."""
+        flight: Any = self.once._flight
+        waiting = len(flight._condition._waiters)
+        future = self._pool.submit(self.once.get, make, **options)
+        until(lambda: len(flight._condition._waiters) > waiting or future.done())
+        return future
+
+    def land(self, ending: Callable[[], int]) -> None:
+        self.ending = ending
+        self._land.set()
+        self._pool.shutdown()
+
+
+def fail(error: BaseException) -> Callable[[], int]:
+    def make() -> int:
+        raise error
+
+    return make
+
+
+def never() -> int:
+    raise AssertionError("somebody else was at it")
+
+
+def test_many_who_come_at_once_get_one_value() -> None:
+    made: list[int] = []
+    once: Once[int] = Once()
+
+    def make() -> int:
+        made.append(1)
+        return len(made)
+
+    assert together(*[lambda: once.get(make)] * 16) == [1] * 16
+    assert made == [1]
+
+
+def test_who_comes_meanwhile_waits() -> None:
+    once: Once[int] = Once()
+    flight = Flight(once)
+    waiting = [flight.wait(never) for _ in range(3)]
+    assert once.made is None
+    flight.land(lambda: 7)
+    assert [future.result(10) for future in (flight.first, *waiting)] == [7] * 4
+    assert (once.made, once.get(never)) == (7, 7)
+
+
+def test_a_failure_goes_to_all_who_waited_and_is_not_remembered() -> None:
+    once: Once[int] = Once()
+    flight = Flight(once)
+    waiting = [flight.wait(never) for _ in range(3)]
+    flight.land(fail(KeyError("first")))
+    failures = [future.exception(10) for future in (flight.first, *waiting)]
+    assert [repr(failure) for failure in failures] == ["KeyError('first')"] * 4
+    assert len({id(failure) for failure in failures}) == 4  # each with a traceback of its own
+    assert once.get(lambda: 7) == 7
+
+
+def test_ctrl_c_in_one_thread_is_no_answer_for_the_others() -> None:
+    once: Once[int] = Once()
+    flight = Flight(once)
+    waiting = flight.wait(lambda: 7)
+    flight.land(fail(KeyboardInterrupt()))
+    assert isinstance(flight.first.exception(10), KeyboardInterrupt)
+    assert waiting.result(10) == 7
+
+
+def test_ctrl_c_right_after_the_value_was_made_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    once: Once[int] = Once()
+    land = once._land
+
+    def interrupted(flight: Any, failure: BaseException | None) -> None:
+        if failure is None:
+            raise KeyboardInterrupt
+        land(flight, failure)
+
+    monkeypatch.setattr(once, "_land", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        once.get(lambda: 7)
+    assert once.get(never) == 7
+
+
+def test_waiting_has_a_limit() -> None:
+    once: Once[int] = Once()
+    flight = Flight(once)
+    with pytest.raises(DeadlineError, match="another thread was still setting it up"):
+        once.get(never, limit_s=0.01)
+    flight.land(lambda: 7)
+    assert once.get(never, limit_s=0.0) == 7
+
+
+def test_a_forked_child_does_not_wait_for_what_only_the_parent_does() -> None:
+    once: Once[int] = Once()
+    flight = Flight(once)
+    child: Once[int] = Once()
+    child.__dict__.update(once.__dict__)
+    child.renew_after_fork()
+    assert child.get(lambda: 8) == 8
+    flight.land(lambda: 7)
+    assert flight.first.result(10) == 7
+    once.renew_after_fork()
+    assert once.get(never) == 7  # what was made is good

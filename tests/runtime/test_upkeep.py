@@ -1,0 +1,139 @@
+"""Renewals: when they are due, that they never overlap, and what a failure does: nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from support.clock import FakeClock
+
+from tinker_sync.errors import APIConnectionError
+from tinker_sync.runtime.upkeep import SHORTEST_REFRESH_S, Upkeep
+from tinker_sync.types.service import ClientDynamicConfigResponse
+
+
+class Bench:
+    """An upkeep whose worker runs when it is told to."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(automatic=False)
+        self.jobs: list[Callable[[], object]] = []
+        self.token_in_s: float | None = None
+        self.renewed = 0
+        self.answers: list[ClientDynamicConfigResponse | Exception] = []
+        self.upkeep = Upkeep(self, self.fetch, self.jobs.append, self.clock)
+
+    def step(self) -> None:
+        self.renewed += 1
+
+    def next_refresh_in_s(self) -> float | None:
+        return self.token_in_s
+
+    def fetch(self) -> ClientDynamicConfigResponse:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def know(self, interval_s: float) -> None:
+        self.upkeep.know(ClientDynamicConfigResponse(refresh_interval_sec=interval_s))
+
+    def beat(self) -> int:
+        """A heartbeat's worth; how many jobs it gave to the worker."""
+        before = len(self.jobs)
+        self.upkeep.begin_if_due()
+        return len(self.jobs) - before
+
+
+def settings(batch: int) -> ClientDynamicConfigResponse:
+    return ClientDynamicConfigResponse(refresh_interval_sec=60, sample_cancel_max_batch_size=batch)
+
+
+def test_nothing_is_due_where_the_server_has_no_such_settings() -> None:
+    bench = Bench()
+    bench.clock.advance(10_000)
+    assert bench.beat() == 0
+    assert bench.upkeep.settings is None
+
+
+def test_settings_are_refreshed_when_they_say() -> None:
+    bench = Bench()
+    bench.know(300)
+    bench.clock.advance(299)
+    assert bench.beat() == 0
+    bench.clock.advance(1)
+    assert bench.beat() == 1
+    assert bench.beat() == 0  # the worker is at it
+    bench.answers = [settings(7)]
+    bench.jobs.pop()()
+    assert bench.upkeep.settings == settings(7)
+    bench.clock.advance(59)
+    assert bench.beat() == 0
+    bench.clock.advance(1)
+    assert bench.beat() == 1
+
+
+def test_not_more_often_than_is_decent() -> None:
+    bench = Bench()
+    bench.know(0)
+    bench.clock.advance(SHORTEST_REFRESH_S - 0.5)
+    assert bench.beat() == 0
+    bench.clock.advance(1)
+    assert bench.beat() == 1
+
+
+def test_a_failure_keeps_what_there_is_and_is_tried_again_later() -> None:
+    bench = Bench()
+    bench.upkeep.know(settings(7))
+    bench.clock.advance(60)
+    bench.answers = [APIConnectionError(), settings(8)]
+    assert bench.beat() == 1
+    bench.jobs.pop()()
+    assert bench.upkeep.settings == settings(7)
+    assert bench.beat() == 0
+    bench.clock.advance(60)
+    assert bench.beat() == 1
+    bench.jobs.pop()()
+    assert bench.upkeep.settings == settings(8)
+
+
+def test_our_own_mistake_does_not_keep_the_worker_for_ever() -> None:
+    bench = Bench()
+    bench.upkeep.know(settings(7))
+    bench.clock.advance(60)
+    bench.answers = [KeyError("a"), settings(8)]
+    assert bench.beat() == 1
+    with pytest.raises(KeyError):
+        bench.jobs.pop()()
+    assert bench.beat() == 1
+    bench.jobs.pop()()
+    assert bench.upkeep.settings == settings(8)
+
+
+def test_a_token_is_renewed_when_it_is_time() -> None:
+    bench = Bench()
+    bench.token_in_s = 5.0
+    assert bench.beat() == 0
+    bench.token_in_s = 0.0
+    assert bench.beat() == 1
+    bench.jobs.pop()()
+    assert bench.renewed == 1
+
+
+def test_a_closed_pool_is_no_reason_to_raise() -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("the workers are closed")
+
+    bench = Bench()
+    bench.token_in_s = 0.0
+    upkeep = Upkeep(bench, bench.fetch, refuse, bench.clock)
+    upkeep.begin_if_due()
+    upkeep.begin_if_due()
+
+
+def test_a_child_does_not_wait_for_the_parents_worker() -> None:
+    bench = Bench()
+    bench.token_in_s = 0.0
+    assert (bench.beat(), bench.beat()) == (1, 0)
+    bench.upkeep.renew_after_fork()
+    assert bench.beat() == 1
