@@ -50,6 +50,7 @@ INSTANCES = [
     APIConnectionError(**DETAILS),
     APITimeoutError(request=REQUEST),
     errors.DeadlineError(request=REQUEST, waited_s=3.5, last_words="queue paused"),
+    errors.EarlierCallFailedError("optim_step", 7, "the key was refused"),
     RequestFailedError("m", request_id="r", category=RequestErrorCategory.User),
     InvalidInputError(["one", "two"]),
     WireError("m", path="$.a"),

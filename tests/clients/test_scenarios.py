@@ -21,11 +21,11 @@ from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import (
     APIStatusError,
     BadRequestError,
+    EarlierCallFailedError,
     RequestErrorCategory,
     RequestFailedError,
     UnprocessableEntityError,
 )
-from tinker_sync.runtime.send_queue import EarlierCallFailedError
 
 PATIENCE_S = 20.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -219,6 +219,32 @@ def test_a_sample_that_comes_too_soon_keeps_its_number(tokens: int, pause_s: flo
         assert sum(paused(client)) == pytest.approx(2 * pause_s, abs=0.1)
 
 
+def test_a_sample_waits_for_a_blocked_account() -> None:
+    with world() as (stub, client):
+        sampler = sampler_of(client)
+        stub.script("/asample", Answer(402, {"detail": "pay"}), Answer(402, {"detail": "pay"}))
+        sampler.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
+        assert [asked.json()["seq_id"] for asked in stub.asked("/asample")] == [0, 0, 0]
+        assert sum(paused(client)) == pytest.approx(2.0, abs=0.1)
+
+
+@pytest.mark.parametrize("state", ["paused_capacity", "paused_rate_limit"])
+def test_no_sample_is_sent_into_a_paused_queue(state: str) -> None:
+    said = Answer(body={"type": "try_again", "queue_state": state, "queue_state_reason": "busy"})
+    with world() as (stub, client):
+        heard: list[Any] = []
+        client.holder.notices.listen(heard.append)
+        sampler = sampler_of(client)
+        stub.script("/retrieve_future", said)
+        first = sampler.sample(PROMPT, 1, ONE_TOKEN)
+        until(lambda: heard)
+        assert not client.holder.machinery.lane.gate.limiter._open.is_set()
+        second = sampler.sample(PROMPT, 1, ONE_TOKEN)
+        assert [future.result(PATIENCE_S).sequences[0].tokens for future in (first, second)] == [[6], [6]]
+        assert max(wait_s for wait_s in paused(client)) == pytest.approx(1.0, abs=0.1)
+        assert (heard[0].state, heard[0].reason, heard[0].request_type) == (state, "busy", "Sample")
+
+
 def test_a_sample_the_server_stumbles_over() -> None:
     with world() as (stub, client):
         sampler = sampler_of(client)
@@ -306,6 +332,20 @@ def test_a_copy_numbers_its_samples_in_a_block_of_its_own() -> None:
             copy.holder.close("success").result(PATIENCE_S)
         assert [asked.json()["seq_id"] for asked in stub.asked("/asample")] == [7_000_000_000, 7_000_000_001]
         assert len(stub.asked("/join_sampling_session")) == 1
+
+
+def test_a_copy_buys_tokens_of_its_own() -> None:
+    with world({"pjwt_auth_enabled": True}) as (stub, client):
+        handle = sampler_of(client).get_sampler_handle()
+        copy = SamplingClient.from_sampler_handle(handle, api_key="tml-of-the-copy")
+        try:
+            copy.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
+        finally:
+            copy.holder.close("success").result(PATIENCE_S)
+        bought_with = [asked.headers["x-api-key"] for asked in stub.asked("/auth/token")]
+        assert bought_with == ["tml-hasty", "tml-of-the-copy"]
+        assert stub.asked("/asample")[0].headers["x-api-key"].startswith("eyJ")
+        assert len(stub.asked("/client/config")) == 1
 
 
 def test_a_cancelled_sample_is_cancelled_at_the_server() -> None:

@@ -32,6 +32,7 @@ from tinker_sync.errors import (
     AuthenticationError,
     BillingError,
     DeadlineError,
+    EarlierCallFailedError,
     InternalServerError,
     InvalidInputError,
     NotFoundError,
@@ -39,7 +40,6 @@ from tinker_sync.errors import (
     TinkerError,
     UnprocessableEntityError,
 )
-from tinker_sync.runtime.send_queue import EarlierCallFailedError
 
 PATIENCE_S = 20.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from support.sends import FakePart, HandWorkers, operation
 
-from tinker_sync.errors import APIStatusError, TinkerError
+from tinker_sync.errors import APIStatusError, EarlierCallFailedError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.progress import FutureState
 from tinker_sync.runtime.send_queue import (
-    EarlierCallFailedError,
     Operation,
     QueueState,
     SendQueue,

@@ -15,9 +15,9 @@ from support.crowd import aside, together, until
 from support.sends import FakePart, operation
 from support.steps import Steps
 
-from tinker_sync.errors import TinkerError
+from tinker_sync.errors import EarlierCallFailedError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.send_queue import EarlierCallFailedError, Operation, SendQueue
+from tinker_sync.runtime.send_queue import Operation, SendQueue
 from tinker_sync.runtime.workers import Workers
 
 THREADS = 64

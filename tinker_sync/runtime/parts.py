@@ -13,9 +13,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tinker_sync._observe import CallFailed, Event, Observer
-from tinker_sync.errors import ClientClosedError
+from tinker_sync.errors import ClientClosedError, EarlierCallFailedError
 from tinker_sync.runtime import exits
-from tinker_sync.runtime.send_queue import EarlierCallFailedError
 from tinker_sync.runtime.unfinished import Unfinished
 
 if TYPE_CHECKING:

@@ -39,45 +39,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from attrs import frozen
 
-from tinker_sync.errors import TinkerError
+from tinker_sync.errors import EarlierCallFailedError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import fresh
 from tinker_sync.runtime.futures import APIFuture, Submit
-
-
-class EarlierCallFailedError(TinkerError):
-    """An earlier call of this training client could not be sent, so this one was not sent either.
-
-    The server runs the calls of a training client in the order of their numbers; after one that is missing
-    nothing can follow. Make a new training client from the last checkpoint
-    (`ServiceClient.create_training_client_from_state_with_optimizer`) and repeat the steps since then.
-
-    Attributes:
-        call: the name of the call that failed.
-        number: its sequence number; None when the queue broke without one.
-        cause: what went wrong, in words; `__cause__` has the exception itself.
-
-    >>> print(EarlierCallFailedError("optim_step", 7, "the key was refused").call)
-    optim_step
-    """
-
-    call: str
-    number: int | None
-    cause: str
-
-    def __init__(self, call: str, number: int | None, cause: str) -> None:
-        super().__init__(call, number, cause)
-        self.call = call
-        self.number = number
-        self.cause = cause
-
-    def __str__(self) -> str:
-        which = self.call if self.number is None else f"{self.call} (sequence number {self.number})"
-        return (
-            f"not sent, because an earlier call of this training client could not be: {which}: {self.cause}. "
-            "Continue with a new training client from the last checkpoint "
-            "(create_training_client_from_state_with_optimizer)."
-        )
 
 
 class Part(Protocol):
