@@ -241,7 +241,7 @@ def test_no_sample_is_sent_into_a_paused_queue(state: str) -> None:
         assert not client.holder.machinery.lane.gate.limiter._open.is_set()
         second = sampler.sample(PROMPT, 1, ONE_TOKEN)
         assert [future.result(PATIENCE_S).sequences[0].tokens for future in (first, second)] == [[6], [6]]
-        assert sum(paused(client)) >= pytest.approx(1.0)
+        assert sum(paused(client)) > 0.999
         assert (heard[0].state, heard[0].reason, heard[0].request_type) == (state, "busy", "Sample")
 
 
