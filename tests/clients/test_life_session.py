@@ -1,0 +1,420 @@
+"""A session from its start to its loss: failures at the start, heartbeats, renewals, what callers hear."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.clock import FakeClock
+from support.crowd import together, until
+from support.tinker_stub import Answer, Stub, StubServer
+
+from tinker_sync import types
+from tinker_sync._observe import Event, HeartbeatLate, SessionEnded, SessionLost, SessionStarted
+from tinker_sync.clients.service import ServiceClient
+from tinker_sync.errors import (
+    APIConnectionError,
+    APITimeoutError,
+    AuthenticationError,
+    BillingError,
+    SessionLostError,
+    TinkerError,
+)
+from tinker_sync.runtime.core import Core
+from tinker_sync.runtime.heartbeat import PERIOD_S
+from tinker_sync.runtime.session import Session
+
+FULL = {"custom_loss_server_side": False}
+PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
+DATUM = types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with StubServer(config=FULL) as stub:
+        yield stub
+
+
+@pytest.fixture
+def service(stub: Stub) -> Iterator[ServiceClient]:
+    service = ServiceClient(base_url=stub.url, api_key="tml-x")
+    yield service
+    service.close().result(10)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(automatic=False)
+
+
+class Watcher:
+    """Hears everything."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def observe(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self, limit_s: float) -> None:
+        pass
+
+    def of(self, *kinds: type) -> list[Event]:
+        return [event for event in self.events if isinstance(event, kinds)]
+
+
+def on_clock(service: ServiceClient, clock: FakeClock) -> Watcher:
+    """Have a service live by another clock, from before its first use; and somebody watch it."""
+    settings = service.holder.settings
+    service._core = Core(settings, session=Session(), clock=clock)
+    watcher = Watcher()
+    service.holder.watch(watcher)
+    return watcher
+
+
+def beat(stub: Stub, clock: FakeClock, *answers: Answer) -> None:
+    """Have heartbeats answered like this, as time goes by."""
+    stub.script("/session_heartbeat", *answers)
+    for _ in answers:
+        before = len(stub.asked("/session_heartbeat"))
+        clock.await_waiters()
+        clock.advance(PERIOD_S)
+        stub.await_asked("/session_heartbeat", before + 1)
+    clock.await_waiters()
+
+
+# ---------------------------------------------------------------------------------------------- the start
+
+
+def test_nothing_goes_out_before_it_is_needed(stub: Stub) -> None:
+    began = time.perf_counter()
+    services = [ServiceClient(base_url=stub.url, api_key="tml-x") for _ in range(50)]
+    took_s = (time.perf_counter() - began) / 50
+    assert stub.paths() == []
+    assert took_s < 0.01  # a tenth of that where nothing else runs
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tinker-")]
+    del services
+
+
+def test_the_order_of_the_start(stub: Stub, service: ServiceClient) -> None:
+    service.create_sampling_client(base_model="stub/model")
+    service.create_sampling_client(base_model="stub/model")
+    assert stub.paths() == [
+        "/client/config",
+        "/client/dynamic_config",
+        "/create_session",
+        "/create_sampling_session",
+        "/create_sampling_session",
+    ]
+
+
+def test_many_who_start_at_once_start_once(stub: Stub, service: ServiceClient) -> None:
+    clients = together(*[lambda: service.create_sampling_client(base_model="stub/model")] * 16)
+    assert len(clients) == 16
+    for path in ("/client/config", "/client/dynamic_config", "/create_session"):
+        assert len(stub.asked(path)) == 1
+
+
+@pytest.mark.parametrize(
+    "path", ["/client/config", "/client/dynamic_config", "/create_session", "/create_model"]
+)
+def test_w25_an_account_that_cannot_pay_hears_of_it_at_once(
+    stub: Stub, service: ServiceClient, path: str
+) -> None:
+    stub.script(path, Answer(402, {"detail": "no card"}))
+    with pytest.raises(BillingError, match="no card"):
+        service.create_lora_training_client("stub/model")
+    # And next time it may be able to.
+    assert service.create_lora_training_client("stub/model").model_id.startswith("session-")
+
+
+@pytest.mark.parametrize("path", ["/client/config", "/create_session"])
+def test_a_failed_start_is_not_remembered(stub: Stub, service: ServiceClient, path: str) -> None:
+    stub.script(path, Answer(401, {"detail": "no"}), Answer(403, {"detail": "no"}))
+    for _ in range(2):
+        with pytest.raises(TinkerError, match=r"40[13]"):
+            service.create_sampling_client(base_model="stub/model")
+    service.create_sampling_client(base_model="stub/model")
+    assert len(stub.asked(path)) == 3
+
+
+def test_settings_are_worth_another_try(stub: Stub, service: ServiceClient) -> None:
+    stub.script("/client/dynamic_config", Answer(503), Answer(abort="before"))
+    service.get_server_capabilities()
+    assert len(stub.asked("/client/dynamic_config")) == 3
+
+
+def calls(service: ServiceClient, deadline: float | None) -> list[Callable[[], object]]:
+    return [
+        lambda: service.create_lora_training_client("m", deadline=deadline),
+        lambda: service.create_training_client_from_state("tinker://r/weights/a", deadline=deadline),
+    ]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("of", ["client", "call"])
+def test_an_unreachable_server_fails_within_the_deadline(of: str, number: int) -> None:
+    with socket.socket() as silent:  # takes connections, and never says a word
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        clients, own = (0.3, None) if of == "client" else (None, 0.3)
+        service = ServiceClient(base_url=address, api_key="tml-x", deadline=clients)
+        began = time.monotonic()
+        with pytest.raises(APITimeoutError):
+            calls(service, own)[number]()
+        assert time.monotonic() - began < 5
+        service.close().result(10)
+
+
+def test_w20_a_refused_connection_fails_within_the_deadline() -> None:
+    with socket.socket() as gone:
+        gone.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{gone.getsockname()[1]}"
+    service = ServiceClient(base_url=address, api_key="tml-x", deadline=0.3)
+    began = time.monotonic()
+    with pytest.raises(APIConnectionError, match="Cannot connect"):
+        service.get_server_capabilities()
+    assert time.monotonic() - began < 5
+    service.close().result(10)
+
+
+def test_a_deadline_covers_the_whole_of_a_start(stub: Stub) -> None:
+    stub.script("/create_model", Answer(status=0))
+    service = ServiceClient(base_url=stub.url, api_key="tml-x")
+    began = time.monotonic()
+    with pytest.raises(APITimeoutError):
+        service.create_lora_training_client("m", deadline=0.4)
+    assert time.monotonic() - began < 5
+    service.close().result(10)
+
+
+def test_messages_of_the_server_are_logged(
+    stub: Stub, service: ServiceClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = {"session_id": "s-1", "info_message": "new", "warning_message": "old", "error_message": "bad"}
+    stub.script("/create_session", Answer(body=body))
+    with caplog.at_level(logging.INFO, "tinker_sync.session"):
+        service.create_sampling_client(base_model="stub/model")
+    found = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert found == [("INFO", "new"), ("WARNING", "old"), ("ERROR", "bad")]
+
+
+# ---------------------------------------------------------------------------------------------- billing
+
+
+def test_a_402_in_the_midst_of_work_is_waited_out(
+    stub: Stub, service: ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every kind of call: blocking ones, training, samples, retrieval."""
+    for module in ("tinker_sync.runtime.core", "tinker_sync.runtime.billing"):
+        monkeypatch.setattr(f"{module}.PAUSE_S", 0.01)
+    monkeypatch.setattr("tinker_sync.runtime.retrieval._BILLING_PAUSE_S", 0.01)
+    trainer = service.create_lora_training_client("stub/model")
+    blocked = Answer(402, {"detail": "no card"})
+    for path in (
+        "/get_info",
+        "/optim_step",
+        "/retrieve_future",
+        "/create_sampling_session",
+        "/get_server_capabilities",
+    ):
+        stub.script(path, blocked, blocked)
+    assert trainer.get_info().model_id == trainer.model_id
+    assert trainer.optim_step(types.AdamParams()).result(20).metrics == {"step:max": 1.0}
+    sampler = service.create_sampling_client(base_model="stub/model")
+    assert service.get_server_capabilities().supported_models
+    stub.script("/asample", blocked)
+    assert sampler.sample(PROMPT, 1, PARAMS).result(20).sequences[0].tokens == [6, 7]
+
+
+def test_a_402_is_not_waited_out_beyond_the_deadline(stub: Stub) -> None:
+    service = ServiceClient(base_url=stub.url, api_key="tml-x", deadline=1.0)
+    service.create_sampling_client(base_model="stub/model")
+    stub.script("/get_server_capabilities", *[Answer(402)] * 3)
+    with pytest.raises(BillingError):
+        service.get_server_capabilities()
+    service.close().result(10)
+
+
+def test_a_server_that_allows_no_pause_gets_none(stub: Stub) -> None:
+    stub.behaviour.config = {**FULL, "billing_exception_max_pause_duration_sec": 0}
+    service = ServiceClient(base_url=stub.url, api_key="tml-x")
+    trainer = service.create_lora_training_client("stub/model")
+    stub.script("/get_info", Answer(402))
+    with pytest.raises(BillingError):
+        trainer.get_info()
+    service.close().result(10)
+
+
+# ---------------------------------------------------------------------------------------------- heartbeats
+
+
+def test_a_session_is_kept_alive(stub: Stub, service: ServiceClient, clock: FakeClock) -> None:
+    watcher = on_clock(service, clock)
+    service.create_sampling_client(base_model="stub/model")
+    beat(stub, clock, *[Answer(usual=True)] * 3)
+    bodies = {asked.body for asked in stub.asked("/session_heartbeat")}
+    assert bodies == {b'{"session_id":"session-0","type":"session_heartbeat"}'}
+    service.close("errored").result(10)
+    assert watcher.events == [
+        SessionStarted(session_id="session-0"),
+        SessionEnded(session_id="session-0", status="errored"),
+    ]
+
+
+def test_w29_the_loss_of_a_session_reaches_the_callers(
+    stub: Stub, service: ServiceClient, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    watcher = on_clock(service, clock)
+    trainer = service.create_lora_training_client("stub/model")
+    sampler = service.create_sampling_client(base_model="stub/model")
+    beat(stub, clock, Answer(410, {"detail": "session expired"}))
+    until(lambda: watcher.of(SessionLost))
+    asked = len(stub.log)
+    new_calls: list[Callable[[], Any]] = [
+        lambda: trainer.optim_step(types.AdamParams()),
+        lambda: trainer.forward_backward([DATUM], "cross_entropy"),
+        lambda: sampler.sample(PROMPT, 1, PARAMS),
+        lambda: service.create_lora_training_client("stub/model"),
+        lambda: service.create_sampling_client(base_model="stub/model"),
+        trainer.save_weights_and_get_sampling_client,
+    ]
+    for call in new_calls:
+        with pytest.raises(SessionLostError, match="session-0: 410 Gone: session expired") as caught:
+            call()
+        assert "Make a new ServiceClient" in str(caught.value)
+        assert caught.value.session_id == "session-0"
+    assert len(stub.log) == asked  # nothing goes out that cannot succeed
+    assert "the server no longer keeps session session-0" in caplog.text
+    # Calls that need no session go on.
+    assert service.get_server_capabilities().supported_models
+    service.close().result(10)
+    assert stub.asked("/sessions/session-0/finish") == []
+
+
+def test_a_failed_call_that_hints_at_the_loss_brings_the_heartbeat_forward(
+    stub: Stub, service: ServiceClient, clock: FakeClock
+) -> None:
+    watcher = on_clock(service, clock)
+    trainer = service.create_lora_training_client("stub/model")
+    clock.await_waiters()
+    clock.advance(5.0)  # half way to the next one
+    stub.script("/session_heartbeat", Answer(410))
+    stub.script("/optim_step", Answer(404, {"detail": "no such model"}))
+    with pytest.raises(TinkerError, match="no such model"):
+        trainer.optim_step(types.AdamParams()).result(20)
+    until(lambda: watcher.of(SessionLost))
+    with pytest.raises(SessionLostError):
+        trainer.optim_step(types.AdamParams())
+
+
+def test_a_session_that_comes_back_is_used_again(
+    stub: Stub, service: ServiceClient, clock: FakeClock
+) -> None:
+    watcher = on_clock(service, clock)
+    sampler = service.create_sampling_client(base_model="stub/model")
+    beat(stub, clock, Answer(usual=True), Answer(404), Answer(404))
+    until(lambda: watcher.of(SessionLost))
+    with pytest.raises(SessionLostError, match="404"):
+        sampler.sample(PROMPT, 1, PARAMS)
+    beat(stub, clock, Answer(usual=True))
+    until(lambda: service.holder.session._lost is None)
+    sampler.sample(PROMPT, 1, PARAMS)
+
+
+def test_a_key_that_is_no_longer_accepted_is_reported(
+    stub: Stub, service: ServiceClient, clock: FakeClock
+) -> None:
+    watcher = on_clock(service, clock)
+    service.create_sampling_client(base_model="stub/model")
+    beat(stub, clock, Answer(401, {"detail": "revoked"}), Answer(401, {"detail": "revoked"}))
+    until(lambda: watcher.of(SessionLost))
+    with pytest.raises(SessionLostError, match="401 Unauthorized: revoked") as caught:
+        service.create_sampling_client(base_model="stub/model")
+    assert isinstance(caught.value.__cause__, AuthenticationError)
+
+
+def test_a_server_without_heartbeats_loses_nothing(
+    stub: Stub, service: ServiceClient, clock: FakeClock
+) -> None:
+    watcher = on_clock(service, clock)
+    sampler = service.create_sampling_client(base_model="stub/model")
+    beat(stub, clock, Answer(404, {"detail": "Not Found"}))
+    for _ in range(3):
+        clock.advance(PERIOD_S)
+        clock.await_waiters()
+    sampler.sample(PROMPT, 1, PARAMS)
+    assert (watcher.of(SessionLost), len(stub.asked("/session_heartbeat"))) == ([], 1)
+
+
+def test_a_process_that_held_the_interpreter_is_told_so(
+    stub: Stub, service: ServiceClient, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    watcher = on_clock(service, clock)
+    service.create_sampling_client(base_model="stub/model")
+    clock.await_waiters()
+    clock.advance(PERIOD_S + 30.0)
+    until(lambda: watcher.of(HeartbeatLate))
+    (late,) = watcher.of(HeartbeatLate)
+    assert isinstance(late, HeartbeatLate)
+    assert (late.delay_s, late.reason) == (
+        30.0,
+        "this process did not run for 30 s: it was stopped, or swapped out",
+    )
+    assert "a heartbeat is 30 s late" in caplog.text
+
+
+# ---------------------------------------------------------------------------------------------- renewals
+
+
+def test_settings_that_change_are_fetched_between_heartbeats(
+    stub: Stub, service: ServiceClient, clock: FakeClock
+) -> None:
+    stub.behaviour.dynamic_config = {"refresh_interval_sec": 30}
+    on_clock(service, clock)
+    service.create_sampling_client(base_model="stub/model")
+    core = service.holder
+    assert not core.dynamic.sample_cancel_enabled
+    stub.behaviour.dynamic_config = {"refresh_interval_sec": 30, "sample_cancel_enabled": True}
+    beat(stub, clock, *[Answer(usual=True)] * 2)
+    assert len(stub.asked("/client/dynamic_config")) == 1
+    beat(stub, clock, Answer(usual=True))
+    until(lambda: core.dynamic.sample_cancel_enabled)
+    # A failure, also one about money, changes nothing and holds up no heartbeat.
+    stub.script("/client/dynamic_config", Answer(402), Answer(500))
+    beat(stub, clock, *[Answer(usual=True)] * 6)
+    assert core.dynamic.sample_cancel_enabled
+    assert len(stub.asked("/session_heartbeat")) == 9
+
+
+def test_a_token_is_renewed_between_heartbeats(stub: Stub, clock: FakeClock) -> None:
+    stub.behaviour.config = {**FULL, "pjwt_auth_enabled": True}
+    tokens = iter(range(100))
+    stub.script("/auth/token", *[lambda _: Answer(body={"jwt": f"token-{next(tokens)}"})] * 50)
+    service = ServiceClient(base_url=stub.url, api_key="tml-x")
+    on_clock(service, clock)
+    service.create_sampling_client(base_model="stub/model")
+    assert len(stub.asked("/auth/token")) == 1
+    # An opaque token is taken to last a minute.
+    for _ in range(6):
+        beat(stub, clock, Answer(usual=True))
+    stub.await_asked("/auth/token", 2)
+    until(lambda: service.holder.keys.credential() == "token-1")
+    service.close().result(10)
+
+
+def test_a_slow_renewal_holds_up_no_heartbeat(stub: Stub, service: ServiceClient, clock: FakeClock) -> None:
+    stub.behaviour.dynamic_config = {"refresh_interval_sec": 10}
+    on_clock(service, clock)
+    service.create_sampling_client(base_model="stub/model")
+    release = threading.Event()
+    stub.script("/client/dynamic_config", Answer(gate=release, usual=True))
+    beat(stub, clock, *[Answer(usual=True)] * 4)
+    assert len(stub.asked("/client/dynamic_config")) == 2  # the second is still at it
+    release.set()
