@@ -30,7 +30,7 @@ _ERRORS = (
     "APIConnectionError", "APIStatusError", "AuthenticationError", "BadRequestError", "NotFoundError",
     "PermissionDeniedError", "RequestFailedError", "TinkerError", "UnprocessableEntityError",
 )  # fmt: skip
-_BUILTIN_ERRORS = (AssertionError, TypeError, ValueError)
+_BUILTIN_ERRORS = (AssertionError, RuntimeError, TypeError, ValueError)
 
 
 class Run:
