@@ -91,7 +91,6 @@ def test_the_budget_holds_a_large_result_from_the_peek_to_the_decoding(bench: Be
 
     future = bench.fetch(decode=decode)
     bench.poller.answer(200, {"status": "complete_metadata", "response_payload_size": 400})
-    bench.poller.pass_time()
     assert bench.poller.next().body == {"request_id": "req-1", "allow_metadata_only": False}
     bench.poller.answer(200, {"a": 1})
     assert future.result(0) == {"a": 1}
@@ -103,7 +102,6 @@ def test_a_full_budget_makes_the_next_result_wait(bench: Bench) -> None:
     first, second = bench.fetch(), bench.fetch(Promise("req-2", "OptimStep"))
     for size in (1500, 10):
         bench.poller.answer(200, {"status": "complete_metadata", "response_payload_size": size})
-    bench.poller.pass_time()
     assert bench.poller.waiting == 1  # the first asks for its result, the second for room
     bench.poller.answer(200, {"a": 1})
     assert first.result(0) == {"a": 1}
@@ -116,7 +114,6 @@ def test_a_full_budget_makes_the_next_result_wait(bench: Bench) -> None:
 
 def test_an_announced_result_is_asked_for_whole(bench: Bench) -> None:
     bench.fetch(Promise("req-1", "Sample", announced_bytes=400))
-    bench.poller.pass_time()
     assert bench.poller.next().body == {"request_id": "req-1", "allow_metadata_only": False}
 
 
@@ -128,7 +125,6 @@ def test_the_budget_gets_its_bytes_back_however_it_ends(ending: str) -> None:
         raise WireError("odd", "$.a")
 
     future = bench.fetch(Promise("req-1", "Sample", announced_bytes=400), decode=decode)
-    bench.poller.pass_time()
     assert "600 of 1000" in bench.free
     if ending == "decode":
         bench.poller.answer(200, {"a": 1})

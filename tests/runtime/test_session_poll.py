@@ -80,8 +80,6 @@ def test_samples_are_fetched_when_announced_and_reported_when_fetched(bench: Ben
     futures = {name: bench.wait_for(name) for name in "abc"}
     assert len(bench.polls()) == 1  # one for all
     bench.announce(2, "b", "c")
-    bench.poller.pass_time()
-    bench.poller.pass_time()
     assert sorted(bench.singles()) == ["b", "c"]
     asked = [asked for asked in bench.poller.requests if asked.live and asked.path == ONE]
     assert all(ask.body["allow_metadata_only"] is False for ask in asked)
@@ -91,7 +89,6 @@ def test_samples_are_fetched_when_announced_and_reported_when_fetched(bench: Ben
     assert futures["b"].result(0) == {"of": "b"}
     bench.announce(3, "a")
     assert bench.polls()[2]["retrieved_request_ids"] == ["b", "c"]
-    bench.poller.pass_time()
     bench.fetch_next({"of": "a"})
     assert futures["a"].result(0) == {"of": "a"}
     bench.announce(3)
@@ -111,7 +108,6 @@ def test_an_announcement_may_come_before_the_promise(bench: Bench) -> None:
     bench.wait_for("a")
     bench.announce(1, "b")
     future = bench.wait_for("b")
-    bench.poller.pass_time()
     assert bench.singles() == ["b"]
     bench.fetch_next({"of": "b"})
     assert future.result(0) == {"of": "b"}
@@ -150,7 +146,6 @@ def test_trouble_that_passes_is_waited_out(bench: Bench, status: int) -> None:
     assert bench.poller.waiting == 0
     assert bench.poller.pass_time() > 0
     bench.announce(1, "a")
-    bench.poller.pass_time()
     assert bench.singles() == ["a"]
 
 
@@ -166,7 +161,6 @@ def test_w24_trouble_that_stays_holds_up_nobody_who_waits(bench: Bench) -> None:
     bench.wait_for("b")  # by now the poll may work again
     bench.poller.pass_time()
     bench.announce(1, "b")
-    bench.poller.pass_time()
     assert bench.singles() == ["b"]
 
 
@@ -198,7 +192,6 @@ def test_a_forgotten_promise_is_handed_on(bench: Bench) -> None:
     gone: list[Exception] = []
     future = bench.wait_for("a", on_gone=gone.append)
     bench.announce(1, "a")
-    bench.poller.pass_time()
     bench.poller.answer(410, {"detail": "forgotten"}, path=ONE)
     assert len(gone) == 1
     assert not future.done()

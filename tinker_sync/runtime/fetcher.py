@@ -264,8 +264,13 @@ class Fetch(Generic[T]):
                 self._held_bytes = size
                 self._ticket = self._fetcher.poller.after(0.0, self._ask_again)
 
+        budget = self._fetcher.inflight
         try:
-            self._fetcher.inflight.when_free(size, go_on)
+            if budget.try_acquire(size):
+                self._held_bytes = size
+                self._ask_again()
+            else:
+                budget.when_free(size, go_on)
         except TinkerError as closed:
             self._fail(closed)
 
