@@ -228,6 +228,14 @@ def service(run: Run) -> None:
     run.wait("closed again", client.close("errored"))
     run.refused("after the end", lambda: client.create_sampling_client(base_model="stub/model"))
 
+    step(run, "copies of weights")
+    with run.service(project_id="project-1") as copier:
+        run.wait("copy", copier.copy_weights("tinker://run/weights/a"))
+        path = "tinker://run/sampler_weights/s"
+        run.wait("all", copier.copy_weights(path, ttl_seconds=3600, weights_access_token="tml-foreign"))
+    with run.service() as homeless:
+        run.refused("no project", lambda: homeless.copy_weights("tinker://run/weights/a"))
+
     step(run, "never used")
     with run.service():
         pass

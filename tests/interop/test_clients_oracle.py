@@ -2,8 +2,8 @@
 
 Each package runs the script in a process of its own against a server of its own, and the logs of the servers
 are compared step by step; `recording.py` says what may differ. Beyond this: `forward_backward_custom`,
-`create_custom_loss`, `get_tokenizer`, `copy_weights` and `create_rest_client`, which this package does not
-offer yet.
+`create_custom_loss` and `get_tokenizer`, which this package does not offer yet, and the clients for
+administration.
 
 Different on purpose, and so not in the script: a sampler path need not begin with `tinker://` on servers
 other than the vendor's; after a training call that could not be sent, later ones fail; where the server
