@@ -1,0 +1,135 @@
+"""What is told of an error, and above all what is not."""
+
+from __future__ import annotations
+
+import json
+
+import attrs
+import pytest
+
+from tinker_sync.errors import (
+    APIConnectionError,
+    APIStatusError,
+    DeadlineError,
+    InvalidInputError,
+    RequestFailedError,
+    RequestInfo,
+    TinkerError,
+)
+from tinker_sync.telemetry.reports import describe, draft_of_failure, is_users_fault, whereabouts
+from tinker_sync.wire import json as wire_json
+
+KEY = "tml-planted-key-0123456789"
+PROMPT = "planted prompt: 31, 41, 59"
+REQUEST = RequestInfo(
+    method="POST", url="https://user:planted-pw@h/pre/api/v1/asample?x=planted", headers={"X-API-Key": KEY}
+)
+
+
+def chained(outer: Exception, inner: Exception) -> Exception:
+    outer.__cause__ = inner
+    return outer
+
+
+def status(code: int) -> APIStatusError:
+    body = json.dumps({"detail": [{"input": PROMPT, "msg": f"no {KEY}"}]}).encode()
+    return APIStatusError.from_reply(
+        code, {"X-Request-Id": "r-9", "Set-Cookie": "planted"}, body, request=REQUEST, attempts=3
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (status(500), "status 500, POST, /pre/api/v1/asample, request r-9, 3 attempts"),
+        (RequestFailedError(PROMPT, "r-7", "server"), "category server, request r-7"),
+        (DeadlineError(PROMPT, request_id="r-7", attempts=4, last_words=PROMPT), "request r-7, 4 attempts"),
+        (InvalidInputError([PROMPT, KEY]), ""),
+        (KeyError(PROMPT), ""),
+        (attrs.evolve, ""),
+    ],
+)
+def test_an_error_is_described_by_what_is_known_of_it(error: object, said: str) -> None:
+    assert describe(error) == said  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        status(500),
+        status(422),
+        chained(TinkerError(f"{KEY} {PROMPT}"), status(400)),
+        APIConnectionError(f"cannot reach {REQUEST.url} with {KEY}", REQUEST),
+        RequestFailedError(f"{PROMPT} {KEY}", "r-1", "user"),
+        RequestFailedError(f"{PROMPT} {KEY}", "r-1", "server"),
+        InvalidInputError([f"data[0]: {PROMPT}", KEY]),
+        chained(RuntimeError(PROMPT), KeyError(KEY)),
+        ValueError(KEY, {"prompt": PROMPT}),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_w31_no_header_no_key_no_prompt(error: Exception) -> None:
+    secret, prompt = KEY, PROMPT  # as in a frame of the user's
+    with pytest.raises(type(error)) as caught:
+        raise error
+    shown = repr(draft_of_failure(caught.value, 0.0))
+    assert secret not in shown
+    assert prompt not in shown
+    assert "planted" not in shown
+    assert __file__ not in shown
+
+
+@pytest.mark.parametrize(
+    ("error", "users"),
+    [
+        (status(400), True),
+        (status(401), True),
+        (status(408), False),
+        (status(429), True),
+        (status(500), False),
+        (RequestFailedError("m", "r", "user"), True),
+        (RequestFailedError("m", "r", "server"), False),
+        (InvalidInputError("m"), True),
+        (APIConnectionError(), False),
+        (KeyError("a"), False),
+        (chained(KeyError("a"), status(404)), True),
+        (chained(KeyError("a"), chained(ValueError(), InvalidInputError("m"))), True),
+    ],
+)
+def test_whose_fault_it_is(error: Exception, users: bool) -> None:
+    assert is_users_fault(error) is users
+
+
+def test_the_events_of_both_kinds() -> None:
+    ours = draft_of_failure(status(503), 12.5)
+    assert (ours.event, ours.severity, ours.time_s) == ("UNHANDLED_EXCEPTION", "ERROR", 12.5)
+    assert ours.fields["error_type"] == "InternalServerError"
+    users = draft_of_failure(status(422), 12.5)
+    assert (users.event, users.severity) == ("GENERIC_EVENT", "WARNING")
+    assert users.fields["event_name"] == "user_error"
+    assert users.fields["event_data"] == {
+        "error_type": "UnprocessableEntityError",
+        "message": "status 422, POST, /pre/api/v1/asample, request r-9, 3 attempts",
+        "status_code": 422,
+    }
+    assert ours.key != users.key
+
+
+def test_where_it_came_by_is_told_for_our_own_frames_only() -> None:
+    try:
+        wire_json.loads(b"{")
+    except TinkerError as caught:
+        found = whereabouts(caught)
+    lines = found.splitlines()
+    assert lines[0] == "WireError:"
+    assert all(line.startswith("  tinker_sync.wire.json") for line in lines[1:2])
+    assert "test_reports" not in found
+    assert whereabouts(KeyError("never raised")) == ""
+
+
+def test_texts_are_bounded_and_circles_end() -> None:
+    error = APIStatusError("m", status_code=500, path="/" + "x" * 10_000)
+    assert len(describe(error)) <= 2000
+    first, second = KeyError("a"), ValueError("b")
+    first.__context__, second.__context__ = second, first
+    assert is_users_fault(first) is False

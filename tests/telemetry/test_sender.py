@@ -1,0 +1,379 @@
+"""Telemetry on its way: batches, refusals, pauses, and that it never keeps anybody."""
+
+from __future__ import annotations
+
+import json
+import platform
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.clock import FakeClock
+from support.crowd import until
+from support.isolation import our_threads
+from support.tinker_stub import Answer, Stub, StubServer
+
+from tinker_sync import types
+from tinker_sync._observe import CallFailed, HeartbeatLate, SessionEnded, SessionStarted
+from tinker_sync.clients.service import ServiceClient
+from tinker_sync.config import Settings
+from tinker_sync.errors import APIStatusError, InternalServerError, TinkerError
+from tinker_sync.telemetry.buffer import EventBuffer
+from tinker_sync.telemetry.sender import BATCH, FLUSH_S, Telemetry
+from tinker_sync.transport.call import Call, Reply
+
+FULL = {"custom_loss_server_side": False}
+PROMPT, PARAMS = types.ModelInput.from_ints([314159, 41, 59]), types.SamplingParams(max_tokens=2)
+ACCEPTED = Reply(200, {}, b'{"status": "accepted"}')
+
+
+class Post:
+    """Stands in for the caller: answers as scripted, and keeps what it was given."""
+
+    def __init__(self, *answers: Reply | Exception) -> None:
+        self.answers = list(answers)
+        self.calls: list[Call] = []
+        self.came = threading.Event()
+
+    def call(self, call: Call) -> Reply:
+        self.calls.append(call)
+        self.came.set()
+        answer = self.answers.pop(0) if self.answers else ACCEPTED
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    @property
+    def bodies(self) -> list[Any]:
+        return [json.loads(call.body or b"") for call in self.calls]
+
+    @property
+    def events(self) -> list[list[str]]:
+        return [[event["event"] for event in body["events"]] for body in self.bodies]
+
+
+class Bench:
+    def __init__(self, *answers: Reply | Exception) -> None:
+        self.post = Post(*answers)
+        self.clock = FakeClock(time_s=1_750_000_000.0, automatic=False)
+        self.buffer = EventBuffer()
+        settings = Settings.resolve(base_url="http://127.0.0.1:9", environ={})
+        self.telemetry = Telemetry(self.post, settings, buffer=self.buffer, clock=self.clock)  # type: ignore[arg-type]
+
+    def quietly(self) -> Bench:
+        """Without a thread: for tests that call `step` themselves."""
+        self.telemetry._running = True
+        return self
+
+    def fail(self, number: int = 0) -> None:
+        error = APIStatusError("m", status_code=500, request_id=f"r-{number}")
+        self.telemetry.observe(CallFailed(error=error))
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with StubServer(config=FULL) as stub:
+        yield stub
+
+
+def sent(stub: Stub) -> list[Any]:
+    return [event for asked in stub.asked("/telemetry") for event in asked.json()["events"]]
+
+
+def refusal(status: int) -> APIStatusError:
+    return APIStatusError.from_reply(status, {}, b"")
+
+
+# ---------------------------------------------------------------------------------------------- shapes
+
+
+def test_a_session_from_start_to_end() -> None:
+    bench = Bench().quietly()
+    bench.telemetry.observe(SessionStarted(session_id="session-0"))
+    bench.clock.advance(65.25)
+    bench.telemetry.observe(SessionEnded(session_id="session-0", status="success"))
+    bench.telemetry.observe(HeartbeatLate(delay_s=12.0, reason="not for the service"))
+    assert bench.telemetry.step()
+    (body,) = bench.post.bodies
+    ids = [event.pop("event_id") for event in body["events"]]
+    assert len(set(ids)) == 2
+    assert body.pop("process_uuid") == bench.telemetry._process_uuid
+    assert body == {
+        "events": [
+            {
+                "event": "SESSION_START",
+                "event_session_index": 0,
+                "severity": "INFO",
+                "timestamp": "2025-06-15T15:06:40Z",
+            },
+            {
+                "event": "SESSION_END",
+                "event_session_index": 1,
+                "severity": "INFO",
+                "timestamp": "2025-06-15T15:07:45.250000Z",
+                "duration": "0:01:05.250000",
+            },
+        ],
+        "platform": platform.system(),
+        "sdk_version": "0.36.0",
+        "session_id": "session-0",
+    }
+    (call,) = bench.post.calls
+    assert (call.path, call.max_retries, call.deadline_s) == ("/api/v1/telemetry", 0, 5.0)
+
+
+def test_before_there_is_a_session_it_says_so() -> None:
+    bench = Bench().quietly()
+    bench.fail()
+    bench.telemetry.step()
+    (body,) = bench.post.bodies
+    assert body["session_id"].startswith("sessionless-")
+    assert body["events"][0]["event"] == "UNHANDLED_EXCEPTION"
+    assert body["events"][0]["error_message"] == "status 500, request r-0"
+    assert "traceback" not in body["events"][0]  # null fields are left out
+
+
+def test_batches_are_small() -> None:
+    bench = Bench().quietly()
+    for number in range(BATCH + 20):
+        bench.fail(number)
+    while bench.telemetry.step():
+        pass
+    assert [len(events) for events in bench.post.events] == [BATCH, 20]
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405, 501])
+def test_w36_a_server_that_does_not_want_it_is_asked_once(status: int) -> None:
+    bench = Bench(refusal(status)).quietly()
+    bench.fail(1)
+    assert not bench.telemetry.step()
+    bench.fail(2)
+    assert not bench.telemetry.step()
+    assert (len(bench.post.calls), len(bench.buffer)) == (1, 0)
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_batch_that_is_not_understood_is_dropped(status: int) -> None:
+    bench = Bench(refusal(status)).quietly()
+    bench.fail(1)
+    assert bench.telemetry.step()
+    bench.fail(2)
+    assert bench.telemetry.step()
+    assert [body["events"][0]["error_message"] for body in bench.post.bodies] == [
+        "status 500, request r-1",
+        "status 500, request r-2",
+    ]
+
+
+@pytest.mark.parametrize(
+    "failure", [refusal(500), refusal(429), TinkerError("no network"), KeyError("our mistake")], ids=repr
+)
+def test_other_failures_keep_the_events_for_later(failure: Exception) -> None:
+    bench = Bench(failure).quietly()
+    bench.fail()
+    assert not bench.telemetry.step()
+    assert bench.telemetry.step()
+    first, second = bench.post.bodies
+    assert first == second  # with the same ids
+
+
+# ---------------------------------------------------------------------------------------------- the thread
+
+
+def test_it_sends_after_a_while_and_the_thread_goes_home() -> None:
+    bench = Bench()
+    bench.fail(1)
+    bench.fail(2)
+    bench.clock.await_waiters()
+    assert {thread.name for thread in our_threads()} == {"tinker-telemetry"}
+    bench.clock.advance(FLUSH_S)
+    until(lambda: our_threads() == set())
+    assert bench.post.events == [["UNHANDLED_EXCEPTION"] * 2]
+    bench.fail(3)
+    bench.clock.await_waiters()
+    bench.clock.advance(FLUSH_S)
+    until(lambda: our_threads() == set())
+    assert len(bench.post.calls) == 2
+
+
+def test_w36_failures_are_spaced_ever_wider() -> None:
+    bench = Bench(*[InternalServerError("m")] * 7)
+    bench.fail()
+    for _ in range(8):
+        bench.clock.await_waiters()
+        bench.clock.advance(300.0)
+        calls = len(bench.post.calls)
+        until(lambda calls=calls: len(bench.post.calls) > calls or not our_threads())
+    until(lambda: our_threads() == set())
+    assert bench.clock.waits == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0]
+
+
+def test_close_sends_what_there_is_in_the_time_given() -> None:
+    bench = Bench()
+    bench.fail()
+    bench.clock.await_waiters()
+    bench.telemetry.close(0.5)
+    assert len(bench.post.calls) == 1
+    assert bench.post.calls[0].deadline_s == 0.5
+    bench.telemetry.close(0.5)
+    bench.fail(2)
+    until(lambda: our_threads() == set())
+    assert len(bench.post.calls) == 1
+
+
+def test_close_gives_up_when_that_fails() -> None:
+    bench = Bench(TinkerError("no network"))
+    bench.fail()
+    bench.telemetry.close(0.5)
+    assert (len(bench.post.calls), len(bench.buffer)) == (1, 0)
+    until(lambda: our_threads() == set())
+
+
+def test_close_does_not_wait_for_a_batch_that_is_stuck() -> None:
+    bench = Bench().quietly()
+    bench.telemetry._turn.acquire()  # as the thread does while it sends
+    bench.fail()
+    began = time.monotonic()
+    bench.telemetry.close(0.05)
+    assert time.monotonic() - began < 2
+    assert bench.post.calls == []
+
+
+def test_without_a_limit_close_sends_nothing() -> None:
+    bench = Bench().quietly()
+    bench.fail()
+    bench.telemetry.close(0.0)
+    assert bench.post.calls == []
+
+
+def test_when_there_is_no_thread_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    bench = Bench()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        bench.fail()
+    bench.telemetry.close(0.5)
+    assert len(bench.post.calls) == 1
+
+
+def test_a_child_tells_its_own_story() -> None:
+    bench = Bench().quietly()
+    bench.fail(1)
+    parent = bench.telemetry._process_uuid
+    bench.telemetry._turn.acquire()
+    bench.telemetry.renew_after_fork()
+    bench.quietly()
+    bench.fail(2)
+    bench.telemetry.close(0.5)
+    (body,) = bench.post.bodies
+    assert [event["error_message"] for event in body["events"]] == ["status 500, request r-2"]
+    assert body["process_uuid"] != parent
+
+
+# ---------------------------------------------------------------------------------------------- with a client
+
+
+def service_of(stub: Stub, **options: Any) -> ServiceClient:
+    return ServiceClient(base_url=stub.url, api_key="tml-planted-key-0123456789", **options)
+
+
+def test_other_servers_than_the_vendors_are_told_nothing(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_TELEMETRY", "1")
+    with service_of(stub) as service:
+        service.create_sampling_client(base_model="stub/model")
+    assert sent(stub) == []
+
+
+def test_unless_that_is_asked_for(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+    with service_of(stub, telemetry=True) as service:
+        service.create_sampling_client(base_model="stub/model")
+    assert [event["event"] for event in sent(stub)] == ["SESSION_START", "SESSION_END"]
+    assert "tinker-telemetry" not in {thread.name for thread in our_threads()}
+
+
+@pytest.mark.parametrize(("value", "on"), [(None, True), ("1", True), ("0", False), ("off", False)])
+def test_the_variable_is_heeded_for_the_vendors(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, on: bool
+) -> None:
+    if value is not None:
+        monkeypatch.setenv("TINKER_TELEMETRY", value)
+    service = ServiceClient(api_key="tml-x")
+    assert (service.holder._parts.companion is not None) is on
+    service.close().result(10)
+
+
+def test_failures_that_reach_the_user_are_told_without_content(stub: Stub) -> None:
+    with service_of(stub, telemetry=True) as service:
+        sampler = service.create_sampling_client(base_model="stub/model")
+        trainer = service.create_lora_training_client("stub/model")
+        echo = {"detail": [{"loc": ["body"], "input": {"tokens": [314159, 41, 59]}, "msg": "planted words"}]}
+        stub.script("/asample", Answer(422, echo))
+        stub.script("/get_info", Answer(501, {"detail": "planted words"}))
+        stub.script("/retrieve_future", Answer(body={"error": "planted words 314159", "category": "server"}))
+        stub.script("/optim_step", Answer(400, echo))
+        for call in (
+            lambda: sampler.sample(PROMPT, 1, PARAMS).result(20),
+            trainer.get_info,
+            lambda: sampler.sample(PROMPT, 1, PARAMS).result(20),
+        ):
+            with pytest.raises(TinkerError):
+                call()
+        # One that cannot be sent, and those that fail for its sake: told once.
+        steps = [trainer.optim_step(types.AdamParams()) for _ in range(5)]
+        assert all(step.exception(20) is not None for step in steps)
+    told = sent(stub)
+    assert [(event["event"], event.get("event_name"), event.get("error_type")) for event in told] == [
+        ("SESSION_START", None, None),
+        ("GENERIC_EVENT", "user_error", None),
+        ("UNHANDLED_EXCEPTION", None, "InternalServerError"),
+        ("UNHANDLED_EXCEPTION", None, "RequestFailedError"),
+        ("GENERIC_EVENT", "user_error", None),
+        ("SESSION_END", None, None),
+    ]
+    text = json.dumps(told).lower()
+    for secret in ("planted", "tml-", "314159", "x-api-key", "authorization", "tests/"):
+        assert secret not in text
+    assert [event["event_session_index"] for event in told] == list(range(6))
+
+
+@pytest.mark.parametrize("answer", [Answer(status=0), Answer(404), Answer(500)], ids=["silent", "404", "500"])
+def test_w36_failures_and_close_do_not_wait_for_telemetry(stub: Stub, answer: Answer) -> None:
+    stub.script("/telemetry", *[answer] * 50)
+    service = service_of(stub, telemetry=True)
+    sampler = service.create_sampling_client(base_model="stub/model")
+    stub.script("/asample", Answer(422, {"detail": "no"}))
+    began = time.monotonic()
+    with pytest.raises(TinkerError):
+        sampler.sample(PROMPT, 1, PARAMS).result(20)
+    assert time.monotonic() - began < 1
+    service.close().result(20)
+    assert time.monotonic() - began < 4
+    assert len(stub.asked("/sessions/session-0/finish")) == 1
+
+
+def test_w37_the_end_of_a_session_is_told_once_at_its_end(stub: Stub) -> None:
+    service = service_of(stub, telemetry=True)
+    sampler = service.create_sampling_client(base_model="stub/model")
+    stub.script("/asample", Answer(422, {"detail": "no"}))
+    with pytest.raises(TinkerError):
+        sampler.sample(PROMPT, 1, PARAMS).result(20)
+    service.close().result(10)
+    assert [event["event"] for event in sent(stub)].count("SESSION_END") == 1
+    assert sent(stub)[-1]["event"] == "SESSION_END"
+
+
+def test_a_dropped_client_drops_its_telemetry(stub: Stub) -> None:
+    service = service_of(stub, telemetry=True)
+    service.create_sampling_client(base_model="stub/model")
+    assert {"tinker-telemetry", "tinker-heartbeat"} <= {thread.name for thread in our_threads()}
+    del service
+    until(lambda: our_threads() == set())
+    assert sent(stub) == []
