@@ -8,6 +8,9 @@ weights are float64, and equal seeds give equal numbers.
     lora             adapters in one flat array
     losses           pure functions of log-probabilities; loss_inputs: what they take, checked
     optim, training  AdamW; one run with its gradients
+    sample_spec      what is asked of the sampler; sampler: everybody's requests, one token of each a step
+    prefill, prefix  prompts, and those seen before; kv_cache: what is being continued
+    choose           tokens from logits
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import attrs
 import numpy as np
 
-from tinker_sync.local.engine._arrays import Array, padded_count, row_quantum
+from tinker_sync.local.engine._arrays import Array
 from tinker_sync.local.engine.model import ModelConfig
 
 ALPHA = 32.0
@@ -158,9 +158,11 @@ class LoraParams:
         """Views by name: `<module>.lora_A` is `[rank, inputs]`, `<module>.lora_B` `[outputs, rank]`."""
         return dict(self._named)
 
-    def copy(self) -> LoraParams:
-        """The same numbers in memory of their own, as a sampler wants them."""
-        return LoraParams(self.config, self.settings, self.flat.copy())
+    def snapshot(self) -> LoraParams:
+        """The same numbers in memory of their own that cannot change, as a sampler wants them."""
+        flat = self.flat.copy()
+        flat.setflags(write=False)
+        return LoraParams(self.config, self.settings, flat)
 
 
 class Route(NamedTuple):
@@ -186,11 +188,9 @@ def _add(y: Array, x: Array, pair: Pair, settings: LoraSettings, rows: Array | N
         for number, (columns, b) in enumerate(pair.bs):
             y[:, columns] += _part(low, number, settings.rank) @ b.T
         return
-    # Padded as the whole batch is, so that a row does not depend on how many share its adapter.
-    filled = np.resize(rows, padded_count(len(rows), row_quantum()))
-    low = _low(x[filled], pair, settings)
+    low = _low(x[rows], pair, settings)
     for number, (columns, b) in enumerate(pair.bs):
-        y[rows, columns] += (_part(low, number, settings.rank) @ b.T)[: len(rows)]
+        y[rows, columns] += _part(low, number, settings.rank) @ b.T
 
 
 def _low(x: Array, pair: Pair, settings: LoraSettings) -> Array:

@@ -1,0 +1,327 @@
+"""Sampling: against a decoder without cache, and that no request feels the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.engine_models import SHAPES, VOCAB, busy_params, tiny_weights
+
+from tinker_sync.local.engine import head
+from tinker_sync.local.engine.attention import Span
+from tinker_sync.local.engine.decoder import Tape, packed_states
+from tinker_sync.local.engine.lora import LoraParams, LoraSettings, Route
+from tinker_sync.local.engine.model import Weights
+from tinker_sync.local.engine.sample_spec import SampleResult, SampleSpec
+from tinker_sync.local.engine.sampler import Sampler
+
+WEIGHTS = tiny_weights()
+ADAPTERS = [busy_params(WEIGHTS, LoraSettings(rank=2), seed=seed).snapshot() for seed in (1, 2)]
+
+
+Ints = np.ndarray[Any, Any]
+
+
+def prompt(length: int, seed: int = 0) -> Ints:
+    return np.random.default_rng(seed).integers(0, VOCAB, length)
+
+
+def spec(length: int = 7, **changes: Any) -> SampleSpec:
+    return SampleSpec(**{"prompt": prompt(length), "seed": 3, "max_tokens": 5} | changes)
+
+
+def logprobs_of(
+    weights: Weights, params: LoraParams | None, tokens: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """Every position's log-probabilities, without cache."""
+    tape = Tape([Span(0, 1, len(tokens))], recording=False)
+    hidden = packed_states(weights, tokens, np.arange(len(tokens)), params, tape)
+    return head.log_softmax(head.logits(weights, hidden, [Route(params)]))
+
+
+def same(one: SampleResult, two: SampleResult, rounding: float = 1e-4) -> bool:
+    return all(
+        a.tokens.tobytes() == b.tokens.tobytes() and np.abs(a.logprobs - b.logprobs).max() <= rounding
+        for a, b in zip(one.samples, two.samples, strict=True)
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("length", [1, 15, 16, 61])
+def test_greedy_sampling_is_what_a_decoder_without_cache_does(shape: str, length: int) -> None:
+    weights = tiny_weights(shape)
+    params = busy_params(weights, LoraSettings(rank=2)).snapshot()
+    result = Sampler(weights).run([spec(length, params=params, temperature=0, max_tokens=40)])[0].samples[0]
+    tokens = np.concatenate([prompt(length), result.tokens])
+    expected = logprobs_of(weights, params, tokens)[length - 1 : -1]
+    assert result.tokens.tolist() == expected.argmax(axis=1).tolist()
+    np.testing.assert_allclose(result.logprobs, expected.max(axis=1), atol=2e-5)
+    assert (len(result.tokens), result.stop_reason) == (40, "length")
+    assert len(set(result.tokens.tolist())) >= 3
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"temperature": 0.3}, {"temperature": 2.0, "top_k": 3}, {"top_p": 0.4}], ids=str
+)
+def test_logprobs_are_the_models_own_whatever_the_settings(how: dict[str, Any]) -> None:
+    for sample in Sampler(WEIGHTS).run([spec(num_samples=3, **how)])[0].samples:
+        tokens = np.concatenate([prompt(7), sample.tokens])
+        expected = logprobs_of(WEIGHTS, None, tokens)[6:-1]
+        np.testing.assert_allclose(sample.logprobs, expected[np.arange(5), sample.tokens], atol=2e-5)
+
+
+def mixed_specs() -> list[SampleSpec]:
+    rng = np.random.default_rng(4)
+    return [
+        spec(
+            int(length),
+            prompt=prompt(int(length), seed=number % 4),
+            seed=number,
+            params=(None, *ADAPTERS)[number % 3],
+            max_tokens=3 + 11 * (number % 5),
+            temperature=(1.0, 0.0, 0.7)[number % 3],
+            top_k=(-1, 4)[number % 2],
+            top_p=(1.0, 0.8)[number % 4 // 2],
+            num_samples=1 + number % 3,
+        )
+        for number, length in enumerate(rng.integers(1, 90, 14))
+    ]
+
+
+def test_no_request_feels_the_others() -> None:
+    specs = mixed_specs()
+    alone = [Sampler(WEIGHTS).run([one])[0] for one in specs]
+    together = Sampler(WEIGHTS).run(specs)
+    crowded = Sampler(WEIGHTS, max_rows=3).run(specs[::-1])[::-1]
+    for one, two, three in zip(alone, together, crowded, strict=True):
+        assert same(one, two)
+        assert same(one, three)
+
+
+def test_requests_join_and_leave_at_any_step() -> None:
+    specs = mixed_specs()
+    sampler, results, tickets = Sampler(WEIGHTS), {}, []
+    for one in specs:
+        tickets.append(sampler.add(one))
+        results.update(sampler.step())
+    dropped = sampler.add(spec(40, max_tokens=500))
+    results.update(sampler.step())
+    sampler.cancel(dropped)
+    sampler.cancel(dropped)
+    waiting = sampler.add(spec())
+    sampler.cancel(waiting)
+    while sampler.busy:
+        results.update(sampler.step())
+    assert set(results) == set(tickets)
+    for ticket, one in zip(tickets, specs, strict=True):
+        assert same(results[ticket], Sampler(WEIGHTS).run([one])[0])
+    assert sampler.step() == []
+
+
+def test_seeds_repeat_and_samples_differ() -> None:
+    long = {"max_tokens": 30, "num_samples": 4}
+    one, two, other = (Sampler(WEIGHTS).run([spec(seed=seed, **long)])[0] for seed in (1, 1, 2))
+    assert same(one, two, rounding=0)
+    assert not same(one, other)
+    assert len({sample.tokens.tobytes() for sample in one.samples}) == 4
+    fewer = Sampler(WEIGHTS).run([spec(seed=1, max_tokens=30, num_samples=2)])[0]
+    assert [sample.tokens.tobytes() for sample in fewer.samples] == [
+        sample.tokens.tobytes() for sample in one.samples[:2]
+    ]
+    assert not same(Sampler(WEIGHTS).run([spec(seed=-1)])[0], Sampler(WEIGHTS).run([spec(seed=2**64 - 2)])[0])
+
+
+def test_frequencies_are_the_models_probabilities() -> None:
+    expected = np.exp(logprobs_of(WEIGHTS, None, prompt(7))[-1])
+    samples = Sampler(WEIGHTS, max_rows=4000).run([spec(max_tokens=1, num_samples=4000)])[0].samples
+    counts = np.bincount([sample.tokens[0] for sample in samples], minlength=VOCAB)
+    spread = np.sqrt(expected * (1 - expected) / 4000)
+    assert (np.abs(counts / 4000 - expected) < 5 * spread + 1e-3).all()
+
+
+def test_stops_by_token_and_by_text() -> None:
+    free = Sampler(WEIGHTS).run([spec(max_tokens=30)])[0].samples[0].tokens.tolist()
+    stop = free[4]
+    place = free.index(stop)
+    by_token = Sampler(WEIGHTS).run([spec(max_tokens=30, stop_tokens=frozenset({stop}))])[0].samples[0]
+    assert (by_token.tokens.tolist(), by_token.stop_reason) == (free[: place + 1], "stop")
+    text = "".join(chr(97 + token) for token in free)
+    wanted = text[6:9]
+    end = text.index(wanted) + 3
+    sampler = Sampler(WEIGHTS, decode=lambda tokens: "".join(chr(97 + token) for token in tokens))
+    by_text = sampler.run([spec(max_tokens=30, stop_texts=("nowhere to be found", wanted))])[0].samples[0]
+    assert (by_text.tokens.tolist(), by_text.stop_reason) == (free[:end], "stop")
+
+
+def test_a_stop_counts_also_as_the_last_token() -> None:
+    free = Sampler(WEIGHTS).run([spec(max_tokens=1)])[0].samples[0].tokens
+    last = Sampler(WEIGHTS).run([spec(max_tokens=1, stop_tokens=frozenset(free.tolist()))])[0].samples[0]
+    assert last.stop_reason == "stop"
+
+
+def test_prompt_scores() -> None:
+    expected = logprobs_of(WEIGHTS, ADAPTERS[0], prompt(40))
+    targets = np.tile([[3, -1, 5]], (39, 1))
+    asked = spec(
+        40,
+        params=ADAPTERS[0],
+        prompt_logprobs=True,
+        topk_prompt_logprobs=3,
+        target_prompt_logprobs=targets,
+        max_tokens=1,
+    )
+    scores = Sampler(WEIGHTS).run([asked])[0].prompt
+    assert scores.logprobs is not None
+    assert scores.topk is not None
+    assert scores.target_logprobs is not None
+    assert np.isnan(scores.logprobs[0])
+    np.testing.assert_allclose(scores.logprobs[1:], expected[np.arange(39), prompt(40)[1:]], atol=2e-5)
+    assert (scores.topk.token_ids.shape, scores.topk.token_ids.dtype) == ((40, 3), np.int32)
+    assert np.isnan(scores.topk.logprobs[0]).all()
+    assert scores.topk.token_ids[1:].tolist() == np.argsort(-expected[:-1], kind="stable")[:, :3].tolist()
+    np.testing.assert_allclose(scores.topk.logprobs[1:], -np.sort(-expected[:-1])[:, :3], atol=2e-5)
+    np.testing.assert_allclose(scores.target_logprobs[:, [0, 2]], expected[:-1][:, [3, 5]], atol=2e-5)
+    assert not scores.target_logprobs[:, 1].any()
+    assert scores.alt_tokens is None
+
+
+def test_only_the_last_prompt_tokens() -> None:
+    whole, part = (
+        Sampler(WEIGHTS).run(
+            [spec(40, prompt_logprobs=True, prompt_logprobs_last_n=n, topk_prompt_logprobs=2)]
+        )[0]
+        for n in (None, 5)
+    )
+    assert whole.prompt.logprobs is not None
+    assert part.prompt.logprobs is not None
+    assert part.prompt.topk is not None
+    assert np.isnan(part.prompt.logprobs).tolist() == [True] * 35 + [False] * 5
+    np.testing.assert_allclose(part.prompt.logprobs[35:], whole.prompt.logprobs[35:], atol=2e-5)
+    assert np.isnan(part.prompt.topk.logprobs[:, 0]).tolist() == [True] * 35 + [False] * 5
+    assert same(whole, part)
+
+
+def test_a_single_token_has_no_scores() -> None:
+    result = Sampler(WEIGHTS).run([spec(1, prompt_logprobs=True, prompt_alt_tokens=2)])[0].prompt
+    assert result.logprobs is not None
+    assert result.alt_tokens is not None
+    assert np.isnan(result.logprobs).tolist() == [True]
+    assert result.alt_tokens.shape == (0, 2)
+
+
+def test_topk_of_samples() -> None:
+    sample = Sampler(WEIGHTS).run([spec(topk_logprobs=VOCAB)])[0].samples[0]
+    assert sample.topk is not None
+    expected = logprobs_of(WEIGHTS, None, np.concatenate([prompt(7), sample.tokens]))[6:-1]
+    np.testing.assert_allclose(sample.topk.logprobs, -np.sort(-expected), atol=2e-5)
+    for row in range(5):
+        place = sample.topk.token_ids[row].tolist().index(sample.tokens[row])
+        assert sample.topk.logprobs[row, place] == sample.logprobs[row]
+
+
+def test_alternatives_are_drawn_at_the_requests_temperature() -> None:
+    expected = logprobs_of(WEIGHTS, None, prompt(4))[:-1] / 0.5
+    expected = np.exp(expected) / np.exp(expected).sum(axis=1, keepdims=True)
+    asked = spec(4, prompt_alt_tokens=3000, temperature=0.5, max_tokens=1)
+    scores = Sampler(WEIGHTS).run([asked])[0].prompt
+    assert scores.alt_tokens is not None
+    assert scores.alt_logprobs is not None
+    for row in range(3):
+        share = np.bincount(scores.alt_tokens[row], minlength=VOCAB) / 3000
+        assert (np.abs(share - expected[row]) < 5 * np.sqrt(expected[row] / 3000) + 1e-3).all()
+    own = logprobs_of(WEIGHTS, None, prompt(4))
+    np.testing.assert_allclose(scores.alt_logprobs[2], own[2, scores.alt_tokens[2]], atol=2e-5)
+    again = Sampler(WEIGHTS).run([asked])[0].prompt
+    assert again.alt_tokens is not None
+    assert scores.alt_tokens.tolist() == again.alt_tokens.tolist()
+    greedy = Sampler(WEIGHTS).run([spec(4, prompt_alt_tokens=2, temperature=0)])[0].prompt
+    assert greedy.alt_tokens is not None
+    assert greedy.alt_tokens[:, 1].tolist() == own[:-1].argmax(axis=1).tolist()
+
+
+# ------------------------------------------------------------------------------------------------ prefixes
+
+
+def hits(sampler: Sampler, **changes: Any) -> int:
+    return sampler.run([spec(**changes)])[0].prompt_cache_hit_tokens
+
+
+def test_a_prompt_seen_before_is_not_computed_again_and_nothing_changes() -> None:
+    sampler = Sampler(WEIGHTS)
+    first = sampler.run([spec(50, max_tokens=20)])[0]
+    again = sampler.run([spec(50, max_tokens=20)])[0]
+    assert (first.prompt_cache_hit_tokens, again.prompt_cache_hit_tokens) == (0, 49)
+    assert same(first, again)
+    longer = spec(
+        prompt=np.concatenate([prompt(50)[:40], [(prompt(50)[40] + 1) % VOCAB], prompt(30)]), max_tokens=20
+    )
+    reused = sampler.run([longer])[0]
+    assert reused.prompt_cache_hit_tokens == 40
+    assert same(reused, Sampler(WEIGHTS).run([longer])[0])
+
+
+def test_the_last_token_and_what_is_scored_are_computed_always() -> None:
+    sampler = Sampler(WEIGHTS)
+    assert hits(sampler, length=48) == 0
+    assert hits(sampler, length=48) == 47
+    assert hits(sampler, length=48, prompt_logprobs=True) == 0
+    assert hits(sampler, length=48, prompt_logprobs=True, prompt_logprobs_last_n=20) == 27
+    assert hits(sampler, length=48, prompt_alt_tokens=1) == 0
+
+
+def test_adapters_share_no_prefixes_and_can_be_forgotten() -> None:
+    sampler = Sampler(WEIGHTS)
+    assert hits(sampler, length=40, params=ADAPTERS[0]) == 0
+    assert hits(sampler, length=40, params=ADAPTERS[1]) == 0
+    assert hits(sampler, length=40) == 0
+    assert hits(sampler, length=40, params=ADAPTERS[0]) == 39
+    sampler.forget(ADAPTERS[0])
+    assert hits(sampler, length=40, params=ADAPTERS[0]) == 0
+    assert hits(sampler, length=40, params=ADAPTERS[1]) == 39
+
+
+def test_the_latest_prompts_are_kept() -> None:
+    sampler = Sampler(WEIGHTS, prefix_positions=80)
+    a, b, c = (np.concatenate([[first], prompt(39)]) for first in range(3))
+    assert [hits(sampler, prompt=one) for one in (a, b, a, c, a, b)] == [0, 0, 39, 0, 39, 0]
+    assert hits(sampler, length=100) == 0
+    assert hits(sampler, length=100) == 0  # too long to be kept
+
+
+# ----------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"prompt": np.zeros(0, dtype=np.int64)}, "prompt: must be at least one token"),
+        ({"prompt": np.array([1.0])}, "prompt: must be at least one token id, got float64"),
+        ({"prompt": np.array([VOCAB])}, f"prompt: a token id lies outside of 0 … {VOCAB - 1}"),
+        ({"max_tokens": 0}, "max_tokens: must be at least 1"),
+        ({"max_tokens": 32768}, "max_tokens: 7 of the prompt and 32768 more, the model takes 32768"),
+        ({"num_samples": 0}, "num_samples: must be"),
+        ({"temperature": -0.1}, "temperature: must be"),
+        ({"temperature": float("nan")}, "temperature: must be"),
+        ({"top_k": 0}, r"top_k: must be -1 \(off\) or"),
+        ({"top_p": 0.0}, "top_p: must be"),
+        ({"top_p": 1.1}, "top_p: must be"),
+        ({"stop_texts": ("a", "")}, "stop: an empty text"),
+        ({"stop_texts": ("a",)}, "stop: texts need a tokenizer"),
+        ({"topk_logprobs": VOCAB + 1}, f"topk_logprobs: must be 0 … {VOCAB}"),
+        ({"topk_prompt_logprobs": -1}, "topk_prompt_logprobs: must be"),
+        ({"prompt_alt_tokens": -1}, "prompt_alt_tokens_k: must not be negative"),
+        ({"prompt_logprobs_last_n": 2}, "prompt_logprobs_last_n: goes with"),
+        ({"prompt_logprobs": True, "prompt_logprobs_last_n": 7}, "prompt_logprobs_last_n: must be 1 … 6"),
+        ({"prompt_logprobs": True, "prompt_logprobs_last_n": 0}, "prompt_logprobs_last_n: must be 1 … 6"),
+        ({"target_prompt_logprobs": np.zeros((7, 1), np.int64)}, r"must be integers of shape \(6, n\)"),
+        ({"target_prompt_logprobs": np.full((6, 1), -1)}, "target_prompt_logprobs: at least one id"),
+        ({"target_prompt_logprobs": np.full((6, 1), VOCAB)}, "target_prompt_logprobs: at least one id"),
+        ({"params": busy_params(WEIGHTS, LoraSettings(rank=1))}, "params: must be a snapshot"),
+    ],
+)
+def test_what_is_refused(changes: dict[str, Any], complaint: str) -> None:
+    sampler = Sampler(WEIGHTS)
+    with pytest.raises(ValueError, match=complaint):
+        sampler.add(spec(**changes))
+    assert not sampler.busy

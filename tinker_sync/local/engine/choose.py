@@ -1,0 +1,163 @@
+"""Choosing tokens from rows of logits: temperature, top-k, top-p, and log-probabilities beside it.
+
+No row looks at another, and every draw inverts a distribution at a uniform number that came with the row, so
+what is chosen depends on the row's logits, settings and number only.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tinker_sync.local.engine._arrays import Array
+
+_STRIDE = 64
+"""Cells summed as one when a distribution is inverted: only one such stride is looked at cell by cell."""
+
+_NUCLEUS = 256
+"""The most likely tokens that are sorted first for top-p; they nearly always suffice."""
+
+_MASK = (1 << 64) - 1
+
+
+class Draws:
+    """Uniform numbers of one sample: a stream that depends on the seed and the sample's number only.
+
+    >>> Draws(7, 0).next() == Draws(7, 0).next(), Draws(7, 0).next() == Draws(7, 1).next()
+    (True, False)
+    """
+
+    def __init__(self, seed: int, number: int) -> None:
+        self._rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed & _MASK, number + 1])))
+        self._ahead: list[float] = []
+
+    def next(self) -> float:
+        """The next number, at least 0 and below 1."""
+        if not self._ahead:
+            self._ahead = self._rng.random(64).tolist()[::-1]
+        return self._ahead.pop()
+
+    def block(self, *shape: int) -> Array:
+        """Many at once."""
+        return self._rng.random(shape)
+
+
+class Settings(NamedTuple):
+    """How a row is sampled: temperature 0 is greedy, `top_k` -1 and `top_p` 1 are off."""
+
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+
+    @property
+    def filtered(self) -> bool:
+        """Whether some tokens may be out of the question."""
+        return self.top_k > 0 or self.top_p < 1
+
+
+class Chosen(NamedTuple):
+    """A token for each row, its log-probability at temperature 1 among all tokens, and the sum under it."""
+
+    tokens: Array
+    logprobs: Array
+    totals: Array
+
+
+def choose(logits: Array, settings: list[Settings], uniforms: list[float]) -> Chosen:
+    """Choose a token for each row. The logits are shifted in place, so that the largest of a row is 0.
+
+    >>> choose(np.array([[0.0, 9.0], [9.0, 0.0]]), [Settings(temperature=0)] * 2, [0.5, 0.5]).tokens.tolist()
+    [1, 0]
+    """
+    logits -= logits.max(axis=1, keepdims=True)
+    weights = np.exp(logits)
+    totals = np.log(weights.sum(axis=1))
+    tokens = np.empty(len(logits), dtype=np.int64)
+    plain: list[int] = []
+    for row, how in enumerate(settings):
+        if how.temperature == 0:
+            tokens[row] = logits[row].argmax()
+        elif how.filtered:
+            tokens[row] = _filtered(_heated(logits[row], how.temperature), how, uniforms[row])
+        else:
+            plain.append(row)
+            if how.temperature != 1:
+                np.exp(_heated(logits[row], how.temperature), out=weights[row])
+    if len(plain) == len(tokens):
+        tokens = inverted(weights, np.array(uniforms))
+    elif plain:
+        tokens[plain] = inverted(weights[plain], np.array(uniforms)[plain])
+    logprobs = logits[np.arange(len(tokens)), tokens] - totals
+    return Chosen(tokens, logprobs, totals)
+
+
+def _heated(shifted: Array, temperature: float) -> Array:
+    with np.errstate(over="ignore"):  # close to temperature 0 all but the best are infinitely unlikely
+        hot: Array = shifted / shifted.dtype.type(max(temperature, 1e-30))
+    return hot
+
+
+def inverted(weights: Array, uniforms: Array) -> Array:
+    """For each row of unscaled probabilities the cell where their running sum passes a share of the whole.
+
+    >>> inverted(np.array([[1.0, 2.0, 1.0]] * 3), np.array([0.2, 0.5, 0.8])).tolist()
+    [0, 1, 2]
+    """
+    rows, cells = weights.shape
+    whole = cells // _STRIDE
+    sums = np.empty((rows, -(-cells // _STRIDE)))
+    sums[:, :whole] = weights[:, : whole * _STRIDE].reshape(rows, whole, _STRIDE).sum(axis=2)
+    if whole < sums.shape[1]:
+        sums[:, whole] = weights[:, whole * _STRIDE :].sum(axis=1)
+    np.cumsum(sums, axis=1, out=sums)
+    wanted = uniforms * sums[:, -1]
+    stride = np.minimum((sums <= wanted[:, None]).sum(axis=1), sums.shape[1] - 1)
+    every = np.arange(rows)
+    wanted -= np.where(stride > 0, sums[every, stride - 1], 0.0)
+    columns = stride[:, None] * _STRIDE + np.arange(_STRIDE)
+    inside = np.where(columns < cells, weights[every[:, None], np.minimum(columns, cells - 1)], 0.0)
+    running = inside.cumsum(axis=1, dtype=np.float64)
+    # Sums of different orders differ in their last bits: never step past the last cell that has any weight.
+    cell = np.minimum((running <= wanted[:, None]).sum(axis=1), (running < running[:, -1:]).sum(axis=1))
+    found: Array = columns[every, cell]
+    return found
+
+
+def _filtered(logits: Array, how: Settings, uniform: float) -> int:
+    """A draw among the `top_k` most likely, and of these the fewest that have `top_p` together."""
+    order = _most_likely(logits, how)
+    weights = np.exp(logits[order], dtype=np.float64)
+    if how.top_p < 1:
+        whole = weights.sum() if how.top_k > 0 else np.exp(logits).sum(dtype=np.float64)
+        before = weights.cumsum() - weights
+        weights = weights[: max(1, int((before < how.top_p * whole).sum()))]
+    running = weights.cumsum()
+    place = int(np.searchsorted(running, uniform * running[-1], side="right"))
+    return int(order[min(place, len(weights) - 1)])
+
+
+def _most_likely(logits: Array, how: Settings) -> Array:
+    """Tokens that may be drawn, most likely first and by number where equally likely."""
+    count = how.top_k if how.top_k > 0 else len(logits)
+    if how.top_k <= 0 and len(logits) > _NUCLEUS:
+        first = np.argpartition(-logits, _NUCLEUS)[:_NUCLEUS]
+        covered = np.exp(logits[first]).sum(dtype=np.float64) / np.exp(logits).sum(dtype=np.float64)
+        count = _NUCLEUS if covered > how.top_p + 1e-6 else count
+    return top(logits, count)
+
+
+def top(logits: Array, count: int) -> Array:
+    """The `count` largest cells of one row, largest first and by number where equal.
+
+    >>> top(np.array([1.0, 3.0, 2.0, 3.0]), 3).tolist()
+    [1, 3, 2]
+    """
+    if 0 < count < len(logits):
+        edge = np.partition(logits, len(logits) - count)[len(logits) - count]
+        above, equal = np.flatnonzero(logits > edge), np.flatnonzero(logits == edge)
+        found = np.concatenate([above, equal[: count - len(above)]])
+    else:
+        found = np.arange(len(logits) if count else 0)
+    order: Array = found[np.argsort(-logits[found], kind="stable")]
+    return order

@@ -1,0 +1,164 @@
+"""Keys and values of sequences that are being continued, and attention of one new row for each of them.
+
+Sequences of about one length share an `Arena`, a dense array in which each has a slot. A sequence that
+outgrows its arena moves to the next; the last one of an arena fills the gap that another leaves. So a step is
+a few dense operations, and no sequence pays for the length of another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tinker_sync.local.engine._arrays import Array
+from tinker_sync.local.engine.model import ModelConfig
+
+_SHORTEST = 64
+
+
+def arena_length(positions: int) -> int:
+    """The length of the arena for so many positions: 64, 96, 128, 192, 256 ...
+
+    >>> [arena_length(positions) for positions in (1, 65, 97, 129)]
+    [64, 96, 128, 192]
+    """
+    length = _SHORTEST
+    while length < positions:
+        half = length + length // 2
+        if half >= positions:
+            return half
+        length *= 2
+    return length
+
+
+class Seat:
+    """One sequence's place: how many positions are filled, and where they are."""
+
+    __slots__ = ("arena", "filled", "owner", "slot")
+
+    def __init__(self, owner: Any, arena: Arena, slot: int, filled: int) -> None:
+        self.owner = owner
+        self.arena = arena
+        self.slot = slot
+        self.filled = filled
+
+
+class Arena:
+    """Slots for sequences of up to `length` positions; slot `i` is that of `seats[i]`."""
+
+    def __init__(self, config: ModelConfig, length: int, dtype: Any) -> None:
+        self.length = length
+        self.seats: list[Seat] = []
+        self.keys = np.zeros((config.layers, 0, config.kv_heads, length, config.head_dim), dtype=dtype)
+        self.values = self.keys.copy()
+
+    def append(self, owner: Any, keys: Array, values: Array) -> Seat:
+        """A seat for a sequence with these `[layers, kv_heads, positions, head_dim]`."""
+        slot, filled = len(self.seats), keys.shape[2]
+        if slot == self.keys.shape[1]:
+            self.keys, self.values = _doubled(self.keys), _doubled(self.values)
+        self.keys[:, slot, :, :filled] = keys
+        self.values[:, slot, :, :filled] = values
+        self.seats.append(Seat(owner, self, slot, filled))
+        return self.seats[slot]
+
+    def remove(self, seat: Seat) -> None:
+        """Take a seat away; the last one moves into its slot."""
+        last = self.seats.pop()
+        if last is seat:
+            return
+        self.keys[:, seat.slot, :, : last.filled] = self.keys[:, last.slot, :, : last.filled]
+        self.values[:, seat.slot, :, : last.filled] = self.values[:, last.slot, :, : last.filled]
+        last.slot = seat.slot
+        self.seats[seat.slot] = last
+
+
+def _doubled(array: Array) -> Array:
+    layers, slots, *rest = array.shape
+    larger = np.zeros((layers, max(4, 2 * slots), *rest), dtype=array.dtype)
+    larger[:, :slots] = array
+    return larger
+
+
+class KVCache:
+    """All sequences that are being continued. Not thread-safe.
+
+    >>> size = {"vocab_size": 9, "hidden_size": 8, "layers": 1, "mlp_size": 8}
+    >>> config = ModelConfig(heads=2, kv_heads=1, head_dim=4, **size)
+    >>> cache = KVCache(config, np.float32)
+    >>> seat = cache.add("mine", np.zeros((1, 1, 70, 4)), np.zeros((1, 1, 70, 4)))
+    >>> seat.arena.length, [seat.owner for seat in cache.seats()]
+    (96, ['mine'])
+    """
+
+    def __init__(self, config: ModelConfig, dtype: Any) -> None:
+        self._config = config
+        self._dtype = dtype
+        self._arenas: dict[int, Arena] = {}
+
+    def add(self, owner: Any, keys: Array, values: Array) -> Seat:
+        """A seat, with room for one more position."""
+        length = arena_length(keys.shape[2] + 1)
+        if length not in self._arenas:
+            self._arenas[length] = Arena(self._config, length, self._dtype)
+        return self._arenas[length].append(owner, keys, values)
+
+    def grown(self, seat: Seat) -> Seat:
+        """The seat itself, or a longer one in its stead when it is full."""
+        if seat.filled < seat.arena.length:
+            return seat
+        larger = self.add(seat.owner, seat.arena.keys[:, seat.slot], seat.arena.values[:, seat.slot])
+        self.remove(seat)
+        return larger
+
+    def remove(self, seat: Seat) -> None:
+        """Give a seat up. An arena without seats gives its memory back."""
+        seat.arena.remove(seat)
+        if not seat.arena.seats:
+            del self._arenas[seat.arena.length]
+
+    def seats(self) -> list[Seat]:
+        """Every seat, in the order in which `Continuation` wants their rows."""
+        return [seat for arena in self._arenas.values() for seat in arena.seats]
+
+    def continuation(self) -> Continuation:
+        """Attention for one new row of every seat; the rows are counted as filled."""
+        return Continuation(list(self._arenas.values()))
+
+
+class Continuation:
+    """Attention of one step: writes each row's key and value, and looks at all before it and itself."""
+
+    def __init__(self, arenas: list[Arena]) -> None:
+        self._parts = []
+        start = 0
+        for arena in arenas:
+            count = len(arena.seats)
+            filled = np.array([seat.filled for seat in arena.seats])
+            mask = np.where(np.arange(arena.length) > filled[:, None], -np.inf, 0.0).astype(arena.keys.dtype)
+            self._parts.append(
+                (arena, slice(start, start + count), np.arange(count), filled, mask[:, None, None])
+            )
+            start += count
+            for seat in arena.seats:
+                seat.filled += 1
+
+    def __call__(self, number: int, q: Array, k: Array, v: Array) -> Array:
+        """As `decoder.Attend`, for one row of each seat."""
+        out = np.empty(q.shape, dtype=q.dtype)
+        kv_heads, dim = k.shape[1:]
+        scale = 1 / np.sqrt(q.dtype.type(dim))
+        for arena, rows, slots, filled, mask in self._parts:
+            keys, values = arena.keys[number, : len(slots)], arena.values[number, : len(slots)]
+            keys[slots, :, filled] = k[rows]
+            values[slots, :, filled] = v[rows]
+            scores = (q[rows] * scale).reshape(len(slots), kv_heads, -1, dim) @ keys.swapaxes(-1, -2)
+            scores += mask
+            scores -= scores.max(axis=-1, keepdims=True)
+            np.exp(scores, out=scores)
+            total = scores.sum(axis=-1, keepdims=True)
+            mixed = scores @ values
+            mixed /= total
+            out[rows] = mixed.reshape(len(slots), *q.shape[1:])
+        return out

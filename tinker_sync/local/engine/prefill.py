@@ -1,0 +1,212 @@
+"""Prompts: their keys and values, the logits after their last token, and whatever is asked about them.
+
+Prompts with as much to compute and as much already known go through attention together.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tinker_sync.local.engine import head, ops
+from tinker_sync.local.engine._arrays import Array, padded_count
+from tinker_sync.local.engine.attention import attend_block
+from tinker_sync.local.engine.choose import Draws, inverted, top
+from tinker_sync.local.engine.decoder import hidden_states
+from tinker_sync.local.engine.lora import LoraParams, Route
+from tinker_sync.local.engine.model import Weights
+from tinker_sync.local.engine.prefix import Past
+from tinker_sync.local.engine.sample_spec import PromptScores, SampleSpec, empty_topk
+
+_STEP = 8
+"""What is computed of a prompt is padded to a multiple of this: those of about one length go together."""
+
+_BLOCK = 64
+"""Queries handled at once; each block looks only at the keys up to its own end."""
+
+_ALTERNATIVES = -1
+"""The number of the stream that alternatives are drawn from; samples count from 0."""
+
+
+class Prompt(NamedTuple):
+    """A prompt to compute, and what of it is known."""
+
+    spec: SampleSpec
+    past: Past | None
+
+    @property
+    def known(self) -> int:
+        """How many of its positions need no computing."""
+        return 0 if self.past is None else self.past.length
+
+    @property
+    def rows(self) -> int:
+        """How many rows the rest takes."""
+        return padded_count(len(self.spec.prompt) - self.known, _STEP)
+
+
+class Prefilled(NamedTuple):
+    """A prompt that can be continued."""
+
+    past: Past
+    logits: Array
+    scores: PromptScores
+
+
+class _Group(NamedTuple):
+    """Prompts of one shape: their numbers, first row, and keys and values `[layers, prompts, ...]`."""
+
+    members: list[int]
+    start: int
+    known: int
+    rows: int
+    keys: Array
+    values: Array
+
+
+def routes_of(params: list[LoraParams | None]) -> list[Route]:
+    """Rows by adapter."""
+    rows: dict[int, list[int]] = {}
+    for row, one in enumerate(params):
+        rows.setdefault(id(one), []).append(row)
+    if len(rows) == 1:
+        return [Route(params[0])]
+    return [Route(params[members[0]], np.array(members)) for members in rows.values()]
+
+
+def prefill(weights: Weights, prompts: list[Prompt]) -> list[Prefilled]:
+    """Compute prompts together."""
+    groups, order = _groups(weights, prompts)
+    total = sum(prompt.rows for prompt in prompts)
+    tokens, positions = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
+    owners: list[LoraParams | None] = []
+    starts = dict.fromkeys(order, 0)
+    for number in order:
+        prompt, start = prompts[number], len(owners)
+        rest = prompt.spec.prompt[prompt.known :]
+        tokens[start : start + len(rest)] = rest
+        positions[start : start + prompt.rows] = np.arange(prompt.known, prompt.known + prompt.rows)
+        starts[number] = start
+        owners += [prompt.spec.params] * prompt.rows
+    turn = ops.rotation(weights.config, positions, weights.dtype)
+    hidden = hidden_states(weights, tokens, turn, routes_of(owners), _PromptAttention(groups))
+    logits = _last_logits(weights, prompts, hidden, starts)
+    done: dict[int, Prefilled] = {}
+    for group in groups:
+        for place, number in enumerate(group.members):
+            prompt, size = prompts[number], len(prompts[number].spec.prompt)
+            past = Past(group.keys[:, place, :, :size], group.values[:, place, :, :size])
+            own = hidden[starts[number] :][: size - prompt.known]
+            done[number] = Prefilled(past, logits[number], _scores(weights, prompt, own))
+    return [done[number] for number in range(len(prompts))]
+
+
+def _groups(weights: Weights, prompts: list[Prompt]) -> tuple[list[_Group], list[int]]:
+    config = weights.config
+    shapes: dict[tuple[int, int], list[int]] = {}
+    for number, prompt in enumerate(prompts):
+        shapes.setdefault((prompt.known, prompt.rows), []).append(number)
+    groups: list[_Group] = []
+    start = 0
+    for (known, rows), members in shapes.items():
+        shape = (config.layers, len(members), config.kv_heads, known + rows, config.head_dim)
+        keys, values = np.zeros(shape, dtype=weights.dtype), np.zeros(shape, dtype=weights.dtype)
+        for place, number in enumerate(members):
+            past = prompts[number].past
+            if past is not None:
+                keys[:, place, :, :known], values[:, place, :, :known] = past
+        groups.append(_Group(members, start, known, rows, keys, values))
+        start += rows * len(members)
+    return groups, [number for group in groups for number in group.members]
+
+
+class _PromptAttention:
+    """Attention of prompts that also fills their keys and values."""
+
+    def __init__(self, groups: list[_Group]) -> None:
+        self._groups = groups
+
+    def __call__(self, number: int, q: Array, k: Array, v: Array) -> Array:
+        out = np.zeros(q.shape, dtype=q.dtype)
+        for group in self._groups:
+            cut = (len(group.members), group.rows)
+            rows = slice(group.start, group.start + cut[0] * cut[1])
+            keys, values = group.keys[number], group.values[number]
+            keys[:, :, group.known :] = k[rows].reshape(*cut, *k.shape[1:]).transpose(0, 2, 1, 3)
+            values[:, :, group.known :] = v[rows].reshape(*cut, *v.shape[1:]).transpose(0, 2, 1, 3)
+            queries = q[rows].reshape(*cut, *q.shape[1:])
+            mixed = out[rows].reshape(*cut, *q.shape[1:])
+            for start in range(0, group.rows, _BLOCK):
+                end = min(start + _BLOCK, group.rows)
+                block, seen = slice(start, end), slice(0, group.known + end)
+                part, _ = attend_block(queries[:, block], keys[:, :, seen], values[:, :, seen])
+                mixed[:, block].reshape(part.shape)[...] = part
+        return out
+
+
+def _last_logits(weights: Weights, prompts: list[Prompt], hidden: Array, starts: dict[int, int]) -> Array:
+    """The logits after each prompt."""
+    lasts = [starts[number] + len(one.spec.prompt) - one.known - 1 for number, one in enumerate(prompts)]
+    return head.logits(weights, hidden[lasts], routes_of([prompt.spec.params for prompt in prompts]))
+
+
+def _scores(weights: Weights, prompt: Prompt, hidden: Array) -> PromptScores:
+    """What is asked about a prompt, from the hidden states of its positions from `known` on."""
+    spec = prompt.spec
+    size, first = len(spec.prompt), spec.first_scored
+    found = _blank(spec)
+    if first >= size - 1:
+        return found
+    rows = np.arange(first, size - 1)
+    shown_from = size - 1 - (spec.prompt_logprobs_last_n or size - 1)
+    draws = Draws(spec.seed, _ALTERNATIVES).block(size - 1, max(1, spec.prompt_alt_tokens))
+    for block in head.blocks(weights, len(rows)):
+        at = rows[block]
+        logprobs = head.log_softmax(head.logits(weights, hidden[at - prompt.known], [Route(spec.params)]))
+        _write(found, spec, at, logprobs, shown_from)
+        _draw(found, spec, at, logprobs, draws[at])
+    return found
+
+
+def _blank(spec: SampleSpec) -> PromptScores:
+    size, targets, k = len(spec.prompt), spec.target_prompt_logprobs, spec.prompt_alt_tokens
+    return PromptScores(
+        logprobs=np.full(size, np.nan, dtype=np.float32) if spec.prompt_logprobs else None,
+        topk=empty_topk(size, spec.topk_prompt_logprobs) if spec.topk_prompt_logprobs else None,
+        target_logprobs=None if targets is None else np.zeros(targets.shape, dtype=np.float32),
+        alt_tokens=np.zeros((size - 1, k), dtype=np.int64) if k else None,
+        alt_logprobs=np.zeros((size - 1, k), dtype=np.float32) if k else None,
+    )
+
+
+def _write(found: PromptScores, spec: SampleSpec, at: Array, logprobs: Array, shown_from: int) -> None:
+    """Scores of given tokens, and the likeliest, after the positions `at`."""
+    shown = np.flatnonzero(at >= shown_from)
+    if found.logprobs is not None:
+        found.logprobs[at[shown] + 1] = logprobs[shown, spec.prompt[at[shown] + 1]]
+    if found.topk is not None:
+        for row in shown:
+            best = top(logprobs[row], spec.topk_prompt_logprobs)
+            found.topk.token_ids[at[row] + 1] = best
+            found.topk.logprobs[at[row] + 1] = logprobs[row, best]
+    targets = spec.target_prompt_logprobs
+    if found.target_logprobs is not None and targets is not None:
+        wanted = targets[at]
+        scored = np.take_along_axis(logprobs, np.maximum(wanted, 0), axis=1)
+        found.target_logprobs[at] = np.where(wanted >= 0, scored, 0.0)
+
+
+def _draw(found: PromptScores, spec: SampleSpec, at: Array, logprobs: Array, uniforms: Array) -> None:
+    """Alternatives, with replacement."""
+    if found.alt_tokens is None or found.alt_logprobs is None:
+        return
+    if spec.temperature == 0:
+        tokens = np.repeat(logprobs.argmax(axis=1)[:, None], spec.prompt_alt_tokens, axis=1)
+    else:
+        shifted = logprobs - logprobs.max(axis=1, keepdims=True)
+        with np.errstate(over="ignore"):
+            weights = np.exp(shifted / shifted.dtype.type(max(spec.temperature, 1e-30)))
+        tokens = np.stack([inverted(weights, column) for column in uniforms.T], axis=1)
+    found.alt_tokens[at] = tokens
+    found.alt_logprobs[at] = np.take_along_axis(logprobs, tokens, axis=1)
