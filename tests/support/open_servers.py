@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from support.tinker_stub import JSON, PROTO, Answer, Asked, Behaviour, Stub
+from support.tinker_stub import JSON, PROTO, Answer, Asked, Behaviour, Stub, _fields, _plain_body
 
 BAD_TOKEN = 666
 BAD_NAME = "fails"
@@ -272,8 +272,6 @@ class SkyLike(OpenServer):
         return answer
 
     def _number(self, asked: Asked) -> tuple[str, int] | None:
-        from support.tinker_stub import _fields, _plain_body
-
         if asked.headers.get("content-type", "").startswith(PROTO):
             fields = dict(_fields(_plain_body(asked)))
             model_id, seq_id = fields.get(1, b"").decode(), fields.get(2)
