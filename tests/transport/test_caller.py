@@ -191,6 +191,37 @@ def test_a_conflict_is_tried_twice_more() -> None:
     assert len(http.calls) == 3
 
 
+@pytest.mark.parametrize(
+    ("before", "ambiguous"),
+    [
+        ([], False),
+        ([REFUSED], False),
+        ([status(503)], False),
+        ([status(429)], False),
+        ([RESET], True),
+        ([SILENCE], True),
+        ([status(502)], True),
+        ([RESET, status(503)], True),
+        ([status(409)], False),
+    ],
+    ids=repr,
+)
+def test_a_conflict_after_a_try_that_was_lost_may_be_of_our_own_making(
+    before: list[Outcome], ambiguous: bool
+) -> None:
+    with pytest.raises(errors.ConflictError) as raised:
+        caller_for(ScriptedHttp(*before, status(409))).call(post())
+    assert raised.value.ambiguous is ambiguous
+    assert ("may have been carried out" in str(raised.value)) is ambiguous
+
+
+def test_a_conflict_after_a_connection_was_replaced_may_be_too() -> None:
+    resent = Reply(409, {}, b"", resent=True)
+    with pytest.raises(errors.ConflictError) as raised:
+        caller_for(ScriptedHttp(resent, status(409))).call(post())
+    assert raised.value.ambiguous
+
+
 def test_a_missing_key_is_no_reason_to_try_again() -> None:
     http = ScriptedHttp(CredentialError("no key"))
     with pytest.raises(CredentialError):

@@ -468,8 +468,8 @@ def test_a_connection_lost_in_the_race_is_replaced_for_calls_that_may_be_repeate
     notebook = Notebook()
     with ScriptedServer(drops_on_the_second_request, drops_after_each_answer) as server:
         http = http_for(server, journal=Journal(notebook))
-        assert http.send(post()).status == 200
-        assert http.send(post()).status == 200
+        assert not http.send(post()).resent
+        assert http.send(post()).resent
         http.close()
     assert len(server.seen) == 3  # the second request came twice
     assert notebook.names == [
@@ -486,6 +486,16 @@ def test_a_connection_lost_in_the_race_is_an_error_for_calls_that_may_not() -> N
         assert (failed.maybe_received, failed.stale) == (True, True)
         http.close()
     assert len(server.seen) == 2
+
+
+@pytest.mark.parametrize(("status", "connections"), [(400, [0, 0]), (500, [0, 1]), (503, [0, 1])])
+def test_a_connection_on_which_the_server_stumbled_is_not_kept(status: int, connections: list[int]) -> None:
+    with AnsweringServer(lambda seen: answer(status=status)) as server:
+        http = http_for(server)
+        http.send(post())
+        http.send(post(repeatable=False))
+        http.close()
+    assert [seen.connection for seen in server.seen] == connections
 
 
 def test_an_unrepeatable_call_does_not_trust_an_old_connection() -> None:
