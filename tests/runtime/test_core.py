@@ -1,0 +1,218 @@
+"""The shared parts of a client: made once, bounded in time, ended from wherever it must be."""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import logging
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.clock import FakeClock
+from support.crowd import until
+from support.isolation import our_threads
+from support.tinker_stub import Answer, Stub, StubServer
+
+from tinker_sync._observe import CallFailed
+from tinker_sync.config import Settings
+from tinker_sync.errors import APIStatusError, APITimeoutError, ClientClosedError, TinkerError
+from tinker_sync.runtime import exits
+from tinker_sync.runtime.core import Core
+from tinker_sync.runtime.parts import shut_elsewhere
+from tinker_sync.runtime.session import Session
+
+FULL = {"custom_loss_server_side": False}
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with StubServer(config=FULL) as stub:
+        yield stub
+
+
+def core_of(stub: Stub, *, clock: Any = None, **settings: Any) -> Core:
+    found = Settings.resolve(base_url=stub.url, api_key="tml-x", environ={}, **settings)
+    return Core(found, session=Session(), **({"clock": clock} if clock else {}))
+
+
+class Watcher:
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.failures: list[str] = []
+        self.closed: list[float] = []
+        self._failure = failure
+
+    def observe(self, event: object) -> None:
+        if isinstance(event, CallFailed):
+            self.failures.append(type(event.error).__name__)
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self, limit_s: float) -> None:
+        self.closed.append(limit_s)
+
+
+# ---------------------------------------------------------------------------------------------- deadlines
+
+
+@pytest.mark.parametrize(
+    ("own", "clients", "usual", "expected"),
+    [(5.0, 7.0, 9.0, 5.0), (None, 7.0, 9.0, 7.0), (None, None, 9.0, 9.0), (9.0, 7.0, None, 9.0)],
+)
+def test_whose_deadline_counts(
+    stub: Stub, own: float | None, clients: float | None, usual: float | None, expected: float
+) -> None:
+    clock = FakeClock()
+    core = core_of(stub, clock=clock, deadline_s=clients)
+    core.start()
+    stub.script("/get_server_capabilities", *[Answer(503)] * 20)
+    before = clock.now()
+    with pytest.raises(TinkerError):
+        core.call("get_server_capabilities", deadline_s=own, usual_s=usual)
+    # It tries again as long as the next try would begin in time; pauses take all the time of this clock.
+    assert expected / 2 < clock.now() - before <= expected
+    core.close().result(10)
+
+
+def test_a_start_under_way_is_waited_for_within_the_deadline(stub: Stub) -> None:
+    release = threading.Event()
+    stub.script("/client/config", Answer(gate=release, usual=True))
+    core = core_of(stub)
+    starting = threading.Thread(target=core.start)
+    starting.start()
+    stub.await_asked("/client/config")
+    with pytest.raises(APITimeoutError, match="another thread was still setting it up"):
+        core.start(core.clock.now() + 0.05)
+    release.set()
+    starting.join(10)
+    core.start()
+    assert len(stub.asked("/client/config")) == 1
+    core.close().result(10)
+
+
+# ---------------------------------------------------------------------------------------------- watching
+
+
+def test_failures_are_told_once_where_they_reach_the_user(stub: Stub) -> None:
+    core = core_of(stub)
+    watcher = Watcher()
+    core.watch(watcher)
+    stub.script("/client/config", Answer(403))
+    with pytest.raises(TinkerError):
+        core.start()
+    stub.script("/get_server_capabilities", Answer(400, {"detail": "no"}))
+    with pytest.raises(TinkerError):
+        core.call("get_server_capabilities")
+    future = core.future()
+    future.fail(APIStatusError.from_reply(404, {}, b""))
+    core.future().cancel()
+    core.future().resolve(1)
+    pending = core.future()
+    core.close().result(10)
+    assert isinstance(pending.exception(0), ClientClosedError)
+    # Closing is the user's own doing, and no news.
+    assert watcher.failures == ["PermissionDeniedError", "BadRequestError", "NotFoundError"]
+
+
+def test_who_watches_harms_nothing(stub: Stub) -> None:
+    core = core_of(stub)
+    core.watch(Watcher(KeyError("a")))
+    core.session_id()
+    core.future().fail(KeyError("b"))
+    core.close().result(10)
+    assert len(stub.asked("/sessions/session-0/finish")) == 1
+
+
+def test_who_watches_is_closed_with_the_client(stub: Stub) -> None:
+    core = core_of(stub)
+    watcher = Watcher()
+    core.watch(watcher)
+    core.session_id()
+    core.close("success", limit_s=5.0).result(10)
+    assert watcher.closed == [1.0, 0.0]  # a moment to deliver what there is, and then not a moment more
+
+
+# ---------------------------------------------------------------------------------------------- the end
+
+
+def test_requests_are_logged_without_the_key(stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
+    found = Settings.resolve(base_url=stub.url, api_key="tml-planted-0123456789", log="curl", environ={})
+    core = Core(found)
+    with caplog.at_level(logging.DEBUG, "tinker_sync"):
+        core.call("get_server_capabilities")
+    core.close().result(10)
+    assert "curl -sS" in caplog.text
+    assert "get_server_capabilities" in caplog.text
+    assert "planted" not in caplog.text
+
+
+def test_a_client_may_be_dropped_while_any_lock_is_held(stub: Stub) -> None:
+    """The garbage collector runs between any two steps of any thread; what it drops must not wait there."""
+    core = core_of(stub)
+    core.session_id()
+    locks = [exits._open._lock, core.poller._lock, core.fetch_pool._lock, core.machinery.lane._lock]
+    held = weakref.ref(core)
+    for lock in locks:
+        lock.acquire()
+    try:
+        del core
+        gc.collect()
+        assert held() is None
+    finally:
+        for lock in locks:
+            lock.release()
+    until(lambda: our_threads() == set())
+
+
+def test_dropping_does_not_raise_when_there_are_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    shut_elsewhere(object())
+
+
+def test_closing_works_when_there_are_no_more_threads(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the end of a process, from 3.12 on."""
+    core = core_of(stub)
+    core.session_id()
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert core.close("success").done()
+    assert len(stub.asked("/sessions/session-0/finish")) == 1
+
+
+def test_a_forked_child_of_a_closed_client_is_closed(stub: Stub) -> None:
+    core = core_of(stub)
+    core.close().result(10)
+    core.renew_after_fork()
+    with pytest.raises(ClientClosedError):
+        core.start()
+
+
+def test_a_child_forked_while_the_parent_closes_need_not_wait(stub: Stub) -> None:
+    release = threading.Event()
+    stub.script("/sessions/session-0/finish", Answer(gate=release, usual=True))
+    core = core_of(stub)
+    core.session_id()
+    closing = core.close()
+    stub.await_asked("/sessions/session-0/finish")
+    core.renew_after_fork()
+    assert core.close().done()  # a future of the child's own
+    release.set()
+    closing.result(10)
+
+
+def test_what_it_looks_like(stub: Stub) -> None:
+    core = core_of(stub)
+    assert repr(core) == f"<Core {stub.url} not started>"
+    core.session_id()
+    assert repr(core) == f"<Core {stub.url} session-0>"
+    core.close().result(10)
+    assert repr(core) == f"<Core {stub.url} closed>"

@@ -1,0 +1,219 @@
+"""Sessions by themselves: whose they are, their numbers, what is said at their end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.clock import FakeClock
+from support.crowd import until
+from support.tinker_stub import Answer, Stub, StubServer
+
+from tinker_sync._observe import SessionEnded, SessionStarted
+from tinker_sync.config import Settings
+from tinker_sync.errors import APIStatusError, SessionLostError, TinkerError
+from tinker_sync.runtime.core import Core
+from tinker_sync.runtime.session import Session
+
+FULL = {"custom_loss_server_side": False}
+FINISH = "/sessions/session-0/finish"
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with StubServer(config=FULL) as stub:
+        yield stub
+
+
+class Bench:
+    """A session of a core, on a clock that stands still."""
+
+    def __init__(self, stub: Stub, **of_session: Any) -> None:
+        self.clock = FakeClock(automatic=False)
+        self.session = Session(**of_session)
+        settings = Settings.resolve(base_url=stub.url, api_key="tml-x", tags=["a", "b"], environ={})
+        self.core = Core(settings, session=self.session, clock=self.clock)
+        self.events: list[object] = []
+        self.core.watch(self)
+
+    def observe(self, event: object) -> None:
+        self.events.append(event)
+
+    def close(self, limit_s: float) -> None:
+        pass
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.core.close("success").result(10)
+
+
+def numbers(session: Session) -> list[list[int]]:
+    draws = (
+        session.next_model_seq_id,
+        session.next_sampling_session_seq_id,
+        session.next_custom_loss_seq_id,
+    )
+    return [[draw() for _ in range(3)] for draw in draws]
+
+
+def test_what_a_session_is_made_with(stub: Stub) -> None:
+    with Bench(stub, user_metadata={"a": "b"}, project_id="p-1", display_name="mine") as bench:
+        assert bench.core.known_session_id is None
+        assert bench.core.session_id() == bench.core.session_id() == "session-0"
+        assert bench.core.known_session_id == "session-0"
+    (asked,) = stub.asked("/create_session")
+    assert asked.json() == {
+        "tags": ["a", "b"],
+        "user_metadata": {"a": "b"},
+        "sdk_version": "0.36.0",
+        "project_id": "p-1",
+        "display_name": "mine",
+        "type": "create_session",
+    }
+
+
+def test_an_own_session_counts_from_zero_and_is_finished(stub: Stub) -> None:
+    with Bench(stub) as bench:
+        bench.core.session_id()
+        assert numbers(bench.session) == [[0, 1, 2]] * 3
+    assert len(stub.asked(FINISH)) == 1
+    assert bench.events == [
+        SessionStarted(session_id="session-0"),
+        SessionEnded(session_id="session-0", status="success"),
+    ]
+
+
+def test_a_joined_session_is_neither_made_nor_finished(stub: Stub) -> None:
+    with Bench(stub, joined="session-0") as bench:
+        assert bench.session.heartless
+        assert bench.core.session_id() == "session-0"
+        assert not bench.session.heartless
+        (models, *_) = numbers(bench.session)
+        assert models[0] >= 10**6
+        assert models == list(range(models[0], models[0] + 3))
+    assert stub.asked("/create_session") == stub.asked(FINISH) == []
+    assert bench.events == []
+
+
+def test_a_joined_session_gets_heartbeats_with_the_first_use(stub: Stub) -> None:
+    with Bench(stub, joined="session-0") as bench:
+        bench.core.machinery  # noqa: B018  # any use will do
+        bench.clock.await_waiters()
+        bench.clock.advance(10.0)
+        (asked,) = stub.await_asked("/session_heartbeat")
+        assert asked.json()["session_id"] == "session-0"
+
+
+def test_after_a_fork_the_session_is_the_parents(stub: Stub) -> None:
+    with Bench(stub) as bench:
+        bench.core.session_id()
+        heartbeat = bench.session._heartbeat
+        assert heartbeat is not None
+        heartbeat.stop()  # there is no such thread in a child
+        heartbeat.join(10)
+        bench.core.renew_after_fork()
+        assert (bench.session.owned, bench.session.heartless) == (False, True)
+        assert numbers(bench.session)[0][0] >= 10**6
+        bench.core.machinery  # noqa: B018  # the first use in the child
+        assert not bench.session.heartless
+        assert bench.core.session_id() == "session-0"
+    assert stub.asked(FINISH) == []
+
+
+def test_a_child_that_had_no_session_makes_its_own(stub: Stub) -> None:
+    with Bench(stub) as bench:
+        bench.core.renew_after_fork()
+        assert bench.core.session_id() == "session-0"
+        assert numbers(bench.session)[0] == [0, 1, 2]
+    assert len(stub.asked(FINISH)) == 1
+
+
+def test_a_lost_session_is_refused_with_an_error_of_ones_own(stub: Stub) -> None:
+    with Bench(stub) as bench:
+        bench.core.session_id()
+        bench.session.on_lost(APIStatusError.from_reply(410, {}, b'{"detail": "too late"}'))
+        caught = []
+        for _ in range(2):
+            with pytest.raises(SessionLostError, match="410 Gone: too late") as error:
+                bench.session.refuse_lost()
+            caught.append(error.value)
+        assert caught[0] is not caught[1]
+        bench.session.on_found()
+        bench.session.refuse_lost()
+
+
+@pytest.mark.parametrize(
+    ("error", "asks"),
+    [(404, True), (401, True), (410, True), (400, False), (500, False), (None, False)],
+)
+def test_which_failures_hint_at_a_loss(stub: Stub, error: int | None, asks: bool) -> None:
+    failure = TinkerError("m") if error is None else APIStatusError.from_reply(error, {}, b"")
+    with Bench(stub) as bench:
+        bench.session.look_after(failure)  # before there is a session, nothing is to be lost
+        bench.core.session_id()
+        bench.clock.await_waiters()
+        bench.clock.advance(5.0)
+        bench.session.look_after(failure)
+        if asks:
+            stub.await_asked("/session_heartbeat")
+        bench.clock.await_waiters()
+    assert len(stub.asked("/session_heartbeat")) == asks
+
+
+def test_an_old_server_is_not_asked_to_finish(stub: Stub) -> None:
+    stub.behaviour.config = None
+    with Bench(stub) as bench:
+        bench.core.session_id()
+    assert stub.asked(FINISH) == []
+    assert bench.events[-1] == SessionEnded(session_id="session-0", status="success")
+
+
+@pytest.mark.parametrize(("quiet", "level"), [(False, "WARNING"), (True, "DEBUG")])
+def test_a_failure_to_finish_is_told_in_the_log(
+    stub: Stub, caplog: pytest.LogCaptureFixture, quiet: bool, level: str
+) -> None:
+    stub.script(FINISH, Answer(400, {"detail": "no"}))
+    with Bench(stub) as bench, caplog.at_level(logging.DEBUG, "tinker_sync.session"):
+        bench.core.session_id()
+        bench.session.finish(bench.core._parts, "success", None, 5.0, quiet=quiet)
+    told = [record.levelname for record in caplog.records if "was not told" in record.getMessage()]
+    assert told == [level]
+
+
+def test_numbers_drawn_by_many_threads_are_dense() -> None:
+    session = Session()
+    drawn: list[int] = []
+    barrier = threading.Barrier(8)
+
+    def draw() -> None:
+        barrier.wait(10)
+        drawn.extend([session.next_model_seq_id() for _ in range(500)])
+
+    threads = [threading.Thread(target=draw) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(drawn) == list(range(4000))
+
+
+def test_an_open_that_fails_halfway_is_taken_up_again(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server has made the session, and then there is no thread for its heartbeats."""
+    with Bench(stub) as bench:
+        with monkeypatch.context() as patch:
+            patch.setattr("tinker_sync.runtime.heartbeat.Heartbeat.start", lambda _: _no_thread())
+            with pytest.raises(RuntimeError, match="can't start"):
+                bench.core.session_id()
+        assert bench.core.session_id() == "session-0"
+        assert not bench.session.heartless
+        until(lambda: bench.events)
+    assert len(stub.asked("/create_session")) == 1
+
+
+def _no_thread() -> None:
+    raise RuntimeError("can't start new thread")
