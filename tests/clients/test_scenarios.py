@@ -1,6 +1,7 @@
 """Scenarios a client of this protocol has to go through well, each run by the whole client against a stub.
 
-Pauses are over at once, and what they would have lasted is checked; see `support/hasty.py`.
+Pauses are over at once, and what they would have lasted is checked; see `support/hasty.py`. The values of
+reduced metrics are in `tests/runtime/test_merge.py`.
 """
 
 from __future__ import annotations

@@ -26,33 +26,12 @@ from typing import Any
 import pytest
 from attrs import field, frozen
 from interop.recording import RecordingStub, own_rules_broken, steps, without_chance
+from support.hasty import FLAGS
 from support.tinker_stub import Behaviour, StubServer
 
 SCRIPT = Path(__file__).with_name("acceptance_script.py")
 ROOT = SCRIPT.parents[2]
 PATIENCE_S = 60.0
-
-FLAGS: dict[str, Any] = {
-    "pjwt_auth_enabled": False,
-    "credential_default_source": "api_key",
-    "sample_dispatch_bytes_semaphore_size": 10_485_760,
-    "inflight_response_bytes_semaphore_size": 52_428_800,
-    "parallel_fwdbwd_chunks": True,
-    "proto_compress_fwdbwd": False,
-    "fwdbwd_max_chunk_len": 1024,
-    "fwdbwd_max_chunk_bytes_count": 5_000_000,
-    "fwdbwd_dispatch_bytes_semaphore_size": 50_000_000,
-    "billing_exception_max_pause_duration_sec": 3600,
-    "sample_no_retries": False,
-    "sample_enable_stuck_detection": True,
-    "sample_max_concurrent_requests": 2000,
-    "use_pyqwest_transport": True,
-    "create_model_via_load_weights": False,
-    "sample_use_retrieve_futures": False,
-    "custom_loss_server_side": False,
-    "sample_join_sampling_session": False,
-}
-"""What the hosted service says today."""
 
 
 @frozen
