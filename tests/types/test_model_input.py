@@ -217,6 +217,7 @@ def header(*octets: int) -> bytes:
         (header(0, 1, 0x80, 0x01), 128),
         (header(0, 1, *[0xFF] * 8, 0x7F), 2**63 - 1),
         (header(0, 1, 12) + b"payload", 12),
+        (header(0, 1, 0x85, *[0x80] * 8, 0x00), 5),
     ],
 )
 def test_audio_knows_its_length(dmel: bytes, length: int) -> None:
@@ -240,6 +241,8 @@ def test_audio_knows_its_length(dmel: bytes, length: int) -> None:
         header(254, 254, 1, 12),
         header(0, 1, 0x80),
         header(0, 1, *[0xFF] * 9, 0x01),
+        header(0, 1, *[0x80] * 9, 0x01, 0x00),
+        header(0, 1, 0x85, *[0x80] * 9, 0x00),
         header(0, 1, *[0x80] * 30),
         header(0, *[0xFF] * 8, 0x7F),
     ],

@@ -328,6 +328,16 @@ def test_sequences_by_lists() -> None:
     assert (sequence.tokens_np, sequence.logprobs_np) == (None, None)
 
 
+def test_lists_given_beside_arrays_are_the_ones_to_see() -> None:
+    topk = TopkLogprobs(np.array([[5]]), np.array([[-1.0]]))
+    sequence = SampledSequence("stop", "s", np.array([5]), np.array([-1.0]), topk, [6], [-2.0], [None])
+    assert (sequence.tokens, sequence.logprobs, sequence.topk_logprobs) == ([6], [-2.0], [None])
+    response = SampleResponse(
+        [], np.array([0.5]), topk, _prompt_logprobs_list=[None], _topk_prompt_logprobs_list=[None, None]
+    )
+    assert (response.prompt_logprobs, response.topk_prompt_logprobs) == ([None], [None, None])
+
+
 def test_w14_nothing_is_not_the_same_as_an_empty_array() -> None:
     nothing = SampledSequence("length")
     assert (nothing.sequence_id, nothing.tokens, nothing.logprobs, nothing.topk_logprobs) == (
@@ -363,6 +373,21 @@ def test_responses() -> None:
     assert SampleResponse([]).prompt_logprobs is None
     listed = SampleResponse([], _prompt_logprobs_list=[None, -0.5], _topk_prompt_logprobs_list=[None])
     assert (listed.prompt_logprobs, listed.topk_prompt_logprobs) == ([None, -0.5], [None])
+
+
+def test_an_answer_may_say_more_than_we_know() -> None:
+    assert SampleResponse.model_validate({"sequences": [], "new": 1}) == SampleResponse([])
+
+
+def test_reprs_leave_arrays_out() -> None:
+    topk = TopkLogprobs(np.array([[5]]), np.array([[-1.0]]))
+    sequence = SampledSequence("stop", "s", np.array([5]), np.array([-1.0]), topk, [6], [-2.0], [None])
+    assert repr(sequence) == "SampledSequence(stop_reason='stop', sequence_id='s')"
+    assert repr(topk) == "TopkLogprobs(token_ids=array([1, 1], int64), logprobs=array([1, 1], float64))"
+    assert repr(SampleResponse([sequence], np.array([0.5]), topk, _prompt_logprobs_list=[None])) == (
+        f"SampleResponse(sequences=[{sequence!r}], target_prompt_logprobs=None, prompt_cache_hit_tokens=0, "
+        "prompt_alt_tokens=None)"
+    )
 
 
 def test_bad_answers_are_refused() -> None:

@@ -526,6 +526,7 @@ def test_nothing_can_be_set() -> None:
 def test_reprs_are_short() -> None:
     assert repr(TensorData([1, 2], "int64")) == "TensorData(data=[1, 2], dtype='int64', shape=None)"
     assert repr(TensorData(0.5, "float32")) == "TensorData(data=[0.5], dtype='float32', shape=None)"
+    assert repr(TensorData(range(8), "int64")).startswith("TensorData(data=[0, 1, 2, 3, 4, 5, 6, 7], ")
     assert repr(csr()) == "TensorData(data=[7, 5], dtype='int64', shape=[3, 9], stored=2)"
     assert (
         repr(TensorData(range(9), "int64"))

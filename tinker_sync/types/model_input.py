@@ -255,8 +255,6 @@ def _container_shape(container: bytes) -> tuple[int, ...]:
     dimensions = _next_varint(octets)
     if dimensions == 0:
         raise InvalidInputError("DmelChunk.dmel: the tensor has no dimensions")
-    if dimensions > len(container):
-        raise InvalidInputError("DmelChunk.dmel: the tensor header is cut short")
     return tuple(_next_varint(octets) for _ in range(dimensions))
 
 
@@ -272,10 +270,6 @@ def _next_varint(octets: Iterator[int]) -> int:
     for shift in range(0, _MAX_VARINT_BITS + 1, 7):
         octet = _next_octet(octets)
         value |= (octet & 0x7F) << shift
-        if octet < 0x80:
-            break
-    else:
-        value = -1
-    if not 0 <= value < 2**_MAX_VARINT_BITS:
-        raise InvalidInputError("DmelChunk.dmel: a number in the tensor header is too large")
-    return value
+        if octet < 0x80 and value < 2**_MAX_VARINT_BITS:
+            return value
+    raise InvalidInputError("DmelChunk.dmel: a number in the tensor header is too large")
