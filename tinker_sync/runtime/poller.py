@@ -560,7 +560,8 @@ class _Leftovers:
 
 def _descriptor_of(ticket: Ticket) -> int:
     """The number of a request's socket; -1 where there is none any more."""
-    return -1 if ticket.exchange is None else ticket.exchange.fileno()
+    exchange = ticket.exchange  # read once: a worker may be ending it now
+    return -1 if exchange is None else exchange.fileno()
 
 
 def _outcome_of(read: Callable[[], Reply | None]) -> Outcome | None:
