@@ -15,6 +15,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
@@ -122,6 +123,7 @@ class Core:
         self.fetch_pool = Workers("fetch", _FETCH_THREADS)
         self.callback_pool = Workers("callback", _CALLBACK_THREADS)
         self._await_pool = Workers("await", _AWAIT_THREADS)
+        self._entrance = Workers("enter", 1)
         self.poller = Poller(self.http, self.fetch_pool, clock)
         self.poll_s = POLL_TIMEOUT_S
         """How long a poll for a result may be silent before it is asked again; read at the start."""
@@ -131,7 +133,7 @@ class Core:
         self._has_forward: Once[bool] = Once()
         self._session = session
         self._opened: Once[Session] = Once()
-        pools = (self.send_pool, self.fetch_pool, self.callback_pool, self._await_pool)
+        pools = (self._entrance, self.send_pool, self.fetch_pool, self.callback_pool, self._await_pool)
         fetch_settings = _settings_fetcher(self.caller, settings, secrets)
         self._upkeep = Upkeep(self.keys, fetch_settings, self.fetch_pool.run, clock)
         self._parts = Parts(settings, self.caller, self.poller, self.http, pools)
@@ -355,6 +357,21 @@ class Core:
             if self.clock.wait(self._parts.closing, PAUSE_S):
                 raise ClientClosedError
 
+    def enter(self, step: Callable[[], object]) -> None:
+        """Take a step into the runtime for a thread of the user; steps are taken in the order of the calls.
+
+        On a thread of ours, since Ctrl-C may meet the main thread between any two lines, also between those
+        of which both must be done or none.
+
+        Raises:
+            ClientClosedError: this was closed.
+        """
+        self.refuse_closed()
+        try:
+            self._entrance.run(step)
+        except RuntimeError as error:
+            raise ClientClosedError from error
+
     def run_awaited(self, job: Callable[[], object]) -> None:
         """Run a call that blocks and that somebody awaits."""
         self.refuse_closed()
@@ -370,7 +387,8 @@ class Core:
         if made is None or not self.dynamic.sample_cancel_enabled or self.closed:
             return
         call = make_call("cancel_future", self.settings, {"request_id": request_id})
-        self.poller.start(call, lambda _: None)
+        with suppress(ClientClosedError):
+            self.enter(partial(self.poller.start, call, _ignore))
 
     @property
     def dynamic(self) -> ClientDynamicConfigResponse:
@@ -517,6 +535,10 @@ class Core:
     def __repr__(self) -> str:
         state = "closed" if self.closed else self.known_session_id or "not started"
         return f"<Core {self.settings.base_url} {state}>"
+
+
+def _ignore(_: object) -> None:
+    """For answers that nobody waits for."""
 
 
 def _finite(seconds: float | None) -> float | None:

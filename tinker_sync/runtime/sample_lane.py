@@ -157,16 +157,24 @@ class SampleLane:
             return len(self._queue)
 
     def _enqueue(self, sample: _Sample, *, first: bool) -> None:
-        with self._lock:
-            failure = self._failure
-            if failure is None:
-                (self._queue.appendleft if first else self._queue.append)(sample)
-            start = failure is None and not self._admitting
-            self._admitting = self._admitting or start
+        start = False
+        try:
+            with self._lock:
+                failure = self._failure
+                if failure is None:
+                    (self._queue.appendleft if first else self._queue.append)(sample)
+                start = failure is None and not self._admitting
+                self._admitting = self._admitting or start
+            if start:
+                self._start_admitting()
+        except BaseException:
+            # Ctrl-C: it is unknown whether anybody admits now. The next sample sees to that; two do no harm.
+            if start:
+                with self._lock:
+                    self._admitting = False
+            raise
         if failure is not None:
             sample.fail(failure)
-        elif start:
-            self._start_admitting()
 
     def _start_admitting(self) -> None:
         try:

@@ -9,6 +9,8 @@ would end when the server answers, not when the program does. Ours are daemons t
   needed really end.
 - A forked child starts with an empty pool: no thread of the parent, and none of its work.
 - What a job raises is logged (`run`) or kept in its future (`submit`); the thread goes on.
+- Ctrl-C may meet the main thread anywhere while it hands out work: the pool stays whole, and no other job is
+  lost.
 
 Any thread may submit and close, workers included. The pool knows nothing of what the jobs do. A thread holds
 its pool, so a pool that is dropped without `close` goes when its last thread has been idle for long enough.
@@ -66,10 +68,9 @@ class _Call(Future[T]):
 class _Worker:
     """One thread of the pool."""
 
-    __slots__ = ("job", "launched", "ready", "thread")
+    __slots__ = ("launched", "ready", "thread")
 
-    def __init__(self, job: Job) -> None:
-        self.job: Job | None = job  # guarded by the pool's lock; a Thread would hold an argument for life
+    def __init__(self) -> None:
         self.ready = threading.Lock()  # released when there is something to look at
         self.ready.acquire()
         self.launched = threading.Event()  # set when the thread has started, or could not
@@ -103,7 +104,7 @@ class Workers(Executor):
         self._workers: set[_Worker] = set()  # guarded by _lock; all that may still take work
         self._leaving: list[threading.Thread] = []  # guarded by _lock; those that end without more work
         self._idle: list[_Worker] = []  # guarded by _lock; the last one became idle last
-        self._queue: deque[Job] = deque()  # guarded by _lock; empty while anybody is idle
+        self._queue: deque[Job] = deque()  # guarded by _lock; whoever is called takes from here
         self._started = 0  # guarded by _lock
         self._closed = False  # guarded by _lock
         _fork.renew_in_child(self)
@@ -118,12 +119,15 @@ class Workers(Executor):
         ...     workers.run(lambda: print("done"))
         done
         """
-        with self._lock:
-            if self._closed:
-                raise RuntimeError(f"the workers {self._name!r} are closed")
-            worker = self._place_locked(job)
-        if worker is not None:
-            self._start(worker, job)
+        worker = None
+        try:
+            with self._lock:
+                worker = self._place_locked(job)
+            if worker is not None:
+                self._start(worker, job)
+        except BaseException:
+            self._forget_unborn(worker)
+            raise
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run `fn(*args, **kwargs)` on a thread of the pool and return the future of its result.
@@ -180,17 +184,18 @@ class Workers(Executor):
     # ---------------------------------------------------- handing out work
 
     def _place_locked(self, job: Job) -> _Worker | None:
-        """Hand the job to an idle thread or queue it; returns a worker that must be started for it."""
+        """Queue the job and call somebody for it; returns a worker that must be started for that."""
+        if self._closed:
+            raise RuntimeError(f"the workers {self._name!r} are closed")
+        # First of all: whatever Ctrl-C keeps from happening below, whoever is called next finds the job.
+        self._queue.append(job)
         if self._idle:
-            worker = self._idle.pop()
-            worker.job = job
-            worker.ready.release()
+            self._idle.pop().ready.release()
             return None
         if len(self._workers) >= self._max_threads:
-            self._queue.append(job)
             return None
         self._started += 1
-        worker = _Worker(job)
+        worker = _Worker()
         worker.thread = threading.Thread(
             target=self._work, args=(worker,), name=f"tinker-{self._name}-{self._started}", daemon=True
         )
@@ -205,18 +210,25 @@ class Workers(Executor):
             with self._lock:
                 self._workers.discard(worker)
                 if not self._workers:
+                    self._queue.remove(job)
                     raise
                 if self._idle:
-                    self._place_locked(job)
-                else:
-                    self._queue.append(job)
+                    self._idle.pop().ready.release()
         finally:
             worker.launched.set()
+
+    def _forget_unborn(self, worker: _Worker | None) -> None:
+        """Ctrl-C came: if it kept a thread from starting, that one takes no place."""
+        if worker is not None and worker.thread.ident is None:
+            with self._lock:
+                self._workers.discard(worker)
 
     # ---------------------------------------------------- on a thread of the pool
 
     def _work(self, worker: _Worker) -> None:
-        job, worker.job = worker.job, None
+        with self._lock:
+            self._workers.add(worker)  # it is born, whatever others may have thought
+        job = self._next_job(worker)
         while job is not None:
             try:
                 job()
@@ -227,23 +239,23 @@ class Workers(Executor):
 
     def _next_job(self, worker: _Worker) -> Job | None:
         """What to do next, waiting for it; None when the thread shall end."""
-        with self._lock:
-            if self._queue:
-                return self._queue.popleft()
-            if self._closed:
-                self._retire_locked(worker)
-                return None
-            self._idle.append(worker)
-        in_time = worker.ready.acquire(timeout=self._idle_s)
-        with self._lock:
-            job, worker.job = worker.job, None
-            if job is None:
-                self._retire_locked(worker)
-                if worker in self._idle:
+        while True:
+            with self._lock:
+                if self._queue:
+                    return self._queue.popleft()
+                if self._closed:
+                    self._retire_locked(worker)
+                    return None
+                self._idle.append(worker)
+            called = worker.ready.acquire(timeout=self._idle_s)
+            with self._lock:
+                # Whoever was called is no longer in there, and looks again even if the call is still to come.
+                uncalled = worker in self._idle
+                if uncalled:
                     self._idle.remove(worker)
-            elif not in_time:
-                worker.ready.acquire()  # the job came at the last moment, and with it this
-            return job
+                if uncalled and not called and not self._queue:
+                    self._retire_locked(worker)
+                    return None
 
     def _retire_locked(self, worker: _Worker) -> None:
         self._workers.discard(worker)
