@@ -119,6 +119,20 @@ def test_requests_join_and_leave_at_any_step() -> None:
     assert sampler.step() == []
 
 
+def test_a_request_can_be_dropped_while_some_of_its_samples_wait() -> None:
+    sampler = Sampler(WEIGHTS, max_rows=2)
+    dropped = sampler.add(spec(num_samples=5, max_tokens=9))
+    other = sampler.add(spec(9))
+    assert sampler.step() == []
+    sampler.cancel(dropped)
+    results: dict[int, SampleResult] = {}
+    for _ in range(4):  # two tokens in its first step, then one in each: it waits for nobody
+        results.update(sampler.step())
+    assert not sampler.busy
+    assert set(results) == {other}
+    assert same(results[other], Sampler(WEIGHTS).run([spec(9)])[0])
+
+
 def test_seeds_repeat_and_samples_differ() -> None:
     long = {"max_tokens": 30, "num_samples": 4}
     one, two, other = (Sampler(WEIGHTS).run([spec(seed=seed, **long)])[0] for seed in (1, 1, 2))
@@ -200,6 +214,23 @@ def test_only_the_last_prompt_tokens() -> None:
     np.testing.assert_allclose(part.prompt.logprobs[35:], whole.prompt.logprobs[35:], atol=2e-5)
     assert np.isnan(part.prompt.topk.logprobs[:, 0]).tolist() == [True] * 35 + [False] * 5
     assert same(whole, part)
+
+
+def test_targets_count_for_the_whole_prompt_whatever_is_shown_of_it() -> None:
+    asked = spec(
+        20,
+        prompt_logprobs=True,
+        prompt_logprobs_last_n=4,
+        topk_prompt_logprobs=1,
+        target_prompt_logprobs=np.full((19, 1), 2),
+    )
+    scores = Sampler(WEIGHTS).run([asked])[0].prompt
+    assert scores.logprobs is not None
+    assert scores.topk is not None
+    assert scores.target_logprobs is not None
+    assert np.isnan(scores.logprobs).tolist() == [True] * 16 + [False] * 4
+    assert np.isnan(scores.topk.logprobs[:, 0]).tolist() == [True] * 16 + [False] * 4
+    assert (scores.target_logprobs < 0).all()
 
 
 def test_a_single_token_has_no_scores() -> None:
