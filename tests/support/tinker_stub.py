@@ -697,10 +697,11 @@ async def serve(stub: Stub, port: int, started: Callable[[int], object], stop: a
     for task in stopping:
         task.cancel()
     await asyncio.gather(*stopping, return_exceptions=True)
-    for connection in connections:
-        with suppress(Exception):
-            connection._transport.abort()
-    await asyncio.sleep(0)
+    for _ in range(10):  # a connection that is just being accepted shows its transport some turns later
+        for connection in connections:
+            with suppress(AttributeError):
+                connection._transport.abort()
+        await asyncio.sleep(0)
 
 
 def main(kind: type[Stub] = Stub) -> None:
