@@ -202,3 +202,57 @@ def test_a_session_of_an_interactive_prompt_ends_well(stub: Stub) -> None:
     with run(stub, text) as script:
         assert script.wait().code == 0
     assert finishes(stub) == [("success", None)]
+
+
+@pytest.mark.parametrize(
+    ("call", "path"),
+    [("sampler.sample(PROMPT, 1, PARAMS)", "/asample"), ("trainer.optim_step(STEP)", "/optim_step")],
+    ids=["sample", "optim_step"],
+)
+def test_ctrl_c_may_come_at_any_moment_of_a_call(stub: Stub, call: str, path: str) -> None:
+    """Not only while a result is waited for: a loop that makes calls is interrupted in the midst of one."""
+    stub.behaviour.latency_s = 0.0
+    text = f"""
+    import random
+    sys.setswitchinterval(1e-5)
+    STEP = types.AdamParams()
+    service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
+    sampler = service.create_sampling_client(base_model="stub/model")
+    trainer = service.create_lora_training_client("stub/model")
+    armed, shooting, never = threading.Event(), threading.Lock(), threading.Event()
+    main, draw, interrupted = threading.main_thread().ident, random.Random(7), 0
+
+    def interrupt():
+        while True:
+            armed.wait()
+            never.wait(draw.random() * 0.001)
+            with shooting:
+                if armed.is_set():
+                    armed.clear()
+                    signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    while interrupted < 80:
+        try:
+            armed.set()
+            for _ in range(15):
+                {call}
+        except KeyboardInterrupt:
+            interrupted += 1
+        while True:
+            try:
+                with shooting:
+                    armed.clear()
+                {call}.result(20)
+                break
+            except KeyboardInterrupt:
+                interrupted += 1
+    say("whole")
+    """
+    with run(stub, text) as script:
+        assert script.hear() == "whole"
+        ended = script.wait()
+    assert (ended.code, ended.err) == (0, "")
+    numbers = sorted({asked.json()["seq_id"] for asked in stub.asked(path)})
+    # No number was drawn for what was not sent.
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))

@@ -228,6 +228,59 @@ class TestClose:
         assert not any(thread.is_alive() for thread in held.threads)
 
 
+class TestCtrlC:
+    """The main thread is interrupted between two lines of `run`."""
+
+    @pytest.mark.parametrize("born", [False, True])
+    def test_while_a_thread_is_started(self, monkeypatch: pytest.MonkeyPatch, born: bool) -> None:
+        real_start = threading.Thread.start
+
+        def interrupted(thread: threading.Thread) -> None:
+            if born:
+                real_start(thread)
+            raise KeyboardInterrupt
+
+        seen: list[int] = []
+        with Workers("send", max_threads=1) as pool:
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, "start", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    pool.run(lambda: seen.append(1))
+            pool.submit(seen.append, 2).result(PATIENCE_S)
+            assert seen == [1, 2]
+            until(lambda: "1 threads" in repr(pool))
+
+    def test_before_an_idle_thread_is_called(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Interrupted(list):  # type: ignore[type-arg]
+            def pop(self, index: Any = -1) -> Any:
+                raise KeyboardInterrupt
+
+        seen: list[int] = []
+        with Workers("send", max_threads=2) as pool:
+            pool.submit(pow, 2, 3).result(PATIENCE_S)
+            until(lambda: "1 idle" in repr(pool))
+            idle = pool._idle
+            pool._idle = Interrupted(idle)
+            with pytest.raises(KeyboardInterrupt):
+                pool.run(lambda: seen.append(1))
+            pool._idle = idle
+            pool.submit(seen.append, 2).result(PATIENCE_S)
+            assert seen == [1, 2]
+            assert "1 threads" in repr(pool)
+
+    def test_after_an_idle_thread_was_chosen_and_before_it_was_called(self) -> None:
+        """Nobody calls it any more; it comes back by itself, and finds the job."""
+        done = threading.Event()
+        with Workers("send", max_threads=1, idle_s=0.5) as pool:
+            pool.submit(pow, 2, 3).result(PATIENCE_S)
+            until(lambda: "1 idle" in repr(pool))
+            with pool._lock:
+                pool._queue.append(done.set)
+                pool._idle.pop()
+            assert done.wait(PATIENCE_S)
+            assert pool.submit(pow, 2, 3).result(PATIENCE_S) == 8
+
+
 class TestSystemWithoutThreads:
     def test_no_first_thread_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pool = Workers("send", max_threads=2)
