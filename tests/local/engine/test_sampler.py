@@ -312,6 +312,17 @@ def test_adapters_share_no_prefixes_and_can_be_forgotten() -> None:
     assert hits(sampler, length=40, params=ADAPTERS[1]) == 39
 
 
+def test_one_prompt_asked_by_many_at_once_is_computed_once() -> None:
+    sampler = Sampler(WEIGHTS)
+    many = [spec(40, seed=seed, params=ADAPTERS[seed % 2]) for seed in range(6)]
+    results = sampler.run(many)
+    assert [result.prompt_cache_hit_tokens for result in results] == [0, 0, 39, 39, 39, 39]
+    forgetful = Sampler(WEIGHTS, prefix_positions=0)
+    for one, two in zip(results, forgetful.run(many), strict=True):
+        assert two.prompt_cache_hit_tokens == 0
+        assert same(one, two)
+
+
 def test_the_latest_prompts_are_kept() -> None:
     sampler = Sampler(WEIGHTS, prefix_positions=80)
     a, b, c = (np.concatenate([[first], prompt(39)]) for first in range(3))

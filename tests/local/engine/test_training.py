@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 from support.engine_models import LOSS_CONFIGS, busy_run, example, examples, tiny_weights
@@ -114,6 +116,34 @@ def test_names_cover_every_number_once() -> None:
         array += 1
     assert (params.flat == 1).all()
     assert LoraSettings(rank=3).scale == ALPHA / 3
+
+
+def test_a_run_goes_on_from_saved_numbers_as_if_nothing_had_happened() -> None:
+    weights, settings = tiny_weights(), AdamSettings(learning_rate=0.01)
+    data = examples("cross_entropy")
+    one = TrainingRun(weights, LoraSettings(rank=2))
+    one.forward_backward(data, "cross_entropy")
+    one.optim_step(settings)
+    two, fresh = (TrainingRun(weights, LoraSettings(rank=2, seed=5)) for _ in range(2))
+    two.forward_backward(data, "cross_entropy")
+    two.restore(one.params.flat.copy(), copy.deepcopy(one.optimizer))
+    fresh.restore(one.params.flat)
+    for run in (one, two, fresh):
+        run.forward_backward(data, "cross_entropy")
+        run.optim_step(settings)
+    assert one.params.flat.tobytes() == two.params.flat.tobytes()
+    assert one.params.flat.tobytes() != fresh.params.flat.tobytes()
+    assert (one.optimizer.steps, two.optimizer.steps, fresh.optimizer.steps) == (2, 2, 1)
+    with pytest.raises(ValueError, match="flat: expected shape"):
+        two.restore(np.zeros(3))
+    assert one.params.flat.tobytes() == two.params.flat.tobytes()
+
+
+def test_an_adapter_beyond_all_numbers_cannot_be_sampled() -> None:
+    run = busy_run(tiny_weights())
+    run.params.flat[7] = np.inf
+    with pytest.raises(ValueError, match="adapter: not all of its numbers are finite"):
+        run.params.snapshot()
 
 
 def test_a_bad_datum_changes_nothing() -> None:

@@ -159,7 +159,13 @@ class LoraParams:
         return dict(self._named)
 
     def snapshot(self) -> LoraParams:
-        """The same numbers in memory of their own that cannot change, as a sampler wants them."""
+        """The same numbers in memory of their own that cannot change, as a sampler wants them.
+
+        Raises:
+            ValueError: training has driven some of them beyond all numbers.
+        """
+        if not np.isfinite(self.flat).all():
+            raise ValueError("adapter: not all of its numbers are finite; the learning rate may be too high")
         flat = self.flat.copy()
         flat.setflags(write=False)
         return LoraParams(self.config, self.settings, flat)

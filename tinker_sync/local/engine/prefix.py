@@ -47,6 +47,10 @@ class PrefixStore:
         self._next = 0
         self._held = 0
 
+    def keeps(self, length: int) -> bool:
+        """Whether a prompt of this length is remembered at all."""
+        return length <= self._limit
+
     def find(self, params: LoraParams | None, tokens: Array, most: int) -> Past | None:
         """The longest beginning of `tokens`, of at most `most`, that is known for this adapter."""
         best, length = None, 0
@@ -63,7 +67,7 @@ class PrefixStore:
     def remember(self, params: LoraParams | None, tokens: Array, past: Past) -> None:
         """Keep what a prompt left, unless that is known; the longest unused makes room."""
         length = len(tokens)
-        if length > self._limit:
+        if not self.keeps(length):
             return
         known = [name for name, entry in self._entries.items() if entry.params is params]
         for name in known:

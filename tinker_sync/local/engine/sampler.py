@@ -172,14 +172,22 @@ class Sampler:
         prompts: list[Prompt] = []
         room = self._max_rows - len(self._cache.seats()) - len(self._ready)
         rows = 0
+        seen: set[tuple[int, bytes]] = set()
+        twins: list[_Job] = []
         while self._waiting and room > 0 and rows < PROMPT_ROWS:
             job = self._waiting.popleft()
             spec = job.spec
+            name = id(spec.params), spec.prompt.tobytes()
+            if name in seen and self._prefixes.keeps(len(spec.prompt)):
+                twins.append(job)  # in the next step nearly all of it is known
+                continue
+            seen.add(name)
             past = self._prefixes.find(spec.params, spec.prompt, spec.first_scored)
             prompts.append(Prompt(spec, past))
             jobs.append(job)
             rows += prompts[-1].rows
             room -= spec.num_samples
+        self._waiting.extendleft(reversed(twins))
         if not jobs:
             return
         for job, prompt, prefilled in zip(jobs, prompts, prefill(self._weights, prompts), strict=True):

@@ -95,6 +95,28 @@ class TrainingRun:
         self.grads.flat += grads.flat
         return output
 
+    def restore(self, flat: Array, optimizer: AdamState | None = None) -> None:
+        """Go on from saved numbers, with no gradients waiting.
+
+        Args:
+            flat: What `params.flat` was.
+            optimizer: What `optimizer` was; a new one without it.
+
+        Raises:
+            ValueError: there are more or fewer numbers than the adapter has; nothing was changed.
+        """
+        first, second = (flat, flat) if optimizer is None else (optimizer.first, optimizer.second)
+        for name, array in (("flat", flat), ("first", first), ("second", second)):
+            if array.shape != self.params.flat.shape:
+                raise ValueError(f"{name}: expected shape {self.params.flat.shape}, got {array.shape}")
+        self.params.flat[...] = flat
+        self.grads.flat[...] = 0
+        self.optimizer = AdamState.start(self.params.flat)
+        if optimizer is not None:
+            self.optimizer.first[...] = first
+            self.optimizer.second[...] = second
+            self.optimizer.steps = optimizer.steps
+
     def optim_step(self, settings: AdamSettings) -> float:
         """One step of AdamW, then gradients of zero. Without gradients it is a step with zeros.
 
