@@ -54,7 +54,8 @@ def sample():
     return sampler.sample(PROMPT, 1, PARAMS).result(20).sequences[0].tokens
 
 def threads():
-    return sorted({thread.name.rpartition("-")[0] for thread in threading.enumerate()} - {""})
+    names = {thread.name.rstrip("-0123456789") for thread in threading.enumerate()}
+    return sorted(name for name in names if name.startswith("tinker-"))
 
 say(sample(), trainer.optim_step(types.AdamParams()).result(20).metrics)
 """
@@ -97,7 +98,7 @@ def test_w40_a_forked_child_has_threads_connections_and_numbers_of_its_own(stub:
         script.say("fork")
         assert script.hear() == "alive: []"
         assert script.hear() == "[6, 7] stub/model"
-        assert "tinker" in script.hear()
+        assert "tinker-heartbeat" in script.hear()
         assert script.hear().startswith("TinkerError this call was made before the process was forked")
         assert script.hear() == "ClientClosedError"
         assert script.hear() == "child: 0"
@@ -135,7 +136,9 @@ def test_a_child_may_take_over_when_its_parent_leaves(stub: Stub) -> None:
     with Script(FORK + dedent(text), URL=stub.url) as script:
         script.hear()
         script.say("fork")
-        assert script.hear() == "{'step:max': 2.0} ['tinker', 'tinker-fetch', 'tinker-send']"
+        said = script.hear()
+        assert said.startswith("{'step:max': 2.0}")
+        assert "tinker-heartbeat" in said
         assert script.hear() == "[6, 7]"
 
 
