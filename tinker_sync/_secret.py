@@ -13,8 +13,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Final, NoReturn, SupportsIndex
+from typing import Any, Final, NoReturn, SupportsIndex, TypeVar, cast
 from urllib.parse import quote, quote_plus, unquote
+
+T = TypeVar("T")
 
 MASK: Final = "***"
 
@@ -179,7 +181,7 @@ class QuietDict(dict[str, Any]):
         return repr(dict.fromkeys(self, MASK))
 
 
-def veiled(text: str | None) -> str | None:
+def veiled(text: T) -> T:
     """The same text in a form whose repr shows nothing; what is no text comes back as it is.
 
     For arguments of public functions, assigned anew first of all: tracebacks show local variables.
@@ -188,7 +190,7 @@ def veiled(text: str | None) -> str | None:
     >>> key, key == "tml-example"
     ('***', True)
     """
-    return _Revealed(text) if isinstance(text, str) else text
+    return cast("T", _Revealed(text)) if isinstance(text, str) else text
 
 
 class HeaderMap(Mapping[str, str]):
@@ -406,7 +408,9 @@ def _known_forms(secrets: Iterable[str | Secret]) -> tuple[str, ...]:
     for secret in secrets:
         value = secret.reveal() if isinstance(secret, Secret) else secret
         if len(value) >= _SHORTEST_KNOWN_SECRET:
-            forms.update(_Revealed(form) for form in (value, quote(value, safe=""), quote_plus(value)))
+            # Halves of surrogate pairs are no reason to fail, whoever sends them.
+            escaped = (form(value, safe="", errors="surrogatepass") for form in (quote, quote_plus))
+            forms.update(_Revealed(form) for form in (value, *escaped))
     return tuple(sorted(forms, key=len, reverse=True))
 
 

@@ -81,7 +81,7 @@ class Reply:
     """
 
     status: int
-    headers: HeaderMap = field(converter=header_map)
+    headers: HeaderMap = field(converter=header_map, repr=lambda headers: repr(list(headers)))
     """Found under any case; the values of one that came several times are joined with commas."""
     body: bytes = field(default=b"", repr=lambda body: f"<{len(body)} bytes>")
     resent: bool = field(default=False, kw_only=True, repr=False)

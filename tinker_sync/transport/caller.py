@@ -156,6 +156,7 @@ class Caller:
         note = reply.headers.get("x-deprecation-note")
         if not note:
             return
+        note = redact_text(note, self._secrets())
         with self._notes_lock:
             new = note not in self._notes and len(self._notes) < _MAX_NOTES
             if new:
@@ -163,7 +164,7 @@ class Caller:
         if new:  # once is enough: some servers put it on every answer
             severe = reply.headers.get("x-deprecation-level", "").strip().lower() == "error"
             level = logging.ERROR if severe else logging.WARNING
-            _logger.log(level, "%s %s: %s", call.method, call.path, redact_text(note, self._secrets()))
+            _logger.log(level, "%s %s: %s", call.method, call.path, note)
 
 
 @frozen
