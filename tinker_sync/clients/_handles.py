@@ -7,19 +7,19 @@ strict but for the server's settings, where unknown ones are ignored: what only 
 from __future__ import annotations
 
 import base64
-import binascii
 import threading
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import asdict
+from attrs import asdict, field, frozen
 
-from tinker_sync._secret import is_secret_header
+from tinker_sync._secret import HeaderMap, Quiet, Secret, is_secret_header, mask_text, veiled
 from tinker_sync.config import Settings
 from tinker_sync.errors import InvalidInputError, WireError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.core import Core
+from tinker_sync.runtime.failures import hush
 from tinker_sync.runtime.introduction import ServerFacts
 from tinker_sync.runtime.rate_limiter import key_fingerprint
 from tinker_sync.runtime.session import Session
@@ -52,7 +52,9 @@ def encode_handle(
         "holder": {
             "base_url": settings.base_url,
             "default_headers_overrides": {
-                name: value for name, value in settings.default_headers.items() if not is_secret_header(name)
+                name: value
+                for name, value in settings.default_headers.items()
+                if not is_secret_header(name) and mask_text(value, core.secrets()) == value
             },
             "client_config": {**facts.config.model_dump(mode="json"), _OURS: ours},
             "client_dynamic_config": facts.dynamic.model_dump(mode="json"),
@@ -63,45 +65,63 @@ def encode_handle(
     return base64.urlsafe_b64encode(wire_json.dumps(state)).decode("ascii")
 
 
-def core_of_handle(handle: str, api_key: str | None) -> tuple[Core, dict[str, Any]]:
+@frozen
+class Carried:
+    """What a handle says. Its repr shows no key and no value of a header."""
+
+    session_id: str
+    sampling_session_id: str
+    record_stability_info: bool
+    base_url: str | None = field(repr=False)  # some hold a password by mistake; those are refused later
+    api_key: Secret | None
+    default_headers: HeaderMap = field(repr=False)
+    config: Mapping[str, Any] = field(repr=False)
+    dynamic: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def ours(self) -> Mapping[str, Any]:
+        """What a handle of ours says beyond one of the reference client."""
+        ours = self.config.get(_OURS)
+        return ours if isinstance(ours, Mapping) else {}
+
+
+def core_of_handle(handle: str, api_key: str | None) -> tuple[Core, Carried]:
     """The shared parts for a handle's session, one set for each in this process, and what the handle says."""
-    state = _decoded(handle)
-    holder = state["holder"]
+    handle, api_key = veiled(handle), veiled(api_key)
+    carried = read_handle(handle)
     settings = Settings.resolve(
-        base_url=holder.get("base_url"),
-        api_key=api_key or holder.get("api_key"),
-        default_headers=holder.get("default_headers_overrides") or {},
+        base_url=carried.base_url,
+        api_key=api_key or carried.api_key,
+        default_headers=carried.default_headers,
     )
     key = settings.api_key
     place = (
         settings.base_url,
-        str(state["session_id"]),
+        carried.session_id,
         key_fingerprint(key.reveal() if key is not None else ""),
-        wire_json.dumps(holder.get("client_config") or {}),
+        Quiet(wire_json.dumps(carried.config)),
         _fork.generation(),
     )
     with _lock:
         core = _cores.get(place)
         if core is None or core.closed:
-            core = _cores[place] = _new_core(settings, state)
-    return core, state
+            core = _cores[place] = _new_core(settings, carried)
+    return core, carried
 
 
-def _new_core(settings: Settings, state: Mapping[str, Any]) -> Core:
-    holder = state["holder"]
-    raw_config = holder.get("client_config") or {}
+def _new_core(settings: Settings, carried: Carried) -> Core:
     try:
-        config = wire_json.from_plain(raw_config, ClientConfigResponse)
-        dynamic = wire_json.from_plain(holder.get("client_dynamic_config") or {}, ClientDynamicConfigResponse)
+        config = wire_json.from_plain(carried.config, ClientConfigResponse)
+        dynamic = wire_json.from_plain(carried.dynamic, ClientDynamicConfigResponse)
     except WireError as error:
-        raise InvalidInputError(f"{_WHERE}: {error}") from error
-    facts = ServerFacts(config, dynamic, _dialect_of(raw_config))
-    return Core(settings, session=Session(joined=str(state["session_id"])), facts=facts)
+        raise InvalidInputError(f"{_WHERE}: {hush(error, settings.secrets)}") from error
+    facts = ServerFacts(config, dynamic, _dialect_of(carried))
+    return Core(settings, session=Session(joined=carried.session_id), facts=facts)
 
 
-def _dialect_of(raw_config: Mapping[str, Any]) -> Dialect:
+def _dialect_of(carried: Carried) -> Dialect:
     """What the server speaks, as the maker of the handle has found out."""
-    found = ours_in(raw_config).get("dialect")
+    found = carried.ours.get("dialect")
     if not isinstance(found, Mapping):
         return Dialect.of_vendor()
     try:
@@ -110,23 +130,48 @@ def _dialect_of(raw_config: Mapping[str, Any]) -> Dialect:
         raise InvalidInputError(f"{_WHERE}: what it says of the server cannot be read: {error}") from None
 
 
-def ours_in(raw_config: Any) -> Mapping[str, Any]:
-    """What a handle of ours says beyond one of the reference client."""
-    ours = raw_config.get(_OURS) if isinstance(raw_config, Mapping) else None
-    return ours if isinstance(ours, Mapping) else {}
+def read_handle(handle: str) -> Carried:
+    """What a handle says.
+
+    Raises:
+        InvalidInputError: It is none. Neither the text nor a traceback quotes it: there may be a key in it.
+    """
+    handle = veiled(handle)
+    read = _read(handle)
+    if isinstance(read, Carried):
+        return read
+    raise InvalidInputError(f"{_WHERE}: {read}")
 
 
-def _decoded(handle: str) -> dict[str, Any]:
+def _read(handle: str) -> Carried | str:
+    """What a handle says, or what is wrong with it. Not raising keeps the frames that saw it out of sight."""
     try:
         state = wire_json.loads(base64.urlsafe_b64decode(handle))
-    except (WireError, ValueError, TypeError, binascii.Error):
-        raise InvalidInputError(f"{_WHERE}: this is none; use what get_sampler_handle() gave") from None
-    if not isinstance(state, dict) or not isinstance(state.get("holder"), dict):
-        raise InvalidInputError(f"{_WHERE}: it has another content than expected")
+    except (WireError, ValueError, TypeError):
+        return "this is none; use what get_sampler_handle() gave"
+    holder = state.get("holder") if isinstance(state, dict) else None
+    if not isinstance(holder, dict):
+        return "it has another content than expected"
     missing = [name for name in ("session_id", "sampling_session_id") if not state.get(name)]
     if missing:
-        raise InvalidInputError(f"{_WHERE}: it has no {' and no '.join(missing)}")
-    return state
+        return f"it has no {' and no '.join(missing)}"
+    headers, key = holder.get("default_headers_overrides") or {}, holder.get("api_key")
+    config, dynamic = holder.get("client_config") or {}, holder.get("client_dynamic_config") or {}
+    base_url = holder.get("base_url")
+    if not all(isinstance(each, dict) for each in (headers, config, dynamic)) or not all(
+        each is None or isinstance(each, str) for each in (key, base_url, *headers.values())
+    ):
+        return "it has another content than expected"
+    return Carried(
+        session_id=str(state["session_id"]),
+        sampling_session_id=str(state["sampling_session_id"]),
+        record_stability_info=bool(state.get("record_stability_info")),
+        base_url=base_url,
+        api_key=Secret(key) if key else None,
+        default_headers=HeaderMap(headers),
+        config=config,
+        dynamic=dynamic,
+    )
 
 
 _lock = threading.Lock()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from tinker_sync._secret import Secret
 from tinker_sync.clients import _deadlines
@@ -39,12 +40,8 @@ class Checkpoint:
     with_optimizer: bool
     base_model: str | None
     user_metadata: dict[str, Any] | None
-    access_token: Secret | None
+    access_token: str | None = field(repr=False)
     optimizer: OptimizerConfig | None
-
-    @property
-    def raw_token(self) -> str | None:
-        return None if self.access_token is None else self.access_token.reveal()
 
 
 def create_model(
@@ -92,7 +89,7 @@ def load_model(core: Core, checkpoint: Checkpoint, deadline_at: float) -> Traini
     )
     left_s = max(deadline_at - core.clock.now(), 0.0)
     client.load_first(
-        checkpoint.path, checkpoint.raw_token, optimizer=checkpoint.with_optimizer, deadline=left_s
+        checkpoint.path, checkpoint.access_token, optimizer=checkpoint.with_optimizer, deadline=left_s
     )
     return client
 
@@ -110,7 +107,7 @@ def _load_at_once(core: Core, checkpoint: Checkpoint, deadline_at: float) -> Tra
         path=checkpoint.path,
         optimizer=checkpoint.with_optimizer,
         optimizer_config=None if checkpoint.with_optimizer else checkpoint.optimizer,
-        weights_access_token=checkpoint.raw_token,
+        weights_access_token=checkpoint.access_token,
     )
     promised(core, "load_weights", request, LoadWeightsResponse, deadline_at)
     return TrainingClient(core, model_seq_id, f"{session_id}:train:{model_seq_id}")
@@ -124,7 +121,10 @@ def weights_info(core: Core, checkpoint: Checkpoint, deadline_at: float) -> Weig
     if checkpoint.access_token is None:
         info = core.call("get_weights_info", body, deadline_s=limit_s)
         return info
-    foreign = Core(evolve(core.settings, api_key=checkpoint.access_token), clock=core.clock)
+    settings = evolve(core.settings, api_key=Secret(checkpoint.access_token))
+    foreign = Core(settings, clock=core.clock)
+    for secret in core.secrets():  # the same server has heard these too, and may repeat them
+        foreign.keys.keep(secret)
     try:
         info = foreign.call("get_weights_info", body, deadline_s=limit_s)
         return info
@@ -137,7 +137,8 @@ def promised(core: Core, name: str, request: Any, kind: type[T], deadline_at: fl
     future: APIFuture[T] = core.future()
     began_at = core.clock.now()
     promise = core.call(name, request, pause_billing=False, deadline_s=max(deadline_at - began_at, 0.0))
-    core.machinery.fetcher.fetch(
+    fetch = partial(
+        core.machinery.fetcher.fetch,
         Promise(
             promise.request_id,
             ENDPOINTS[name].promises or name,
@@ -147,4 +148,5 @@ def promised(core: Core, name: str, request: Any, kind: type[T], deadline_at: fl
         lambda _, tree: wire_json.from_plain(tree, kind),
         deadline_at=deadline_at,
     )
+    core.enter(fetch)
     return future.result()

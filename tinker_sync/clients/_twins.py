@@ -28,6 +28,18 @@ def _named(twin: Any, method: Callable[..., Any], what: str) -> Any:
     return twin
 
 
+class _Bound:
+    """A method and what it is called with: arguments may be secret, and tracebacks show local variables."""
+
+    __slots__ = ("_args", "_kwargs", "_method")
+
+    def __init__(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._method, self._args, self._kwargs = method, args, kwargs
+
+    def __call__(self) -> Any:
+        return self._method(*self._args, **self._kwargs)
+
+
 def _settle(future: APIFuture[T], work: Callable[[], T]) -> None:
     try:
         value = work()
@@ -47,10 +59,12 @@ def blocking_twin(
     name = method.__name__
 
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        bound = functools.partial(contextvars.copy_context().run, getattr(self, name), *args, **kwargs)
+        bound = _Bound(getattr(self, name), args, kwargs)
+        del args, kwargs
+        context = contextvars.copy_context()
         future: APIFuture[T] = APIFuture()
         owner: Any = self
-        owner.holder.run_awaited(lambda: _settle(future, bound))
+        owner.holder.run_awaited(lambda: _settle(future, lambda: context.run(bound)))
         return await future
 
     made: Callable[Concatenate[S, P], Coroutine[Any, Any, T]] = _named(
@@ -66,8 +80,9 @@ def result_twin(
     name = method.__name__
 
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        future: Any = getattr(self, name)(*args, **kwargs)
-        result: T = await future
+        bound = _Bound(getattr(self, name), args, kwargs)
+        del args, kwargs
+        result: T = await bound()
         return result
 
     made: Callable[Concatenate[S, P], Coroutine[Any, Any, T]] = _named(
@@ -83,7 +98,9 @@ def future_twin(
     name = method.__name__
 
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> APIFuture[T]:
-        future: APIFuture[T] = getattr(self, name)(*args, **kwargs)
+        bound = _Bound(getattr(self, name), args, kwargs)
+        del args, kwargs
+        future: APIFuture[T] = bound()
         return future
 
     made: Callable[Concatenate[S, P], Coroutine[Any, Any, APIFuture[T]]] = _named(

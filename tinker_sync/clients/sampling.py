@@ -6,8 +6,9 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from tinker_sync._secret import veiled
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._handles import core_of_handle, encode_handle, ours_in
+from tinker_sync.clients._handles import Carried, core_of_handle, encode_handle
 from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.retry_config import RetryConfig
 from tinker_sync.errors import InvalidInputError, TinkerError
@@ -305,12 +306,13 @@ class SamplingClient:
         Raises:
             InvalidInputError: it is no handle.
         """
-        core, state = core_of_handle(handle, api_key)
+        handle, api_key = veiled(handle), veiled(api_key)  # tracebacks show local variables
+        core, carried = core_of_handle(handle, api_key)
         return cls(
             core,
-            sampling_session_id=state["sampling_session_id"],
-            retry_config=_retry_config_of(state),
-            record_stability_info=bool(state.get("record_stability_info")),
+            sampling_session_id=carried.sampling_session_id,
+            retry_config=_retry_config_of(carried),
+            record_stability_info=carried.record_stability_info,
             copied=True,
         )
 
@@ -336,8 +338,8 @@ class SamplingClient:
 _KEPT_RETRY_FIELDS: Final = ("max_connections", "enable_retry_logic", "max_attempts")
 
 
-def _retry_config_of(state: Mapping[str, Any]) -> RetryConfig | None:
-    kept = ours_in(state["holder"].get("client_config")).get("retry_config")
+def _retry_config_of(carried: Carried) -> RetryConfig | None:
+    kept = carried.ours.get("retry_config")
     if not isinstance(kept, Mapping):
         return None  # a handle of the reference client has none
     return RetryConfig(**{name: kept[name] for name in _KEPT_RETRY_FIELDS if name in kept})

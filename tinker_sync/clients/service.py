@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from tinker_sync._secret import Secret
+from tinker_sync._secret import QuietDict, veiled
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._models import Checkpoint, create_model, load_model
 from tinker_sync.clients._twins import blocking_twin
@@ -79,6 +79,10 @@ class ServiceClient:
         telemetry: bool | None = None,
         **unknown: Any,
     ) -> None:
+        # First of all: whatever is raised below, tracebacks show local variables.
+        base_url, api_key, unknown = veiled(base_url), veiled(api_key), QuietDict(unknown)
+        default_headers = QuietDict({**(default_headers or {}), **(default_headers_overrides or {})})
+        default_headers_overrides = None
         if unknown:
             warnings.warn(
                 f"ServiceClient: {', '.join(sorted(unknown))} has no meaning here and is ignored",
@@ -89,7 +93,7 @@ class ServiceClient:
             base_url=base_url,
             api_key=api_key,
             project_id=project_id,
-            default_headers={**(default_headers or {}), **(default_headers_overrides or {})},
+            default_headers=default_headers,
             timeout=timeout,
             max_retries=MAX_RETRIES if max_retries is None else max_retries,
             session=session,
@@ -185,8 +189,8 @@ class ServiceClient:
             optimizer: its family; None: AdamW.
             deadline: seconds until to give up.
         """
-        token = _hidden(weights_access_token)
-        checkpoint = Checkpoint(path, False, base_model, user_metadata, token, optimizer)
+        weights_access_token = self._core.hide(weights_access_token)
+        checkpoint = Checkpoint(path, False, base_model, user_metadata, weights_access_token, optimizer)
         return load_model(self._core, checkpoint, self._until(deadline))
 
     def create_training_client_from_state_with_optimizer(
@@ -202,8 +206,8 @@ class ServiceClient:
 
         Arguments as in `create_training_client_from_state`.
         """
-        token = _hidden(weights_access_token)
-        checkpoint = Checkpoint(path, True, base_model, user_metadata, token, None)
+        weights_access_token = self._core.hide(weights_access_token)
+        checkpoint = Checkpoint(path, True, base_model, user_metadata, weights_access_token, None)
         return load_model(self._core, checkpoint, self._until(deadline))
 
     # -------------------------------------------------------------------------------------- sampling
@@ -246,6 +250,7 @@ class ServiceClient:
             ttl_seconds: how long the copy is kept.
             weights_access_token: a key of another account that may read the checkpoint.
         """
+        weights_access_token = self._core.hide(weights_access_token)
         return RestClient(self._core).copy_weights(
             path, ttl_seconds=ttl_seconds, weights_access_token=weights_access_token
         )
@@ -298,7 +303,8 @@ class ServiceClient:
         return self
 
     def __repr__(self) -> str:
-        return f"<ServiceClient {self._core.settings.base_url}>"
+        core = getattr(self, "_core", None)  # there is none where it could not be made, as tracebacks show
+        return f"<ServiceClient {core.settings.base_url}>" if core else "<ServiceClient>"
 
     def _until(self, deadline: float | None) -> float:
         core = self._core
@@ -313,10 +319,6 @@ class ServiceClient:
         create_training_client_from_state_with_optimizer
     )
     create_sampling_client_async = blocking_twin(create_sampling_client)
-
-
-def _hidden(token: str | None) -> Secret | None:
-    return Secret(token) if token else None
 
 
 def _status_after(exc_type: type[BaseException] | None) -> Literal["success", "errored", "interrupted"]:

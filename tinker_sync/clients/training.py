@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tinker_sync.clients import _deadlines
@@ -142,7 +143,8 @@ class TrainingClient:
                 futures, merge_outputs, submit=self._core.callback_pool.run, clock=self._core.clock
             )
         )
-        self._queue.append(Operation(name, parts, future, parallel=limits.parallel_fwdbwd_chunks))
+        operation = Operation(name, parts, future, parallel=limits.parallel_fwdbwd_chunks)
+        self._core.enter(partial(self._queue.append, operation))
         return future
 
     # -------------------------------------------------------------------------------------- steps and weights
@@ -248,6 +250,7 @@ class TrainingClient:
         self, path: str, weights_access_token: str | None = None, *, deadline: float | None = None
     ) -> APIFuture[LoadWeightsResponse]:
         """Load weights into this model; an older way that newer servers accept for new models only."""
+        weights_access_token = self._core.hide(weights_access_token)
         _note_load("")
         return self._load(path, weights_access_token, deadline, optimizer=False)
 
@@ -255,6 +258,7 @@ class TrainingClient:
         self, path: str, weights_access_token: str | None = None, *, deadline: float | None = None
     ) -> APIFuture[LoadWeightsResponse]:
         """Load weights and optimizer state into this model; see `load_state`."""
+        weights_access_token = self._core.hide(weights_access_token)
         _note_load("_with_optimizer")
         return self._load(path, weights_access_token, deadline, optimizer=True)
 
@@ -354,7 +358,7 @@ class TrainingClient:
             self._core, name, request, kind, deadline_at=self._until(deadline, usual_s)
         )
         future: APIFuture[T] = part.future
-        self._queue.append(Operation(name, [part], future))
+        self._core.enter(partial(self._queue.append, Operation(name, [part], future)))
         return future
 
     def _until(self, deadline: float | None, usual_s: float = _deadlines.TRAIN_S) -> float:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeVar
 
+from tinker_sync._secret import veiled
 from tinker_sync._version import __version__
 from tinker_sync.clients import _deadlines
 from tinker_sync.config import Settings
@@ -27,6 +28,7 @@ class RestBase:
     def __init__(
         self, _holder: Core | None = None, *, base_url: str | None = None, api_key: str | None = None
     ) -> None:
+        base_url, api_key = veiled(base_url), veiled(api_key)  # tracebacks show local variables
         if _holder is not None and (base_url is not None or api_key is not None):
             raise InvalidInputError(
                 f"{type(self).__name__}: give a holder, or base_url and api_key, not both"
@@ -39,7 +41,8 @@ class RestBase:
         return self._core
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._core.settings.base_url}>"
+        core = getattr(self, "_core", None)  # there is none where it could not be made, as tracebacks show
+        return f"<{type(self).__name__} {core.settings.base_url}>" if core else f"<{type(self).__name__}>"
 
     def _call(
         self,
@@ -64,6 +67,7 @@ class RestBase:
     def _later(self, work: Callable[[], T]) -> APIFuture[T]:
         """Do `work` on a worker; its future cannot be cancelled once it has begun."""
         core = self._core
+        core.refuse_closed()
         future: APIFuture[T] = APIFuture(submit=core.callback_pool.run, clock=core.clock)
 
         def run() -> None:

@@ -135,6 +135,7 @@ class CheckpointCalls(RestBase):
             ttl_seconds: how long the copy is kept.
             weights_access_token: a key of another account that may read the checkpoint.
         """
+        weights_access_token = self._core.hide(weights_access_token)
         project = destination_project_id or self._core.settings.project_id
         if not project:
             raise InvalidInputError("copy_weights: give destination_project_id, or set TINKER_PROJECT_ID")
