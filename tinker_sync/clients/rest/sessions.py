@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
+from collections.abc import Callable, Iterable
 from typing import Final
 
+from tinker_sync._secret import Secret, mask_text
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._twins import result_twin
 from tinker_sync.clients.rest._base import AccessScope, RestBase, checked_id, checked_scope, told_of
-from tinker_sync.errors import APIResponseValidationError, ExperimentalWarning, TinkerError, WireError
-from tinker_sync.runtime.calls import make_call
+from tinker_sync.errors import ExperimentalWarning, TinkerError, WireError
+from tinker_sync.runtime.calls import make_call, odd_answer
 from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.transport.call import Reply
 from tinker_sync.types import (
     GetSessionResponse,
     ListSessionsResponse,
@@ -20,6 +23,7 @@ from tinker_sync.types import (
     SessionSearchResponse,
 )
 from tinker_sync.wire import json as wire_json
+from tinker_sync.wire.endpoints import ENDPOINTS
 
 _TRACE_POLL_S: Final = 5.0
 # Exports take minutes; one that takes longer than this has been forgotten.
@@ -95,7 +99,7 @@ class SessionCalls(RestBase):
             said = False
             while core.clock.now() < give_up_at:
                 reply = core.caller.call(call)
-                url = _trace_url(reply.body, reply.status)
+                url = _trace_url(reply, core.secrets)
                 if url is not None:
                     return url
                 if not said:
@@ -113,12 +117,13 @@ class SessionCalls(RestBase):
     export_session_trace_async = result_twin(export_session_trace)
 
 
-def _trace_url(body: bytes, status: int) -> str | None:
+def _trace_url(reply: Reply, secrets: Callable[[], Iterable[Secret]]) -> str | None:
     """The address of a trace; None while it is being written."""
+    row = ENDPOINTS["export_session_trace"]
     try:
-        tree = wire_json.loads(body)
+        tree = wire_json.loads(reply.body)
     except WireError as error:
-        raise APIResponseValidationError(str(error), status_code=status) from error
+        raise odd_answer(row, reply, error, secrets) from error
     state = tree.get("status") if isinstance(tree, dict) else None
     if state == "ready" and isinstance(tree.get("url"), str):
         url: str = tree["url"]
@@ -126,5 +131,9 @@ def _trace_url(body: bytes, status: int) -> str | None:
     if state == "pending":
         return None
     if state == "failed":
-        raise RuntimeError(f"the server could not write the trace: {tree.get('error') or 'no reason given'}")
-    raise APIResponseValidationError(f"unknown state of a trace: {state!r}", status_code=status)
+        why = mask_text(str(tree.get("error") or "no reason given"), secrets())
+        del tree  # tracebacks show local variables
+        raise RuntimeError(f"the server could not write the trace: {why}")
+    odd = WireError(f"unknown state of a trace: {state!r}", path="$.status")
+    del tree, state
+    raise odd_answer(row, reply, odd, secrets) from odd
