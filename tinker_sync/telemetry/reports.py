@@ -7,6 +7,7 @@ and a line. Pure functions; any thread may call them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final
@@ -16,6 +17,7 @@ from tinker_sync.errors import APIStatusError, InvalidInputError, RequestErrorCa
 from tinker_sync.telemetry.buffer import Draft
 
 _PACKAGE: Final = "tinker_sync."
+_PLAIN: Final = re.compile(r"[\w.:/%{}\-]{1,300}")
 _MAX_FRAMES: Final = 20
 _MAX_CHAIN: Final = 8
 _MAX_TEXT: Final = 2000
@@ -51,10 +53,15 @@ def describe(error: BaseException) -> str:
     'status 413, POST'
     """
     found = [(pattern, getattr(error, name, None)) for name, pattern in _TELLING]
-    said = ", ".join(
-        pattern.format(value) for pattern, value in found if isinstance(value, (str, int)) and value
-    )
+    said = ", ".join(pattern.format(value) for pattern, value in found if _is_plain(value))
     return mask_text(said)[:_MAX_TEXT]
+
+
+def _is_plain(value: object) -> bool:
+    """Whether it is a number, name, path or id. What stands in their place may be words, of servers too."""
+    return bool(value) and (
+        isinstance(value, int) or (isinstance(value, str) and bool(_PLAIN.fullmatch(value)))
+    )
 
 
 def is_users_fault(error: BaseException) -> bool:
