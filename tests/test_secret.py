@@ -15,6 +15,8 @@ import pytest
 
 from tinker_sync._secret import (
     HeaderMap,
+    Quiet,
+    QuietDict,
     Secret,
     is_secret_header,
     is_secret_name,
@@ -23,6 +25,7 @@ from tinker_sync._secret import (
     mask_json,
     mask_text,
     mask_url,
+    veiled,
 )
 
 TEXT = "tml-planted-key-0123456789"
@@ -246,6 +249,10 @@ def test_known_values_go_in_every_spelling() -> None:
     assert mask_text(text, [known]) == "a *** b *** c *** d"
 
 
+def test_known_values_may_hold_what_no_address_can() -> None:
+    assert mask_text("a half\ud800pair b", ["half\ud800pair"]) == "a *** b"
+
+
 def test_a_known_value_inside_another_leaves_no_rest() -> None:
     assert mask_text("secret-and-more secret-", ["secret-", "secret-and-more"]) == "*** ***"
 
@@ -272,6 +279,12 @@ def test_json_trees() -> None:
         "detail": [{"loc": ["body", "weights_access_token"], "msg": "bad", "input": "***", "ctx": "***"}],
     }
     assert tree["weights_access_token"] == "opaque"
+
+
+def test_names_in_json_trees() -> None:
+    tree = {f"heard {TEXT}": 1, "hello hunter22": {"hunter22": "x"}, "detail": [{"loc": ["token"], "ctx": 2}]}
+    shown = {"heard ***": 1, "hello ***": {"***": "x"}, "detail": [{"loc": ["token"], "ctx": "***"}]}
+    assert mask_json(tree, ["hunter22"]) == shown
 
 
 def test_json_deeper_than_the_stack() -> None:
@@ -335,6 +348,16 @@ def test_time_is_linear_in_the_length(hostile: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------ header map
+
+
+def test_values_that_do_not_show() -> None:
+    for hidden, plain in ((Quiet(TEXT.encode()), TEXT.encode()), (veiled(TEXT), TEXT)):
+        assert hidden == plain
+        assert hash(hidden) == hash(plain)
+        assert TEXT not in f"{[hidden]}"
+    assert TEXT not in f"{QuietDict(a=TEXT)}"
+    assert QuietDict(a=TEXT)["a"] == TEXT
+    assert veiled(None) is None
 
 
 def test_header_map_finds_any_case_and_keeps_order() -> None:

@@ -330,7 +330,7 @@ def mask_text(text: str, secrets: Iterable[str | Secret] = ()) -> str:
 
 
 def mask_json(tree: Any, secrets: Iterable[str | Secret] = ()) -> Any:
-    """Copy a JSON tree with secret fields masked by name, and every text cleaned as `mask_text` does.
+    """Copy a JSON tree with secret fields masked by name, and all text and names cleaned as `mask_text` does.
 
     >>> mask_json({"path": "tinker://r/weights/a", "weights_access_token": "abc"})
     {'path': 'tinker://r/weights/a', 'weights_access_token': '***'}
@@ -356,7 +356,7 @@ def _mask_tree(tree: Any, known: tuple[str, ...], depth: int) -> Any:
     if isinstance(tree, dict):
         hidden = _echoes(tree)
         return {
-            name: MASK
+            _mask(str(name), known): MASK
             if name in hidden or (isinstance(value, str) and is_secret_name(str(name)))
             else _mask_tree(value, known, depth + 1)
             for name, value in tree.items()

@@ -310,6 +310,17 @@ def test_secrets_are_those_of_the_settings_and_the_present_token(tmp_path: Path)
     assert set(ring.secrets) == {Secret("echo printed"), Secret("printed"), token(1, clock)}
 
 
+def test_what_calls_bring_along_is_secret_too_within_bounds(tmp_path: Path) -> None:
+    ring = KeyRing(settings(tmp_path, arg="tml-a"))
+    ring.keep(Secret("first"))
+    for number in range(150):
+        ring.keep(Secret(f"token-{number}"))
+        ring.keep(Secret("again"))
+    assert len(ring.secrets) == 101
+    assert {Secret("tml-a"), Secret("again"), Secret("token-149")} <= set(ring.secrets)
+    assert Secret("first") not in ring.secrets
+
+
 def test_identity(tmp_path: Path) -> None:
     ring, server, _ = exchanged(settings(tmp_path, arg="tml-a"), sub="tml:user:1", org_id="o")
     identity = ring.identity()

@@ -324,10 +324,15 @@ def test_an_exchange_that_breaks_the_contract_blocks_nobody() -> None:
             tokens.get()
 
 
-def test_the_present_token_can_be_seen_for_masking() -> None:
-    tokens, _, _ = cache(1000.0)
-    assert tokens.current is None
-    assert tokens.get() == tokens.current
+def test_this_token_and_the_last_can_be_seen_for_masking() -> None:
+    tokens, _, clock = cache(1000.0)
+    assert tokens.known == ()
+    first = tokens.get()
+    assert tokens.known == (first,)
+    clock.advance(999)
+    second = tokens.get()
+    assert second != first
+    assert tokens.known == (second, first)
 
 
 # ---------------------------------------------------------------------------------------- with threads

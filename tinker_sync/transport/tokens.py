@@ -171,12 +171,6 @@ class TokenCache:
         self._flight = None
 
     @property
-    def current(self) -> Secret | None:
-        """The token at hand, whatever its age."""
-        with self._lock:
-            return self._held.token if self._held else None
-
-    @property
     def known(self) -> tuple[Secret, ...]:
         """The token at hand and the one before it."""
         with self._lock:
