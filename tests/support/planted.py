@@ -30,6 +30,9 @@ JWT = "eyJhbGciOiJub25lIn0.eyJleHAiOjk5OTk5OTk5OTl9.PLANTED7jwt"
 # Not all look like keys: the package has to know them by where they come from.
 PLANTED = {
     "api_key": "tml-PLANTED7argument",
+    "opaque key": "PLANTED7opaque",
+    "first token": "PLANTED7first",
+    "second token": "PLANTED7second",
     "TINKER_API_KEY": "tml-PLANTED7environment",
     "stored key": "tml-PLANTED7stored",
     "command output": "PLANTED7printed",
@@ -129,7 +132,9 @@ def records_of(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
     caplog.set_level(logging.DEBUG, "tinker_sync")
 
     def all_of_it() -> str:
-        records = [record for record in caplog.records if record.name.startswith("tinker_sync")]
+        # By phase, since `caplog.records` is empty again when fixtures look back at the test.
+        written = [*caplog.get_records("setup"), *caplog.get_records("call")]
+        records = [record for record in written if record.name.startswith("tinker_sync")]
         for record in records:
             if record.exc_info and record.exc_info[1]:
                 assert_exception_hidden(record.exc_info[1])

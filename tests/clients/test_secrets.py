@@ -1,0 +1,971 @@
+"""No secret in anything the clients show: what they print, raise, log, pickle, hand on and report.
+
+The server is a parrot: it keeps every secret it is told, and says all of them in refusals, failures, notices
+and even good answers. What `tests/test_secrets.py` does for settings, keys and the transport this does for
+the whole client, threads and sockets included. After each test the log (at DEBUG, with curl lines) and the
+console are searched too, and after each client what the service was told of its failures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import faulthandler
+import inspect
+import json
+import pickle
+import pydoc
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.authority import Authority
+from support.crowd import until
+from support.hasty import FLAGS, hasty_service
+from support.planted import (
+    JWT,
+    PLANTED,
+    assert_exception_hidden,
+    assert_hidden,
+    assert_object_hidden,
+    found_in,
+    logger_restored,
+    plant_environment,
+    planted_session,
+    provoke,
+    records_of,
+)
+from support.servers import AnsweringServer, ScriptedServer, answer, unused_port
+from support.tinker_stub import Answer, Asked, Behaviour, Stub, StubServer
+
+from tinker_sync import errors, types
+from tinker_sync._secret import Secret
+from tinker_sync.clients.rest import AdminClient, RestClient
+from tinker_sync.clients.sampling import SamplingClient
+from tinker_sync.clients.service import ServiceClient
+from tinker_sync.clients.training import TrainingClient
+from tinker_sync.runtime.send_queue import EarlierCallFailedError
+from tinker_sync.telemetry.sender import Telemetry
+
+PATIENCE_S = 20.0
+SOON_S = 60.0
+"""A deadline that comes at once where no time passes."""
+PROMPT = types.ModelInput.from_ints([4711471, 4711472, 4711473])
+ONE_TOKEN = types.SamplingParams(max_tokens=1)
+STEP = types.AdamParams()
+DATA = [types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})]
+CHECKPOINT = "tinker://run-1/weights/a"
+TOKEN = PLANTED["weights_access_token"]
+# Those that go along with every request.
+ALWAYS_TOLD = ("opaque key", "default header", "CF id", "CF secret", "session header")
+
+
+# ---- the server
+
+
+class Parrot(Stub):
+    """A stub that repeats the secrets it was told so far, beside good answers and wherever a test says."""
+
+    def __init__(self, flags: Mapping[str, Any] | None = None) -> None:
+        config = {**FLAGS, "billing_exception_max_pause_duration_sec": 30, **(flags or {})}
+        super().__init__(Behaviour(config=config))
+        self.url = ""  # set by its server
+        self.always: dict[str, Callable[[Asked], Answer]] = {}
+        """What it answers to every request of a path, until the test removes it."""
+        self.discreet = False
+        """It repeats nothing beside good answers."""
+        self._told: set[str] = set()
+
+    async def answer(self, asked: Asked) -> Answer:
+        self._told.update(value for value in asked.headers.values() if found_in(value))
+        with suppress(ValueError):
+            body = asked.json()
+            self._told.update(text for text in (body or {}).values() if found_in(str(text)))
+        made = await super().answer(asked)
+        if self.discreet:
+            return made
+        made.headers.setdefault("X-Echo", self.words)
+        if isinstance(made.body, dict):
+            made.body = {**made.body, "heard": self.words}
+        return made
+
+    def _next_script(self, name: str, asked: Asked) -> Answer | None:
+        always = self.always.get(name)
+        return always(asked) if always else super()._next_script(name, asked)
+
+    @property
+    def words(self) -> str:
+        """All it knows. Of each header every word: nothing but the values tells that these are secrets."""
+        return "you sent " + " ".join(sorted(self._told))
+
+    def refuses(self, path: str, status: int, form: str = "error") -> None:
+        """Answer a path with all the words, in one of the forms servers use."""
+
+        def respond(asked: Asked) -> Answer:
+            words = self.words
+            body = FORMS[form](words)
+            headers = {"X-Echo": words, "X-Request-Id": words, "X-Deprecation-Note": words}
+            content_type = "text/html" if isinstance(body, bytes) else "application/json"
+            return Answer(status, body, headers, content_type)
+
+        self.always[path] = respond
+
+    def says(self, path: str, make: Callable[[str], Any], status: int = 200) -> None:
+        """Answer a path with what is made of the words."""
+
+        def respond(asked: Asked) -> Answer:
+            return Answer(status, make(self.words))
+
+        self.always[path] = respond
+
+    def breaks(self, path: str, when: str = "after") -> None:
+        """Cut the connection instead of an answer."""
+        self.always[path] = lambda _: Answer(abort=when)
+
+
+FORMS: dict[str, Callable[[str], Any]] = {
+    "error": lambda words: {"error": words, "category": "user"},
+    "detail": lambda words: {"detail": words},
+    "fields": lambda words: {"detail": [{"loc": ["body", "path"], "msg": words, "input": words}]},
+    "inner": lambda words: {"detail": {"request": json.dumps({"heard": words})}},
+    "text": lambda words: words.encode("latin-1"),
+    "page": lambda words: f"<html><title>{words}</title></html>".encode("latin-1"),
+}
+
+
+def options(**more: Any) -> dict[str, Any]:
+    """A secret wherever a client takes one."""
+    return {
+        "api_key": PLANTED["opaque key"],
+        "default_headers": {"X-My-Token": PLANTED["default header"], "X-Plain": "plain"},
+        "session": planted_session(),
+        "telemetry": True,
+        **more,
+    }
+
+
+@contextmanager
+def world(
+    flags: Mapping[str, Any] | None = None,
+    *,
+    hasty: bool = True,
+    open_server: bool = False,
+    always: Mapping[str, Callable[[Asked], Answer]] | None = None,
+    **more: Any,
+) -> Iterator[tuple[Parrot, ServiceClient]]:
+    """A parrot, and a client that has told it everything.
+
+    Args:
+        flags: settings of the server.
+        hasty: no time passes.
+        open_server: see `hasty_service`.
+        always: see `Parrot`; from the beginning.
+    """
+    with StubServer(Parrot(flags)) as stub:
+        assert isinstance(stub, Parrot)
+        stub.always.update(always or {})
+        given = options(**{"max_retries": 1, **more})
+        if hasty:
+            client = hasty_service(stub, open_server=open_server, **given)
+            client.holder.watch(Telemetry(client.holder.caller, client.holder.settings))
+        else:
+            client = ServiceClient(base_url=stub.url, **given)
+        with client:
+            yield stub, client
+        assert_reports_hidden(stub)
+
+
+def assert_reports_hidden(stub: Parrot) -> None:
+    """What the service is told of failures has neither secrets nor what calls were about."""
+    for asked in stub.asked("/telemetry"):
+        text = asked.body.decode()
+        assert_hidden(text, "a report")
+        here = str(Path(__file__).parent).lower()
+        for word in ("you sent", "***", "x-my-token", "x-echo", "4711471", CHECKPOINT, here):
+            assert word not in text.lower(), text
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+    return records_of(caplog)
+
+
+@pytest.fixture(autouse=True)
+def _planted_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    plant_environment(monkeypatch)
+    monkeypatch.setenv("CLOUDFLARE_ACCESS_CLIENT_ID", PLANTED["CF id"])
+    monkeypatch.setenv("CLOUDFLARE_ACCESS_CLIENT_SECRET", PLANTED["CF secret"])
+    monkeypatch.setenv("TINKER_LOG", "curl")
+    with logger_restored():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _nothing_shown(logged: Callable[[], str], capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    yield
+    assert_hidden(logged(), "the log")
+    assert_hidden("".join(capfd.readouterr()), "the console")
+
+
+# ---- what is searched
+
+
+def check(action: Callable[[], object]) -> BaseException:
+    """What an action raises shows nothing, as it is and from a pickle."""
+    error = provoke(action)
+    assert_exception_hidden(error)
+    if isinstance(error, errors.TinkerError):
+        assert_exception_hidden(pickle.loads(pickle.dumps(error)))
+    return error
+
+
+def check_future(future: Any) -> BaseException:
+    """A future that fails: every way to look at it, in every thread."""
+    error = check(lambda: future.result(PATIENCE_S))
+    with ThreadPoolExecutor(1) as threads:
+        elsewhere = threads.submit(future.result, PATIENCE_S).exception(PATIENCE_S)
+    assert elsewhere is not None
+    assert_exception_hidden(elsewhere)
+    assert_exception_hidden(provoke(lambda: asyncio.run(future.result_async())))
+    assert_object_hidden(future)
+    assert_hidden(f"{future.status()!r} {future.timeline!r} {future.request_ids!r}", "the status")
+    return error
+
+
+def parts_of(thing: object) -> dict[str, Any]:
+    """What an object holds, by name."""
+    held = dict(vars(thing)) if hasattr(thing, "__dict__") else {}
+    for cls in type(thing).__mro__:
+        slots = vars(cls).get("__slots__", ())
+        names = (slots,) if isinstance(slots, str) else slots
+        held.update({name: getattr(thing, name) for name in names if hasattr(thing, name)})
+    return held
+
+
+def everything_behind(*roots: object) -> Iterator[object]:
+    """Every object of ours that can be reached from some by attributes, and what is in its collections."""
+    todo, seen = list(roots), {}
+    while todo:
+        one = todo.pop()
+        if id(one) in seen or isinstance(one, (type, Secret, str, bytes)):
+            continue
+        seen[id(one)] = one
+        if isinstance(one, Mapping):
+            todo += one.values()
+        elif isinstance(one, (list, tuple, set, frozenset, deque)):
+            todo += one
+        elif isinstance(one, partial):
+            todo += [one.func, *one.args]
+        elif inspect.ismethod(one):
+            todo.append(one.__self__)
+        elif type(one).__module__.startswith("tinker_sync"):
+            yield one
+            todo += parts_of(one).values()
+
+
+def check_everything(*roots: object) -> int:
+    """Nothing behind a client shows a secret; says how much there is."""
+    found = list(everything_behind(*roots))
+    for thing in found:
+        where = type(thing).__qualname__
+        assert_hidden(f"{thing!r} {thing!s}", f"a {where}")
+        assert_hidden(repr(parts_of(thing)), f"vars of a {where}")
+    return len(found)
+
+
+def copied(service: ServiceClient) -> Any:
+    """A call that brings somebody else's token along."""
+    return RestClient(service.holder).copy_weights(CHECKPOINT, "project", weights_access_token=TOKEN)
+
+
+# ---- what clients show
+
+
+def test_everything_clients_consist_of() -> None:
+    with world(hasty=False) as (stub, service):
+        before = check_everything(service)
+        trainer = service.create_lora_training_client("stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model")
+        rest, admin = RestClient(service.holder), AdminClient(service.holder)
+        futures: list[Any] = [
+            trainer.forward_backward(DATA, "cross_entropy"),
+            trainer.optim_step(STEP),
+            trainer.save_state("a"),
+            sampler.sample(PROMPT, 1, ONE_TOKEN),
+            sampler.compute_logprobs(PROMPT),
+            rest.list_user_checkpoints(),
+            copied(service),
+        ]
+        for future in futures:
+            assert_object_hidden(future)
+            future.result(PATIENCE_S)
+            assert_object_hidden(future)
+        assert {*found_in(stub.words)} >= {*ALWAYS_TOLD, "weights_access_token"}  # there is something to hide
+        for client in (service, trainer, sampler, rest, admin, service.holder):
+            assert_object_hidden(client)
+            assert_hidden(pydoc.render_doc(client), f"help of {client!r}")
+            assert_hidden(repr(inspect.getmembers(client)), f"members of {client!r}")
+        assert check_everything(service, trainer, sampler, rest, admin, futures) > before + 20
+
+
+def test_the_search_finds_what_is_deep_inside() -> None:
+    with world() as (_, service):
+        hidden: Any = service.holder.machinery.lane
+        hidden.memory = deque([{"a": partial(print, PLANTED["opaque key"])}])
+        with pytest.raises(AssertionError, match=r"vars of a SampleLane shows \['opaque key'\]"):
+            check_everything(service)
+
+
+def test_threads_and_what_faulthandler_prints() -> None:
+    with world(hasty=False) as (_, service):
+        sampler = service.create_sampling_client(base_model="stub/model")
+        sampler.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
+        names = [thread.name for thread in threading.enumerate()]
+        assert any(name.startswith("tinker-") for name in names)
+        assert_hidden(repr(threading.enumerate()), "the threads")
+        with tempfile.TemporaryFile("w+") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            printed = file.read()
+        assert "tinker_sync" in printed
+        assert_hidden(printed, "the stacks")
+
+
+# ---- pickles and handles
+
+
+def test_pickles_and_handles() -> None:
+    more = {"Accept-Team": "plain", "X-Disguised": f"Bearer {JWT}", "X-Same": PLANTED["opaque key"]}
+    headers = {"X-My-Token": PLANTED["default header"], "Cookie": PLANTED["session header"], **more}
+    with world(default_headers=headers) as (_, service):
+        sampler = service.create_sampling_client(base_model="stub/model")
+        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+            assert_hidden(pickle.dumps(sampler, protocol).decode("latin-1"), f"pickle {protocol}")
+        for handle in (sampler.get_sampler_handle(), sampler.__reduce__()[1][1]):
+            content = base64.urlsafe_b64decode(handle).decode()
+            assert_hidden(handle + content, "the handle")
+            assert json.loads(content)["holder"]["default_headers_overrides"] == {"Accept-Team": "plain"}
+        told = base64.urlsafe_b64decode(sampler.get_sampler_handle(include_api_key=True)).decode()
+        assert found_in(told) == ["opaque key"]
+        trainer = service.create_lora_training_client("stub/model")
+        for client in (service, service.holder, trainer, RestClient(service.holder)):
+            refusal = provoke(lambda client=client: pickle.dumps(client))  # type: ignore[misc]
+            assert_hidden(f"{refusal!r}", "the refusal of a pickle")
+
+
+def test_clients_made_of_handles() -> None:
+    with world(hasty=False) as (stub, service):
+        sampler = service.create_sampling_client(base_model="stub/model")
+        stub.discreet = True  # nobody can know of the secrets of other clients
+        copies = [
+            SamplingClient.from_sampler_handle(sampler.get_sampler_handle(include_api_key=True)),
+            SamplingClient.from_sampler_handle(sampler.get_sampler_handle(), api_key=PLANTED["first token"]),
+        ]
+        try:
+            for copy in copies:
+                copy.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
+                assert_object_hidden(copy)
+                check_everything(copy)
+                assert_hidden(copy.get_sampler_handle(), "the handle of a copy")
+        finally:
+            for copy in copies:
+                copy.holder.close("success").result(PATIENCE_S)
+        keys = {asked.headers["x-api-key"] for asked in stub.asked("/asample")}
+        assert keys == {PLANTED["opaque key"], PLANTED["first token"]}
+
+
+def handle_with(holder: Mapping[str, Any] | None = None, **changes: Any) -> str:
+    """A handle with a key, and a header of the reference client's kind."""
+    whole = {
+        "base_url": "http://localhost:1",
+        "default_headers_overrides": {"X-My-Token": PLANTED["default header"]},
+        "client_config": {},
+        "client_dynamic_config": {},
+        "api_key": PLANTED["opaque key"],
+        **(holder or {}),
+    }
+    state = {"session_id": "s", "sampling_session_id": "p", "holder": whole, **changes}
+    return base64.urlsafe_b64encode(json.dumps(state).encode()).decode()
+
+
+@pytest.mark.parametrize(
+    "handle",
+    [
+        handle_with()[:-9],
+        handle_with() + "\u00fc",
+        base64.urlsafe_b64encode(PLANTED["opaque key"].encode()).decode(),
+        base64.urlsafe_b64encode(json.dumps([PLANTED["opaque key"]]).encode()).decode(),
+        handle_with(session_id=""),
+        handle_with({"api_key": f"{PLANTED['opaque key']} {PLANTED['opaque key']}"}),
+        handle_with({"api_key": [PLANTED["opaque key"]]}),
+        handle_with({"base_url": f"http://me:{PLANTED['userinfo']}@host"}),
+        handle_with({"client_config": {"fwdbwd_max_chunk_len": PLANTED["opaque key"]}}),
+        handle_with({"client_config": [PLANTED["opaque key"]]}),
+        handle_with({"client_config": {"tinker_sync": {"dialect": {"version": None}}}}),
+        handle_with({"default_headers_overrides": {"X-My-Token": [PLANTED["default header"]]}}),
+        handle_with({"default_headers_overrides": [PLANTED["default header"]]}),
+        handle_with({"default_headers_overrides": {"X-My-Token": f"{PLANTED['default header']}\n"}}),
+    ],
+)
+def test_handles_that_are_none(handle: str) -> None:
+    for api_key in (None, f"{PLANTED['api_key']} and a blank"):
+        error = check(lambda api_key=api_key: SamplingClient.from_sampler_handle(handle, api_key=api_key))  # type: ignore[misc]
+        assert isinstance(error, (errors.InvalidInputError, errors.ConfigurationError)), repr(error)
+
+
+# ---- making clients
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"timeout": -1},
+        {"dialect": "none"},
+        {"base_url": f"http://me:{PLANTED['userinfo']}@host"},
+        {"base_url": f"http://host/?token={PLANTED['userinfo']}"},
+        {"api_key": f"{PLANTED['api_key']} x"},
+        {"default_headers": {"X-My-Token": [PLANTED["default header"]]}},
+        {"default_headers": {1: PLANTED["default header"]}},
+        {"default_headers_overrides": {"X-My-Token": f"{PLANTED['default header']}\n"}},
+    ],
+    ids=lambda wrong: "-".join(wrong),
+)
+def test_clients_that_cannot_be_made(wrong: dict[str, Any]) -> None:
+    error = check(lambda: ServiceClient(**options(**wrong)))
+    assert isinstance(error, errors.ConfigurationError)
+    given = {name: value for name, value in wrong.items() if name in ("base_url", "api_key")}
+    if given:
+        check(lambda: RestClient(**given))
+        check(lambda: AdminClient(**given))
+
+
+def test_arguments_that_make_no_sense() -> None:
+    with pytest.warns(FutureWarning, match="apikey") as warned:
+        service = ServiceClient(apikey=PLANTED["opaque key"])
+    with service:
+        assert_hidden(str(warned[0].message), "the warning")
+        check(lambda: ServiceClient(apikey=PLANTED["opaque key"]))  # warnings are errors in this suite
+        check(lambda: RestClient(service.holder, api_key=PLANTED["opaque key"]))
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("status", "form"),
+    [*((422, form) for form in FORMS), *((status, "text") for status in (400, 401, 403, 409, 500))],
+)
+def test_refused_calls(status: int, form: str) -> None:
+    with world() as (stub, service):
+        trainer = service.create_lora_training_client("stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model")
+        for path in ("/asample", "/optim_step", "/get_info", "/get_server_capabilities", "/copy_weights"):
+            stub.refuses(path, status, form)
+        check_future(copied(service))
+        assert {*found_in(stub.words)} >= {*ALWAYS_TOLD, "weights_access_token"}
+        check_future(sampler.sample(PROMPT, 1, ONE_TOKEN))
+        check_future(sampler.compute_logprobs(PROMPT))
+        first, second = trainer.optim_step(STEP), trainer.save_state("a")
+        assert isinstance(check_future(first), errors.APIStatusError)
+        for later in (second, trainer.forward(DATA, "cross_entropy")):
+            error = check_future(later)
+            assert isinstance(error, EarlierCallFailedError)
+            assert "***" in error.cause
+        check(trainer.get_info)
+        check(service.get_server_capabilities)
+        check_everything(service, trainer, sampler, first, second)
+
+
+@pytest.mark.parametrize("form", ["error", "fields", "text"])
+@pytest.mark.parametrize("open_server", [False, True])
+def test_refused_results(form: str, open_server: bool) -> None:
+    with world(open_server=open_server) as (stub, service):
+        trainer = service.create_lora_training_client("stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model")
+        for status in (400, 401, 402, 403, 404, 408, 410, 422, 429, 500):
+            stub.refuses("/retrieve_future", status, form)
+            check_future(sampler.sample(PROMPT, 1, ONE_TOKEN, deadline=SOON_S))
+            check_future(trainer.optim_step(STEP, deadline=SOON_S))
+
+
+BEGINNINGS = ("/client/config", "/client/dynamic_config", "/create_session", "/create_sampling_session")
+
+
+@pytest.mark.parametrize("path", BEGINNINGS)
+def test_refused_beginnings(path: str) -> None:
+    with StubServer(Parrot()) as stub:
+        assert isinstance(stub, Parrot)
+        with ServiceClient(base_url=stub.url, **options(max_retries=0)) as service:
+            for status, form in ((403, "text"), (422, "fields"), (501, "detail"), (200, "text")):
+                stub.refuses(path, status, form)
+                if path.startswith("/client") and status == 501:
+                    continue  # a server without such a call
+                check(lambda: service.create_sampling_client(base_model="stub/model"))
+            check_everything(service)
+
+
+@pytest.mark.parametrize("path", ["/client/config", "/client/dynamic_config"])
+def test_beginnings_with_more_in_them_than_asked_for(path: str) -> None:
+    """They are good, and what follows fails: a traceback shows local variables of whoever called."""
+    with StubServer(Parrot()) as stub:
+        assert isinstance(stub, Parrot)
+        stub.says(path, lambda words: {**FLAGS, "heard": words})
+        for following in BEGINNINGS[BEGINNINGS.index(path) + 1 :]:
+            stub.refuses(following, 403)
+            with ServiceClient(base_url=stub.url, **options(max_retries=0)) as service:
+                check(lambda service=service: service.create_sampling_client(base_model="stub/model"))  # type: ignore[misc]
+        stub.says(path, lambda words: {"fwdbwd_max_chunk_len": words, "refresh_interval_sec": words})
+        with ServiceClient(base_url=stub.url, **options(max_retries=0)) as service:
+            check(service.get_server_capabilities)
+
+
+def test_messages_and_sessions_that_are_lost(logged: Callable[[], str]) -> None:
+    kinds = ("info_message", "warning_message", "error_message")
+    with world() as (stub, service):
+        stub.says("/create_session", lambda words: {"session_id": "s", **dict.fromkeys(kinds, words)})
+        sampler = service.create_sampling_client(base_model="stub/model")
+        assert logged().count("you sent") >= len(kinds)
+        heartbeat: Any = service.holder.session._heartbeat
+        for status in (500, 410):
+            stub.refuses("/session_heartbeat", status, "text")
+            heartbeat.step()
+        error = check(lambda: sampler.sample(PROMPT, 1, ONE_TOKEN))
+        assert isinstance(error, errors.SessionLostError)
+        assert "***" in error.reason
+        stub.refuses("/sessions/s/finish", 500, "text")
+    assert_object_hidden(service)
+
+
+# ---- answers that cannot be read
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda words: words.encode("latin-1"),
+        lambda words: f'{{"request_id": 7, "heard": "{words}"'.encode("latin-1"),
+        lambda words: {"heard": words},
+        lambda words: {"request_id": [words], "model_id": {words: words}, "tinker_path": {"a": words}},
+        lambda words: [words],
+        lambda words: words,
+    ],
+    ids=["text", "cut", "nothing of it", "wrong kinds", "list", "string"],
+)
+def test_answers_that_cannot_be_read(make: Callable[[str], Any]) -> None:
+    with world() as (stub, service):
+        trainer = service.create_lora_training_client("stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model")
+        copied(service).result(PATIENCE_S)
+        for path in ("/asample", "/get_info", "/create_sampling_session", "/copy_weights", "/optim_step"):
+            stub.says(path, make)
+        check_future(trainer.optim_step(STEP))
+        check_future(sampler.sample(PROMPT, 1, ONE_TOKEN))
+        check(trainer.get_info)
+        check(lambda: service.create_sampling_client(base_model="stub/model"))
+        check_future(copied(service))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda words: words.encode("latin-1"),
+        lambda words: {"error": words, "category": "user"},
+        lambda words: {"type": "RequestFailedResponse", "error_message": words},
+        lambda words: {"sequences": [{"stop_reason": words, "tokens": [1]}], "metrics": {words: words}},
+        lambda words: {"sequences": words, "metrics": [words], "path": [words]},
+        lambda words: [words],
+    ],
+    ids=["text", "error", "older error", "fields", "kinds", "list"],
+)
+def test_results_that_cannot_be_read(make: Callable[[str], Any]) -> None:
+    with world() as (stub, service):
+        trainer = service.create_lora_training_client("stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model")
+        copied(service).result(PATIENCE_S)
+        stub.says("/retrieve_future", make)
+        check_future(sampler.sample(PROMPT, 1, ONE_TOKEN))
+        check_future(trainer.optim_step(STEP))
+        check_future(trainer.save_state("a"))
+
+
+def test_polls_for_many_that_cannot_be_read(logged: Callable[[], str]) -> None:
+    with world({"sample_use_retrieve_futures": True}, hasty=False) as (stub, service):
+        stub.says("/retrieve_futures", lambda words: {"completions": [], "cursor": words})
+        sampler = service.create_sampling_client(base_model="stub/model")
+        sampler.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
+    assert "one by one" in logged()
+
+
+# ---- no answer at all
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_resets(when: str) -> None:
+    with world() as (stub, service):
+        trainer = service.create_lora_training_client("stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model")
+        stub.breaks("/retrieve_future", when)
+        check_future(sampler.sample(PROMPT, 1, ONE_TOKEN))
+        for path in ("/asample", "/optim_step", "/get_info", "/get_server_capabilities", "/copy_weights"):
+            stub.breaks(path, when)
+        check_future(sampler.sample(PROMPT, 1, ONE_TOKEN))
+        check_future(trainer.optim_step(STEP))
+        check_future(trainer.save_state("a"))
+        check(service.get_server_capabilities)
+        check_future(copied(service))
+
+
+def test_servers_that_are_not_there_or_not_to_be_trusted(tmp_path: Path) -> None:
+    foreign = Authority(tmp_path).server_context()
+    with ScriptedServer(lambda peer: peer.wait_gone(), tls=foreign) as untrusted, unused_port() as port:
+        for url in (untrusted.url, f"http://127.0.0.1:{port}", "http://server.invalid"):
+            with ServiceClient(base_url=url, **options(max_retries=0)) as service:
+                check(service.get_server_capabilities)
+                check(lambda service=service: service.create_sampling_client(base_model="m"))  # type: ignore[misc]
+                check_future(copied(service))
+
+
+def talk_nonsense(seen: Any) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nX-Bad " + str(seen.pairs).encode() + b"\r\n\r\n"
+
+
+def redirect_away(seen: Any) -> bytes:
+    target = f"http://me:{PLANTED['userinfo']}@localhost:1/x?sig={PLANTED['signature']}"
+    return answer(b"", status=307, headers={"Location": target})
+
+
+@pytest.mark.parametrize("respond", [talk_nonsense, redirect_away])
+def test_servers_that_talk_nonsense(respond: Callable[[Any], bytes]) -> None:
+    with (
+        AnsweringServer(respond) as server,
+        ServiceClient(base_url=server.url, **options(max_retries=0)) as service,
+    ):
+        check(service.get_server_capabilities)
+        check_future(copied(service))
+
+
+# ---- queues and deadlines
+
+
+@pytest.mark.parametrize(
+    ("status", "notice"),
+    [
+        (408, lambda words: {"queue_state": "paused_capacity", "queue_state_reason": words}),
+        (200, lambda words: {"type": "try_again", "queue_state": "active", "queue_state_reason": words}),
+        (408, lambda words: {"queue_state": words, "queue_state_reason": words}),
+    ],
+)
+def test_notices_and_deadlines(status: int, notice: Callable[[str], Any]) -> None:
+    heard: list[Any] = []
+    with world() as (stub, service):
+        service.holder.notices.listen(heard.append)
+        sampler = service.create_sampling_client(base_model="stub/model")
+        trainer = service.create_lora_training_client("stub/model")
+        stub.says("/retrieve_future", notice, status)
+        for future in (
+            sampler.sample(PROMPT, 1, ONE_TOKEN, deadline=SOON_S),
+            trainer.optim_step(STEP, deadline=SOON_S),
+        ):
+            error = check_future(future)
+            assert isinstance(error, errors.DeadlineError)
+            assert "***" in error.last_words
+    assert heard
+    for state in heard[:5]:
+        assert_object_hidden(state)
+
+
+def test_futures_that_are_paused() -> None:
+    with world(hasty=False) as (stub, service):
+        sampler = service.create_sampling_client(base_model="stub/model")
+        notice = {"queue_state": "paused_capacity", "queue_state_reason": stub.words}
+        stub.script("/retrieve_future", Answer(408, notice), Answer(status=0))
+        future = sampler.sample(PROMPT, 1, ONE_TOKEN)
+        until(lambda: future.status().reason is not None)
+        assert "***" in str(future.status().reason)
+        assert_object_hidden(future)
+        check(lambda: future.result(0))
+
+
+def test_listeners_and_callbacks_that_fail(logged: Callable[[], str]) -> None:
+    with world() as (stub, service):
+        service.holder.notices.listen(lambda _: 1 / 0)
+        sampler = service.create_sampling_client(base_model="stub/model")
+        notice = {"queue_state": "paused_capacity", "queue_state_reason": stub.words}
+        stub.script("/retrieve_future", Answer(408, notice))
+        future = sampler.sample(PROMPT, 1, ONE_TOKEN)
+        future.add_done_callback(lambda _: 1 / 0)
+        future.result(PATIENCE_S)
+        until(lambda: "a callback of" in logged())
+    assert "an observer of queue states failed" in logged()
+
+
+# ---- somebody else's weights
+
+
+def calls_with_tokens(service: ServiceClient, trainer: TrainingClient) -> list[Callable[[], object]]:
+    """Every call that takes an access token, in both forms. Copies are the last two."""
+    rest = RestClient(service.holder)
+    soon = {"deadline": SOON_S}
+
+    def call(method: Callable[..., Any], *args: Any, **more: Any) -> Callable[[], object]:
+        def made() -> object:
+            outcome = method(*args, weights_access_token=TOKEN, **more)
+            return outcome.result(PATIENCE_S)
+
+        return made
+
+    def await_(method: Callable[..., Any], *args: Any, **more: Any) -> Callable[[], object]:
+        async def made() -> object:
+            outcome = await method(*args, weights_access_token=TOKEN, **more)
+            return await outcome if hasattr(outcome, "result_async") else outcome
+
+        return lambda: asyncio.run(made())
+
+    return [
+        call(service.create_training_client_from_state, CHECKPOINT, **soon),
+        call(service.create_training_client_from_state_with_optimizer, CHECKPOINT, **soon),
+        await_(service.create_training_client_from_state_async, CHECKPOINT, **soon),
+        call(trainer.load_state, CHECKPOINT, **soon),
+        await_(trainer.load_state_with_optimizer_async, CHECKPOINT, **soon),
+        call(rest.copy_weights, CHECKPOINT, "project"),
+        await_(rest.copy_weights_async, CHECKPOINT, "project"),
+    ]
+
+
+both_flows = pytest.mark.parametrize(
+    "flags",
+    [{"create_model_via_load_weights": False}, {"create_model_via_load_weights": True}],
+    ids=["three calls", "one call"],
+)
+no_warning = pytest.mark.filterwarnings("ignore:load_state")
+
+
+@no_warning
+@both_flows
+def test_access_tokens_in_use(flags: dict[str, Any], logged: Callable[[], str]) -> None:
+    with world(flags, hasty=False, project_id="project") as (stub, service):
+        trainer = service.create_lora_training_client("stub/model")
+        for call in calls_with_tokens(service, trainer):
+            assert_object_hidden(call())
+        service.copy_weights(CHECKPOINT, weights_access_token=TOKEN).result(PATIENCE_S)
+        assert TOKEN in stub.words
+        check_everything(service, trainer)
+    assert "$WEIGHTS_ACCESS_TOKEN" in logged()
+    assert "$X_TINKER_WEIGHTS_ACCESS_TOKEN" in logged()
+
+
+CHECKPOINTS = ("/weights_info", "/load_weights", "/copy_weights")
+RESULTS = ("/retrieve_future",)
+TROUBLE: dict[str, tuple[tuple[str, ...], Callable[[Parrot, str], None]]] = {
+    "401": (CHECKPOINTS, lambda stub, path: stub.refuses(path, 401, "text")),
+    "422": (CHECKPOINTS[1:], lambda stub, path: stub.refuses(path, 422, "fields")),
+    "500": (CHECKPOINTS[1:], lambda stub, path: stub.refuses(path, 500, "text")),
+    "reset": (CHECKPOINTS, lambda stub, path: stub.breaks(path)),
+    "odd": (CHECKPOINTS, lambda stub, path: stub.says(path, lambda words: [words])),
+    "result 403": (RESULTS, lambda stub, path: stub.refuses(path, 403, "text")),
+    "odd result": (RESULTS, lambda stub, path: stub.says(path, lambda words: {"path": [words]})),
+    "failed": (RESULTS, lambda stub, path: stub.says(path, lambda words: {"error": words})),
+    "paused": (RESULTS, lambda stub, path: stub.says(path, lambda words: {"queue_state": words}, 408)),
+}
+
+
+@no_warning
+@both_flows
+@pytest.mark.parametrize("trouble", TROUBLE)
+def test_access_tokens_in_trouble(flags: dict[str, Any], trouble: str) -> None:
+    with world(flags, max_retries=0) as (stub, service):
+        trainer = service.create_lora_training_client("stub/model")
+        calls = calls_with_tokens(service, trainer)
+        paths, make = TROUBLE[trouble]
+        for path in paths:
+            make(stub, path)
+        if paths is RESULTS:
+            for copy in calls[-2:]:  # there is no promise in a copy
+                copy()
+            del calls[-2:]
+        for call in calls:
+            check(call)
+        assert TOKEN in stub.words
+
+
+@no_warning
+def test_access_tokens_after_the_end() -> None:
+    with world() as (_, service):
+        trainer = service.create_lora_training_client("stub/model")
+        service.close("success").result(PATIENCE_S)
+        for call in calls_with_tokens(service, trainer):
+            assert isinstance(check(call), errors.ClientClosedError)
+
+
+@no_warning
+@both_flows
+@pytest.mark.parametrize("wrong", ["\ud800", {1, 2}, float("nan")], ids=["surrogate", "set", "nan"])
+def test_loads_that_cannot_be_sent(flags: dict[str, Any], wrong: Any) -> None:
+    with world(flags) as (_, service):
+        load = partial(service.create_training_client_from_state, CHECKPOINT)
+        check(lambda: load(user_metadata={"note": wrong}, weights_access_token=TOKEN))
+        check(lambda: load(weights_access_token=f"{TOKEN}\ud800"))
+        trainer = service.create_lora_training_client("stub/model")
+        check(lambda: trainer.load_state(f"{CHECKPOINT}\ud800", weights_access_token=TOKEN))
+
+
+# ---- short-lived tokens, signed addresses
+
+
+def test_exchanged_tokens() -> None:
+    tokens = {"/auth/token": lambda _: Answer(body={"jwt": JWT})}
+    with world({"pjwt_auth_enabled": True}, always=tokens, max_retries=0) as (stub, service):
+        sampler = service.create_sampling_client(base_model="stub/model")
+        sampler.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
+        assert JWT in stub.words
+        assert_hidden(sampler.get_sampler_handle(), "the handle")
+        stub.refuses("/asample", 401, "text")
+        check_future(sampler.sample(PROMPT, 1, ONE_TOKEN))
+        check_everything(service, sampler)
+
+
+@pytest.mark.parametrize("status", [401, 422, 500])
+def test_exchanges_that_are_refused(status: int) -> None:
+    with world({"pjwt_auth_enabled": True}, hasty=False, max_retries=0) as (stub, service):
+        stub.refuses("/auth/token", status, "text")
+        check(lambda: service.create_sampling_client(base_model="stub/model"))
+        check(service.get_server_capabilities)
+
+
+def test_tokens_that_were_replaced() -> None:
+    """What was sent a moment ago is still a secret, and nothing but its value tells."""
+    tokens = iter(["first token", "second token"])
+    exchange = {"/auth/token": lambda _: Answer(body={"jwt": PLANTED[next(tokens)]})}
+    with world({"pjwt_auth_enabled": True}, always=exchange, max_retries=0) as (stub, service):
+        service.get_server_capabilities()
+        clock: Any = service.holder.clock
+        clock.advance(59)
+        service.get_server_capabilities()
+        assert {*found_in(stub.words)} >= {"first token", "second token"}
+        stub.refuses("/get_server_capabilities", 401, "text")
+        check(service.get_server_capabilities)
+
+
+def test_signed_addresses() -> None:
+    signed = f"https://bucket/o?X-Signature={PLANTED['signature']}"
+    with world() as (stub, service):
+        rest = RestClient(service.holder)
+        run = "/training_runs/run-1/checkpoints"
+        stub.says(
+            f"{run}/external_weights/a/external_weights_urls",
+            lambda _: {"urls": {"a": signed}, "expires": "2026-01-31"},
+        )
+        stub.always[f"{run}/weights/a/archive"] = lambda _: Answer(302, headers={"Location": signed})
+        stub.says("/sessions/s/trace_export", lambda _: {"status": "ready", "url": signed})
+        futures: list[Any] = [
+            rest.get_external_weights_urls("tinker://run-1/external_weights/a"),
+            rest.get_checkpoint_archive_url("run-1", "weights/a"),
+            rest.export_session_trace("s"),
+        ]
+        for future in futures[:2]:
+            assert_hidden(f"{future.result(PATIENCE_S)!r} {future.result()!s}", "an address")
+        assert futures[2].result(PATIENCE_S) == signed
+        for future in futures:
+            assert_hidden(repr(future), "a future")
+        stub.says("/sessions/s/trace_export", lambda words: {"status": "failed", "error": words})
+        check_future(rest.export_session_trace("s"))
+        stub.says("/sessions/s/trace_export", lambda words: {"status": words, "url": signed})
+        check_future(rest.export_session_trace("s"))
+        stub.says("/sessions/s/trace_export", lambda words: words.encode())
+        check_future(rest.export_session_trace("s"))
+
+
+# ---- our own mistakes
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "runtime.fetcher.Fetch._act",
+        "runtime.fetcher.Fetch._finish",
+        "runtime.retrieval.Retrieval.on",
+        "runtime.sample_lane._Sample._on_outcome",
+        "runtime.sample_lane._Sample._on_promise",
+        "transport.exchange.Exchange._conclude",
+        "transport.http.Http._limits",
+        "transport.launch.Launcher._complete",
+        "transport.socket_line.SocketLine._send_piece",
+        "transport.verdict.Judge.reply",
+        "wire.json.with_number",
+    ],
+)
+def test_mistakes_of_ours(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong inside: raised or logged, with local variables, it shows no secret."""
+    raised = threading.Event()
+
+    def fail(*_: object, **__: object) -> None:
+        raised.set()
+        raise RuntimeError("our own mistake")
+
+    with world(hasty=False, max_retries=0) as (_, service):
+        sampler = service.create_sampling_client(base_model="stub/model")
+        trainer = service.create_lora_training_client("stub/model")
+        with monkeypatch.context() as patch:
+            patch.setattr(f"tinker_sync.{place}", fail)
+            futures = [
+                sampler.sample(PROMPT, 1, ONE_TOKEN),
+                trainer._load(CHECKPOINT, service.holder.hide(TOKEN), None, optimizer=True),
+                copied(service),
+            ]
+            assert raised.wait(PATIENCE_S)
+            for future in futures:
+                with suppress(TimeoutError):  # of those whose reaction was never finished
+                    future.exception(0.1)
+                if future.done() and future.exception():
+                    check_future(future)
+
+
+def test_pollers_that_fail(monkeypatch: pytest.MonkeyPatch, logged: Callable[[], str]) -> None:
+    died = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: died.set())
+    with world(hasty=False) as (stub, service):
+        sampler = service.create_sampling_client(base_model="stub/model")
+        stub.always["/retrieve_future"] = lambda _: Answer(status=0)
+        future = sampler.sample(PROMPT, 1, ONE_TOKEN)
+        until(lambda: bool(stub.asked("/retrieve_future")))
+        monkeypatch.setattr(service.holder.poller, "_hand_over", lambda *_: 1 / 0)
+        service.holder.poller.after(0.0, lambda: None)
+        check_future(future)
+        assert died.wait(PATIENCE_S)
+    assert "the poller failed" in logged()
+
+
+# ---- reports
+
+
+def test_reports_of_failures() -> None:
+    with world(max_retries=0) as (stub, service):
+        sampler = service.create_sampling_client(base_model="stub/model")
+        for path, status, form in (
+            ("/asample", 422, "fields"),
+            ("/get_server_capabilities", 500, "text"),
+            ("/copy_weights", 403, "error"),
+        ):
+            stub.refuses(path, status, form)
+        check_future(sampler.sample(PROMPT, 1, ONE_TOKEN))
+        check(service.get_server_capabilities)
+        check_future(copied(service))
+        stub.says("/retrieve_future", lambda words: {"error": words, "category": "server"})
+        check(lambda: service.create_lora_training_client(CHECKPOINT))
+        service.holder._parts.report(RuntimeError(stub.words))  # what a mistake of ours may say
+        service.close("errored", detail=stub.words).result(PATIENCE_S)
+        reports = [asked.json() for asked in stub.asked("/telemetry")]
+    events = [event for report in reports for event in report["events"]]
+    assert {event["event"] for event in events} >= {"SESSION_START", "SESSION_END"}
+    told = {event.get("error_type") or event.get("event_data", {}).get("error_type") for event in events}
+    assert told == {
+        *("UnprocessableEntityError", "InternalServerError", "PermissionDeniedError"),
+        *("RequestFailedError", "RuntimeError", None),
+    }
