@@ -50,8 +50,11 @@ class HastyClock(FakeClock):
     """Time passes at once where somebody pauses, and not at all for heartbeats."""
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
-        if threading.current_thread().name.startswith("tinker-heartbeat"):
+        thread = threading.current_thread().name
+        if thread.startswith("tinker-heartbeat"):
             return event.wait()
+        if thread.startswith("tinker-close"):  # it waits for the server, which is real
+            return event.wait(PATIENCE_S)
         if event.wait(_LOOK_S if timeout_s <= _LONGEST_PAUSE_S else PATIENCE_S):
             return True
         return super().wait(event, timeout_s)

@@ -692,16 +692,18 @@ async def serve(stub: Stub, port: int, started: Callable[[int], object], stop: a
     server = await loop.create_server(connect, "127.0.0.1", port, backlog=4096)
     started(server.sockets[0].getsockname()[1])
     await stop.wait()
+    for listener in server.sockets:
+        loop.remove_reader(listener.fileno())
+    for _ in range(3):  # what was accepted just now needs the server for some turns
+        await asyncio.sleep(0)
     server.close()
     stopping = list(tasks)
     for task in stopping:
         task.cancel()
     await asyncio.gather(*stopping, return_exceptions=True)
-    for _ in range(10):  # a connection that is just being accepted shows its transport some turns later
-        for connection in connections:
-            with suppress(AttributeError):
-                connection._transport.abort()
-        await asyncio.sleep(0)
+    for connection in connections:
+        connection._transport.abort()
+    await asyncio.sleep(0)
 
 
 def main(kind: type[Stub] = Stub) -> None:
