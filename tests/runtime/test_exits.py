@@ -49,13 +49,13 @@ def test_every_open_session_is_finished() -> None:
 
 def test_the_limit_is_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exits, "EXIT_LIMIT_S", 0.2)
-    members = [Member(silent=True) for _ in range(20)]
+    members = [Member(silent=True) for _ in range(200)]
     for member in members:
         remember(member)
     began = time.monotonic()
     finish_all()
-    assert time.monotonic() - began < 2.0  # 20 times 0.2 would be 4
-    assert [len(member.finished) for member in members] == [1] * 20
+    assert time.monotonic() - began < 20  # 200 times 0.2 would be 40
+    assert [len(member.finished) for member in members] == [1] * 200
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("can't start new thread"), KeyboardInterrupt()])
