@@ -480,6 +480,7 @@ class Core:
             if self._closed is not None:
                 return self._closed
             future = self._closed = APIFuture(clock=self.clock)
+            self._parts.asked_to_end = (status, detail)
         thread = threading.Thread(
             target=self._close, args=(future, status, detail, limit_s), name="tinker-close", daemon=True
         )

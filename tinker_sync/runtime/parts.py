@@ -58,6 +58,8 @@ class Parts:
         self.closing = threading.Event()
         self.session: Session | None = None
         self.companion: Companion | None = None
+        self.asked_to_end: tuple[str, str | None] | None = None
+        """How the user said that it ended, once he has; whoever finishes the session says so too."""
         self.waits: tuple[Closable, ...] = ()
         """Where calls wait for their turn."""
         self.unfinished = Unfinished(self.report)
@@ -98,6 +100,8 @@ class Parts:
         session = self.session
         if session is None:
             return None
+        if self.asked_to_end is not None:  # the process may end before the thread that closes has begun
+            status, detail = self.asked_to_end
 
         def last() -> None:
             session.finish(self, status, detail, limit_s, quiet=quiet)
@@ -125,9 +129,10 @@ class Parts:
         self.caller.close()
         self._poller.close()
         self._http.close()
-        # With everything closed threads come home at once, but for those in a callback of the user.
+        # With everything closed threads come home at once, but for those in a callback of the user. What is
+        # left to do is done all the same: callbacks have somebody who counts on them.
         for pool in self._pools:
-            pool.close(timeout=_JOIN_S)
+            pool.close(timeout=_JOIN_S, drop=False)
         if self.session is not None:
             self.session.join(_JOIN_S)
 
