@@ -19,6 +19,7 @@ from tinker_sync._secret import HeaderMap, Secret, mask_headers, mask_json, mask
 
 # An error must not keep a large answer alive, nor print pages of it.
 MAX_KEPT_BYTES: Final = 64 * 1024
+_LONGEST_SECRET: Final = 8 * 1024
 _MAX_WORDS: Final = 2000
 _MAX_COMPLAINTS: Final = 20
 
@@ -126,9 +127,11 @@ def read_body(content: bytes, secrets: Iterable[str | Secret]) -> tuple[Any, byt
     try:
         tree = json.loads(content)
     except (ValueError, RecursionError):
-        text = content[:MAX_KEPT_BYTES].decode("utf-8", "replace")
+        # Cut after masking: half a secret would not be recognised.
+        text = content[: MAX_KEPT_BYTES + _LONGEST_SECRET].decode("utf-8", "replace")
         masked = mask_text(text, known)
-        return masked or None, content if masked == text else masked.encode()
+        kept = content if masked == text else masked.encode()
+        return masked[:MAX_KEPT_BYTES] or None, kept
     masked_tree = mask_json(tree, known)
     return masked_tree, content if masked_tree == tree else json.dumps(masked_tree).encode()
 

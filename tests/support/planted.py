@@ -9,6 +9,7 @@ import base64
 import json
 import logging
 import pickle
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,6 +66,13 @@ FORMS = {
 }
 
 
+# What is left of one that was cut in two.
+_ENDS = [text.rpartition("PLANTED")[2] for text in PLANTED.values()]
+_PIECE = re.compile(
+    "|".join([r"PLANTED(?!\[)", "PLANTE(?!D)", "ANTED7", *(end for end in _ENDS if len(end) > 4)])
+)
+
+
 def found_in(text: str) -> list[str]:
     return [place for place, spellings in FORMS.items() if any(spelling in text for spelling in spellings)]
 
@@ -72,6 +80,8 @@ def found_in(text: str) -> list[str]:
 def assert_hidden(text: str, where: str) -> None:
     found = found_in(text)
     assert not found, f"{where} shows {found}: {text[:3000]}"
+    rest = _PIECE.search(text)
+    assert rest is None, f"{where} shows a piece of a secret: {text[max(rest.start() - 1500, 0) :][:3000]}"
 
 
 # ---- searching

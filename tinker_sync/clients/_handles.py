@@ -114,7 +114,8 @@ def _new_core(settings: Settings, carried: Carried) -> Core:
         config = wire_json.from_plain(carried.config, ClientConfigResponse)
         dynamic = wire_json.from_plain(carried.dynamic, ClientDynamicConfigResponse)
     except WireError as error:
-        raise InvalidInputError(f"{_WHERE}: {hush(error, settings.secrets)}") from error
+        content = Quiet(wire_json.dumps([carried.config, carried.dynamic]))
+        raise InvalidInputError(f"{_WHERE}: {hush(error, content, settings.secrets)}") from error
     facts = ServerFacts(config, dynamic, _dialect_of(carried))
     return Core(settings, session=Session(joined=carried.session_id), facts=facts)
 

@@ -103,7 +103,7 @@ def odd_answer(
 ) -> APIResponseValidationError:
     """The error for an answer that cannot be read; may be raised from `error`, which no longer quotes it."""
     known = tuple(secrets())
-    hush(error, known)
+    hush(error, reply.body, known)
     request_id = reply.headers.get("x-request-id")
     return APIResponseValidationError(
         f"the answer of {row.name} cannot be read: {error}",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from tinker_sync._secret import Secret, mask_text, without_frames
+from tinker_sync._secret import Secret, without_frames
 from tinker_sync.errors import InvalidInputError, WireError
 
 ErrorT = TypeVar("ErrorT", bound=BaseException)
@@ -35,18 +35,29 @@ def fresh(failure: ErrorT) -> ErrorT:
     return made.with_traceback(None)
 
 
-def hush(error: WireError | InvalidInputError, secrets: Iterable[Secret]) -> BaseException:
+_UNQUOTED: Final = "it does not have the expected form; it is not quoted, because it repeats a secret"
+
+
+def hush(error: WireError | InvalidInputError, content: bytes, secrets: Iterable[Secret]) -> BaseException:
     """Take out of a complaint about an answer whatever the answer repeats of our secrets.
 
-    The frames go too: those that read an answer hold all of it.
+    Complaints quote pieces, so looking for secrets in their words would not find one that was cut in two. The
+    frames go too: those that read an answer hold all of it.
 
-    >>> print(hush(WireError("expected a number, got 'hello hunter22'", "$.a"), [Secret("hunter22")]))
-    $.a: expected a number, got 'hello ***'
+    Args:
+        error: the complaint.
+        content: the answer.
+        secrets: ours.
+
+    >>> print(hush(WireError("expected a number, got 'hello hunt…'", "$.a"), b"hello hunter22", []))
+    $.a: expected a number, got 'hello hunt…'
+    >>> print(hush(WireError("expected …", "$.a"), b"hello hunter22", [Secret("hunter22")]))
+    it does not have the expected form; it is not quoted, because it repeats a secret
     """
-    known = tuple(secrets)
-    error.args = tuple(mask_text(text, known) if isinstance(text, str) else text for text in error.args)
-    if isinstance(error, WireError):
-        error.message, error.path = mask_text(error.message, known), mask_text(error.path, known)
-    else:
-        error.problems = tuple(mask_text(problem, known) for problem in error.problems)
+    if any(secret.reveal().encode("utf-8", "surrogatepass") in content for secret in secrets):
+        error.args = (_UNQUOTED,)
+        if isinstance(error, WireError):
+            error.message, error.path = _UNQUOTED, ""
+        else:
+            error.problems = (_UNQUOTED,)
     return without_frames(error)

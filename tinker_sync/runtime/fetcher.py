@@ -297,7 +297,7 @@ class Fetch(Generic[T]):
             self._fetcher.inflight.release(size)
 
     def _odd_result(self, reply: Reply, cause: WireError | InvalidInputError) -> Exception:
-        hush(cause, self._fetcher.secrets())
+        hush(cause, reply.body, self._fetcher.secrets())
         error = APIResponseValidationError(
             f"the result of request {self._promise.request_id} cannot be read: {cause}",
             status_code=reply.status,

@@ -25,6 +25,7 @@ from tinker_sync.errors import (
     RequestFailedError,
     WireError,
 )
+from tinker_sync.runtime.failures import hush
 from tinker_sync.transport.call import Reply, SendFailed
 from tinker_sync.transport.verdict import retry_after_s
 from tinker_sync.wire import json as wire_json
@@ -247,7 +248,7 @@ class Retrieval:
         try:
             tree = wire_json.loads(reply.body)
         except WireError as error:
-            return self._odd(reply, now, str(error))
+            return self._odd(reply, now, str(hush(error, reply.body, self.secrets())))
         if not isinstance(tree, dict):
             return self._odd(reply, now, f"expected an object, got {type(tree).__name__}")
         self._healthy()
@@ -281,7 +282,7 @@ class Retrieval:
 
     def _odd(self, reply: Reply, now: float, what: str) -> Action:
         """An answer that makes no sense may come from something in between; ask a few times more."""
-        self.last_words = what = self._masked(what)
+        self.last_words = what
         self._odd_answers += 1
         error = APIResponseValidationError(
             f"the result of request {self.request_id} does not have the expected form: {what}",

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync._secret import mask_text
 from tinker_sync.errors import WireError
 from tinker_sync.runtime import _fork
+from tinker_sync.runtime.failures import hush
 from tinker_sync.runtime.fetcher import Decode, Fetch, Fetcher, Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.transport.backoff import delay_s
@@ -163,7 +163,7 @@ class SessionPoll:
             try:
                 self._on_completions(wire_json.decode(outcome.body, FuturesRetrieveResponse), reported)
             except WireError as error:
-                self._give_up(mask_text(str(error), self._fetcher.secrets()))
+                self._give_up(str(hush(error, outcome.body, self._fetcher.secrets())))
             return
         if isinstance(outcome, SendFailed) and outcome.timed_out and outcome.maybe_received:
             self._go_on()  # the server holds polls longer than we listen

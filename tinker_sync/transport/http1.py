@@ -206,7 +206,7 @@ class ReplyParser:
         first, *lines = head.split("\n")
         match = _STATUS_LINE.fullmatch(first.rstrip("\r"))
         if match is None:
-            raise MalformedReply(f"no status line: {first[:40]!r}")
+            raise MalformedReply(f"no status line: {first[:12]!r}")
         self.status = int(match[2])
         if 100 <= self.status < 200:
             self._skip_interim()
@@ -285,7 +285,7 @@ class ReplyParser:
             return at
         match = _CHUNK_SIZE.fullmatch(line)
         if match is None:
-            raise MalformedReply(f"{line[:20]!r} is no chunk size")
+            raise MalformedReply("a chunk begins with something else than its size")
         self._remaining = int(match[1], 16)
         self._refuse_over(self._size + self._remaining)
         self._state = _State.CHUNK_DATA if self._remaining else _State.TRAILER

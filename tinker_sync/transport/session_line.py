@@ -18,7 +18,7 @@ import requests.cookies
 from urllib3.exceptions import NameResolutionError, NewConnectionError
 
 from tinker_sync._clock import Clock
-from tinker_sync._secret import mask_url, without_frames
+from tinker_sync._secret import is_secret_header, mask_text, without_frames
 from tinker_sync.errors import TinkerError
 from tinker_sync.transport.call import SendFailed
 from tinker_sync.transport.http1 import MalformedReply, ReplyTooLarge, joined
@@ -78,10 +78,12 @@ class SessionLine:
         try:
             with contextlib.closing(self._send()) as response:
                 return self._read(response)
-        except TinkerError:
+        except (TinkerError, SendFailed):
             raise
         except Exception as error:  # noqa: BLE001 - adapters and hooks are the user's and raise what they like
-            raise _failure(error) from without_frames(error)
+            failed = _failure(error, self._request)
+        # Raised outside of the handler: an error that quotes a secret must not be its context either.
+        raise failed
 
     def abort(self) -> None:
         """Nothing is under way between calls of `finish`."""
@@ -173,16 +175,19 @@ def _finite(*limits_s: float) -> float | None:
     return shortest if math.isfinite(shortest) else None
 
 
-def _failure(error: Exception) -> SendFailed:
-    if isinstance(error, SendFailed):
-        return error
+def _failure(error: Exception, request: requests.PreparedRequest) -> SendFailed:
+    """What an error of the libraries means; it is the cause unless it quotes a server that quotes us."""
+    told = [str(value) for name, value in (request.headers or {}).items() if is_secret_header(name)]
     timed_out = isinstance(error, (requests.Timeout, TimeoutError)) or "timed out" in str(error)
-    return SendFailed(
-        mask_url(str(error)) or type(error).__name__,
+    failed = SendFailed(
+        mask_text(str(error), told) or type(error).__name__,
         maybe_received=not _surely_unsent(error),
         timed_out=timed_out,
         final=_is_final(error),
     )
+    if all(mask_text(repr(link), told) == repr(link) for link in _chain(error)):
+        failed.__cause__ = without_frames(error)
+    return failed
 
 
 def _is_final(error: Exception) -> bool:

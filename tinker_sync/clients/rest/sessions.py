@@ -22,6 +22,7 @@ from tinker_sync.types import (
     SessionSearchRequest,
     SessionSearchResponse,
 )
+from tinker_sync.types._model import short_repr
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.endpoints import ENDPOINTS
 
@@ -134,6 +135,6 @@ def _trace_url(reply: Reply, secrets: Callable[[], Iterable[Secret]]) -> str | N
         why = mask_text(str(tree.get("error") or "no reason given"), secrets())
         del tree  # tracebacks show local variables
         raise RuntimeError(f"the server could not write the trace: {why}")
-    odd = WireError(f"unknown state of a trace: {state!r}", path="$.status")
+    odd = WireError(f"unknown state of a trace: {short_repr(state)}", path="$.status")
     del tree, state
     raise odd_answer(row, reply, odd, secrets) from odd
