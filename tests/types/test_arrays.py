@@ -340,6 +340,18 @@ def test_lists_of_numpy_floats_of_every_width(kind: Any) -> None:
     assert refusal(wire_array, [kind(0.5)], "x", "int64") == "x[0]: expected a whole number, got 0.5"
 
 
+def test_the_slow_way_ends_where_the_quick_one_does() -> None:
+    ends = [str(2**63 - 1), str(-(2**63))]
+    assert wire_array(ends, "x", "int64").tolist() == [2**63 - 1, -(2**63)]
+    for beyond in (2**63, -(2**63) - 1):
+        assert refusal(wire_array, ["0", str(beyond)], "x", "int64").startswith(
+            "x[1]: expected a whole number"
+        )
+    assert tokens_as_int32([str(2**31 - 1), str(-(2**31))], "x").tolist() == [2**31 - 1, -(2**31)]
+    for beyond in (2**31, -(2**31) - 1):
+        assert refusal(tokens_as_int32, ["0", str(beyond)], "x") == f"x[1]: {beyond} does not fit int32"
+
+
 def test_numbers_alone_decide_where_nobody_else_does() -> None:
     assert wire_array([1, 2.0], "x").dtype == np.float32
     assert wire_array([fractions.Fraction(1, 2)], "x").tolist() == [0.5]
@@ -428,6 +440,14 @@ def test_the_odd_row_is_named(rows: Any, said: str) -> None:
         assert refusal(wire_array, rows, "x", dtype).startswith(said)
 
 
+def test_as_many_dimensions_as_numpy_has_everywhere() -> None:
+    deep: Any = None
+    for _ in range(32):
+        deep = [deep]
+    assert wire_array(deep, "x", "float32").shape == (1,) * 32
+    assert "nested deeper than 32 lists" in refusal(wire_array, [deep], "x", "float32")
+
+
 def test_endless_nesting_ends() -> None:
     loop: list[Any] = []
     loop.append(loop)
@@ -461,6 +481,16 @@ def test_int32_ends_where_it_ends() -> None:
     assert refusal(to_int32, np.array([-(2**31) - 1]), "x") == f"x[0]: {-(2**31) - 1} does not fit int32"
     assert refusal(to_int32, np.array([1, 2**64 - 1], dtype=np.uint64), "x").startswith("x[1]: ")
     assert to_int32(np.array(7), "x").shape == ()
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_the_last_number_that_fits_is_not_the_first_that_does_not(dtype: Any) -> None:
+    high, low = np.array([2**31 - 1, 2**31], dtype=dtype), np.array([-(2**31), -(2**31) - 1], dtype=dtype)
+    for array in (high, low):
+        assert to_int32(array[:1], "x").tolist() == array[:1].tolist()
+        assert refusal(to_int32, array, "x").startswith("x[1]: ")
+    assert to_int64(np.array([-(2.0**63)]), "x").tolist() == [-(2**63)]
+    assert refusal(to_int64, np.array([-(2.0**63), 2.0**63]), "x").startswith("x[1]: ")
 
 
 def test_float32_is_itself() -> None:
@@ -520,6 +550,7 @@ def test_tokens_come_in_anything(tokens: Any) -> None:
         (range(2**31 - 1, 2**31 + 1), f"x[1]: {2**31} does not fit int32"),
         (range(0, 2**80, 2**30), f"x[2]: {2**31} does not fit int32"),
         (range(1, -(2**31) - 9, -1), f"x[{2**31 + 2}]: {-(2**31) - 1} does not fit int32"),
+        (range(-(2**31), 2**32, 2**31), f"x[2]: {2**31} does not fit int32"),
         (range(-(2**70), 5), f"x[0]: {-(2**70)} does not fit int32"),
     ],
 )
@@ -545,6 +576,8 @@ def test_ranges_convert_like_the_lists_they_stand_for(start: int, stop: int, ste
 
 def test_a_long_range_costs_its_array_and_no_more() -> None:
     assert tokens_as_int32(range(10, 0, -3), "x").tolist() == [10, 7, 4, 1]
+    assert tokens_as_int32(range(-(2**31), -(2**31) + 2), "x").tolist() == [-(2**31), -(2**31) + 1]
+    assert tokens_as_int32(range(2**31 - 1, 2**31 - 3, -1), "x").tolist() == [2**31 - 1, 2**31 - 2]
     assert refusal(tokens_as_int32, range(10**18), "x") == f"x[{2**31}]: {2**31} does not fit int32"
 
 
@@ -570,8 +603,12 @@ def test_what_has_no_order_or_no_ids_is_refused(value: Any) -> None:
 VALUES = st.lists(st.one_of(st.integers(-3, 3), st.sampled_from([0.0, -0.0, float("nan"), 0.5])), max_size=3)
 
 
-@given(VALUES, VALUES, st.sampled_from("bhilq"), st.sampled_from(["f2", "f4", "f8", ">f4"]), st.booleans())
-def test_equal_arrays_share_a_hash(left: Any, right: Any, whole: str, real: str, floats: bool) -> None:
+PAIRS = st.tuples(VALUES, VALUES) | VALUES.map(lambda values: (values, values))
+
+
+@given(PAIRS, st.sampled_from("bhilq"), st.sampled_from(["f2", "f4", "f8", ">f4"]), st.booleans())
+def test_equal_arrays_share_a_hash(pair: Any, whole: str, real: str, floats: bool) -> None:
+    left, right = pair
     if floats:
         one, two = np.array(left, dtype=real), np.array(right, dtype=np.float32)
     else:
@@ -599,6 +636,11 @@ def test_equality_sees_shape_kind_and_absence() -> None:
     assert ByValue(None) == ByValue(None)
     assert hash(ByValue(None)) == hash(ByValue(None))
     assert ByValue(one) != one.tolist()
+
+
+def test_a_hash_tells_arrays_apart() -> None:
+    arrays = [np.array(values) for values in ([], [1], [2], [1, 2], [2, 1], [0.5], [np.nan], [1, np.nan])]
+    assert len({quick_hash(array) for array in arrays}) == len(arrays)
 
 
 def test_a_hash_looks_at_the_first_cells_only() -> None:
