@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from support.authority import Authority
 from support.crowd import until
 from support.hasty import FLAGS, hasty_service
@@ -845,6 +846,19 @@ def test_exchanges_that_are_refused(status: int) -> None:
         stub.refuses("/auth/token", status, "text")
         check(lambda: service.create_sampling_client(base_model="stub/model"))
         check(service.get_server_capabilities)
+
+
+@pytest.mark.parametrize("form", ["text", "fields"])
+def test_exchanges_that_are_refused_later(form: str) -> None:
+    tokens = {"/auth/token": lambda _: Answer(body={"jwt": PLANTED["first token"]})}
+    with world({"pjwt_auth_enabled": True}, hasty=False, always=tokens, max_retries=0) as (stub, service):
+        sampler = service.create_sampling_client(base_model="stub/model")
+        trainer = service.create_lora_training_client("stub/model")
+        stub.refuses("/auth/token", 401, form)
+        tokens_kept: Any = service.holder.keys._tokens
+        tokens_kept._held = evolve(tokens_kept._held, lifetime_s=0.0)
+        for future in (sampler.sample(PROMPT, 1, ONE_TOKEN), trainer.optim_step(STEP), copied(service)):
+            assert "no new one" in str(check_future(future))
 
 
 def test_tokens_that_were_replaced() -> None:
