@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._secret import veiled
@@ -37,7 +38,7 @@ from tinker_sync.wire import proto
 from tinker_sync.wire.adapt import json_body, normalise_sample_request, refuse_unsupported
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.core import Core, Machinery
 
 CLONE_BLOCK: Final = 10**9
 """Each copy of a client numbers its samples in a block of its own."""
@@ -186,7 +187,7 @@ class SamplingClient:
             max_attempts=self._retry_config.attempts,
             abandoned=core.abandon,
             encode=lambda numbered: json_body(numbered, dialect),
-            fetch=self._fetch,
+            fetch=partial(self._fetch, machinery),
         )
         if self._numbers.made is None:
             core.send_pool.run(lambda: self._put_once_numbered(order, future))
@@ -198,10 +199,11 @@ class SamplingClient:
         """A copy asks for its numbers before its first sample; on a worker, so that nobody's call waits."""
         try:
             self._numbers.get(self._join)
+            lane = self._core.machinery.lane
         except Exception as error:  # noqa: BLE001  # whatever it was, somebody waits for the sample
             future.fail(error)
         else:
-            self._core.machinery.lane.put(order, future)
+            lane.put(order, future)
 
     def compute_logprobs(
         self,
@@ -241,13 +243,12 @@ class SamplingClient:
         self._numbers = Once()
         self._poll_for_all = Once()
 
-    def _fetch(self, *promise: Any, **options: Any) -> Any:
+    def _fetch(self, machinery: Machinery, *promise: Any, **options: Any) -> Any:
         """Looked up when there is a promise: by then a copy of the client has its numbers."""
-        return self._poll_for_all.get(self._session_poll)(*promise, **options)
+        return self._poll_for_all.get(partial(self._session_poll, machinery))(*promise, **options)
 
-    def _session_poll(self) -> Callable[..., Any]:
+    def _session_poll(self, machinery: Machinery) -> Callable[..., Any]:
         """How results are waited for: together where the server offers that, else one by one."""
-        machinery = self._core.machinery
         if not machinery.facts.config.sample_use_retrieve_futures:
             return machinery.fetcher.fetch
         return SessionPoll(

@@ -312,7 +312,9 @@ class Poller:
             self._conclude(ticket, outcome)
 
     def _conclude(self, ticket: Ticket, outcome: Outcome) -> None:
-        ticket.exchange = None
+        exchange, ticket.exchange = ticket.exchange, None
+        if exchange is not None:
+            exchange.abort()  # of no effect where the answer is whole; else nobody will read on
         self._release()
         self._end(ticket, outcome)
 

@@ -143,9 +143,9 @@ class Workers(Executor):
         self.run(call)
         return call
 
-    def close(self, timeout: float | None = None) -> bool:
+    def close(self, timeout: float | None = None, *, drop: bool = True) -> bool:
         """Take no more work and wait for what there is, at most `timeout` seconds; then drop what has not
-        begun.
+        begun, unless `drop` is false.
 
         True when all threads have ended. Jobs that run on stay behind as daemons. May be called again, and
         from a job.
@@ -155,7 +155,7 @@ class Workers(Executor):
         """
         self._refuse_more()
         ended = self._join(timeout)
-        if not ended:
+        if not ended and drop:
             self._drop_queue()
         return ended
 
