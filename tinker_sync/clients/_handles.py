@@ -7,17 +7,16 @@ strict but for the server's settings, where unknown ones are ignored: what only 
 from __future__ import annotations
 
 import base64
-import threading
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from attrs import asdict, field, frozen
 
 from tinker_sync._secret import HeaderMap, Quiet, Secret, is_secret_header, mask_text, veiled
+from tinker_sync.clients._shared import SharedCores
 from tinker_sync.config import Settings
 from tinker_sync.errors import InvalidInputError, WireError
-from tinker_sync.runtime import _fork
 from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.failures import hush
 from tinker_sync.runtime.introduction import ServerFacts
@@ -26,9 +25,6 @@ from tinker_sync.runtime.session import Session
 from tinker_sync.types import ClientConfigResponse, ClientDynamicConfigResponse
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.dialect import Dialect
-
-if TYPE_CHECKING:
-    from collections.abc import MutableMapping
 
 _WHERE: Final = "sampler handle"
 _OURS: Final = "tinker_sync"
@@ -100,13 +96,8 @@ def core_of_handle(handle: str, api_key: str | None) -> tuple[Core, Carried]:
         carried.session_id,
         key_fingerprint(key.reveal() if key is not None else ""),
         Quiet(wire_json.dumps(carried.config)),
-        _fork.generation(),
     )
-    with _lock:
-        core = _cores.get(place)
-        if core is None or core.closed:
-            core = _cores[place] = _new_core(settings, carried)
-    return core, carried
+    return _cores.get(place, lambda: _new_core(settings, carried)), carried
 
 
 def _new_core(settings: Settings, carried: Carried) -> Core:
@@ -175,5 +166,4 @@ def _read(handle: str) -> Carried | str:
     )
 
 
-_lock = threading.Lock()
-_cores: MutableMapping[tuple[Any, ...], Core] = weakref.WeakValueDictionary()  # guarded by _lock
+_cores: Final = SharedCores(weakref.WeakValueDictionary())

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeVar
 
 from tinker_sync._secret import veiled
 from tinker_sync._version import __version__
 from tinker_sync.clients import _deadlines
+from tinker_sync.clients._shared import SharedCores
 from tinker_sync.config import Settings
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.runtime import _fork
 from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.rate_limiter import key_fingerprint
@@ -60,7 +59,7 @@ class RestBase:
         told = {**told_of(method), **(headers or {})}
         return self._later(
             lambda: self._core.call(
-                name, request, path=path, query=query, headers=told, deadline_s=_deadlines.REST_S
+                name, request, path=path, query=query, headers=told, usual_s=_deadlines.REST_S
             )
         )
 
@@ -68,7 +67,7 @@ class RestBase:
         """Do `work` on a worker; its future cannot be cancelled once it has begun."""
         core = self._core
         core.refuse_closed()
-        future: APIFuture[T] = APIFuture(submit=core.callback_pool.run, clock=core.clock)
+        future: APIFuture[T] = core.future()
 
         def run() -> None:
             if not future.begin():
@@ -104,21 +103,12 @@ def checked_id(name: str, value: str) -> str:
     return value
 
 
-_lock = threading.Lock()
-_cores: dict[tuple[str, str, int], Core] = {}  # guarded by _lock
+_cores: Final = SharedCores({})
 
 
 def shared_core(base_url: str | None, api_key: str | None) -> Core:
     """The parts all clients of a server and key share in this process; they are never closed by us."""
     settings = Settings.resolve(base_url=base_url, api_key=api_key)
     key = settings.api_key
-    place = (
-        settings.base_url,
-        key_fingerprint(key.reveal() if key is not None else ""),
-        _fork.generation(),
-    )
-    with _lock:
-        core = _cores.get(place)
-        if core is None or core.closed:
-            core = _cores[place] = Core(settings)
-    return core
+    place = (settings.base_url, key_fingerprint(key.reveal() if key is not None else ""))
+    return _cores.get(place, lambda: Core(settings))

@@ -1,0 +1,104 @@
+"""Parts that clients of one process share: the same for all, closed for all, and not beyond a fork."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+from support.crowd import together, until
+from support.isolation import our_threads
+from support.tinker_stub import Answer, Stub, StubServer
+
+from tinker_sync import types
+from tinker_sync.clients._shared import SharedCores
+from tinker_sync.clients.rest import RestClient
+from tinker_sync.clients.sampling import SamplingClient
+from tinker_sync.clients.service import ServiceClient
+from tinker_sync.config import Settings
+from tinker_sync.errors import ClientClosedError
+from tinker_sync.runtime.core import Core
+
+FULL = {"custom_loss_server_side": False}
+PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with StubServer(config=FULL) as stub:
+        yield stub
+
+
+def core_of(stub: Stub) -> Core:
+    return Core(Settings.resolve(base_url=stub.url, api_key="tml-x", environ={}))
+
+
+def test_one_for_each_place_whoever_comes_first(stub: Stub) -> None:
+    shared = SharedCores({})
+    cores = together(*[lambda: shared.get("a", lambda: core_of(stub))] * 16)
+    assert len({id(core) for core in cores}) == 1
+    assert shared.get("b", lambda: core_of(stub)) is not cores[0]
+
+
+def test_a_closed_one_is_replaced(stub: Stub) -> None:
+    shared = SharedCores({})
+    first = shared.get("a", lambda: core_of(stub))
+    first.close().result(10)
+    assert shared.get("a", lambda: core_of(stub)) is not first
+
+
+def test_a_child_is_not_stopped_by_a_lock_of_the_parents(stub: Stub) -> None:
+    shared = SharedCores({})
+    shared._lock.acquire()
+    shared.renew_after_fork()
+    shared.get("a", lambda: core_of(stub))
+
+
+def test_handles_of_one_session_share_their_parts_while_they_live(stub: Stub) -> None:
+    service = ServiceClient(base_url=stub.url, api_key="tml-x")
+    handle = service.create_sampling_client(base_model="stub/model").get_sampler_handle()
+    copies = [SamplingClient.from_sampler_handle(handle, api_key="tml-x") for _ in range(3)]
+    assert len({id(copy.holder) for copy in copies}) == 1
+    for copy in copies:
+        copy.sample(PROMPT, 1, PARAMS).result(10)
+    assert sum(thread.name == "tinker-heartbeat" for thread in our_threads()) == 2
+    core = weakref.ref(copies[0].holder)
+    del copies, copy
+    gc.collect()
+    assert core() is None
+    service.close().result(10)
+    until(lambda: our_threads() == set())
+
+
+def test_w42_clients_of_one_server_and_key_ask_for_its_settings_once(stub: Stub) -> None:
+    clients = [RestClient(base_url=stub.url, api_key="tml-x") for _ in range(3)]
+    for client in clients:
+        client.list_training_runs().result(10)
+    other = RestClient(base_url=stub.url, api_key="tml-y")
+    other.list_training_runs().result(10)
+    assert len(stub.asked("/client/config")) == 2
+    for client in (clients[0], other):
+        client.holder.close().result(10)
+
+
+def test_closing_ends_calls_of_every_kind_of_client(stub: Stub) -> None:
+    client = RestClient(base_url=stub.url, api_key="tml-x")
+    stub.script("/training_runs", *[Answer(status=0)] * 30)
+    futures = [client.list_training_runs() for _ in range(30)]  # more than there are workers
+    stub.await_asked("/training_runs", 8)
+    client.holder.close().result(10)
+    assert [type(future.exception(10)) for future in futures] == [ClientClosedError] * 30
+    with pytest.raises(RuntimeError, match="this client is closed"):
+        client.list_training_runs()
+
+
+def test_a_callback_is_called_although_the_client_was_closed(stub: Stub) -> None:
+    client = RestClient(base_url=stub.url, api_key="tml-x")
+    stub.script("/training_runs", *[Answer(status=0)] * 20)
+    heard = [threading.Event() for _ in range(20)]
+    for event in heard:
+        client.list_training_runs().add_done_callback(lambda _, event=event: event.set())  # type: ignore[misc]
+    client.holder.close().result(10)
+    assert all(event.wait(10) for event in heard)
