@@ -139,8 +139,8 @@ class Sampler:
         return future
 
     def warm_up(self) -> None:
-        for _ in range(WARM_UP):
-            self.ask().result()
+        for future in [self.ask() for _ in range(WARM_UP)]:
+            future.result()
 
 
 def one_at_a_time(tinker: Any, service: Any) -> Figures:

@@ -263,6 +263,7 @@ class _Sample:
         "_number",
         "_order",
         "_resubmits",
+        "_sequence_ids",
         "_ticket",
     )
 
@@ -277,6 +278,7 @@ class _Sample:
         self._call: Call | None = None
         self._attempt = 0
         self._resubmits = 0
+        self._sequence_ids: Sequence[str] | None = None
         self._last_words = ""
         # What it holds, by kind. A cancel may come from any thread while a worker is at it: whoever pops an
         # entry, which is one step, gives it back.
@@ -421,7 +423,7 @@ class _Sample:
         self._future.mark_accepted(promise.request_id)
         # It may take hours from here; only a submission under a new number would need these again.
         self._body, self._call, self._ticket = b"", None, None
-        ids = promise.sample_sequence_ids
+        self._sequence_ids = promise.sample_sequence_ids
         fetch = self._order.fetch or self._lane.fetcher.fetch
         self._fetch = fetch(
             Promise(
@@ -431,10 +433,13 @@ class _Sample:
                 roundtrip_s=self._lane.clock.now() - self._began_at,
             ),
             self._future,
-            lambda answer, tree: named(self._order.decode(answer, tree), ids),
+            self._decode,
             deadline_at=self._order.deadline_at,
             on_gone=self._on_gone,
         )
+
+    def _decode(self, reply: Reply, tree: Any) -> SampleResponse:
+        return named(self._order.decode(reply, tree), self._sequence_ids)
 
     def _on_gone(self, error: Exception) -> None:
         """The server has forgotten the promise: once more, as a new sample."""

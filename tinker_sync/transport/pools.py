@@ -12,13 +12,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import socket
 import ssl
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from http.client import HTTPException
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
@@ -122,7 +120,7 @@ class ConnectFailed(Exception):
 class Connection:
     """An open connection and what its keeper must know of it."""
 
-    __slots__ = ("_has_news", "idle_since_s", "requests", "route", "sock")
+    __slots__ = ("idle_since_s", "requests", "route", "sock")
 
     def __init__(self, route: Route, sock: socket.socket) -> None:
         self.route = route
@@ -130,7 +128,6 @@ class Connection:
         """How many answers have been read from it."""
         self.idle_since_s = 0.0
         self.sock = sock
-        self._has_news = _readiness(sock)
 
     def close(self) -> None:
         """Close it; the other side sees the end of the connection."""
@@ -146,18 +143,21 @@ class Connection:
     def is_quiet(self) -> bool:
         """Whether nothing has come since the last answer. An idle server says nothing but goodbye."""
         try:
-            return not self._has_news()
+            if type(self.sock) is not socket.socket:  # TLS cannot peek
+                return not wait_for_read(self.sock, timeout=0)
+            never_block(self.sock)
+            self.sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
         except (OSError, ValueError):  # closed under our hands
             return False
+        return False
 
 
-def _readiness(sock: socket.socket) -> Callable[[], object]:
-    """Something true when there is something to read; a call of the system is all it takes."""
-    if not hasattr(select, "poll"):  # not on every system
-        return partial(wait_for_read, sock, timeout=0)
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return partial(poll.poll, 0)
+def never_block(sock: socket.socket) -> None:
+    """Where it is so already, asking is cheaper than telling the system again."""
+    if sock.gettimeout() != 0:
+        sock.settimeout(0)
 
 
 def connect(route: Route, timeout_s: float | None) -> Connection:

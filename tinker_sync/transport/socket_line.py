@@ -8,7 +8,6 @@ may be mixed. A line belongs to one thread at a time.
 from __future__ import annotations
 
 import math
-import socket
 import ssl
 from collections.abc import Mapping
 from typing import Final, NoReturn
@@ -19,7 +18,7 @@ from tinker_sync._clock import Clock
 from tinker_sync._secret import Quiet, without_frames
 from tinker_sync.transport.call import SendFailed
 from tinker_sync.transport.http1 import MalformedReply, ReplyParser, ReplyTooLarge
-from tinker_sync.transport.pools import Connection, Pools
+from tinker_sync.transport.pools import Connection, Pools, never_block
 
 # A socket's timeout covers one whole `sendall`: in pieces it limits standing still, not the upload.
 _SEND_BYTES: Final = 256 * 1024
@@ -99,7 +98,7 @@ class SocketLine:
         sock = self._connection.sock
         left_s = self._left_s()
         try:
-            _never_block(sock)
+            never_block(sock)
             at = sock.send(piece)
         except _NOTHING_YET:
             at = 0
@@ -115,7 +114,7 @@ class SocketLine:
         """
         sock = self._connection.sock
         try:
-            _never_block(sock)
+            never_block(sock)
             while not self._parser.done:
                 self._take(sock.recv(self._parser.wants))
         except _NOTHING_YET:
@@ -170,7 +169,7 @@ class SocketLine:
         """A server may refuse a large body without reading it to its end; its answer is then already here."""
         sock = self._connection.sock
         try:
-            _never_block(sock)
+            never_block(sock)
             while not self._parser.done:
                 self._take(sock.recv(self._parser.wants))
         except (OSError, MalformedReply, ReplyTooLarge):
@@ -215,12 +214,6 @@ class SocketLine:
         return (
             f"the connection broke: {error.strerror or error}" if isinstance(error, OSError) else str(error)
         )
-
-
-def _never_block(sock: socket.socket) -> None:
-    """Where it is so already, asking is cheaper than telling the system again."""
-    if sock.gettimeout() != 0:
-        sock.settimeout(0)
 
 
 def _pieces(head: Quiet, body: bytes | None) -> list[bytes | memoryview]:
