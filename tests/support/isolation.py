@@ -11,6 +11,7 @@ import ipaddress
 import itertools
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -37,6 +38,15 @@ def foreign_settings(names: Iterator[str] | list[str]) -> list[str]:
         for name in names
         if name.upper() in _FOREIGN_SETTINGS or name.upper().startswith(_FOREIGN_PREFIXES)
     ]
+
+
+@pytest.fixture(autouse=True)
+def strangers_at_known_addresses() -> Iterator[None]:
+    """What was found out about a server does not hold for the next test's, which may get the same port."""
+    yield
+    introduction = sys.modules.get("tinker_sync.runtime.introduction")
+    if introduction is not None:
+        introduction._probed.clear()
 
 
 @pytest.fixture(scope="session")

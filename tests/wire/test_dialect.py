@@ -202,3 +202,10 @@ def test_the_cache_is_by_address_and_shared_by_threads() -> None:
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(8)))
     assert cache.get("http://other") is None
+
+
+def test_what_was_found_can_be_forgotten() -> None:
+    cache = DialectCache()
+    cache.keep("http://h", Dialect.of_vendor())
+    cache.clear()
+    assert cache.get("http://h") is None

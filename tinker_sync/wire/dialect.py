@@ -272,6 +272,11 @@ class DialectCache:
         with self._lock:
             return self._found.get(base_url)
 
+    def clear(self) -> None:
+        """Forget everything, for another server may answer at an address now."""
+        with self._lock:
+            self._found.clear()
+
     def keep(self, base_url: str, dialect: Dialect) -> Dialect:
         """Remember a finding; the newer one counts."""
         with self._lock:
