@@ -312,31 +312,43 @@ def test_w41_a_dropped_client_takes_its_threads_along(stub: Stub) -> None:
     assert finishes(stub) == []
 
 
-def test_a_client_in_use_is_not_dropped(stub: Stub) -> None:
-    """Who keeps only a future still gets its result."""
-    release = threading.Event()
-    gate = Answer(gate=release, usual=True)
-
-    def start() -> list[APIFuture[Any]]:
-        service = new_service(stub)
-        trainer = service.create_lora_training_client("stub/model")
-        sampler = service.create_sampling_client(base_model="stub/model")
-        stub.script("/retrieve_future", gate, gate)
-        stub.script("/optim_step", gate)
-        futures = [sample(sampler), trainer.forward_backward([DATUM], "cross_entropy")]
-        stub.await_asked("/retrieve_future", 3)
-        return [*futures, trainer.optim_step(types.AdamParams())]
-
-    futures = start()
-    gc.collect()
-    stub.await_asked("/optim_step")
-    release.set()
-    assert [type(future.result(20)).__name__ for future in futures] == [
+KEPT: dict[str, tuple[str, Callable[[ServiceClient], APIFuture[Any]], str]] = {
+    "sample waiting": (
+        "/retrieve_future",
+        lambda service: sample(service.create_sampling_client(base_model="m")),
         "SampleResponse",
-        "ForwardBackwardOutput",
+    ),
+    "sample being sent": (
+        "/asample",
+        lambda service: sample(service.create_sampling_client(base_model="m")),
+        "SampleResponse",
+    ),
+    "step being sent": (
+        "/optim_step",
+        lambda service: service.create_lora_training_client("m").optim_step(types.AdamParams()),
         "OptimStepResponse",
-    ]
-    del futures
+    ),
+    "pass being sent": ("/forward_backward", lambda service: one_pass(service), "ForwardBackwardOutput"),
+    "pass waiting": ("/retrieve_future", lambda service: one_pass(service), "ForwardBackwardOutput"),
+}
+
+
+def one_pass(service: ServiceClient) -> APIFuture[Any]:
+    return service.create_lora_training_client("m").forward_backward([DATUM], "cross_entropy")
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_client_in_use_is_not_dropped(stub: Stub, name: str) -> None:
+    """Who keeps only a future still gets its result."""
+    path, call, result = KEPT[name]
+    release = threading.Event()
+    polls_before = [Answer(usual=True)] * (name == "pass waiting")  # that of the new model
+    stub.script(path, *polls_before, Answer(gate=release, usual=True))
+    future = call(new_service(stub))
+    stub.await_asked(path, len(polls_before) + 1)
+    gc.collect()
+    release.set()
+    assert type(future.result(20)).__name__ == result
     until(lambda: our_threads() == set())
 
 

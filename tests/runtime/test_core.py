@@ -202,6 +202,21 @@ def test_closing_works_when_there_are_no_more_threads(stub: Stub, monkeypatch: p
     assert len(stub.asked("/sessions/session-0/finish")) == 1
 
 
+def test_the_end_of_the_process_says_what_the_user_said(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that closes has not begun yet, and the process is ending."""
+    core = core_of(stub)
+    core.session_id()
+    with monkeypatch.context() as patch:
+        patch.setattr(core, "_close", lambda *_: None)
+        core.close("errored", "a detail")
+    finished = core._parts.finish("success", None, 5.0, quiet=True)
+    assert finished is not None
+    assert finished.wait(10)
+    (asked,) = stub.asked("/sessions/session-0/finish")
+    assert asked.json() == {"reason": {"type": "errored"}, "detail": "a detail"}
+    core._parts.shut()
+
+
 def test_a_forked_child_of_a_closed_client_is_closed(stub: Stub) -> None:
     core = core_of(stub)
     core.close().result(10)

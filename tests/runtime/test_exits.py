@@ -69,6 +69,10 @@ def test_nothing_is_raised_and_nothing_printed(
     assert capfd.readouterr() == ("", "")
 
 
+def test_the_limit_leaves_time_for_the_interpreter() -> None:
+    assert exits.EXIT_LIMIT_S <= 1.0  # of the two seconds in which a process is to be gone
+
+
 def test_what_is_gone_needs_no_finishing() -> None:
     remember(Member())
     assert exits._open.all() == []
