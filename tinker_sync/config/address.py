@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -33,6 +34,7 @@ def checked_base_url(url: Secret, name: str) -> str:
     return url.reveal().strip().rstrip("/")
 
 
+@lru_cache(maxsize=32)  # asked with every request
 def is_vendor_url(url: str) -> bool:
     """Tell whether the address is at one of the vendor's hosts, where the vendor's rules for keys hold.
 
