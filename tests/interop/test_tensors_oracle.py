@@ -478,8 +478,9 @@ def test_torch_dtypes(dtype: str) -> None:
 @SOME
 @given(
     st.lists(st.integers(-1, 4), min_size=1, max_size=4),
-    st.lists(st.integers(-1, 4), max_size=4),
-    st.lists(st.integers(1, 4), min_size=2, max_size=2),  # torch does not look at indices of nothing
+    # Torch does not look at indices of nothing: crow [0, 2, 0] without a value is a segmentation fault in it.
+    st.lists(st.integers(-1, 4), min_size=1, max_size=4),
+    st.lists(st.integers(1, 4), min_size=2, max_size=2),
 )
 def test_csr_by_hand(crow: list[int], col: list[int], shape: list[int]) -> None:
     pytest.importorskip("torch")
