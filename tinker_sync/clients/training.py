@@ -358,6 +358,7 @@ class TrainingClient:
             self._core, name, request, kind, deadline_at=self._until(deadline, usual_s)
         )
         future: APIFuture[T] = part.future
+        # Until it ends, the future holds the queue, and thereby the client: nothing in use is dropped.
         self._core.enter(partial(self._queue.append, Operation(name, [part], future)))
         return future
 

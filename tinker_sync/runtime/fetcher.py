@@ -115,7 +115,6 @@ class Fetcher:
         *,
         deadline_at: float = math.inf,
         on_gone: Callable[[Exception], object] | None = None,
-        owner: object = None,
     ) -> Fetch[T]:
         """Resolve `future` with what the promise turns into.
 
@@ -125,9 +124,8 @@ class Fetcher:
             decode: runs on a worker; what it raises fails the future.
             deadline_at: the moment of the clock at which to give up.
             on_gone: called instead of failing the future when the server has forgotten the promise.
-            owner: kept alive until the end.
         """
-        fetch = Fetch(self, promise, future, decode, deadline_at, on_gone, owner)
+        fetch = Fetch(self, promise, future, decode, deadline_at, on_gone)
         fetch.begin()
         return fetch
 
@@ -145,7 +143,6 @@ class Fetch(Generic[T]):
         "_future",
         "_held_bytes",
         "_on_gone",
-        "_owner",
         "_promise",
         "_retrieval",
         "_ticket",
@@ -159,10 +156,8 @@ class Fetch(Generic[T]):
         decode: Decode[T],
         deadline_at: float,
         on_gone: Callable[[Exception], object] | None,
-        owner: object = None,
     ) -> None:
         self._fetcher = fetcher
-        self._owner = owner
         self._promise = promise
         self._future = future
         self._decode = decode

@@ -228,8 +228,6 @@ def sender(core: Core) -> Callable[[TrainingPart, int], None]:
             part.future,
             part.decode,
             deadline_at=part.deadline_at,
-            # As long as a result is to come, its client is in use, whoever still holds it.
-            owner=core,
         )
 
     return send
