@@ -982,6 +982,8 @@ def test_reports_of_failures() -> None:
         stub.says("/retrieve_future", lambda words: {"error": words, "category": "server"})
         check(lambda: service.create_lora_training_client(CHECKPOINT))
         service.holder._parts.report(RuntimeError(stub.words))  # what a mistake of ours may say
+        reporter: Any = service.holder._parts.companion
+        until(lambda: len(reporter._buffer) >= 6)  # a failure may be told after its future has it
         report_now(service)
         reports = [asked.json() for asked in stub.asked("/telemetry")]
     events = [event for report in reports for event in report["events"]]
