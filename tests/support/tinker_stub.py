@@ -584,6 +584,7 @@ class _Connection(asyncio.Protocol):
         self._stub = stub
         self._tasks = tasks
         self._received = bytearray()
+        self._wanted = 0  # bytes of the request that is coming in, once its head is here
         self._busy = False
         _Connection._count += 1
         self._number = _Connection._count
@@ -593,7 +594,8 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        self._next()
+        if len(self._received) >= self._wanted:
+            self._next()
 
     def _next(self) -> None:
         if self._busy:
@@ -616,10 +618,13 @@ class _Connection(asyncio.Protocol):
             name, _, value = line.partition(":")
             headers[name.strip().lower()] = value.strip()
         length = int(headers.get("content-length", 0))
-        if len(self._received) < end + 4 + length:
+        self._wanted = end + 4 + length
+        if len(self._received) < self._wanted:
             return None
-        body = bytes(self._received[end + 4 : end + 4 + length])
-        del self._received[: end + 4 + length]
+        with memoryview(self._received) as received:
+            body = bytes(received[end + 4 : self._wanted])
+        del self._received[: self._wanted]
+        self._wanted = 0
         method, target, _ = lines[0].split(" ", 2)
         url = urlsplit(target)
         return Asked(method, url.path, parse_qs(url.query), headers, body, self._number)
