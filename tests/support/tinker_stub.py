@@ -73,7 +73,7 @@ class Asked:
     path: str
     query: dict[str, list[str]]
     headers: dict[str, str]
-    body: bytes
+    body: bytes | bytearray
     connection: int
 
     def json(self) -> Any:
@@ -127,6 +127,8 @@ class Stub:
         self.behaviour = behaviour or Behaviour()
         self.log: list[Asked] = []
         self.keep_log = True
+        # What has just come, for whichever connection of the loop it was: it is taken out at once.
+        self.scratch = memoryview(bytearray(256 * 1024))
         self._arrived = threading.Condition()
         self._watchers = 0  # guarded by _arrived
         self._lock = threading.Lock()
@@ -575,8 +577,11 @@ def _plain_body(asked: Asked) -> bytes:
 # ------------------------------------------------------------------------------------ HTTP
 
 
-class _Connection(asyncio.Protocol):
-    """One keep-alive connection; requests are answered one after another."""
+class _Connection(asyncio.BufferedProtocol):
+    """One keep-alive connection; requests are answered one after another.
+
+    A large body is received where it stays, so that an upload costs the client under test more than the stub.
+    """
 
     _count = 0
 
@@ -585,6 +590,8 @@ class _Connection(asyncio.Protocol):
         self._tasks = tasks
         self._received = bytearray()
         self._wanted = 0  # bytes of the request that is coming in, once its head is here
+        self._body: tuple[str, dict[str, str], bytearray] | None = None  # a large one, and what it belongs to
+        self._scratch = self._room = stub.scratch
         self._busy = False
         _Connection._count += 1
         self._number = _Connection._count
@@ -592,8 +599,16 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
 
-    def data_received(self, data: bytes) -> None:
-        self._received += data
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._room
+
+    def buffer_updated(self, count: int) -> None:
+        if self._body is not None:
+            self._room = self._room[count:]
+            if not len(self._room):
+                self._next()
+            return
+        self._received += self._scratch[:count]
         if len(self._received) >= self._wanted:
             self._next()
 
@@ -609,6 +624,10 @@ class _Connection(asyncio.Protocol):
         task.add_done_callback(self._tasks.discard)
 
     def _take_request(self) -> Asked | None:
+        if self._body is not None:
+            first, headers, body = self._body
+            self._body, self._room = None, self._scratch
+            return self._asked(first, headers, body)
         end = self._received.find(b"\r\n\r\n")
         if end < 0:
             return None
@@ -620,12 +639,23 @@ class _Connection(asyncio.Protocol):
         length = int(headers.get("content-length", 0))
         self._wanted = end + 4 + length
         if len(self._received) < self._wanted:
+            if length > len(self._scratch):
+                self._expect(lines[0], headers, bytes(self._received[end + 4 :]), length)
             return None
-        with memoryview(self._received) as received:
-            body = bytes(received[end + 4 : self._wanted])
+        body = bytes(self._received[end + 4 : self._wanted])
         del self._received[: self._wanted]
         self._wanted = 0
-        method, target, _ = lines[0].split(" ", 2)
+        return self._asked(lines[0], headers, body)
+
+    def _expect(self, first: str, headers: dict[str, str], beginning: bytes, length: int) -> None:
+        """Have the rest of a large body received in its place."""
+        body = bytearray(length)
+        body[: len(beginning)] = beginning
+        self._body, self._room = (first, headers, body), memoryview(body)[len(beginning) :]
+        self._received, self._wanted = bytearray(), 0
+
+    def _asked(self, first: str, headers: dict[str, str], body: bytes | bytearray) -> Asked:
+        method, target, _ = first.split(" ", 2)
         url = urlsplit(target)
         return Asked(method, url.path, parse_qs(url.query), headers, body, self._number)
 
