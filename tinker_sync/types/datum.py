@@ -270,7 +270,8 @@ def _may_have_length(tensor: TensorData, length: int) -> bool:
 
 def _is_finite(tensor: TensorData) -> bool:
     values = tensor._numpy
-    return values.dtype.kind != "f" or bool(np.isfinite(values).all())
+    # Counting is the fastest way to look at them all.
+    return values.dtype.kind != "f" or bool(np.count_nonzero(np.isfinite(values)) == values.size)
 
 
 def _unfinite_problem(tensor: TensorData, where: str) -> str:
