@@ -507,8 +507,10 @@ class Core:
         except Exception:  # noqa: BLE001  # the end must come whatever happens
             _log.exception("the client could not be closed in order")
         finally:
-            self._parts.shut()
-            future.resolve(None)
+            try:
+                self._parts.shut()
+            finally:
+                future.resolve(None)
 
     def refuse_closed(self) -> None:
         """Raise when `close` was called.
