@@ -71,6 +71,9 @@ FinishStatus = Literal["success", "errored", "interrupted"]
 _FETCH_THREADS: Final = 16
 # Those that send a training step's chunks do wait, for the promise of each.
 _SEND_THREADS: Final = 8
+# So four chunks of the usual 5 MB are under way at once: a budget lets one more in while nothing is
+# overdrawn. More of them are no sooner at the server, and fresh memory for each takes longer than to fill it.
+_TRAIN_BYTES: Final = 15_000_000
 _CALLBACK_THREADS: Final = 8
 # Awaited calls that block hold one each.
 _AWAIT_THREADS: Final = 32
@@ -222,7 +225,9 @@ class Core:
             billing=billing,
             fetcher=fetcher,
             lane=lane,
-            train_bytes=ByteBudget(config.fwdbwd_dispatch_bytes_semaphore_size, clock=self.clock),
+            train_bytes=ByteBudget(
+                min(config.fwdbwd_dispatch_bytes_semaphore_size, _TRAIN_BYTES), clock=self.clock
+            ),
         )
         self._parts.waits = (lane, made.train_bytes, fetcher.inflight)
         return made

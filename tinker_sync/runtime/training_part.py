@@ -204,7 +204,8 @@ def sender(core: Core) -> Callable[[TrainingPart, int], None]:
         if left_s <= 0:
             raise _too_late(part, core)
         budget = machinery.train_bytes
-        if not budget.acquire(part.size, None if math.isinf(left_s) else left_s):
+        # What has no size worth counting waits for nobody's chunks.
+        if part.size and not budget.acquire(part.size, None if math.isinf(left_s) else left_s):
             raise _too_late(part, core)
         try:
             reply = core.send(
@@ -215,7 +216,8 @@ def sender(core: Core) -> Callable[[TrainingPart, int], None]:
                 deadline_s=None if math.isinf(left_s) else left_s,
             )
         finally:
-            budget.release(part.size)
+            if part.size:
+                budget.release(part.size)
         promise: UntypedAPIFuture = read_reply(part.endpoint, reply, core.secrets)
         part.future.mark_accepted(promise.request_id)
         machinery.fetcher.fetch(
