@@ -167,6 +167,30 @@ def test_a_decoder_that_fails_otherwise_fails_the_future(bench: Bench) -> None:
     assert isinstance(future.exception(0), ZeroDivisionError)
 
 
+def test_a_step_that_breaks_fails_the_future(bench: Bench) -> None:
+    def broken(error: Exception) -> None:
+        raise RuntimeError("no way on")
+
+    future = bench.fetch(on_gone=broken)
+    bench.poller.answer(410, {"detail": "gone"})
+    with pytest.raises(RuntimeError, match="no way on"):
+        future.result(0)
+
+
+def test_a_question_that_cannot_be_asked_fails_the_future(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no poller")
+
+    future = bench.fetch()
+    bench.poller.answer(503, {})
+    monkeypatch.setattr(bench.poller, "start", broken)
+    bench.poller.pass_time()
+    with pytest.raises(RuntimeError, match="no poller"):
+        future.result(0)
+
+
 def test_gone_is_handed_on(bench: Bench) -> None:
     gone: list[Exception] = []
     future = bench.fetch(on_gone=gone.append)

@@ -143,6 +143,42 @@ def test_retries_are_counted() -> None:
         assert len(http.calls) == 1 + (call.max_retries or 0)
 
 
+def test_w1_a_patient_call_outlives_minutes_of_outage() -> None:
+    clock = FakeClock()
+    began = clock.now()
+
+    class Down(ScriptedHttp):
+        def send(self, call: Call) -> Reply:
+            self.calls.append(call)
+            if clock.now() - began < CALLERS_PATIENCE_S - 60:
+                raise REFUSED
+            return OK
+
+    http = Down(OK)
+    assert caller_for(http, clock).call(post(patient=True, deadline_s=7200.0)) is OK
+    assert len(http.calls) > 11
+    with pytest.raises(APIConnectionError):  # nobody asked for patience here
+        caller_for(ScriptedHttp(REFUSED)).call(post(deadline_s=7200.0))
+
+
+def test_a_patient_call_gives_up_after_all() -> None:
+    clock = FakeClock()
+    began = clock.now()
+    with pytest.raises(APIConnectionError):
+        caller_for(ScriptedHttp(REFUSED), clock).call(post(patient=True, deadline_s=7200.0))
+    assert CALLERS_PATIENCE_S - 60 < clock.now() - began <= CALLERS_PATIENCE_S
+
+
+@pytest.mark.parametrize(("configured", "of_call"), [(3, None), (10, 3)])
+def test_a_number_of_retries_somebody_chose_limits_patient_calls_too(
+    configured: int, of_call: int | None
+) -> None:
+    http = ScriptedHttp(REFUSED)
+    with pytest.raises(APIConnectionError):
+        caller_for(http, max_retries=configured).call(post(patient=True, max_retries=of_call))
+    assert len(http.calls) == 4
+
+
 def test_w20_without_a_deadline_no_new_try_begins_after_some_minutes() -> None:
     clock = FakeClock()
     http = ScriptedHttp(SILENCE, takes_s=60, clock=clock)

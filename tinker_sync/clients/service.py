@@ -49,7 +49,7 @@ class ServiceClient:
         default_headers_overrides: headers of every request; the older name of `default_headers`.
         default_headers: headers of every request.
         timeout: how long the server may be silent.
-        max_retries: how often a call is tried again.
+        max_retries: how often a call is tried again; None: ten times, or for five minutes if that is more.
         session: a `requests.Session` with proxies, certificates and so on.
         deadline: how long any call may take in all, seconds; None: hours, by kind of call.
         dialect: "auto", "proto", "json" or a `Dialect`.

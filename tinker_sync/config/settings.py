@@ -189,7 +189,8 @@ class Settings:
             default_headers: Sent with every request; they win over our own.
             session: Proxies, certificates and adapters are taken from it.
             timeout: Seconds to wait for an answer, a pair (connect, read), or a `Timeout`.
-            max_retries: How often a failed request is repeated.
+            max_retries: How often a failed request is repeated. What a script cannot do without is repeated
+                for at least five minutes, unless this is another number than 10.
             max_body_bytes: A larger answer is an error.
             sdk_version: The protocol level to declare.
             dialect: What the server speaks: auto, proto, json or a `Dialect`.

@@ -64,6 +64,7 @@ def make_call(
         timeout=_timeout(row, settings),
         # A patient call tries for minutes by itself; the others have somebody who asks again.
         max_retries=None if row.patient else row.max_retries,
+        patient=row.patient,
         deadline_s=deadline_s,
         repeatable=row.repeat is Repeat.SAFE if dialect is None else dialect.may_repeat(row),
         follow_redirects=row.follow_redirects,

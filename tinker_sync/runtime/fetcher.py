@@ -217,7 +217,10 @@ class Fetch(Generic[T]):
             self._ticket = self._fetcher.poller.start(call, self._on_outcome)
 
     def _ask_again(self) -> None:
-        self._ask(self._retrieval.ask())
+        try:
+            self._ask(self._retrieval.ask())
+        except Exception as error:  # noqa: BLE001  # whatever it was, somebody waits for the result
+            self._fail(error)
 
     def _on_outcome(self, outcome: Reply | SendFailed) -> None:
         now = self._fetcher.clock.now()
@@ -225,11 +228,9 @@ class Fetch(Generic[T]):
             self._fail(self._deadline_error())
             return
         try:
-            action = self._retrieval.on(outcome, asked_at=self._asked_at, now=now)
-        except Exception as error:  # noqa: BLE001  # whatever it was, somebody waits for the result
+            self._act(self._retrieval.on(outcome, asked_at=self._asked_at, now=now), now)
+        except Exception as error:  # noqa: BLE001  # as above
             self._fail(error)
-            return
-        self._act(action, now)
 
     def _act(self, action: Action, now: float) -> None:
         if isinstance(action, Finished):

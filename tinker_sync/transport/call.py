@@ -41,6 +41,8 @@ class Call:
     """In place of the timeout's `read`, for calls that a server may hold, or that must not take long."""
     max_retries: int | None = None
     """None: as configured."""
+    patient: bool = False
+    """Whether tries are not counted for the first minutes, unless somebody has configured their number."""
     deadline_s: float | None = None
     """How long the call may take in all, pauses included. None: as configured."""
     repeatable: bool = True

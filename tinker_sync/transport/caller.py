@@ -21,6 +21,7 @@ from attrs import evolve, frozen
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
+from tinker_sync.config.settings import MAX_RETRIES
 from tinker_sync.errors import (
     APIConnectionError,
     APIError,
@@ -35,7 +36,7 @@ from tinker_sync.transport.redact import redact_text
 from tinker_sync.transport.verdict import Again, Fatal, Judge, Retry, Verdict
 
 # Where neither the call nor the settings give a deadline: no new try begins after this. A try under way ends
-# as its own timeouts say.
+# as its own timeouts say. Servers that restart are back within it, so patient calls use all of it.
 PATIENCE_S: Final = 300.0
 _MAX_NOTES: Final = 100
 _logger: Final = logging.getLogger(__name__)
@@ -122,8 +123,10 @@ class Caller:
     def _patience(self, call: Call) -> _Patience:
         deadline_s = self._settings.deadline_s if call.deadline_s is None else call.deadline_s
         now_s = self._clock.now()
+        counted = call.max_retries is not None or self._settings.max_retries != MAX_RETRIES
         return _Patience(
             retries=self._settings.max_retries if call.max_retries is None else call.max_retries,
+            free_until_s=now_s + PATIENCE_S if call.patient and not counted else now_s,
             until_s=now_s + (PATIENCE_S if deadline_s is None else deadline_s),
             cuts_tries=deadline_s is not None,
         )
@@ -172,6 +175,8 @@ class _Patience:
     """How much trying is left; a failed try returns the next one, or raises what failed."""
 
     retries: int
+    free_until_s: float
+    """Until this moment of the clock a try may begin also when none is left."""
     until_s: float
     """No try begins after this moment of the clock."""
     cuts_tries: bool
@@ -189,7 +194,8 @@ class _Patience:
         """What is left for a try that begins at `next_try_s`."""
         limit = verdict.limit if isinstance(verdict, Retry) else None
         limited = self.limited + (limit is not None)
-        if self.retries <= 0 or next_try_s >= self.until_s or (limit is not None and limited > limit):
+        spent = self.retries <= 0 and next_try_s >= self.free_until_s
+        if spent or next_try_s >= self.until_s or (limit is not None and limited > limit):
             raise self.explained(verdict.error)
         lost = self.lost or _may_have_been_done(verdict.error)
         return evolve(self, retries=self.retries - 1, limited=limited, lost=lost)
