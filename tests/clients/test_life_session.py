@@ -22,6 +22,7 @@ from tinker_sync.errors import (
     APITimeoutError,
     AuthenticationError,
     BillingError,
+    CredentialError,
     SessionLostError,
     TinkerError,
 )
@@ -413,5 +414,18 @@ def test_a_slow_renewal_holds_up_no_heartbeat(stub: Stub, service: ServiceClient
     release = threading.Event()
     stub.script("/client/dynamic_config", Answer(gate=release, usual=True))
     beat(stub, clock, *[Answer(usual=True)] * 4)
-    assert len(stub.asked("/client/dynamic_config")) == 2  # the second is still at it
+    stub.await_asked("/client/dynamic_config", 2)  # it was asked for, and has no answer yet
     release.set()
+
+
+def test_a_token_that_cannot_be_renewed_is_what_a_sample_says(stub: Stub, clock: FakeClock) -> None:
+    stub.behaviour.config = {**FULL, "pjwt_auth_enabled": True}
+    stub.script(
+        "/auth/token", Answer(body={"jwt": "token-0"}), *[Answer(403, body={"detail": "no longer"})] * 50
+    )
+    with ServiceClient(base_url=stub.url, api_key="tml-x") as service:
+        sampler = service.create_sampling_client(base_model="stub/model")
+        service.holder.keys._tokens._clock = clock
+        clock.advance(service.holder.keys._tokens._held.lifetime_s + 1e7)
+        with pytest.raises(CredentialError, match="no longer"):
+            sampler.sample(PROMPT, 1, PARAMS).result(20)

@@ -13,6 +13,7 @@ from tinker_sync.errors import (
     APIStatusError,
     AuthenticationError,
     BadRequestError,
+    CredentialError,
     InternalServerError,
     NotFoundError,
     PermissionDeniedError,
@@ -290,6 +291,18 @@ def test_a_failure_that_is_final_is_not_retried() -> None:
     error = Asking().fails_with(final)
     assert isinstance(error, APIConnectionError)
     assert error.__cause__ is final
+
+
+def test_a_key_that_is_missing_for_a_moment_is_waited_for() -> None:
+    missing = SendFailed("CredentialError: there is no new one", maybe_received=False, final=True)
+    missing.__cause__ = CredentialError("there is no new one")
+    asking = Asking()
+    asking.pauses(missing, missing)
+    assert isinstance(asking.gets(reply(200, {})), Finished)
+    asking = Asking()
+    while not isinstance(action := asking.gets(missing), Failed):
+        asking.now += action.delay_s
+    assert action.error is missing.__cause__
 
 
 # ---------------------------------------------------------------------------------------------------- 4xx

@@ -199,7 +199,7 @@ def test_ahead_of_time_it_is_renewed_after_four_fifths() -> None:
 
 
 @pytest.mark.parametrize("lifetime", [-50.0, 0.0, 0.1, 1.0, 4.0, 60.0, 300.0, 301.0])
-def test_short_lives_leave_pauses_w28(lifetime: float) -> None:
+def test_w28_short_lives_leave_pauses(lifetime: float) -> None:
     tokens, exchange, clock = cache(lifetime)
     tokens.get()
     for _ in range(100):

@@ -66,7 +66,7 @@ def test_lists_of_targets_are_whole_numbers(value: Any) -> None:
     assert (found.dtype, found.shape, found.data) == ("int64", [2], [5, 6])
 
 
-def test_lists_of_other_names_speak_for_themselves() -> None:
+def test_w39_lists_of_other_names_speak_for_themselves() -> None:
     assert tensor("my_mask", [1, 0]).dtype == "int64"
     assert tensor("my_mask", [True, False]).data == [1, 0]
     assert tensor("my_scale", [1, 0.5]).dtype == "float32"
@@ -165,7 +165,7 @@ def test_what_is_no_sequence_is_a_type_error(value: Any) -> None:
         ("it's", [None, "x"], 'loss_fn_inputs["it\'s"][1]: expected a number'),
     ],
 )
-def test_what_would_be_cut_is_refused_with_its_place(name: str, value: Any, said: str) -> None:
+def test_w39_what_would_be_cut_is_refused_with_its_place(name: str, value: Any, said: str) -> None:
     assert refusal(tensor, name, value).startswith(said)
 
 

@@ -96,7 +96,7 @@ def test_a_matrix_without_cells_is_none(shape: tuple[int, int]) -> None:
         (tables.DTYPE_FLOAT32, "0000803f 000000c0", [1.0, -2.0]),
     ],
 )
-def test_plain_tensors_are_widened(dtype: int, data: str, expected: list[float]) -> None:
+def test_w11_plain_tensors_are_widened(dtype: int, data: str, expected: list[float]) -> None:
     tensor = {"dtype": dtype, "dense": bytes.fromhex(data)}
     found = decoded(target_prompt_logprobs=tensor).target_prompt_logprobs
     assert found is not None

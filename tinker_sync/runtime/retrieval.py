@@ -21,6 +21,7 @@ from tinker_sync.errors import (
     APIConnectionError,
     APIResponseValidationError,
     APIStatusError,
+    CredentialError,
     RequestErrorCategory,
     RequestFailedError,
     WireError,
@@ -198,6 +199,10 @@ class Retrieval:
         if failed.timed_out and failed.maybe_received:
             # The server holds polls longer than we listen. It heard us; nothing is wrong.
             return self._poll_again(asked_at, now)
+        cause = failed.__cause__
+        if isinstance(cause, CredentialError):
+            # There was a key when the work was asked for; a new one may be had in a moment.
+            return self._back_off_connection(now, lambda: cause)
         if failed.final:
             return Failed(self._connection_error(failed))
         return self._back_off_connection(now, lambda: self._connection_error(failed))

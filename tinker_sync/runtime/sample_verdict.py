@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from tinker_sync.errors import APIError
+from tinker_sync.errors import APIError, TinkerError
 from tinker_sync.runtime.billing import BillingPause
 from tinker_sync.runtime.rate_limiter import default_delay_s
 from tinker_sync.runtime.sample_lane import Refused, Retry, Throttled
@@ -34,6 +34,8 @@ class SampleJudge:
     ) -> Retry | Throttled | Refused:
         """What to do about this outcome of this call, whose `attempt` counts the tries so far."""
         if isinstance(outcome, SendFailed):
+            if isinstance(outcome.__cause__, TinkerError):
+                return Refused(outcome.__cause__)  # no key, say: it was never sent, and it says why itself
             found: verdict.Verdict | None = self._judge.failure(outcome, call)
         else:
             if outcome.status == 402 and self._billing.may_pause():
