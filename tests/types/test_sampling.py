@@ -58,6 +58,8 @@ def test_w38_a_mistyped_name_is_an_error() -> None:
             SamplingParams(**{wrong: 3})
     with pytest.raises(TypeError):
         SamplingParams(16)
+    with pytest.raises(InvalidInputError, match="max_token'"):
+        SamplingParams.model_validate({"max_token": 3})
 
 
 @pytest.mark.parametrize(

@@ -87,11 +87,12 @@ def test_unknown_fields_in_parts_that_requests_have_too(backend: Backend) -> Non
 def test_unknown_fields_of_a_request_are_refused(backend: Backend) -> None:
     prompt = {"chunks": [{"tokens": [1], "type": "encoded_text", "typo": 1}], "typo": 2}
     error = refusal(
-        {"prompt": prompt, "sampling_params": {"ignored": 1}, "typo": 3}, types.SampleRequest, backend
+        {"prompt": prompt, "sampling_params": {"typo": 4}, "typo": 3}, types.SampleRequest, backend
     )
     assert str(error) == (
         "$.typo: SampleRequest has no such field; also $.prompt.typo: ModelInput has no such field; "
-        "also $.prompt.chunks[0].typo: EncodedTextChunk has no such field"
+        "also $.prompt.chunks[0].typo: EncodedTextChunk has no such field; "
+        "also $.sampling_params.typo: SamplingParams has no such field"
     )
     tensor = {"data": [1], "dtype": "int64", "typo": 1}
     assert refusal(tensor, types.TensorData, backend).path == "$.typo"

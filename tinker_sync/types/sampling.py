@@ -73,8 +73,6 @@ class SamplingParams(Model):
     1.0
     """
 
-    __response__ = True
-
     max_tokens: int | None = None
     seed: int | None = None
     stop: Stop = attrs.field(default=None, converter=_stop)
