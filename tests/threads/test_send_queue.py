@@ -23,7 +23,7 @@ from tinker_sync.runtime.workers import Workers
 THREADS = 64
 CALLS = 50
 # Of each of the two kinds, with and without a call that cannot be sent. The full measure is 100.
-REPETITIONS = int(os.environ.get("STRESS_REPETITIONS", "20"))
+REPETITIONS = int(os.environ.get("STRESS_REPETITIONS", "6"))
 
 
 @contextmanager
