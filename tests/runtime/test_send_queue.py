@@ -404,6 +404,95 @@ class TestMoves:
             bench.queue.append(Operation("a", [], APIFuture()))
 
 
+class TestPlaces:
+    """Operations whose requests come later."""
+
+    def keep(self, bench: Bench) -> Operation[FakePart]:
+        place: Operation[FakePart] = Operation("late", (), APIFuture())
+        bench.queue.keep_place(place)
+        return place
+
+    def test_what_is_behind_waits_for_the_requests(self, bench: Bench) -> None:
+        bench.append("a")
+        place = self.keep(bench)
+        bench.append("b")
+        bench.workers.do_all()
+        assert bench.sent == "1:a"
+        assert repr(bench.queue) == "<SendQueue idle, 2 queued, next number 2>"
+        bench.queue.fill(place, operation("late", 2).parts)
+        bench.append("c")
+        bench.workers.do_all()
+        assert bench.sent == "1:a 2:late.1 3:late.2 4:b 5:c"
+
+    def test_requests_may_come_before_the_turn(self, bench: Bench) -> None:
+        bench.append("a")
+        place = self.keep(bench)
+        bench.queue.fill(place, operation("late").parts)
+        assert place.future.status().state is FutureState.QUEUED
+        bench.workers.do_all()
+        assert bench.sent == "1:a 2:late"
+
+    def test_the_future_cannot_be_cancelled_any_more_once_they_are_sent(self, bench: Bench) -> None:
+        place = self.keep(bench)
+        bench.queue.fill(place, operation("late").parts)
+        assert (place.future.cancel(), place.future.running()) == (False, True)
+
+    @pytest.mark.parametrize("ending", ["cancelled", "failed", "resolved"])
+    def test_a_place_whose_future_ends_is_given_up_and_takes_no_number(
+        self, bench: Bench, ending: str
+    ) -> None:
+        place = self.keep(bench)
+        bench.append("b")
+        assert bench.workers.jobs == []
+        if ending == "cancelled":
+            place.future.cancel()
+        elif ending == "failed":
+            place.future.fail(REFUSED)
+        else:
+            place.future.resolve(None)
+        bench.workers.do_all()
+        assert bench.sent == "1:b"
+        late = operation("late")
+        bench.queue.fill(place, late.parts)
+        assert late.parts[0].future.cancelled()
+        bench.workers.do_all()
+        assert bench.sent == "1:b"
+
+    def test_a_broken_queue_fails_the_places(self, bench: Bench) -> None:
+        bench.failures["a"] = REFUSED
+        bench.append("a")
+        place = self.keep(bench)
+        bench.workers.do_all()
+        with pytest.raises(EarlierCallFailedError):
+            place.future.result(timeout=0)
+        late = self.keep(bench)
+        assert isinstance(late.future.exception(timeout=0), EarlierCallFailedError)
+
+    def test_a_request_that_cannot_be_sent_breaks_the_queue(self, bench: Bench) -> None:
+        bench.failures["late"] = REFUSED
+        place = self.keep(bench)
+        behind = bench.append("b")
+        part = operation("late").parts[0]
+        bench.queue.fill(place, [part])
+        bench.workers.do_all()
+        assert part.future.exception(timeout=0) is REFUSED
+        assert isinstance(behind.future.exception(timeout=0), EarlierCallFailedError)
+
+    def test_a_closed_queue_fails_the_places(self, bench: Bench) -> None:
+        place = self.keep(bench)
+        bench.queue.close(TinkerError("over"))
+        assert isinstance(place.future.exception(timeout=0), TinkerError)
+
+    def test_places_without_requests_and_requests_without_place_are_mistakes_of_ours(
+        self, bench: Bench
+    ) -> None:
+        place = self.keep(bench)
+        with pytest.raises(AssertionError, match="without requests"):
+            bench.queue.fill(place, [])
+        with pytest.raises(AssertionError, match="nothing to wait for"):
+            bench.queue.keep_place(operation("a"))
+
+
 class TestNoLockIsHeld:
     """Everything that runs code of others is done with the lock free; each of these would hang otherwise."""
 

@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._twins import blocking_twin, future_twin
-from tinker_sync.runtime.chunking import split
-from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.merge import merge_outputs
 from tinker_sync.runtime.send_queue import Operation, SendQueue
-from tinker_sync.runtime.training_part import TrainingPart, json_part, pass_parts
+from tinker_sync.runtime.training_part import TrainingPart, json_part, pass_operation
 from tinker_sync.types import (
     AdamParams,
     Datum,
@@ -117,33 +114,15 @@ class TrainingClient:
         *,
         forward_only: bool,
     ) -> APIFuture[ForwardBackwardOutput]:
-        whole = ForwardBackwardInput(list(data), loss_fn, config)
-        whole.validate()
-        facts = self._core.machinery.facts
-        if forward_only and not facts.dialect.forward_only:
-            self._core.refuse_without_forward()
-        limits = facts.config
-        chunks = split(
-            whole.data, max_bytes=limits.fwdbwd_max_chunk_bytes_count, max_count=limits.fwdbwd_max_chunk_len
-        )
-        parts = pass_parts(
+        operation = pass_operation(
             self._core,
             self.model_id,
-            whole,
-            chunks,
-            facts.dialect,
+            name,
+            ForwardBackwardInput(list(data), loss_fn, config),
             forward_only=forward_only,
             deadline_at=self._until(deadline),
         )
-        futures = [part.future for part in parts]
-        future: APIFuture[ForwardBackwardOutput] = (
-            futures[0]
-            if len(futures) == 1
-            else CombinedFuture(
-                futures, merge_outputs, submit=self._core.callback_pool.run, clock=self._core.clock
-            )
-        )
-        operation = Operation(name, parts, future, parallel=limits.parallel_fwdbwd_chunks)
+        future: APIFuture[ForwardBackwardOutput] = operation.future
         self._core.enter(partial(self._queue.append, operation))
         return future
 

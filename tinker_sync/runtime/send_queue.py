@@ -11,6 +11,8 @@ Guarantees
 - At most one operation is in its send phase. It consists of one or more requests with consecutive numbers.
   Serial: each is sent when the one before it was accepted. Parallel: all but the first at once, and the first
   when all those were accepted; the server holds back what it cannot run yet, so it sees the batch as a whole.
+- An operation whose requests are not known yet keeps its place: what is behind it waits until `fill` brings
+  them. It uses no number before that, and none at all when its future ends first; the rest moves up then.
 - An operation fails as a whole. If a request cannot be sent, its future fails with the cause, and every other
   future of the operation, of the queue and of later calls with an `EarlierCallFailedError` that names it: at
   once, without anything more being sent, for the server would see a hole, or take later work for earlier.
@@ -37,7 +39,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from attrs import frozen
+from attrs import define
 
 from tinker_sync.errors import EarlierCallFailedError
 from tinker_sync.runtime import _fork
@@ -59,12 +61,12 @@ class Part(Protocol):
 PartT = TypeVar("PartT", bound=Part)
 
 
-@frozen(eq=False)
+@define(eq=False)
 class Operation(Generic[PartT]):
     """One call of the user: a name for errors, its requests, and the future the user holds.
 
     With a single part `future` is that part's; with several it combines theirs. `parallel` chooses the order
-    of sending.
+    of sending. Without parts it keeps a place in the queue; the queue alone changes that.
     """
 
     name: str
@@ -169,6 +171,16 @@ class SendQueue(Generic[PartT]):
         makes several calls and then asks for their results meets the first failure first.
         """
         assert operation.parts, "an operation without requests"  # noqa: S101
+        self._append(operation)
+
+    def keep_place(self, operation: Operation[PartT]) -> None:
+        """Take an operation whose requests are not known yet; what comes later waits for `fill`, or until the
+        future of the operation ends.
+        """
+        assert not operation.parts, "nothing to wait for"  # noqa: S101
+        self._append(operation)
+
+    def _append(self, operation: Operation[PartT]) -> None:
         with self._lock:
             refusal = self._refusal
             if refusal is None:
@@ -176,8 +188,23 @@ class SendQueue(Generic[PartT]):
         if refusal is not None:
             _fail(operation, refusal)
             return
-        operation.future.when_done(lambda future: self._forget(operation) if future.cancelled() else None)
+        operation.future.when_done(
+            lambda future: self._forget(operation) if future.cancelled() or not operation.parts else None
+        )
         self._advance()
+
+    def fill(self, operation: Operation[PartT], parts: Sequence[PartT]) -> None:
+        """Bring the requests, at least one, of an operation that keeps a place; end them if it lost that."""
+        assert parts, "an operation without requests"  # noqa: S101
+        with self._lock:
+            kept = operation in self._queue
+            if kept:
+                operation.parts = parts
+        if kept:
+            self._advance()
+        else:
+            for part in parts:
+                part.future.cancel()
 
     def close(self, failure: Exception) -> None:
         """Send nothing more; fail with `failure` what is queued and whatever comes later. The first close
@@ -216,7 +243,7 @@ class SendQueue(Generic[PartT]):
     # ---------------------------------------------------- one after the other
 
     def _advance(self) -> None:
-        """Begin with the next operation, unless one is being sent or there is none."""
+        """Begin with the next operation, unless one is being sent, there is none, or it keeps a place."""
         while (operation := self._take_next()) is not None:
             # This takes the future's lock, so ours is free; the state keeps other threads out meanwhile.
             if operation.future.begin():
@@ -226,7 +253,7 @@ class SendQueue(Generic[PartT]):
 
     def _take_next(self) -> Operation[PartT] | None:
         with self._lock:
-            if self._state is not QueueState.IDLE or not self._queue:
+            if self._state is not QueueState.IDLE or not self._queue or not self._queue[0].parts:
                 return None
             self._move_locked(QueueState.SENDING)
             return self._queue.popleft()
@@ -306,10 +333,12 @@ class SendQueue(Generic[PartT]):
             _fail(each, refusal)
 
     def _forget(self, operation: Operation[PartT]) -> None:
-        """Drop what was cancelled in the queue at once, bodies and all."""
+        """Drop what has ended in the queue at once, bodies and all."""
         with self._lock:
-            if operation in self._queue:
-                self._queue.remove(operation)
+            if operation not in self._queue:
+                return
+            self._queue.remove(operation)
+        self._advance()  # it may have been what the others waited for
 
     def _move_locked(self, state: QueueState) -> None:
         before, self._state = self._state, state

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync.errors import DeadlineError
 from tinker_sync.runtime.calls import read_reply
-from tinker_sync.runtime.chunking import DataChunk
+from tinker_sync.runtime.chunking import DataChunk, split
+from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.fetcher import Decode, Promise, decode_with
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.merge import merge_outputs
+from tinker_sync.runtime.send_queue import Operation
 from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.types.training import (
     ForwardBackwardInput,
@@ -103,6 +105,41 @@ def json_part(
         deadline_at=deadline_at,
         made_at=core.clock.now(),
     )
+
+
+def pass_operation(
+    core: Core,
+    model_id: str,
+    name: str,
+    whole: ForwardBackwardInput,
+    *,
+    forward_only: bool,
+    deadline_at: float,
+) -> Operation[TrainingPart]:
+    """One pass over any number of data, for the send queue; its future has the output of all.
+
+    Raises:
+        InvalidInputError: the data cannot be sent.
+        UnsupportedByServerError: the server has no such passes.
+    """
+    whole.validate()
+    facts = core.machinery.facts
+    if forward_only and not facts.dialect.forward_only:
+        core.refuse_without_forward()
+    limits = facts.config
+    chunks = split(
+        whole.data, max_bytes=limits.fwdbwd_max_chunk_bytes_count, max_count=limits.fwdbwd_max_chunk_len
+    )
+    parts = pass_parts(
+        core, model_id, whole, chunks, facts.dialect, forward_only=forward_only, deadline_at=deadline_at
+    )
+    futures = [part.future for part in parts]
+    future: APIFuture[ForwardBackwardOutput] = (
+        futures[0]
+        if len(futures) == 1
+        else CombinedFuture(futures, merge_outputs, submit=core.callback_pool.run, clock=core.clock)
+    )
+    return Operation(name, parts, future, parallel=limits.parallel_fwdbwd_chunks)
 
 
 def pass_parts(
