@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
+from operator import attrgetter
 from typing import Final
 
 from attrs import frozen
@@ -12,11 +13,13 @@ from attrs import frozen
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._twins import result_twin
 from tinker_sync.clients.rest._base import RestBase, checked_id, told_of
+from tinker_sync.clients.rest.listing import Listing, Page
 from tinker_sync.errors import APIResponseValidationError, InvalidInputError
 from tinker_sync.runtime.calls import make_call
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.transport.call import Reply
 from tinker_sync.types import (
+    Checkpoint,
     CheckpointsListResponse,
     CopyWeightsRequest,
     CopyWeightsResponse,
@@ -67,6 +70,37 @@ class CheckpointCalls(RestBase):
             method="list_user_checkpoints",
             kind=CheckpointsListResponse,
             query={"limit": limit, "offset": offset},
+        )
+
+    def iter_checkpoints(self, training_run_id: str, *, limit: int | None = None) -> Listing[Checkpoint]:
+        """Go through all checkpoints of a run.
+
+        Args:
+            training_run_id: its id.
+            limit: how many at most; None: all.
+        """
+        checked_id("training_run_id", training_run_id)
+        return Listing(
+            lambda size, offset: self.list_checkpoints(training_run_id),  # noqa: ARG005  # it has no pages
+            lambda answer: Page(answer.checkpoints, len(answer.checkpoints)),
+            attrgetter("tinker_path"),
+            limit=limit,
+        )
+
+    def iter_user_checkpoints(self, *, limit: int | None = None) -> Listing[Checkpoint]:
+        """Go through all your checkpoints, however many; the next page comes while you use this one.
+
+        What is there all the time comes exactly once, also when others come and go meanwhile. `total` of the
+        iterator says how many there are, once the first was given.
+
+        Args:
+            limit: how many at most; None: all.
+        """
+        return Listing(
+            self.list_user_checkpoints,
+            lambda answer: Page(answer.checkpoints, answer.cursor.total_count if answer.cursor else None),
+            attrgetter("tinker_path"),
+            limit=limit,
         )
 
     def delete_checkpoint(self, training_run_id: str, checkpoint_id: str) -> APIFuture[None]:

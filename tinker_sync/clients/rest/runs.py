@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from tinker_sync.clients._twins import result_twin
 from tinker_sync.clients.rest._base import AccessScope, RestBase, checked_id, checked_scope
+from tinker_sync.clients.rest.listing import Listing, Page
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.types import (
     GetSamplerResponse,
@@ -72,6 +75,27 @@ class RunCalls(RestBase):
                 "access_scope": checked_scope(access_scope),
                 "project_id": project_id,
             },
+        )
+
+    def iter_training_runs(
+        self, *, limit: int | None = None, access_scope: AccessScope = "owned", project_id: str | None = None
+    ) -> Listing[TrainingRun]:
+        """Go through all runs, however many; the next page comes while you use this one.
+
+        What is there all the time comes exactly once, also when others come and go meanwhile. `total` of the
+        iterator says how many there are, once the first was given.
+
+        Args:
+            limit: how many at most; None: all.
+            access_scope: "accessible" also lists runs of others that you may read.
+            project_id: only runs of this project.
+        """
+        checked_scope(access_scope)
+        return Listing(
+            lambda size, offset: self.list_training_runs(size, offset, access_scope, project_id),
+            lambda answer: Page(answer.training_runs, answer.cursor.total_count),
+            attrgetter("training_run_id"),
+            limit=limit,
         )
 
     def get_weights_info_by_tinker_path(self, tinker_path: str) -> APIFuture[WeightsInfoResponse]:

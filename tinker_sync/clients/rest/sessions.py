@@ -12,6 +12,7 @@ from tinker_sync._secret import Secret, mask_text
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._twins import result_twin
 from tinker_sync.clients.rest._base import AccessScope, RestBase, checked_id, checked_scope, told_of
+from tinker_sync.clients.rest.listing import Listing, Page
 from tinker_sync.errors import ExperimentalWarning, TinkerError, WireError
 from tinker_sync.runtime.calls import make_call, odd_answer
 from tinker_sync.runtime.futures import APIFuture
@@ -68,6 +69,24 @@ class SessionCalls(RestBase):
             method="list_sessions",
             kind=ListSessionsResponse,
             query={"limit": limit, "offset": offset, "access_scope": checked_scope(access_scope)},
+        )
+
+    def iter_sessions(self, *, limit: int | None = None, access_scope: AccessScope = "owned") -> Listing[str]:
+        """Go through the ids of all sessions, however many; the next page comes while you use this one.
+
+        What is there all the time comes exactly once, also when others come and go meanwhile. The service
+        does not say how many there are.
+
+        Args:
+            limit: how many at most; None: all.
+            access_scope: "accessible" also lists sessions of others that you may read.
+        """
+        checked_scope(access_scope)
+        return Listing(
+            lambda size, offset: self.list_sessions(size, offset, access_scope),
+            lambda answer: Page(answer.sessions),
+            str,
+            limit=limit,
         )
 
     def search_sessions(self, request: SessionSearchRequest) -> APIFuture[SessionSearchResponse]:
