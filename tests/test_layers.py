@@ -13,12 +13,15 @@ import tinker_sync
 # From top to bottom. A module may import from rooms above its own and from its own.
 ROOMS = (
     *("_version", "_lazy", "_clock", "_secret", "_evidence", "errors", "_observe"),
-    *("config", "types", "wire", "transport", "auth", "runtime", "telemetry", "clients", "local", "cli"),
+    *("config", "types", "wire", "transport", "auth", "runtime", "telemetry"),
+    *("text", "data", "clients", "local", "cli", "__main__"),
 )
 # Rooms above that are closed all the same: values and codecs are pure, the embedded server knows no client.
 CLOSED = {
     "types": {"config"},
     "wire": {"config"},
+    "text": {"config", "wire", "transport", "auth", "telemetry"},
+    "data": {"config", "wire", "transport", "auth", "runtime", "telemetry"},
     "local": {"transport", "runtime", "telemetry", "clients"},
     "cli": {"transport", "runtime", "telemetry"},
 }

@@ -6,11 +6,13 @@ No state; any thread may call. The first two functions neither open a connection
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
 
-from attrs import evolve
+from attrs import evolve, frozen
 
-from tinker_sync._secret import mask_text
+from tinker_sync._secret import Secret, mask_text
 from tinker_sync.config import CredentialsFile, Settings
 from tinker_sync.errors import APIResponseValidationError, APIStatusError, TinkerError
 from tinker_sync.transport.auth import Grant, KeyRing, choose_source, read_grant, static_key
@@ -19,7 +21,16 @@ from tinker_sync.transport.caller import Caller
 from tinker_sync.transport.http import Http
 from tinker_sync.transport.journal import Journal
 
-__all__ = ["get_tinker_token", "raise_if_tinker_not_accessible", "tinker_has_credentials"]
+__all__ = [
+    "KeyDetails",
+    "delete_key",
+    "describe_key",
+    "get_tinker_token",
+    "raise_if_tinker_not_accessible",
+    "tinker_has_credentials",
+]
+
+_KEY_PATH: Final = "/api/v1/auth/apikey/me"
 
 # Servers that know no such call also know no tokens.
 _NO_SUCH_CALL = frozenset({404, 405, 501})
@@ -44,23 +55,29 @@ def get_tinker_token() -> str | None:
     return str(key.reveal()) if key else None
 
 
-def tinker_has_credentials() -> bool:
+def tinker_has_credentials(*, base_url: str | None = None) -> bool:
     """Tell whether a credential is configured: a key, a stored key, or a command, which is not run.
+
+    Args:
+        base_url: the server it is for; None: `TINKER_BASE_URL`, else the hosted service.
 
     >>> tinker_has_credentials()
     False
     """
     try:
-        return choose_source(Settings.resolve(), enforce_cmd=False) is not None
+        return choose_source(Settings.resolve(base_url=base_url), enforce_cmd=False) is not None
     except TinkerError:
         return False
 
 
-def raise_if_tinker_not_accessible() -> None:
+def raise_if_tinker_not_accessible(*, base_url: str | None = None) -> None:
     """Return if the service can be used with the configured credential; raise what is wrong otherwise.
 
     Asks for the server's capabilities, which needs an account in good order, after the exchange of the key
     for a token where the server wants one. Nothing is tried twice.
+
+    Args:
+        base_url: the server; None: `TINKER_BASE_URL`, else the hosted service.
 
     Raises:
         CredentialError: No credential is configured, or the credential command failed.
@@ -74,22 +91,79 @@ def raise_if_tinker_not_accessible() -> None:
     tinker_sync.errors.CredentialError: there is no API key: pass api_key, set TINKER_API_KEY, or ...
     """
     try:
-        _ask(evolve(Settings.resolve(), max_retries=0))
+        _ask(Settings.resolve(base_url=base_url, max_retries=0))
     except TinkerError:
         raise
     except Exception as error:
         raise TinkerError(mask_text(f"{type(error).__name__}: {error}")) from error
 
 
+@frozen
+class KeyDetails:
+    """What the service knows of an API key, but for the key itself.
+
+    >>> KeyDetails("17", "laptop", "", "ada@example.com", "Analytical Engines").name
+    'laptop'
+    """
+
+    key_id: str
+    name: str
+    note: str
+    email: str
+    organization: str
+
+
+def describe_key(api_key: str, *, base_url: str | None = None) -> KeyDetails:
+    """Ask the service what it knows of a key; so it also says whether the key is good.
+
+    Args:
+        api_key: the key; it need not be configured anywhere.
+        base_url: the server; None: `TINKER_BASE_URL`, else the hosted service.
+
+    Raises:
+        AuthenticationError: the service does not take it.
+        TinkerError: anything else.
+    """
+    reply = _about_key("GET", Secret(api_key), base_url)
+    try:
+        tree = json.loads(reply.body)
+        return KeyDetails(
+            str(tree["key_id"]),
+            str(tree["name"]),
+            str(tree.get("note") or ""),
+            str(tree["details"]["user_details"]["email"]),
+            str(tree["details"]["org_details"]["name"]),
+        )
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        message = "the answer does not describe a key"
+    raise APIResponseValidationError(message, status_code=reply.status, method="GET", path=_KEY_PATH)
+
+
+def delete_key(api_key: str, *, base_url: str | None = None) -> None:
+    """Have the service delete a key for good, for everybody who uses it. Arguments as in `describe_key`."""
+    _about_key("DELETE", Secret(api_key), base_url)
+
+
+def _about_key(method: str, api_key: Secret, base_url: str | None) -> Reply:
+    settings = Settings.resolve(base_url=base_url, api_key=api_key, max_retries=0)
+    with _calling(settings) as (caller, _):
+        return caller.call(Call(method=method, path=_KEY_PATH, credential="exchange"))
+
+
 def _ask(settings: Settings) -> None:
+    with _calling(settings) as (caller, keys):
+        _prepare(caller, keys, settings.sdk_version)
+        caller.call(Call(method="GET", path="/api/v1/get_server_capabilities"))
+
+
+@contextmanager
+def _calling(settings: Settings) -> Iterator[tuple[Caller, KeyRing]]:
     keys = KeyRing(settings)
     keys.check()
     journal = Journal(base_url=settings.base_url, as_curl=settings.log_curl, secrets=lambda: keys.secrets)
     http = Http(settings, keys, journal=journal)
     try:
-        caller = Caller(http, settings, journal=journal, secrets=lambda: keys.secrets)
-        _prepare(caller, keys, settings.sdk_version)
-        caller.call(Call(method="GET", path="/api/v1/get_server_capabilities"))
+        yield Caller(http, settings, journal=journal, secrets=lambda: keys.secrets), keys
     finally:
         http.close()
 

@@ -1,0 +1,25 @@
+"""A server with something on it, and a way to run commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.cli_runs import Run, fixed_now, runner
+from support.cli_world import KEY, NOW, World
+from support.tinker_stub import StubServer
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    fixed_now(monkeypatch, NOW)
+    return runner(capsys, monkeypatch)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with StubServer(World()) as stub:
+        monkeypatch.setenv("TINKER_BASE_URL", stub.url)  # type: ignore[attr-defined]
+        monkeypatch.setenv("TINKER_API_KEY", KEY)
+        assert isinstance(stub, World)
+        yield stub

@@ -1,0 +1,101 @@
+"""Logging in and out, and what is said of the key in use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.cli_runs import Run
+from support.cli_world import KEY, World
+from support.tinker_stub import Answer
+
+from tinker_sync._secret import Secret
+from tinker_sync.config import CredentialsFile
+from tinker_sync.config.credentials_file import StoredKey
+
+
+@pytest.fixture
+def keyless(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.delenv("TINKER_API_KEY")
+    return world
+
+
+def stored() -> dict[str, object]:
+    tree: dict[str, object] = json.loads((Path.home() / ".tinker" / "credentials.json").read_text())
+    return tree
+
+
+def test_a_pasted_key_is_checked_and_stored(run: Run, keyless: World) -> None:
+    done = run("auth", "login", stdin=f"  {KEY}\n")
+    assert (done.code, done.out) == (0, "")
+    assert "Logged in as ada@example.com (Analytical Engines)" in done.err
+    assert "/keys?new_key=true&key_name=tinker-cli-" in done.err
+    assert KEY not in done.err
+    people = {"org_details": {"name": "Analytical Engines"}, "user_details": {"email": "ada@example.com"}}
+    record = {"type": "manual", "key": KEY, "name": "laptop", "note": "", "details": people}
+    assert stored() == {"version": 1, "keys": {"17": record}, "default": "17"}
+    again = run("auth", "login", stdin=f"{KEY}\n")
+    assert again.code == 1
+    assert "tinker-sync auth logout" in again.err
+
+
+@pytest.mark.parametrize(("pasted", "words"), [("tml-wrong\n", "401"), ("\n", "empty"), ("", "empty")])
+def test_a_key_that_is_no_good_is_not_stored(run: Run, keyless: World, pasted: str, words: str) -> None:
+    done = run("auth", "login", stdin=pasted)
+    assert done.code == 1
+    assert words in done.err
+    assert "tml-wrong" not in done.err
+    assert CredentialsFile().default_key() is None
+
+
+def test_logging_out_forgets_the_key_and_says_where_to_delete_it(run: Run, keyless: World) -> None:
+    run("auth", "login", stdin=f"{KEY}\n")
+    done = run("auth", "logout")
+    assert done.code == 0
+    assert "Analytical Engines" in done.err
+    assert "/keys/17" in done.err
+    assert stored() == {"version": 1, "keys": {}}
+    assert [asked.method for asked in keyless.asked("/auth/apikey/me")] == ["GET"]
+    assert run("auth", "logout").code == 1
+
+
+@pytest.mark.parametrize("key", [KEY, "tml-unknown"])
+def test_a_key_made_by_an_older_command_line_is_deleted_on_the_server(
+    run: Run, keyless: World, key: str
+) -> None:
+    record = StoredKey(
+        key=Secret(key), name="old", type="generated", organization="Engines", email="ada@example.com"
+    )
+    CredentialsFile().add("9", record, make_default=True)
+    done = run("auth", "logout")
+    assert [asked.method for asked in keyless.asked("/auth/apikey/me")] == ["DELETE"]
+    assert CredentialsFile().default_key() is None
+    assert done.code == (0 if key == KEY else 1)
+    assert ("deleted on the server" if key == KEY else "still valid") in done.err
+
+
+def test_status(run: Run, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("auth", "status").out == "Credentials available: yes\nTinker accessible: yes\n"
+    assert run("auth", "status", "-f", "json").json == {
+        "credentials_available": True,
+        "tinker_accessible": True,
+    }
+    world.script("/get_server_capabilities", Answer(402, {"detail": "no money"}))
+    refused = run("auth", "status")
+    assert (refused.code, refused.out) == (1, "Credentials available: yes\nTinker accessible: no\n")
+    assert "no money" in refused.err
+    monkeypatch.delenv("TINKER_API_KEY")
+    monkeypatch.delenv("TINKER_BASE_URL")
+    none = run("auth", "status")
+    assert (none.code, none.out) == (1, "Credentials available: no\n")
+    assert "tinker-sync auth login" in none.err
+
+
+def test_whoami(run: Run, world: World) -> None:
+    assert run("auth", "whoami", "--format", "json").json == {
+        "user_urn": "tml:user:ada",
+        "org_urn": "tml:organization:engines",
+        "email": "ada@example.com",
+    }
+    assert "ada@example.com" in run("auth", "whoami").out

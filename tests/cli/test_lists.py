@@ -1,0 +1,114 @@
+"""Runs, checkpoints and models: what is shown of them, in each form."""
+
+from __future__ import annotations
+
+import pytest
+from support.cli_runs import Run
+from support.cli_world import OTHER_RUN, PATH, RUN, World, checkpoint
+
+
+def test_a_list_in_each_form(run: Run, world: World) -> None:
+    table = run("run", "list")
+    assert (table.code, table.err) == (0, "")
+    assert table.out.splitlines()[0] == "2 training runs"
+    assert f"{RUN}  Qwen/Qwen3-30B-A3B-Instruct-2507  rank 32  3 minutes ago  ok" in table.out
+    whole = run("run", "list", "--format", "json").json
+    assert [each["training_run_id"] for each in whole["runs"]] == [RUN, OTHER_RUN]
+    assert whole["runs"][0]["last_request_time"] == "2026-03-01 11:57:00+00:00"
+    assert run("run", "list", "-f", "jsonl").lines == whole["runs"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("-f", "json", "run", "list"),
+        ("run", "-f", "json", "list"),
+        ("run", "list", "-f", "json"),
+        ("-f", "table", "run", "list", "-f", "json"),
+    ],
+)
+def test_the_form_is_said_anywhere_and_last_counts(run: Run, world: World, line: tuple[str, ...]) -> None:
+    assert len(run(*line).json["runs"]) == 2
+
+
+def test_columns_are_chosen(run: Run, world: World) -> None:
+    shown = run("run", "list", "-c", "id, checkpoint,checkpoint_time,owner")
+    assert shown.out.splitlines()[2].split("  ")[0] == "Run"
+    assert f"{RUN}  weights/step-0100  2 hours ago  tml:user:ada" in shown.out
+    wrong = run("run", "list", "--columns", "id,colour")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "no such column: colour" in wrong.err
+    assert world.asked("/training_runs") != []
+
+
+def test_long_lists_are_fetched_page_by_page(run: Run, world: World) -> None:
+    world.runs = [{**world.runs[0], "training_run_id": f"run-{number}"} for number in range(250)]
+    assert len(run("run", "list", "--limit", "0", "-f", "json").json["runs"]) == 250
+    asked = [(page.query["limit"], page.query["offset"]) for page in world.asked("/training_runs")]
+    assert asked == [(["100"], ["0"]), (["100"], ["100"]), (["100"], ["200"])]
+    world.log.clear()
+    some = run("run", "list", "--limit", "105")
+    assert some.out.startswith("105 training runs\n")
+    assert some.out.endswith("145 more are not shown; --limit 0 shows all.\n")
+    assert [page.query["limit"] for page in world.asked("/training_runs")] == [["100"], ["5"]]
+
+
+def test_nothing_to_list(run: Run, world: World) -> None:
+    world.runs, world.checkpoints = [], []
+    assert run("run", "list").out == "no training runs\n"
+    assert run("checkpoint", "list").out == "no checkpoints\n"
+    assert run("checkpoint", "list", "-f", "json").json == {"checkpoints": []}
+    assert run("checkpoint", "list", "-f", "jsonl").out == ""
+
+
+def test_one_run(run: Run, world: World) -> None:
+    shown = run("run", "info", RUN).out
+    for words in ("rank 32", "3 minutes ago", PATH, "  purpose", "spelling"):
+        assert words in shown
+    assert run("run", "info", RUN, "-f", "json").json["last_checkpoint"]["tinker_path"] == PATH
+    missing = run("run", "info", "run-9")
+    assert missing.code == 1
+    assert missing.err.startswith("Error: 404 Not Found: no training run run-9")
+
+
+def test_checkpoints_of_all_runs_and_of_one(run: Run, world: World) -> None:
+    shown = run("checkpoint", "list").out
+    assert "1.2 GB  2 hours ago" in shown
+    assert "38.4 MB  1 day ago    in 7 days  yes     tinker://" in shown
+    assert "2025-11-30" in shown
+    own = run("checkpoint", "list", "--run-id", OTHER_RUN, "--format", "json").json
+    assert own["run_id"] == OTHER_RUN
+    assert [each["size_bytes"] for each in own["checkpoints"]] == [512]
+    world.checkpoints = [checkpoint(RUN, "weights", f"step-{number}") for number in range(1200)]
+    many = run("checkpoint", "list", "--limit", "0", "-f", "jsonl").lines
+    assert [each["checkpoint_id"] for each in many] == [f"weights/step-{number}" for number in range(1200)]
+    assert len(world.asked("/checkpoints")) == 3
+
+
+def test_one_checkpoint(run: Run, world: World) -> None:
+    shown = run("checkpoint", "info", PATH).out
+    for words in ("training", "1.2 GB", "2 hours ago", "never", "rank 32", RUN):
+        assert words in shown
+    data = run("checkpoint", "info", PATH, "-f", "json").json
+    assert (data["is_lora"], data["lora_rank"], data["size_bytes"]) == (True, 32, 1_288_490_188)
+    missing = run("checkpoint", "info", f"tinker://{RUN}/weights/none")
+    assert (missing.code, missing.out) == (1, "")
+    assert f"tinker-sync checkpoint list --run-id {RUN}" in missing.err
+
+
+@pytest.mark.parametrize("verb", ["info", "publish", "unpublish"])
+def test_what_is_no_path_is_refused_before_anything_is_asked(run: Run, world: World, verb: str) -> None:
+    wrong = run("checkpoint", verb, "run-1/weights/a")
+    assert wrong.code == 1
+    assert "not the path of a checkpoint" in wrong.err
+    assert world.log == []
+
+
+def test_models_by_name(run: Run, world: World) -> None:
+    assert "131,072  yes    yes" in run("model", "list").out
+    assert [each["model_name"] for each in run("model", "list", "QWEN", "-f", "json").json["models"]] == [
+        "Qwen/Qwen3-30B-A3B-Instruct-2507"
+    ]
+    none = run("model", "list", "nothing")
+    assert none.code == 1
+    assert "no model's name contains 'nothing'" in none.err

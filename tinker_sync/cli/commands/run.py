@@ -1,0 +1,128 @@
+"""`tinker-sync run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from tinker_sync.cli import words
+from tinker_sync.cli.lazy import Cli, Group, command
+
+if TYPE_CHECKING:
+    from tinker_sync.cli.table import Table
+    from tinker_sync.types import Checkpoint, TrainingRun
+
+_HERE: Final = "tinker_sync.cli.commands.run:"
+run = Group(
+    "run",
+    "See training runs.",
+    {
+        "list": (f"{_HERE}list_runs", "List training runs, the newest first."),
+        "info": (f"{_HERE}info", "Show one run."),
+    },
+)
+
+
+def _lora(run: TrainingRun) -> str:
+    if not run.is_lora:
+        return "no"
+    return f"rank {run.lora_rank}" if run.lora_rank else "yes"
+
+
+def _status(run: TrainingRun) -> str:
+    return "failed" if run.corrupted else "ok"
+
+
+COLUMNS: Final[dict[str, tuple[str, Callable[[TrainingRun, datetime], str]]]] = {
+    "id": ("Run", lambda run, _: run.training_run_id),
+    "model": ("Base model", lambda run, _: run.base_model),
+    "owner": ("Owner", lambda run, _: run.model_owner),
+    "lora": ("LoRA", lambda run, _: _lora(run)),
+    "updated": ("Last used", lambda run, now: words.age(run.last_request_time, now)),
+    "status": ("Status", lambda run, _: _status(run)),
+    "checkpoint": (
+        "Last checkpoint",
+        lambda run, _: run.last_checkpoint.checkpoint_id if run.last_checkpoint else words.MISSING,
+    ),
+    "checkpoint_time": (
+        "Saved",
+        lambda run, now: words.age(run.last_checkpoint.time if run.last_checkpoint else None, now),
+    ),
+}
+_PAGE: Final = 100
+_USUAL: Final = ("id", "model", "lora", "updated", "status")
+
+
+def _chosen(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Sequence[str]:
+    names = [name.strip() for name in value.split(",")] if value else list(_USUAL)
+    unknown = [name for name in names if name not in COLUMNS]
+    if unknown:
+        raise click.BadParameter(f"no such column: {', '.join(unknown)}. There are {', '.join(COLUMNS)}.")
+    return names
+
+
+@command("list", example="tinker-sync run list --limit 50 --columns id,model,checkpoint")
+@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="How many; 0: all.")
+@click.option(
+    "-c",
+    "--columns",
+    callback=_chosen,
+    metavar="NAMES",
+    help=f"What to show, separated by commas: {', '.join(COLUMNS)}. Default: {','.join(_USUAL)}.",
+)
+def list_runs(cli: Cli, limit: int, columns: Sequence[str]) -> None:
+    """List training runs, the newest first."""
+    from tinker_sync.cli.pages import fetched
+    from tinker_sync.cli.table import Column, Table
+
+    with cli.rest() as rest:
+
+        def page(count: int, offset: int) -> tuple[Sequence[TrainingRun], int]:
+            answer = rest.list_training_runs(count, offset).result()
+            return answer.training_runs, answer.cursor.total_count
+
+        runs, total = fetched(cli.sink, page, limit, _PAGE, "training runs")
+    now = words.utc_now()
+    table = Table(
+        [Column(COLUMNS[name][0]) for name in columns],
+        [[COLUMNS[name][1](each, now) for name in columns] for each in runs],
+        words.counted(len(runs), "training run") if runs else "no training runs",
+        note=words.not_shown(total, len(runs)),
+    )
+    cli.sink.show({"runs": [each.model_dump() for each in runs]}, table, items="runs")
+
+
+@command("info", example="tinker-sync run info RUN")
+@click.argument("run_id")
+def info(cli: Cli, run_id: str) -> None:
+    """Show one run."""
+    with cli.rest() as rest:
+        found = rest.get_training_run(run_id).result()
+    cli.sink.show(found.model_dump(), _sheet(found))
+
+
+def _sheet(run: TrainingRun) -> Table:
+    from tinker_sync.cli.table import record
+
+    now = words.utc_now()
+    pairs = [
+        ("Run", run.training_run_id),
+        ("Base model", run.base_model),
+        ("Owner", run.model_owner),
+        ("LoRA", _lora(run)),
+        ("Last used", words.age(run.last_request_time, now)),
+        ("Status", _status(run)),
+        *_checkpoint("Last training checkpoint", run.last_checkpoint, now),
+        *_checkpoint("Last sampler checkpoint", run.last_sampler_checkpoint, now),
+        *((f"  {key}", value) for key, value in (run.user_metadata or {}).items()),
+    ]
+    return record("", pairs)
+
+
+def _checkpoint(title: str, saved: Checkpoint | None, now: datetime) -> list[tuple[str, str]]:
+    if saved is None:
+        return [(title, words.MISSING)]
+    return [(title, saved.tinker_path), ("  saved", words.age(saved.time, now))]

@@ -1,0 +1,82 @@
+"""The commands, and what their outcome is as an exit code. Loads no command and no client by itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from tinker_sync.cli.failures import BROKEN_PIPE, DONE, FAILED, INTERRUPTED, CliError
+from tinker_sync.cli.lazy import Group
+
+_HERE: Final = "tinker_sync.cli.commands."
+
+COMMANDS: Final = {
+    "auth": (f"{_HERE}auth:auth", "Log in, log out, and see who you are."),
+    "checkpoint": (f"{_HERE}checkpoint:checkpoint", "List, publish, keep, delete and fetch checkpoints."),
+    "model": (f"{_HERE}model:model", "See the models you can use."),
+    "run": (f"{_HERE}run:run", "See training runs."),
+    "version": (f"{_HERE}version:version", "Print the version."),
+}
+
+
+def root() -> Group:
+    """The command `tinker-sync`.
+
+    >>> root().name
+    'tinker-sync'
+    """
+    return Group(
+        "tinker-sync",
+        "Train, sample and look after what you have trained, on any server that speaks the Tinker protocol.",
+        COMMANDS,
+    )
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit code. Whatever goes wrong is said on stderr."""
+    try:
+        outcome = root().main(
+            args=None if arguments is None else list(arguments),
+            prog_name="tinker-sync",
+            standalone_mode=False,
+        )
+        sys.stdout.flush()
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.ClickException as misuse:
+        misuse.show()
+        return misuse.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        sys.stderr.write("\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Nobody reads any more; what is still buffered must not be flushed at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except Exception as error:  # noqa: BLE001  # nothing may end as a traceback
+        return _say(error)
+    return outcome if isinstance(outcome, int) else DONE
+
+
+def _say(error: Exception) -> int:
+    from tinker_sync.cli.failures import explained
+
+    told = explained(error)
+    sys.stderr.write(f"Error: {told.message}\n")
+    if told.advice:
+        sys.stderr.write(f"{told.advice}\n")
+    if not isinstance(error, CliError) and told.message.startswith("Unexpected"):
+        _show_where(error)
+    return told.code or FAILED
+
+
+def _show_where(error: Exception) -> None:
+    """What nobody expected is for a report; a terminal gets its traceback."""
+    if sys.stderr.isatty():
+        import traceback
+
+        traceback.print_exception(type(error), error, error.__traceback__)
