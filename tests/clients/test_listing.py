@@ -230,8 +230,10 @@ def test_random_changes_of_small_lists() -> None:
             return answer
 
         with_total = draw.random() < 0.5
+        # Without a count, pages of four that twice move by three look like those of a server without offsets.
+        sizes = (4, 9, 17, 40) if with_total else (9, 17, 40)
         read = (lambda answer: Page(*answer)) if with_total else (lambda answer: Page(answer[0]))
-        got = list(Listing(fetch, read, str, page_size=draw.choice((4, 9, 17, 40))))
+        got = list(Listing(fetch, read, str, page_size=draw.choice(sizes)))
         assert len(got) == len(set(got)), seed
         assert before & set(entries) <= set(got), (seed, before & set(entries) - set(got))
 

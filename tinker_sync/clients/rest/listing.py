@@ -39,7 +39,8 @@ _MODEST_PAGE_SIZE: Final = 100
 _OVERLAP: Final = 16
 # A server whose pages never begin where the last one ended cannot be followed any better.
 _MAX_RETREATS: Final = 100
-# One page may equal the one before, when as many entries have come as we went on; then offsets are ignored.
+# A page further on may equal the first one, when as many entries have come as we went on. More often than
+# this it is because the server knows no offsets.
 _MAX_REPEATED: Final = 2
 
 
@@ -136,16 +137,18 @@ class Listing(Iterator[T], Generic[T]):
 
     def _sweep(self, *, whole: bool) -> Iterator[T]:
         """The entries not seen before, from the front on: to the end, or to the first page without any."""
-        offset, expected, before, repeated = 0, None, None, 0
+        offset, expected, repeated = 0, None, 0
+        front: list[int] = []
         while True:
             page = self._page(offset)
             names = [self._name(entry) for entry in page.entries]
             if self._may_have_gap(offset, names):
                 self._changed = True
                 self._retreats += 1
-                offset, expected, before = max(0, offset - max(self._step(self._longest), 1)), None, None
+                offset, expected = max(0, offset - max(self._step(self._longest), 1)), None
                 continue
-            repeated = repeated + 1 if names == before and page.total is None else 0
+            front = front if offset else names
+            repeated = repeated + 1 if offset and names == front and page.total is None else 0
             self._changed |= expected is not None and names[0] != expected
             fresh = [place for place, name in enumerate(names) if name not in self._seen]
             last = self._is_last(page, offset) or repeated >= _MAX_REPEATED or not (whole or fresh)
@@ -153,7 +156,7 @@ class Listing(Iterator[T], Generic[T]):
             yield from self._give(page.entries, names, fresh, None if last else offset + step)
             if last:
                 return
-            before, expected, offset = names, names[step] if step < len(names) else None, offset + step
+            expected, offset = names[step] if step < len(names) else None, offset + step
 
     def _may_have_gap(self, offset: int, names: list[int]) -> bool:
         """Whether entries may lie between what was seen and this page."""
