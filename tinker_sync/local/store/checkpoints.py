@@ -1,0 +1,412 @@
+"""Checkpoints: saving, loading, listing, ending. A base of `Store`.
+
+The files come first, flushed, in a folder of a new random name; then the row commits. An overwritten or
+deleted one loses its row first. So a row always leads to a complete folder.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+
+from tinker_sync.local.store import peft, safetensors
+from tinker_sync.local.store.buffer import UsageKey, Waiting, hour_of
+from tinker_sync.local.store.database import (
+    from_json,
+    json_or_none,
+    moment_or_none,
+    to_json,
+    to_moment,
+)
+from tinker_sync.local.store.errors import StoreError
+from tinker_sync.local.store.names import checked_kind, checked_name
+from tinker_sync.local.store.rows import CheckpointKind, CheckpointRow, StorageRow
+from tinker_sync.local.store.safetensors import Array
+from tinker_sync.local.store.shelf import Content, FileFact, Shelf
+from tinker_sync.local.store.tables import Tables, require
+
+OPTIMIZER_FILE: Final = "optimizer.safetensors"
+INFO_FILE: Final = "checkpoint.json"
+_LONGEST_TTL_S: Final = 1e11
+"""Three thousand years."""
+
+T = TypeVar("T")
+Facts: TypeAlias = Mapping[str, FileFact]
+
+_SELECT: Final = """
+SELECT checkpoints.*, runs.project_id, runs.base_model FROM checkpoints JOIN runs ON runs.id = run_id
+WHERE (expires IS NULL OR expires > :now)
+"""
+_OF_PROJECT: Final = f"{_SELECT} AND (:project IS NULL OR runs.project_id = :project)"
+_STORAGE: Final = f"""
+SELECT project_id, count(*) AS count, sum(size_bytes) AS size FROM ({_OF_PROJECT})
+GROUP BY project_id ORDER BY project_id
+"""  # noqa: S608  # nothing in it is from outside
+_ONE: Final = f"{_SELECT} AND run_id = :run AND kind = :kind AND name = :name"
+
+
+class Checkpoints(Tables):
+    """Checkpoints. A name may be used once for each kind in each run; what has expired is as good as gone."""
+
+    _shelf: Shelf
+
+    def save_checkpoint(
+        self,
+        run_id: str,
+        kind: CheckpointKind,
+        name: str,
+        arrays: Mapping[str, Array],
+        info: Mapping[str, Any],
+        *,
+        ttl_s: float | None = None,
+        overwrite: bool = False,
+        user_metadata: Mapping[str, Any] | None = None,
+    ) -> CheckpointRow:
+        """Save; it is on the disk when this returns.
+
+        Args:
+            run_id: whose it is.
+            kind: `training`, `sampler` or `external`.
+            name: 1 to 255 letters, digits and . _ -
+            arrays: what `LoraParams.named()` gives, so `<module>.lora_A` and `<module>.lora_B`; with
+                `training` also others, such as the optimizer's. They must not change until this returns.
+            info: what else belongs to it, as JSON has it.
+            ttl_s: after how many seconds it expires; None is never.
+            overwrite: take the place of one of the same name, which stays until this one is complete.
+            user_metadata: the client's own.
+
+        Raises:
+            StoreError: `exists`, `bad_name`, `not_found` for the run, `full` or `unwritable`. What was there
+                before is still there.
+            ValueError: the arrays are not an adapter, or of a type that the file format does not know.
+
+        >>> import numpy as np
+        >>> from tinker_sync.local.store import Lora, Store
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> store = Store(Path(folder.name))
+        >>> session = store.add_session("s-1")
+        >>> lora = Lora(rank=1)
+        >>> run = store.add_run("r-1", session_id="s-1", model_seq_id=0, base_model="org/base", lora=lora)
+        >>> arrays = {"lm_head.lora_A": np.ones((1, 2)), "lm_head.lora_B": np.ones((3, 1))}
+        >>> arrays["steps"] = np.array(7)
+        >>> store.save_checkpoint("r-1", "training", "first", arrays, {"note": "mine"}).tinker_path
+        'tinker://r-1/weights/first'
+        >>> info, loaded = store.load_checkpoint("r-1", "training", "first")
+        >>> info, int(loaded["steps"]), loaded["lm_head.lora_A"].tolist()
+        ({'note': 'mine'}, 7, [[1.0, 1.0]])
+        >>> store.close(); folder.cleanup()
+        """
+        what = f"{name!s:.255} could not be saved"
+        key = {"run": run_id, "kind": checked_kind(kind), "name": checked_name(name)}
+        text = to_json(dict(info))
+        with self._database.read(what) as connection:
+            base_model = require(connection, "runs", run_id)["base_model"]
+            if not overwrite:
+                self._refuse_taken(connection, key)
+        contents = _contents(kind, arrays, base_model, {**key, "base_model": base_model, "info": dict(info)})
+        folder, facts = self._shelf.put(contents, what)
+        try:
+            with self._write(what) as connection:
+                replaced = self._place(connection, key, overwrite)
+                self._insert(connection, key, folder, facts, text, json_or_none(user_metadata), ttl_s)
+                saved = self._row(connection, key)
+        except BaseException as problem:
+            # After an error of the disk nobody knows whether the row is there; the next start will.
+            if not (isinstance(problem, StoreError) and problem.kind == "unwritable"):
+                self._shelf.discard(folder)
+            raise
+        if replaced is not None:
+            self._shelf.discard(replaced)
+        return saved
+
+    def load_checkpoint(
+        self, run_id: str, kind: CheckpointKind, name: str
+    ) -> tuple[dict[str, Any], dict[str, Array]]:
+        """The info and the arrays of a checkpoint, bit for bit.
+
+        Raises:
+            StoreError: `not_found` when there is none or it has expired; `damaged` when its files are not
+                what was written.
+        """
+
+        def take(row: sqlite3.Row, facts: Facts) -> dict[str, Array]:
+            arrays: dict[str, Array] = {}
+            for file in (peft.ADAPTER_FILE, OPTIMIZER_FILE):
+                if file not in facts:
+                    continue
+                read = safetensors.read(self._shelf.take(row["folder"], file, facts[file]))
+                arrays |= peft.from_file(read) if file == peft.ADAPTER_FILE else read
+            return arrays
+
+        row, arrays = self._reading(run_id, kind, name, take)
+        return from_json(row["info"]), arrays
+
+    def checkpoint(self, run_id: str, kind: CheckpointKind, name: str) -> CheckpointRow:
+        """What is known of a checkpoint.
+
+        Raises:
+            StoreError: `not_found`.
+        """
+        with self._database.read("the checkpoint could not be read") as connection:
+            return self._row(connection, {"run": run_id, "kind": kind, "name": name})
+
+    def checkpoint_info(self, run_id: str, kind: CheckpointKind, name: str) -> dict[str, Any]:
+        """The info of a checkpoint, without reading its arrays.
+
+        Raises:
+            StoreError: `not_found`.
+        """
+        with self._database.read("the checkpoint could not be read") as connection:
+            info: dict[str, Any] = from_json(
+                self._raw(connection, {"run": run_id, "kind": kind, "name": name})["info"]
+            )
+            return info
+
+    def checkpoint_files(self, run_id: str, kind: CheckpointKind, name: str) -> dict[str, Path]:
+        """The files of a checkpoint, by the names they have in an archive.
+
+        They never change. They go away when the checkpoint is deleted or overwritten; whoever has one
+        open can read it to its end all the same.
+
+        Raises:
+            StoreError: `not_found`.
+        """
+        with self._database.read("the checkpoint could not be read") as connection:
+            row = self._raw(connection, {"run": run_id, "kind": kind, "name": name})
+        return {file: self._shelf.path(row["folder"], file) for file in from_json(row["files"])}
+
+    def list_checkpoints(self, run_id: str) -> list[CheckpointRow]:
+        """All checkpoints of a run, the newest first.
+
+        Raises:
+            StoreError: `not_found` for the run.
+        """
+        with self._database.read("checkpoints could not be listed") as connection:
+            require(connection, "runs", run_id)
+            rows = connection.execute(
+                f"{_SELECT} AND run_id = :run ORDER BY number DESC", {"now": self._now(), "run": run_id}
+            )
+            return [_checkpoint(row) for row in rows]
+
+    def list_user_checkpoints(
+        self, limit: int, offset: int, project_id: str | None = None
+    ) -> tuple[list[CheckpointRow], int]:
+        """A page of all checkpoints, the newest first, and how many there are in all."""
+        values = {"now": self._now(), "project": project_id, "limit": limit, "offset": offset}
+        with self._database.read("checkpoints could not be listed") as connection:
+            rows = connection.execute(
+                f"{_OF_PROJECT} ORDER BY number DESC LIMIT :limit OFFSET :offset", values
+            )
+            found = [_checkpoint(row) for row in rows]
+            (total,) = connection.execute(f"SELECT count(*) FROM ({_OF_PROJECT})", values).fetchone()  # noqa: S608  # ours
+        return found, total
+
+    def delete_checkpoint(self, run_id: str, kind: CheckpointKind, name: str) -> None:
+        """Delete a checkpoint with its files.
+
+        Raises:
+            StoreError: `not_found`, or the disk.
+        """
+        with self._write(f"{name!s:.255} could not be deleted") as connection:
+            row = self._raw(connection, {"run": run_id, "kind": kind, "name": name})
+            self._drop(connection, row)
+        self._shelf.discard(row["folder"])
+
+    def set_published(self, run_id: str, kind: CheckpointKind, name: str, published: bool) -> None:
+        """Let everybody read a checkpoint, or no longer.
+
+        Raises:
+            StoreError: `not_found`, or the disk.
+        """
+        self._change(run_id, kind, name, "published", int(published))
+
+    def set_ttl(self, run_id: str, kind: CheckpointKind, name: str, ttl_s: float | None) -> None:
+        """Let a checkpoint expire so many seconds from now, or never.
+
+        Raises:
+            StoreError: `not_found`, or the disk.
+        """
+        self._change(run_id, kind, name, "expires", self._expiry(ttl_s))
+
+    def sweep_expired(self) -> int:
+        """Delete what has expired, and write what waits in memory; to be called now and then.
+
+        Returns:
+            How many checkpoints were deleted.
+
+        Raises:
+            StoreError: the disk.
+        """
+        with self._write("expired checkpoints could not be deleted") as connection:
+            rows = connection.execute(
+                "SELECT * FROM checkpoints WHERE expires <= ?", (self._now(),)
+            ).fetchall()
+            for row in rows:
+                self._drop(connection, row)
+        for row in rows:
+            self._shelf.discard(row["folder"])
+        return len(rows)
+
+    def storage_now(self, project_id: str | None = None) -> list[StorageRow]:
+        """What lies in storage, by project; only one of them when it is named."""
+        with self._database.read("storage could not be summed up") as connection:
+            rows = connection.execute(_STORAGE, {"now": self._now(), "project": project_id})
+            return [
+                StorageRow(
+                    project_id=row["project_id"], checkpoint_count=row["count"], size_bytes=row["size"]
+                )
+                for row in rows
+            ]
+
+    # --------------------------------------------------------------------------------- in transactions
+
+    def _raw(self, connection: sqlite3.Connection, key: Mapping[str, str]) -> sqlite3.Row:
+        row: sqlite3.Row | None = connection.execute(_ONE, {**key, "now": self._now()}).fetchone()
+        if row is None:
+            raise StoreError(
+                "not_found",
+                f"run {key['run']!s:.255} has no {key['kind']!s:.20} checkpoint {key['name']!s:.255}",
+            )
+        return row
+
+    def _row(self, connection: sqlite3.Connection, key: Mapping[str, str]) -> CheckpointRow:
+        return _checkpoint(self._raw(connection, key))
+
+    def _newest(
+        self, connection: sqlite3.Connection, run_id: str, kind: CheckpointKind
+    ) -> CheckpointRow | None:
+        row = connection.execute(
+            f"{_SELECT} AND run_id = :run AND kind = :kind ORDER BY number DESC LIMIT 1",
+            {"now": self._now(), "run": run_id, "kind": kind},
+        ).fetchone()
+        return None if row is None else _checkpoint(row)
+
+    def _refuse_taken(self, connection: sqlite3.Connection, key: Mapping[str, str]) -> None:
+        if connection.execute(_ONE, {**key, "now": self._now()}).fetchone() is not None:
+            raise StoreError(
+                "exists", f"run {key['run']} already has a {key['kind']} checkpoint {key['name']}"
+            )
+
+    def _place(self, connection: sqlite3.Connection, key: Mapping[str, str], overwrite: bool) -> str | None:
+        """Free the name; give the folder of the checkpoint that had it."""
+        if not overwrite:
+            self._refuse_taken(connection, key)
+        row = connection.execute(
+            "SELECT * FROM checkpoints WHERE run_id = :run AND kind = :kind AND name = :name", key
+        ).fetchone()
+        if row is None:
+            return None
+        self._drop(connection, row)
+        folder: str = row["folder"]
+        return folder
+
+    def _insert(
+        self,
+        connection: sqlite3.Connection,
+        key: Mapping[str, str],
+        folder: str,
+        facts: Facts,
+        info: str,
+        user_metadata: str | None,
+        ttl_s: float | None,
+    ) -> None:
+        now, size = self._now(), sum(fact.size_bytes for fact in facts.values())
+        files = to_json({name: [fact.size_bytes, fact.sha256] for name, fact in facts.items()})
+        run = require(connection, "runs", key["run"])
+        number = connection.execute(
+            "INSERT INTO checkpoints (run_id, kind, name, created, expires, user_metadata, info, folder,"
+            " files, size_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*key.values(), now, self._expiry(ttl_s), user_metadata, info, folder, files, size),
+        ).lastrowid
+        connection.execute(
+            "INSERT INTO stored VALUES (?, ?, ?, ?, NULL)", (number, run["project_id"], size, now)
+        )
+        usage = UsageKey(hour_of(now), run["session_id"], key["run"], run["base_model"], "checkpoint")
+        Waiting(usage={usage: 1}).store(connection)
+
+    def _drop(self, connection: sqlite3.Connection, row: sqlite3.Row) -> None:
+        """The row goes; what it took in storage is counted until now, or until it expired."""
+        until = min(self._now(), row["expires"] or self._now())
+        connection.execute("UPDATE stored SET until = ? WHERE checkpoint = ?", (until, row["number"]))
+        connection.execute("DELETE FROM checkpoints WHERE number = ?", (row["number"],))
+
+    def _change(
+        self,
+        run_id: str,
+        kind: CheckpointKind,
+        name: str,
+        column: Literal["published", "expires"],
+        value: int | None,
+    ) -> None:
+        with self._write(f"{name!s:.255} could not be changed") as connection:
+            row = self._raw(connection, {"run": run_id, "kind": kind, "name": name})
+            connection.execute(
+                f"UPDATE checkpoints SET {column} = ? WHERE number = ?",  # noqa: S608  # one of two
+                (value, row["number"]),
+            )
+
+    def _expiry(self, ttl_s: float | None) -> int | None:
+        # Whoever asks for more than SQLite's integers hold means never.
+        return None if ttl_s is None or ttl_s > _LONGEST_TTL_S else self._now() + int(ttl_s * 1_000_000)
+
+    def _reading(
+        self, run_id: str, kind: CheckpointKind, name: str, take: Callable[[sqlite3.Row, Facts], T]
+    ) -> tuple[sqlite3.Row, T]:
+        """Read files of a checkpoint that somebody may delete or overwrite meanwhile."""
+        key = {"run": run_id, "kind": kind, "name": name}
+        missing = ""
+        while True:
+            with self._database.read("the checkpoint could not be read") as connection:
+                row = self._raw(connection, key)
+            if row["folder"] == missing:
+                raise StoreError("damaged", f"the files of {row['kind']} checkpoint {name} are gone")
+            try:
+                return row, take(row, _facts(row))
+            except FileNotFoundError:
+                missing = row["folder"]
+            except ValueError as problem:
+                raise StoreError("damaged", f"{name}: {problem}") from problem
+
+
+def _contents(
+    kind: CheckpointKind, arrays: Mapping[str, Array], base_model: str, about: Mapping[str, Any]
+) -> dict[str, Content]:
+    """What to write, by file name."""
+    adapter = {key: array for key, array in arrays.items() if peft.is_adapter(key)}
+    others = {key: array for key, array in arrays.items() if key not in adapter}
+    if others and kind != "training":
+        raise ValueError(f"a {kind} checkpoint has no place for {', '.join(sorted(others))}")
+    config = peft.config(adapter, base_model)
+    contents: dict[str, Content] = {
+        peft.ADAPTER_FILE: partial(safetensors.pieces, peft.to_file(adapter), {"format": "pt"}),
+        peft.CONFIG_FILE: lambda: [config],
+    }
+    if kind == "training":
+        described = json.dumps(about, indent=2).encode() + b"\n"
+        contents[OPTIMIZER_FILE] = partial(safetensors.pieces, others)
+        contents[INFO_FILE] = lambda: [described]
+    return contents
+
+
+def _facts(row: sqlite3.Row) -> Facts:
+    return {name: FileFact(*fact) for name, fact in from_json(row["files"]).items()}
+
+
+def _checkpoint(row: sqlite3.Row) -> CheckpointRow:
+    return CheckpointRow(
+        run_id=row["run_id"],
+        kind=row["kind"],
+        name=row["name"],
+        created_at=to_moment(row["created"]),
+        size_bytes=row["size_bytes"],
+        expires_at=moment_or_none(row["expires"]),
+        published=bool(row["published"]),
+        user_metadata=from_json(row["user_metadata"]),
+        project_id=row["project_id"],
+        base_model=row["base_model"],
+    )

@@ -1,0 +1,216 @@
+"""The SQLite file: its schema, and transactions that commit whole or leave nothing.
+
+One connection for the one process that may use the directory. It holds the database exclusively, so SQLite
+keeps its index of the write-ahead log in memory and not in a shared file, which a full disk could turn into a
+crash. Any thread may come in; one at a time is let through.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any, Final
+
+from tinker_sync.local.store.errors import StoreError, translated
+
+SCHEMA_VERSION: Final = 1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+# Moments are whole microseconds since 1970, lists and objects are JSON.
+_SCHEMA: Final = """
+CREATE TABLE sessions (
+    id TEXT PRIMARY KEY,
+    created INTEGER NOT NULL,
+    seen INTEGER NOT NULL,
+    tags TEXT NOT NULL,
+    user_metadata TEXT,
+    sdk_version TEXT,
+    project_id TEXT,
+    display_name TEXT,
+    status TEXT NOT NULL
+);
+CREATE INDEX sessions_by_time ON sessions (created, id);
+CREATE TABLE runs (
+    id TEXT PRIMARY KEY,
+    session_id TEXT NOT NULL REFERENCES sessions (id),
+    model_seq_id INTEGER NOT NULL,
+    base_model TEXT NOT NULL,
+    lora TEXT NOT NULL,
+    optimizer_config TEXT NOT NULL,
+    user_metadata TEXT,
+    project_id TEXT,
+    created INTEGER NOT NULL,
+    seen INTEGER NOT NULL,
+    corrupted INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX runs_by_time ON runs (created, id);
+CREATE INDEX runs_by_session ON runs (session_id, model_seq_id);
+CREATE TABLE samplers (
+    id TEXT PRIMARY KEY,
+    session_id TEXT NOT NULL REFERENCES sessions (id),
+    base_model TEXT NOT NULL,
+    model_path TEXT,
+    created INTEGER NOT NULL
+);
+CREATE INDEX samplers_by_session ON samplers (session_id, created);
+CREATE TABLE checkpoints (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    run_id TEXT NOT NULL REFERENCES runs (id),
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    created INTEGER NOT NULL,
+    expires INTEGER,
+    published INTEGER NOT NULL DEFAULT 0,
+    user_metadata TEXT,
+    info TEXT NOT NULL,
+    folder TEXT NOT NULL UNIQUE,
+    files TEXT NOT NULL,
+    size_bytes INTEGER NOT NULL,
+    UNIQUE (run_id, kind, name)
+);
+CREATE INDEX checkpoints_by_expiry ON checkpoints (expires) WHERE expires IS NOT NULL;
+CREATE TABLE stored (
+    checkpoint INTEGER PRIMARY KEY,
+    project_id TEXT,
+    size_bytes INTEGER NOT NULL,
+    since INTEGER NOT NULL,
+    until INTEGER
+);
+CREATE TABLE usage (
+    hour INTEGER NOT NULL,
+    session_id TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    base_model TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    amount INTEGER NOT NULL,
+    PRIMARY KEY (hour, session_id, run_id, base_model, kind)
+) WITHOUT ROWID;
+CREATE TABLE audit (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    at INTEGER NOT NULL,
+    event TEXT NOT NULL,
+    detail TEXT NOT NULL
+);
+CREATE INDEX audit_by_time ON audit (at);
+"""
+
+
+def to_micros(moment: datetime) -> int:
+    """Whole microseconds since 1970.
+
+    >>> to_micros(datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc))
+    1000000
+    """
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def to_moment(micros: int) -> datetime:
+    """The other way round.
+
+    >>> to_moment(1_000_000).isoformat()
+    '1970-01-01T00:00:01+00:00'
+    """
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+def moment_or_none(micros: int | None) -> datetime | None:
+    """The same where there may be none."""
+    return None if micros is None else to_moment(micros)
+
+
+def to_json(tree: Any) -> str:
+    """A list or an object as one column."""
+    return json.dumps(tree, separators=(",", ":"), ensure_ascii=False)
+
+
+def json_or_none(tree: Any) -> str | None:
+    """The same where there may be none."""
+    return None if tree is None else to_json(tree)
+
+
+def from_json(text: str | None) -> Any:
+    """The other way round."""
+    return None if text is None else json.loads(text)
+
+
+class Database:
+    """The connection. Thread-safe.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> database = Database(Path(folder.name) / "state.sqlite")
+    >>> with database.read("nothing was found") as connection:
+    ...     connection.execute("SELECT count(*) FROM runs").fetchone()[0]
+    0
+    >>> database.close(); folder.cleanup()
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        self._path = path
+        with translated(f"{path} could not be opened"):
+            self._connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            with translated(f"{path} could not be opened"):
+                self._prepare()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _prepare(self) -> None:
+        connection = self._connection
+        connection.row_factory = sqlite3.Row
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version > SCHEMA_VERSION:
+            raise StoreError(
+                "too_new", f"{self._path} was written by a newer version; open it with that, or elsewhere"
+            )
+        if version == 0:
+            # One script, one transaction: it is there whole, with its number, or not at all.
+            connection.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+
+    @contextmanager
+    def write(self, what: str) -> Iterator[sqlite3.Connection]:
+        """A transaction, on the disk when the block is left; undone when anything is raised.
+
+        Args:
+            what: how to begin the sentence when it cannot be done.
+
+        Raises:
+            StoreError: it could not be done.
+        """
+        with self._lock, translated(what):
+            connection = self._connection
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:  # some failures have undone it already
+                    connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def read(self, what: str) -> Iterator[sqlite3.Connection]:
+        """A look at one state of things; nobody writes meanwhile.
+
+        Raises:
+            StoreError: it could not be done.
+        """
+        with self._lock, translated(what):
+            yield self._connection
+
+    def close(self) -> None:
+        """End. Idempotent; what comes later is refused."""
+        with self._lock:
+            self._connection.close()

@@ -1,0 +1,75 @@
+"""One process per directory: a lock that the system takes back when its holder ends, however it ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from tinker_sync.local.store.errors import StoreError, translated
+
+
+class DirectoryLock:
+    """Holds a directory until `release`. Also two of one process exclude each other.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> lock = DirectoryLock(Path(folder.name))
+    >>> DirectoryLock(Path(folder.name))
+    Traceback (most recent call last):
+        ...
+    tinker_sync.local.store.errors.StoreError: another server (process ...) uses ...
+    >>> lock.release(); folder.cleanup()
+    """
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / "lock"
+        with translated(f"{directory} cannot be used"):
+            self._file = path.open("a+b")
+        if not _try_lock(self._file):
+            holder = _holder(self._file)
+            self._file.close()
+            raise StoreError(
+                "locked", f"another server{holder} uses {directory}; end that one, or use another directory"
+            )
+        with suppress(OSError):  # a courtesy to whoever finds it locked; the disk may be full
+            self._file.truncate(0)
+            self._file.write(str(os.getpid()).encode())
+            self._file.flush()
+
+    def release(self) -> None:
+        """Let others in. Idempotent."""
+        with suppress(OSError):  # the courtesy, once more
+            self._file.close()
+
+
+def _holder(file: BinaryIO) -> str:
+    with suppress(OSError, ValueError):
+        file.seek(0)
+        return f" (process {int(file.read(20))})"
+    return ""
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _try_lock(file: BinaryIO) -> bool:
+        # A byte far beyond the end, so that the rest stays readable.
+        file.seek(1 << 30)
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def _try_lock(file: BinaryIO) -> bool:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,51 @@
+"""What may name a thing. Pure functions.
+
+No name is ever part of a path on the disk; the rules keep the paths that clients use unambiguous.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, get_args
+
+from tinker_sync.local.store.errors import StoreError
+from tinker_sync.local.store.rows import CheckpointKind
+
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,255}")
+_ID: Final = re.compile(r"[A-Za-z0-9._:@+-]{1,255}")
+
+
+def checked_name(name: str) -> str:
+    """The name of a checkpoint.
+
+    >>> checked_name("step-0100")
+    'step-0100'
+    >>> checked_name("../../etc")
+    Traceback (most recent call last):
+        ...
+    tinker_sync.local.store.errors.StoreError: '../../etc' cannot name a checkpoint: use 1 to 255 letters, ...
+    """
+    if not _NAME.fullmatch(name) or not name.strip("."):
+        raise StoreError(
+            "bad_name",
+            f"{name[:80]!r} cannot name a checkpoint: use 1 to 255 letters, digits and . _ -",
+        )
+    return name
+
+
+def checked_id(value: str, what: str) -> str:
+    """The id of a session, run or sampler.
+
+    >>> checked_id("s-1:train:0", "a run")
+    's-1:train:0'
+    """
+    if not _ID.fullmatch(value) or not value.strip("."):
+        raise StoreError("bad_name", f"{value[:80]!r} cannot be the id of {what}")
+    return value
+
+
+def checked_kind(kind: str) -> CheckpointKind:
+    """The kind of a checkpoint."""
+    if kind not in get_args(CheckpointKind):
+        raise StoreError("bad_name", f"{str(kind)[:80]!r} is no kind of checkpoint")
+    return kind  # type: ignore[return-value]  # it is one of them, as was just seen

@@ -1,0 +1,76 @@
+"""Adapters in the layout that the PEFT library reads: a configuration, and weights under its names. Pure.
+
+In the store an adapter's arrays are called `<module>.lora_A` and `<module>.lora_B`, as in the engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from tinker_sync.local.engine.lora import ALPHA
+from tinker_sync.local.store.safetensors import Array
+
+ADAPTER_FILE: Final = "adapter_model.safetensors"
+CONFIG_FILE: Final = "adapter_config.json"
+_PREFIX: Final = "base_model.model."
+_SUFFIX: Final = ".weight"
+_PARTS: Final = (".lora_A", ".lora_B")
+
+
+def is_adapter(name: str) -> bool:
+    """Whether an array belongs to the adapter itself; everything else is the optimizer's.
+
+    >>> is_adapter("lm_head.lora_A"), is_adapter("optimizer.first")
+    (True, False)
+    """
+    return name.endswith(_PARTS)
+
+
+def to_file(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The arrays under the names of the file."""
+    return {f"{_PREFIX}{name}{_SUFFIX}": array for name, array in arrays.items()}
+
+
+def from_file(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The other way round."""
+    return {name.removeprefix(_PREFIX).removesuffix(_SUFFIX): array for name, array in arrays.items()}
+
+
+def config(arrays: Mapping[str, Array], base_model: str) -> bytes:
+    """The configuration that says how the arrays are applied.
+
+    Raises:
+        ValueError: they are not one adapter: halves are missing, or the ranks differ.
+
+    >>> import numpy as np
+    >>> halves = {"x.q_proj.lora_A": np.zeros((4, 8)), "x.q_proj.lora_B": np.zeros((8, 4))}
+    >>> made = json.loads(config(halves, "org/base"))
+    >>> made["r"], made["lora_alpha"], made["target_modules"]
+    (4, 32, ['q_proj'])
+    """
+    modules = sorted({name.rpartition(".")[0] for name in arrays})
+    ranks = {array.shape[-2 if name.endswith(_PARTS[0]) else -1] for name, array in arrays.items()}
+    if len(ranks) != 1 or any(f"{module}{part}" not in arrays for module in modules for part in _PARTS):
+        raise ValueError(f"the arrays are not one adapter: {len(modules)} modules, ranks {sorted(ranks)}")
+    tree = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": ranks.pop(),
+        "lora_alpha": int(ALPHA),
+        "lora_dropout": 0.0,
+        "target_modules": _short(modules),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "modules_to_save": None,
+        "use_rslora": False,
+        "use_dora": False,
+    }
+    return json.dumps(tree, indent=2).encode() + b"\n"
+
+
+def _short(modules: Iterable[str]) -> list[str]:
+    return sorted({module.rpartition(".")[2] for module in modules})

@@ -1,0 +1,156 @@
+"""What the store knows, as frozen records. Moments are in UTC; what is None was not given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from attrs import frozen
+
+CheckpointKind = Literal["training", "sampler", "external"]
+UsageKind = Literal["training", "prefill", "prefill_cached", "sample", "checkpoint", "storage"]
+FOLDERS: Final[Mapping[CheckpointKind, str]] = {
+    "training": "weights",
+    "sampler": "sampler_weights",
+    "external": "external_weights",
+}
+"""How the kinds are called in paths."""
+
+
+@frozen(kw_only=True)
+class SessionRow:
+    """A session.
+
+    Attributes:
+        status: in the form of the protocol, such as `{"type": "active"}`.
+        seen_at: when it was last heard of.
+        checkpoints_count, checkpoints_bytes: what its runs have saved and not deleted.
+    """
+
+    session_id: str
+    created_at: datetime
+    seen_at: datetime
+    tags: tuple[str, ...]
+    user_metadata: dict[str, Any] | None
+    sdk_version: str | None
+    project_id: str | None
+    display_name: str | None
+    status: dict[str, Any]
+    checkpoints_count: int
+    checkpoints_bytes: int
+
+
+@frozen(kw_only=True)
+class CheckpointRow:
+    """A checkpoint whose save was acknowledged.
+
+    >>> from datetime import timezone
+    >>> when = datetime(2026, 1, 31, tzinfo=timezone.utc)
+    >>> row = CheckpointRow(run_id="r-1", kind="sampler", name="final", created_at=when, size_bytes=9)
+    >>> row.checkpoint_id, row.tinker_path
+    ('sampler_weights/final', 'tinker://r-1/sampler_weights/final')
+    """
+
+    run_id: str
+    kind: CheckpointKind
+    name: str
+    created_at: datetime
+    size_bytes: int
+    expires_at: datetime | None = None
+    published: bool = False
+    user_metadata: dict[str, Any] | None = None
+    project_id: str | None = None
+    base_model: str = ""
+
+    @property
+    def checkpoint_id(self) -> str:
+        """Folder and name."""
+        return f"{FOLDERS[self.kind]}/{self.name}"
+
+    @property
+    def tinker_path(self) -> str:
+        """The path that clients use."""
+        return f"tinker://{self.run_id}/{self.checkpoint_id}"
+
+
+@frozen(kw_only=True)
+class Lora:
+    """The adapter of a run, as the client asked for it."""
+
+    rank: int
+    seed: int | None = None
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
+
+
+@frozen(kw_only=True)
+class RunRow:
+    """A training run.
+
+    Attributes:
+        corrupted: it cannot go on.
+        seen_at: when it was last used.
+        last_checkpoint, last_sampler_checkpoint: the newest that are neither deleted nor expired.
+    """
+
+    run_id: str
+    session_id: str
+    model_seq_id: int
+    base_model: str
+    lora: Lora
+    optimizer_config: dict[str, Any]
+    user_metadata: dict[str, Any] | None
+    project_id: str | None
+    created_at: datetime
+    seen_at: datetime
+    corrupted: bool
+    last_checkpoint: CheckpointRow | None
+    last_sampler_checkpoint: CheckpointRow | None
+
+
+@frozen(kw_only=True)
+class SamplerRow:
+    """What somebody samples from."""
+
+    sampler_id: str
+    session_id: str
+    base_model: str
+    model_path: str | None
+    created_at: datetime
+
+
+@frozen(kw_only=True)
+class UsageRow:
+    """What was used of one thing in one hour.
+
+    Attributes:
+        amount: tokens; for `checkpoint` how many were saved, for `storage` gigabyte hours.
+        session_id, base_model: None for storage.
+    """
+
+    bucket_start: datetime
+    kind: UsageKind
+    amount: float
+    session_id: str | None = None
+    project_id: str | None = None
+    base_model: str | None = None
+
+
+@frozen(kw_only=True)
+class StorageRow:
+    """What lies in storage now."""
+
+    project_id: str | None
+    checkpoint_count: int
+    size_bytes: int
+
+
+@frozen(kw_only=True)
+class AuditRow:
+    """One thing that was done."""
+
+    at: datetime
+    event: str
+    detail: dict[str, Any]

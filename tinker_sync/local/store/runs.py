@@ -1,0 +1,118 @@
+"""Training runs. A base of `Store`."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attrs import asdict
+
+from tinker_sync.local.store.checkpoints import Checkpoints
+from tinker_sync.local.store.database import from_json, json_or_none, to_json, to_moment
+from tinker_sync.local.store.names import checked_id
+from tinker_sync.local.store.rows import Lora, RunRow
+from tinker_sync.local.store.tables import require
+
+_ADAMW: Final[Mapping[str, Any]] = {"type": "adamw"}
+
+
+class Runs(Checkpoints):
+    """Training runs and their newest checkpoints."""
+
+    def add_run(
+        self,
+        run_id: str,
+        *,
+        session_id: str,
+        model_seq_id: int,
+        base_model: str,
+        lora: Lora,
+        optimizer_config: Mapping[str, Any] = _ADAMW,
+        user_metadata: Mapping[str, Any] | None = None,
+        project_id: str | None = None,
+    ) -> RunRow:
+        """A new training run.
+
+        Raises:
+            StoreError: `exists`, `bad_name`, `not_found` for the session, or the disk.
+        """
+        now = self._now()
+        with self._write(f"training run {run_id} could not be added") as connection:
+            require(connection, "sessions", session_id)
+            connection.execute(
+                "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
+                (
+                    checked_id(run_id, "a training run"),
+                    session_id,
+                    model_seq_id,
+                    base_model,
+                    to_json(asdict(lora)),
+                    to_json(dict(optimizer_config)),
+                    json_or_none(user_metadata),
+                    project_id,
+                    now,
+                    now,
+                ),
+            )
+        return self.run(run_id)
+
+    def run(self, run_id: str) -> RunRow:
+        """A training run.
+
+        Raises:
+            StoreError: `not_found`.
+        """
+        self._flush_if_possible()
+        with self._database.read("the training run could not be read") as connection:
+            return self._run(connection, require(connection, "runs", run_id))
+
+    def touch_run(self, run_id: str) -> None:
+        """It was used just now. Never blocks; an unknown one is ignored."""
+        self._buffer.touch("runs", run_id, self._now())
+
+    def set_run_corrupted(self, run_id: str) -> None:
+        """It cannot go on.
+
+        Raises:
+            StoreError: `not_found`, or the disk.
+        """
+        with self._write(f"training run {run_id} could not be marked") as connection:
+            require(connection, "runs", run_id)
+            connection.execute("UPDATE runs SET corrupted = 1 WHERE id = ?", (run_id,))
+
+    def list_runs(self, limit: int, offset: int, project_id: str | None = None) -> tuple[list[RunRow], int]:
+        """A page of training runs, the newest first, and how many there are in all.
+
+        Args:
+            limit: how many to a page.
+            offset: how many to skip.
+            project_id: only those of this project.
+        """
+        self._flush_if_possible()
+        where = "WHERE :project IS NULL OR project_id = :project"
+        values = {"project": project_id, "limit": limit, "offset": offset}
+        with self._database.read("training runs could not be listed") as connection:
+            rows = connection.execute(
+                f"SELECT * FROM runs {where} ORDER BY created DESC, id DESC LIMIT :limit OFFSET :offset",  # noqa: S608  # ours
+                values,
+            ).fetchall()
+            (total,) = connection.execute(f"SELECT count(*) FROM runs {where}", values).fetchone()  # noqa: S608  # ours
+            return [self._run(connection, row) for row in rows], total
+
+    def _run(self, connection: sqlite3.Connection, row: sqlite3.Row) -> RunRow:
+        return RunRow(
+            run_id=row["id"],
+            session_id=row["session_id"],
+            model_seq_id=row["model_seq_id"],
+            base_model=row["base_model"],
+            lora=Lora(**from_json(row["lora"])),
+            optimizer_config=from_json(row["optimizer_config"]),
+            user_metadata=from_json(row["user_metadata"]),
+            project_id=row["project_id"],
+            created_at=to_moment(row["created"]),
+            seen_at=to_moment(row["seen"]),
+            corrupted=bool(row["corrupted"]),
+            last_checkpoint=self._newest(connection, row["id"], "training"),
+            last_sampler_checkpoint=self._newest(connection, row["id"], "sampler"),
+        )

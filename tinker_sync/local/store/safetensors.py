@@ -1,0 +1,107 @@
+"""The safetensors format: eight bytes with the size of a header in JSON, the header, the numbers.
+
+Arrays come back with the bits they went in with, in the type they had; what the format cannot say is
+refused. The order in the file is that of the sizes of the numbers, the largest first, then of the names: so
+every array is aligned, and equal content gives equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+_CODES: Final = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "float16": "F16",
+    "uint32": "U32",
+    "int32": "I32",
+    "float32": "F32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float64": "F64",
+}
+_DTYPES: Final = {code: np.dtype(name).newbyteorder("<") for name, code in _CODES.items()}
+_HEADER_LIMIT_BYTES: Final = 100_000_000
+"""What the format itself allows."""
+
+
+def pieces(
+    arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
+    """The content of a file, piece by piece; nothing is copied that lies in one piece in memory.
+
+    Raises:
+        ValueError: an array has a type that the format does not know, or an impossible name.
+
+    >>> content = b"".join(pieces({"a": np.arange(3, dtype=np.int16)}))
+    >>> read(content)["a"]
+    array([0, 1, 2], dtype=int16)
+    """
+    ordered = sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name, array in ordered:
+        if name == "__metadata__" or array.dtype.name not in _CODES:
+            raise ValueError(f"{name}: cannot be written, its type is {array.dtype}")
+        header[name] = {
+            "dtype": _CODES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        offset += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield struct.pack("<Q", len(text)) + text
+    for _, array in ordered:
+        if array.size:  # an empty memoryview cannot be cast
+            little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+            yield little.reshape(-1).view(np.uint8).data
+
+
+def read(content: bytes | bytearray | memoryview) -> dict[str, Array]:
+    """The arrays of a file: views of `content`, which can be written to when that can.
+
+    Raises:
+        ValueError: it is damaged, or holds numbers of a type that NumPy does not have.
+    """
+    try:
+        return _arrays(memoryview(content))
+    except (KeyError, TypeError, AttributeError, struct.error, RecursionError) as problem:
+        raise ValueError(f"the header is damaged ({problem!r})") from problem
+
+
+def _arrays(content: memoryview) -> dict[str, Array]:
+    (size,) = struct.unpack_from("<Q", content)
+    if size > min(_HEADER_LIMIT_BYTES, len(content) - 8):
+        raise ValueError(f"the header claims {size} bytes")
+    header = json.loads(bytes(content[8 : 8 + size]).decode("utf-8"))
+    header.pop("__metadata__", None)
+    numbers = content[8 + size :]
+    return {name: _array(numbers, name, entry) for name, entry in header.items()}
+
+
+def _array(numbers: memoryview, name: str, entry: Mapping[str, Any]) -> Array:
+    start, end = entry["data_offsets"]
+    dtype = _DTYPES.get(entry["dtype"])
+    if dtype is None:
+        raise ValueError(f"{name} holds {entry['dtype']}, which NumPy does not have")
+    shape = tuple(entry["shape"])
+    if not all(isinstance(size, int) and size >= 0 for size in (*shape, start, end)):
+        raise ValueError(f"{name} has an impossible shape or place")
+    count = math.prod(shape)
+    if end - start != count * dtype.itemsize or end > len(numbers):
+        raise ValueError(f"{name} has {end - start} bytes for shape {shape}, or lies beyond the end")
+    flat = np.frombuffer(numbers, dtype=dtype, count=count, offset=start) if count else np.empty(0, dtype)
+    return flat.reshape(shape)

@@ -1,0 +1,262 @@
+"""Sessions and samplers: who is there, and what is sampled from. A base of `Store`."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from tinker_sync.local.store.database import from_json, json_or_none, to_json, to_micros, to_moment
+from tinker_sync.local.store.errors import StoreError
+from tinker_sync.local.store.names import checked_id
+from tinker_sync.local.store.rows import SamplerRow, SessionRow
+from tinker_sync.local.store.tables import Tables, require
+from tinker_sync.types.search import SessionSearchCursor, SessionSearchRequest, SessionStatusQuery
+
+_SELECT: Final = """
+SELECT sessions.*, count(checkpoints.number) AS checkpoints_count,
+    coalesce(sum(checkpoints.size_bytes), 0) AS checkpoints_bytes
+FROM sessions
+LEFT JOIN runs ON runs.session_id = sessions.id
+LEFT JOIN checkpoints ON checkpoints.run_id = runs.id
+    AND (checkpoints.expires IS NULL OR checkpoints.expires > :now)
+"""
+
+
+class Sessions(Tables):
+    """Sessions and samplers."""
+
+    def add_session(
+        self,
+        session_id: str,
+        *,
+        tags: Iterable[str] = (),
+        user_metadata: Mapping[str, Any] | None = None,
+        sdk_version: str | None = None,
+        project_id: str | None = None,
+        display_name: str | None = None,
+    ) -> SessionRow:
+        """Open a session.
+
+        Raises:
+            StoreError: `exists`, `bad_name`, or the disk.
+        """
+        now = self._now()
+        with self._write(f"session {session_id} could not be opened") as connection:
+            connection.execute(
+                "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    checked_id(session_id, "a session"),
+                    now,
+                    now,
+                    to_json(list(tags)),
+                    json_or_none(user_metadata),
+                    sdk_version,
+                    project_id,
+                    display_name,
+                    to_json({"type": "active"}),
+                ),
+            )
+        return self.session(session_id)
+
+    def session(self, session_id: str) -> SessionRow:
+        """A session.
+
+        Raises:
+            StoreError: `not_found`.
+        """
+        self._flush_if_possible()
+        with self._database.read("the session could not be read") as connection:
+            row = connection.execute(
+                f"{_SELECT} WHERE sessions.id = :id GROUP BY sessions.id",
+                {"id": session_id, "now": self._now()},
+            ).fetchone()
+        if row is None:
+            raise StoreError("not_found", f"there is no session {session_id[:255]}")
+        return _session(row)
+
+    def touch_session(self, session_id: str) -> None:
+        """It was heard of just now. Never blocks; an unknown one is ignored."""
+        self._buffer.touch("sessions", session_id, self._now())
+
+    def finish_session(self, session_id: str, reason: str, detail: str | None = None) -> None:
+        """The client says that it is done; only the first time counts.
+
+        Args:
+            session_id: which one.
+            reason: `success`, `errored` or `interrupted`.
+            detail: in the client's words.
+
+        Raises:
+            StoreError: `not_found`, or the disk.
+        """
+        self.set_session_status(
+            session_id, {"type": "client_finished", "reason": {"type": reason}, "detail": detail}
+        )
+
+    def set_session_status(self, session_id: str, status: Mapping[str, Any]) -> None:
+        """A session has ended, in one of the forms of the protocol; only the first end counts.
+
+        Raises:
+            StoreError: `not_found`, or the disk.
+        """
+        with self._write(f"session {session_id} could not be ended") as connection:
+            require(connection, "sessions", session_id)
+            connection.execute(
+                "UPDATE sessions SET status = ?, seen = ? WHERE id = ? AND status = ?",
+                (to_json(dict(status)), self._now(), session_id, to_json({"type": "active"})),
+            )
+
+    def set_session_project(self, session_id: str, project_id: str | None) -> None:
+        """The session and its runs belong to this project from now on.
+
+        Raises:
+            StoreError: `not_found`, or the disk.
+        """
+        with self._write(f"session {session_id} could not be moved") as connection:
+            require(connection, "sessions", session_id)
+            connection.execute("UPDATE sessions SET project_id = ? WHERE id = ?", (project_id, session_id))
+            connection.execute(
+                "UPDATE runs SET project_id = ? WHERE session_id = ?", (project_id, session_id)
+            )
+
+    def list_sessions(self, limit: int, offset: int) -> tuple[list[SessionRow], int]:
+        """A page of sessions, the newest first, and how many there are in all."""
+        self._flush_if_possible()
+        with self._database.read("sessions could not be listed") as connection:
+            rows = connection.execute(
+                f"{_SELECT} GROUP BY sessions.id ORDER BY sessions.created DESC, sessions.id DESC"
+                " LIMIT :limit OFFSET :offset",
+                {"now": self._now(), "limit": limit, "offset": offset},
+            ).fetchall()
+            (total,) = connection.execute("SELECT count(*) FROM sessions").fetchone()
+        return [_session(row) for row in rows], total
+
+    def search_sessions(
+        self, request: SessionSearchRequest
+    ) -> tuple[list[SessionRow], SessionSearchCursor | None]:
+        """The sessions that a request describes, the newest first, and where the next page begins.
+
+        There is one user here, so the owner makes no difference.
+        """
+        self._flush_if_possible()
+        with self._database.read("sessions could not be searched") as connection:
+            rows = connection.execute(
+                f"{_SELECT} WHERE (sessions.created, sessions.id) < (:created, :id) GROUP BY sessions.id"
+                " ORDER BY sessions.created DESC, sessions.id DESC",
+                {"now": self._now(), **_after(request.cursor)},
+            )
+            # One more than a page, to know whether there is another.
+            found: list[SessionRow] = []
+            for row in rows:
+                session = _session(row)
+                if _fits(session, request):
+                    found.append(session)
+                if len(found) > request.limit:
+                    break
+            rows.close()
+        page = found[: request.limit]
+        if len(found) == len(page):
+            return page, None
+        last = page[-1]
+        return page, SessionSearchCursor(last_created_at=last.created_at, last_session_id=last.session_id)
+
+    def session_runs(self, session_id: str) -> list[str]:
+        """The ids of a session's runs, in the order they were numbered."""
+        with self._database.read("runs could not be listed") as connection:
+            rows = connection.execute(
+                "SELECT id FROM runs WHERE session_id = ? ORDER BY model_seq_id, created", (session_id,)
+            )
+            return [row["id"] for row in rows]
+
+    def session_samplers(self, session_id: str) -> list[str]:
+        """The ids of a session's samplers, the oldest first."""
+        with self._database.read("samplers could not be listed") as connection:
+            rows = connection.execute(
+                "SELECT id FROM samplers WHERE session_id = ? ORDER BY created, id", (session_id,)
+            )
+            return [row["id"] for row in rows]
+
+    def add_sampler(
+        self, sampler_id: str, *, session_id: str, base_model: str, model_path: str | None = None
+    ) -> SamplerRow:
+        """Somebody samples from this now.
+
+        Raises:
+            StoreError: `exists`, `bad_name`, `not_found` for the session, or the disk.
+        """
+        with self._write(f"sampler {sampler_id} could not be added") as connection:
+            require(connection, "sessions", session_id)
+            connection.execute(
+                "INSERT INTO samplers VALUES (?, ?, ?, ?, ?)",
+                (checked_id(sampler_id, "a sampler"), session_id, base_model, model_path, self._now()),
+            )
+        return self.sampler(sampler_id)
+
+    def sampler(self, sampler_id: str) -> SamplerRow:
+        """A sampler.
+
+        Raises:
+            StoreError: `not_found`.
+        """
+        with self._database.read("the sampler could not be read") as connection:
+            row = connection.execute("SELECT * FROM samplers WHERE id = ?", (sampler_id,)).fetchone()
+        if row is None:
+            raise StoreError("not_found", f"there is no sampler {sampler_id[:255]}")
+        return SamplerRow(
+            sampler_id=row["id"],
+            session_id=row["session_id"],
+            base_model=row["base_model"],
+            model_path=row["model_path"],
+            created_at=to_moment(row["created"]),
+        )
+
+
+def _session(row: sqlite3.Row) -> SessionRow:
+    return SessionRow(
+        session_id=row["id"],
+        created_at=to_moment(row["created"]),
+        seen_at=to_moment(row["seen"]),
+        tags=tuple(from_json(row["tags"])),
+        user_metadata=from_json(row["user_metadata"]),
+        sdk_version=row["sdk_version"],
+        project_id=row["project_id"],
+        display_name=row["display_name"],
+        status=from_json(row["status"]),
+        checkpoints_count=row["checkpoints_count"],
+        checkpoints_bytes=row["checkpoints_bytes"],
+    )
+
+
+def _after(cursor: SessionSearchCursor | None) -> dict[str, Any]:
+    if cursor is None:
+        return {"created": 1 << 62, "id": ""}
+    return {"created": to_micros(cursor.last_created_at), "id": cursor.last_session_id}
+
+
+def _fits(session: SessionRow, request: SessionSearchRequest) -> bool:
+    metadata = session.user_metadata or {}
+    return (
+        (request.project_ids is None or session.project_id in request.project_ids)
+        and all(metadata.get(key) == value for key, value in request.user_metadata.items())
+        and _is_called(session, request)
+        and (request.statuses is None or any(_is_in(session.status, query) for query in request.statuses))
+    )
+
+
+def _is_called(session: SessionRow, request: SessionSearchRequest) -> bool:
+    """Whether id or name fit; either will do where both are asked for."""
+    asked = []
+    if request.session_id is not None:
+        asked.append(session.session_id == request.session_id)
+    if request.display_name is not None:
+        name = (session.display_name or "").casefold()
+        asked.append(all(word in name for word in request.display_name.casefold().split()))
+    return any(asked) if asked else True
+
+
+def _is_in(status: Mapping[str, Any], query: SessionStatusQuery) -> bool:
+    if status["type"] != query.type:
+        return False
+    reasons = getattr(query, "reasons", None)
+    return reasons is None or status["reason"]["type"] in reasons
