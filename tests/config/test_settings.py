@@ -63,6 +63,7 @@ def test_defaults() -> None:
         "sdk_version": "0.36.0",
         "dialect": "auto",
         "deadline_s": None,
+        "pace": 1.0,
     }
     assert settings == Settings()
 

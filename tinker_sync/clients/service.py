@@ -57,6 +57,7 @@ class ServiceClient:
         rate_limiter: a limiter of its own; None: shared with every client of the same server and key.
         telemetry: tell the service of failures, by kind and place, never by content; None: the vendor's alone
             is told, unless `TINKER_TELEMETRY` says no.
+        pace: pauses before another try are multiplied by this; None: `TINKER_PACE`, else 1. For tests.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class ServiceClient:
         on_queue_state: Callable[[QueueState], object] | None = None,
         rate_limiter: RateLimiter | None = None,
         telemetry: bool | None = None,
+        pace: float | None = None,
         **unknown: Any,
     ) -> None:
         # First of all: whatever is raised below, tracebacks show local variables.
@@ -100,6 +102,7 @@ class ServiceClient:
             deadline_s=deadline,
             dialect=dialect,
             telemetry=telemetry,
+            pace=pace,
         )
         self._core = Core(
             settings,

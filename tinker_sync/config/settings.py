@@ -7,6 +7,7 @@ can fail, because tracebacks may show local variables.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -86,6 +87,12 @@ def _check_seconds(_: object, attribute: Attribute[Any], value: Any) -> None:
         raise ConfigurationError(f"{attribute.name} must be a positive number of seconds, not {value!r}")
 
 
+def _check_pace(_: object, attribute: Attribute[Any], value: Any) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
+        raise ConfigurationError(f"{attribute.name} must be a positive factor, not {value!r}")
+
+
 def _check_dialect(_: object, attribute: Attribute[Any], value: Any) -> None:
     if value is None or (isinstance(value, str) and value not in _DIALECTS):
         raise ConfigurationError(
@@ -128,6 +135,7 @@ class Settings:
     sdk_version: str = SDK_VERSION
     dialect: object = field(default="auto", validator=_check_dialect)
     deadline_s: float | None = field(default=None, validator=optional(_check_seconds))
+    pace: float = field(default=1.0, validator=_check_pace)
 
     @property
     def is_vendor_host(self) -> bool:
@@ -168,6 +176,7 @@ class Settings:
         sdk_version: str | None = None,
         dialect: object = "auto",
         deadline_s: float | None = None,
+        pace: float | None = None,
         environ: Mapping[str, str] | None = None,
         credentials_file: CredentialsFile | None = None,
     ) -> Settings:
@@ -195,6 +204,8 @@ class Settings:
             sdk_version: The protocol level to declare.
             dialect: What the server speaks: auto, proto, json or a `Dialect`.
             deadline_s: Limit for one call with all its repetitions; None for none.
+            pace: `TINKER_PACE`, else 1. Pauses before another try are multiplied by it; tests of programs
+                that meet failures use a hundredth.
             environ: Variables to read instead of `os.environ`.
             credentials_file: File to read instead of `~/.tinker/credentials.json`.
 
@@ -236,6 +247,7 @@ class Settings:
             sdk_version=sdk_version or SDK_VERSION,
             dialect=dialect,
             deadline_s=deadline_s,
+            pace=_pace(env) if pace is None else pace,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -295,6 +307,14 @@ def _tags(given: str | Iterable[str]) -> tuple[str, ...]:
 def _telemetry(env: _Environment, base_url: str) -> bool:
     value = env.raw("TINKER_TELEMETRY")
     return is_vendor_url(base_url) and (value is None or value.lower() in _TRUE_WORDS)
+
+
+def _pace(env: _Environment) -> float:
+    text = env.text("TINKER_PACE")
+    try:
+        return 1.0 if text is None else float(text)
+    except ValueError:
+        raise ConfigurationError(f"TINKER_PACE must be a positive factor, not {text!r}") from None
 
 
 def _log_level(argument: LogLevel | None, env: _Environment) -> LogLevel | None:

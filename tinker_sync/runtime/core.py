@@ -75,6 +75,8 @@ _SEND_THREADS: Final = 8
 # overdrawn. More of them are no sooner at the server, and fresh memory for each takes longer than to fill it.
 _TRAIN_BYTES: Final = 15_000_000
 _CALLBACK_THREADS: Final = 8
+# Losses that users compute between two passes keep one processor each.
+_LOSS_THREADS: Final = 4
 # Awaited calls that block hold one each.
 _AWAIT_THREADS: Final = 32
 CLOSE_LIMIT_S: Final = 10.0
@@ -125,9 +127,10 @@ class Core:
         self.send_pool = Workers("send", _SEND_THREADS)
         self.fetch_pool = Workers("fetch", _FETCH_THREADS)
         self.callback_pool = Workers("callback", _CALLBACK_THREADS)
+        self.loss_pool = Workers("loss", _LOSS_THREADS)
         self._await_pool = Workers("await", _AWAIT_THREADS)
         self._entrance = Workers("enter", 1)
-        self.poller = Poller(self.http, self.fetch_pool, clock)
+        self.poller = Poller(self.http, self.fetch_pool, clock, pace=settings.pace)
         self.poll_s = POLL_TIMEOUT_S
         """How long a poll for a result may be silent before it is asked again; read at the start."""
         self._limiter = limiter
@@ -136,7 +139,10 @@ class Core:
         self._has_forward: Once[bool] = Once()
         self._session = session
         self._opened: Once[Session] = Once()
-        pools = (self._entrance, self.send_pool, self.fetch_pool, self.callback_pool, self._await_pool)
+        pools = (
+            *(self._entrance, self.send_pool, self.fetch_pool),
+            *(self.loss_pool, self.callback_pool, self._await_pool),
+        )
         fetch_settings = _settings_fetcher(self.caller, settings, secrets)
         self._upkeep = Upkeep(self.keys, fetch_settings, self.fetch_pool.run, clock)
         self._parts = Parts(settings, self.caller, self.poller, self.http, pools)
@@ -257,7 +263,10 @@ class Core:
         if self._limiter is None:
             key = self.settings.api_key
             fingerprint = key_fingerprint(key.reveal() if key is not None else "")
-            self._limiter = shared_rate_limiter(self.settings.base_url, fingerprint, clock=self.clock)
+            settings = self.settings
+            self._limiter = shared_rate_limiter(
+                settings.base_url, fingerprint, clock=self.clock, pace=settings.pace
+            )
         return self._limiter.gate()
 
     # -------------------------------------------------------------------------------------- calls
@@ -359,7 +368,7 @@ class Core:
             except APIConnectionError as error:
                 self._say_if_closed(error)
                 raise
-            if self.clock.wait(self._parts.closing, PAUSE_S):
+            if self.clock.wait(self._parts.closing, PAUSE_S * self.settings.pace):
                 raise ClientClosedError
 
     def enter(self, step: Callable[[], object]) -> None:

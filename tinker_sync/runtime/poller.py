@@ -114,14 +114,22 @@ class Poller:
         clock: what time it is.
         max_open: how many requests may be under way; more wait their turn. None: half of the files this
             process may open.
+        pace: what the pauses of `after` are multiplied by.
     """
 
     def __init__(
-        self, http: Opener, workers: Runner, clock: Clock = SYSTEM_CLOCK, *, max_open: int | None = None
+        self,
+        http: Opener,
+        workers: Runner,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        max_open: int | None = None,
+        pace: float = 1.0,
     ) -> None:
         self._http = http
         self._workers = workers
         self._clock = clock
+        self._pace = pace
         self._max_open = max_open or _files_to_use()
         self._sequence = itertools.count()
         self._hand = _Hand()
@@ -174,7 +182,7 @@ class Poller:
     def after(self, delay_s: float, action: Callable[[], object]) -> Ticket:
         """Run `action` on a worker once this much time has gone by. Not at all once the poller is closed."""
         ticket = Ticket(self, action, None)
-        entry = (self._clock.now() + max(delay_s, 0.0), next(self._sequence), ticket)
+        entry = (self._clock.now() + max(delay_s, 0.0) * self._pace, next(self._sequence), ticket)
         with self._lock:
             if self._closed:
                 return ticket

@@ -110,8 +110,9 @@ class RateLimiter:
     (<LimiterState.CLOSED: 'closed'>, True)
     """
 
-    def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, *, clock: Clock = SYSTEM_CLOCK, pace: float = 1.0) -> None:
         self._clock = clock
+        self._pace = pace  # pauses are multiplied by this
         # Set and cleared under _lock, read without. Its own lock is never held by anybody who wants ours.
         self._open = threading.Event()
         self._open.set()
@@ -200,7 +201,7 @@ class RateLimiter:
     def _close_locked(self, delay_s: float) -> _Turn | None:
         """Close until then; returns who must be woken to watch the time."""
         self._open.clear()
-        self._closed_until_s = max(self._closed_until_s, self._clock.now() + max(delay_s, 0.0))
+        self._closed_until_s = max(self._closed_until_s, self._clock.now() + max(delay_s, 0.0) * self._pace)
         return self._line[0] if self._line else None
 
     def _enter_locked(self, gate: Gate, turn: _Turn | None) -> Permit | None:
@@ -425,11 +426,11 @@ class _Registry:
         )
         _fork.renew_in_child(self)
 
-    def get(self, place: tuple[str, str], clock: Clock) -> RateLimiter:
+    def get(self, place: tuple[str, str], clock: Clock, pace: float) -> RateLimiter:
         with self._lock:
             limiter = self._limiters.get(place)
             if limiter is None:
-                limiter = self._limiters[place] = RateLimiter(clock=clock)
+                limiter = self._limiters[place] = RateLimiter(clock=clock, pace=pace)
             return limiter
 
     def renew_after_fork(self) -> None:
@@ -439,17 +440,20 @@ class _Registry:
 _registry = _Registry()
 
 
-def shared_rate_limiter(base_url: str, fingerprint: str, *, clock: Clock = SYSTEM_CLOCK) -> RateLimiter:
+def shared_rate_limiter(
+    base_url: str, fingerprint: str, *, clock: Clock = SYSTEM_CLOCK, pace: float = 1.0
+) -> RateLimiter:
     """The limiter of this process for a server and a key; it lives as long as somebody holds it.
 
     Args:
         base_url: the server.
         fingerprint: of the key, from `key_fingerprint`.
         clock: what a limiter that must be made waits with.
+        pace: what the pauses of such a limiter are multiplied by.
 
     >>> fingerprint = key_fingerprint("tml-example")
     >>> one = shared_rate_limiter("https://host/", fingerprint)
     >>> one is shared_rate_limiter("https://host", fingerprint)
     True
     """
-    return _registry.get((base_url.rstrip("/"), fingerprint), clock)
+    return _registry.get((base_url.rstrip("/"), fingerprint), clock, pace)

@@ -105,7 +105,7 @@ class Caller:
             pause_s = self._pause_s(outcome, call)
             patience = patience.after(outcome, self._clock.now() + pause_s)
             self._tell(call, pause_s, outcome.error)
-            self._clock.wait(self._closing, pause_s)
+            self._clock.wait(self._closing, pause_s * self._settings.pace)
             fresh = isinstance(outcome, Retry) and outcome.fresh
             call = call.but(attempt=call.attempt + 1, fresh=call.fresh or fresh)
 

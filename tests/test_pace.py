@@ -1,0 +1,96 @@
+"""A client in a hurry: the same pauses as ever, each a small part as long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from support.tinker_stub import Answer, StubServer
+
+import tinker_sync
+from tinker_sync.config import Settings
+from tinker_sync.errors import ConfigurationError, DeadlineError
+from tinker_sync.runtime.poller import Poller
+from tinker_sync.runtime.rate_limiter import RateLimiter
+
+KEY = "tml-pace-tests"
+# Pauses of minutes in all; a test that takes them in earnest is ended long before.
+HURRY = 0.0005
+SOON_S = 20.0
+
+
+def service(stub: Any, **options: Any) -> tinker_sync.ServiceClient:
+    return tinker_sync.ServiceClient(base_url=stub.url, api_key=KEY, **{"pace": HURRY, **options})
+
+
+def test_the_pauses_of_calls_are_short() -> None:
+    with StubServer() as stub, service(stub) as client:
+        busy = Answer(503, headers={"Retry-After": "100"})
+        stub.script("/get_server_capabilities", busy, busy)
+        began = time.monotonic()
+        assert client.get_server_capabilities().supported_models
+        assert time.monotonic() - began < SOON_S
+        assert stub.counts["/get_server_capabilities"] == 3
+
+
+def test_the_pauses_of_samples_and_results_are_short() -> None:
+    with StubServer() as stub, service(stub) as client:
+        slow = {"Retry-After": "100"}
+        stub.script("/asample", Answer(429, headers=slow), Answer(503, headers=slow))
+        stub.script("/retrieve_future", Answer(429, headers=slow), Answer(402), Answer(410))
+        sampling = client.create_sampling_client(base_model="stub/model")
+        began = time.monotonic()
+        params = tinker_sync.SamplingParams(max_tokens=2)
+        sampling.sample(tinker_sync.ModelInput.from_ints([1]), 1, params).result(SOON_S)
+        assert time.monotonic() - began < SOON_S
+        assert stub.counts["/asample"] == 4
+
+
+def test_what_no_deadline_allows_stays_forbidden() -> None:
+    with StubServer() as stub, service(stub) as client:
+        stub.script("/asample", Answer(503, headers={"Retry-After": "100"}))
+        sampling = client.create_sampling_client(base_model="stub/model")
+        params = tinker_sync.SamplingParams(max_tokens=2)
+        with pytest.raises(DeadlineError):
+            sampling.sample(tinker_sync.ModelInput.from_ints([1]), 1, params, deadline=50).result(SOON_S)
+
+
+def test_the_environment_sets_it() -> None:
+    def resolve(**variables: str) -> Settings:
+        return Settings.resolve(base_url="http://localhost", api_key=KEY, environ=variables)
+
+    assert resolve().pace == 1.0
+    assert resolve(TINKER_PACE="").pace == 1.0
+    assert resolve(TINKER_PACE="0.01").pace == 0.01
+    assert Settings.resolve(base_url="http://localhost", api_key=KEY, pace=0.5).pace == 0.5
+    for wrong in ("fast", "0", "-1", "nan", "inf"):
+        with pytest.raises(ConfigurationError, match=r"pace|PACE"):
+            resolve(TINKER_PACE=wrong)
+
+
+def test_a_pace_that_is_none_is_refused() -> None:
+    for wrong in (0, -1.0, float("nan"), float("inf"), True, "1"):
+        with pytest.raises(ConfigurationError, match="pace must be a positive factor"):
+            Settings(base_url="http://localhost", pace=wrong)  # type: ignore[arg-type]
+
+
+def test_timers_and_limiters_are_scaled_exactly() -> None:
+    from support.clock import FakeClock
+
+    clock = FakeClock()
+    limiter = RateLimiter(clock=clock, pace=0.01)
+    limiter.close_for(50)
+    assert limiter.opens_in_s() == pytest.approx(0.5)
+
+    class Nobody:
+        def run(self, job: Any) -> None: ...
+
+    poller = Poller(None, Nobody(), clock, pace=0.01)  # type: ignore[arg-type]
+    started = threading.Event()
+    poller._start_or_wake = lambda *_, **__: started.set()  # type: ignore[method-assign,assignment]
+    poller.after(50, lambda: None)
+    assert started.is_set()
+    assert poller._timers[0][0] - clock.now() == pytest.approx(0.5)
+    poller.close()
