@@ -37,10 +37,10 @@ _LONGEST_TTL_S: Final = 1e11
 T = TypeVar("T")
 Facts: TypeAlias = Mapping[str, FileFact]
 
-_SELECT: Final = """
+_SELECT_ALL: Final = """
 SELECT checkpoints.*, runs.project_id, runs.base_model FROM checkpoints JOIN runs ON runs.id = run_id
-WHERE (expires IS NULL OR expires > :now)
 """
+_SELECT: Final = f"{_SELECT_ALL} WHERE (expires IS NULL OR expires > :now)"
 _OF_PROJECT: Final = f"{_SELECT} AND (:project IS NULL OR runs.project_id = :project)"
 _STORAGE: Final = f"""
 SELECT project_id, count(*) AS count, sum(size_bytes) AS size FROM ({_OF_PROJECT})
@@ -113,8 +113,7 @@ class Checkpoints(Tables):
         try:
             with self._write(what) as connection:
                 replaced = self._place(connection, key, overwrite)
-                self._insert(connection, key, folder, facts, text, json_or_none(user_metadata), ttl_s)
-                saved = self._row(connection, key)
+                saved = self._insert(connection, key, folder, facts, text, user_metadata, ttl_s)
         except BaseException as problem:
             # After an error of the disk nobody knows whether the row is there; the next start will.
             if not (isinstance(problem, StoreError) and problem.kind == "unwritable"):
@@ -153,7 +152,7 @@ class Checkpoints(Tables):
             StoreError: `not_found`.
         """
         with self._database.read("the checkpoint could not be read") as connection:
-            return self._row(connection, {"run": run_id, "kind": kind, "name": name})
+            return _checkpoint(self._raw(connection, {"run": run_id, "kind": kind, "name": name}))
 
     def checkpoint_info(self, run_id: str, kind: CheckpointKind, name: str) -> dict[str, Any]:
         """The info of a checkpoint, without reading its arrays.
@@ -274,9 +273,6 @@ class Checkpoints(Tables):
             )
         return row
 
-    def _row(self, connection: sqlite3.Connection, key: Mapping[str, str]) -> CheckpointRow:
-        return _checkpoint(self._raw(connection, key))
-
     def _newest(
         self, connection: sqlite3.Connection, run_id: str, kind: CheckpointKind
     ) -> CheckpointRow | None:
@@ -312,22 +308,25 @@ class Checkpoints(Tables):
         folder: str,
         facts: Facts,
         info: str,
-        user_metadata: str | None,
+        user_metadata: Mapping[str, Any] | None,
         ttl_s: float | None,
-    ) -> None:
-        now, size = self._now(), sum(fact.size_bytes for fact in facts.values())
+    ) -> CheckpointRow:
+        now, metadata = self._now(), json_or_none(user_metadata)
+        size = sum(fact.size_bytes for fact in facts.values())
         files = to_json({name: [fact.size_bytes, fact.sha256] for name, fact in facts.items()})
         run = require(connection, "runs", key["run"])
         number = connection.execute(
             "INSERT INTO checkpoints (run_id, kind, name, created, expires, user_metadata, info, folder,"
             " files, size_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*key.values(), now, self._expiry(ttl_s), user_metadata, info, folder, files, size),
+            (*key.values(), now, self._expiry(ttl_s), metadata, info, folder, files, size),
         ).lastrowid
         connection.execute(
             "INSERT INTO stored VALUES (?, ?, ?, ?, NULL)", (number, run["project_id"], size, now)
         )
         usage = UsageKey(hour_of(now), run["session_id"], key["run"], run["base_model"], "checkpoint")
         Waiting(usage={usage: 1}).store(connection)
+        # It may have expired already.
+        return _checkpoint(connection.execute(f"{_SELECT_ALL} WHERE number = ?", (number,)).fetchone())
 
     def _drop(self, connection: sqlite3.Connection, row: sqlite3.Row) -> None:
         """The row goes; what it took in storage is counted until now, or until it expired."""

@@ -1,0 +1,50 @@
+"""Adapters as other programs read them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.engine_models import busy_params, tiny_weights
+
+from tinker_sync.local.engine.hf import read_safetensors
+from tinker_sync.local.engine.lora import LoraSettings
+from tinker_sync.local.store import Lora, Store
+from tinker_sync.local.store.peft import config
+
+
+def test_what_is_downloaded_is_an_adapter_for_others(tmp_path: Path) -> None:
+    """The names, shapes and factor with which a product comes out as the engine computes it."""
+    weights = tiny_weights()
+    params = busy_params(weights, LoraSettings(rank=4))
+    with Store(tmp_path) as store:
+        store.add_session("s-1")
+        store.add_run("r-1", session_id="s-1", model_seq_id=0, base_model="org/base", lora=Lora(rank=4))
+        store.save_checkpoint("r-1", "sampler", "x", params.named(), {})
+        files = store.checkpoint_files("r-1", "sampler", "x")
+    assert set(files) == {"adapter_config.json", "adapter_model.safetensors"}
+    tree = json.loads(files["adapter_config.json"].read_bytes())
+    tensors = read_safetensors(files["adapter_model.safetensors"])
+    assert tree["base_model_name_or_path"] == "org/base"
+    assert (tree["peft_type"], tree["task_type"], tree["r"]) == ("LORA", "CAUSAL_LM", 4)
+    names = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}
+    assert set(tree["target_modules"]) == names
+    assert len(tensors) == 2 * (2 * 7 + 1)
+    module = "base_model.model.model.layers.1.self_attn.k_proj"
+    a, b = tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"]
+    x = np.random.default_rng(0).standard_normal((3, weights.config.hidden_size)).astype(np.float32)
+    pair = params.pairs["1.qkv"]
+    ours = params.settings.scale * (x @ pair.a[4:8].T) @ pair.bs[1][1].T
+    np.testing.assert_allclose(tree["lora_alpha"] / tree["r"] * (x @ a.T) @ b.T, ours, rtol=1e-5)
+
+
+def test_halves_and_mixed_ranks_are_no_adapter() -> None:
+    half = {"x.lora_A": np.zeros((4, 8))}
+    with pytest.raises(ValueError, match="not one adapter"):
+        config(half, "org/base")
+    with pytest.raises(ValueError, match=r"ranks \[2, 4\]"):
+        config({**half, "x.lora_B": np.zeros((8, 2))}, "org/base")
+    with pytest.raises(ValueError, match="0 modules"):
+        config({}, "org/base")

@@ -1,0 +1,219 @@
+"""Sessions, samplers, and searching them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from support.clock import FakeClock
+from support.stores import START, adapter, add_run, store_with_run
+
+from tinker_sync.local.store import Store, StoreError
+from tinker_sync.types.search import (
+    ActiveSessionStatusQuery,
+    ClientFinishedSessionStatusQuery,
+    FailedSessionStatusQuery,
+    SessionSearchRequest,
+)
+
+BEGIN = datetime.fromtimestamp(START, timezone.utc)
+
+
+def kind_of(caught: pytest.ExceptionInfo[StoreError]) -> str:
+    return caught.value.kind
+
+
+def test_a_session_is_what_it_was_opened_with_also_after_a_restart(tmp_path: Path) -> None:
+    with Store(tmp_path, clock=FakeClock(time_s=START)) as store:
+        opened = store.add_session(
+            "s-1",
+            tags=["a", "b"],
+            user_metadata={"team": "x", "n": None},
+            sdk_version="0.36.0",
+            project_id="p-1",
+            display_name="Night",
+        )
+        assert opened.created_at == opened.seen_at == BEGIN
+        assert opened.status == {"type": "active"}
+        assert (opened.checkpoints_count, opened.checkpoints_bytes) == (0, 0)
+    with Store(tmp_path) as store:
+        assert store.session("s-1") == opened
+        assert opened.tags == ("a", "b")
+        assert opened.user_metadata == {"team": "x", "n": None}
+        assert (opened.sdk_version, opened.project_id, opened.display_name) == ("0.36.0", "p-1", "Night")
+
+
+def test_ids_are_unique_and_known_or_not(tmp_path: Path) -> None:
+    with store_with_run(tmp_path) as store:
+        with pytest.raises(StoreError, match="s-1") as caught:
+            store.add_session("s-1")
+        assert kind_of(caught) == "exists"
+        for look in (store.session, store.sampler, store.run):
+            with pytest.raises(StoreError, match="there is no") as caught:
+                look("nobody")
+            assert kind_of(caught) == "not_found"
+        for bad in ("", "..", "a/b", "x" * 300, "a\n", "ä", "a b"):
+            with pytest.raises(StoreError) as caught:
+                store.add_session(bad)
+            assert kind_of(caught) == "bad_name"
+        with pytest.raises(StoreError, match="no session s-2") as caught:
+            add_run(store, "r-2", session_id="s-2")
+        assert kind_of(caught) == "not_found"
+
+
+def test_only_the_first_end_of_a_session_counts(tmp_path: Path) -> None:
+    with store_with_run(tmp_path) as store:
+        store.finish_session("s-1", "success", "done")
+        store.finish_session("s-1", "interrupted")
+        store.set_session_status("s-1", {"type": "cancelled"})
+        ended = {"type": "client_finished", "reason": {"type": "success"}, "detail": "done"}
+        assert store.session("s-1").status == ended
+        with pytest.raises(StoreError, match="no session s-9"):
+            store.finish_session("s-9", "success")
+
+
+def test_a_touch_is_seen_at_once_and_kept(tmp_path: Path) -> None:
+    clock = FakeClock(time_s=START)
+    with store_with_run(tmp_path, clock) as store:
+        clock.advance(60)
+        store.touch_session("s-1")
+        store.touch_run("r-1")
+        store.touch_run("unknown")
+        assert store.session("s-1").seen_at == BEGIN + timedelta(seconds=60)
+        assert store.run("r-1").seen_at == BEGIN + timedelta(seconds=60)
+        clock.advance(60)
+        store.touch_run("r-1")
+    with Store(tmp_path) as store:
+        assert store.run("r-1").seen_at == BEGIN + timedelta(seconds=120)
+        assert store.run("r-1").created_at == BEGIN
+
+
+def test_pages_are_in_order_and_know_the_total(tmp_path: Path) -> None:
+    clock = FakeClock(time_s=START)
+    with Store(tmp_path, clock=clock) as store:
+        for number in range(7):
+            store.add_session(f"s-{number}")
+            if number % 2:  # some in the same moment
+                clock.advance(1)
+        seen = []
+        for offset in range(0, 9, 3):
+            rows, total = store.list_sessions(3, offset)
+            assert total == 7
+            seen += [row.session_id for row in rows]
+        assert seen == [f"s-{number}" for number in reversed(range(7))]
+
+
+def test_a_session_knows_its_runs_and_samplers(tmp_path: Path) -> None:
+    with store_with_run(tmp_path) as store:
+        store.add_session("s-2")
+        add_run(store, "r-2", session_id="s-2")
+        made = store.add_sampler(
+            "s-1:sample:0", session_id="s-1", base_model="org/base", model_path="tinker://r-1/weights/x"
+        )
+        store.add_sampler("s-1:sample:1", session_id="s-1", base_model="org/base")
+        assert store.sampler("s-1:sample:0") == made
+        assert made.model_path == "tinker://r-1/weights/x"
+        assert store.session_runs("s-1") == ["r-1"]
+        assert store.session_samplers("s-1") == ["s-1:sample:0", "s-1:sample:1"]
+        assert store.session_samplers("s-2") == []
+        with pytest.raises(StoreError) as caught:
+            store.add_sampler("x", session_id="s-3", base_model="org/base")
+        assert kind_of(caught) == "not_found"
+
+
+def test_a_run_is_what_it_was_made_with(tmp_path: Path) -> None:
+    with store_with_run(tmp_path) as store:
+        run = store.run("r-1")
+        assert (run.session_id, run.base_model, run.project_id) == ("s-1", "org/base", "p-1")
+        assert (run.lora.rank, run.lora.seed, run.lora.train_mlp) == (2, 5, True)
+        assert run.optimizer_config == {"type": "adamw"}
+        assert (run.last_checkpoint, run.last_sampler_checkpoint, run.corrupted) == (None, None, False)
+        saved = store.save_checkpoint("r-1", "training", "a", adapter(), {})
+        latest = store.save_checkpoint("r-1", "sampler", "a", adapter(), {})
+        store.set_run_corrupted("r-1")
+        run = store.run("r-1")
+        assert (run.last_checkpoint, run.last_sampler_checkpoint, run.corrupted) == (saved, latest, True)
+
+
+def test_runs_are_listed_by_project(tmp_path: Path) -> None:
+    with store_with_run(tmp_path) as store:
+        for number in range(2, 6):
+            add_run(store, f"r-{number}", project_id="p-2")
+        rows, total = store.list_runs(3, 0)
+        assert ([row.run_id for row in rows], total) == (["r-5", "r-4", "r-3"], 5)
+        rows, total = store.list_runs(3, 3, "p-2")
+        assert ([row.run_id for row in rows], total) == (["r-2"], 4)
+        store.set_session_project("s-1", "p-3")
+        assert store.list_runs(9, 0, "p-3")[1] == 5
+        assert store.session("s-1").project_id == "p-3"
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Store:
+    clock = FakeClock(time_s=START)
+    store = Store(tmp_path, clock=clock)
+    store.add_session("s-0", display_name="Nightly run", user_metadata={"team": "a", "n": "1"})
+    store.add_session("s-1", display_name="nightly", project_id="p-1", user_metadata={"team": "a"})
+    clock.advance(1)
+    store.add_session("s-2", display_name="day", project_id="p-2")
+    store.add_session("s-3")
+    store.finish_session("s-1", "success")
+    store.finish_session("s-2", "errored")
+    store.set_session_status("s-3", {"type": "failed", "category": "user"})
+    return store
+
+
+@pytest.mark.parametrize(
+    ("request_", "found"),
+    [
+        (SessionSearchRequest(), ["s-3", "s-2", "s-1", "s-0"]),
+        (SessionSearchRequest(session_id="s-2"), ["s-2"]),
+        (SessionSearchRequest(display_name="NIGHT"), ["s-1", "s-0"]),
+        (SessionSearchRequest(display_name="run night"), ["s-0"]),
+        (SessionSearchRequest(display_name="night", session_id="s-2"), ["s-2", "s-1", "s-0"]),
+        (SessionSearchRequest(project_ids=["p-1", "p-2"]), ["s-2", "s-1"]),
+        (SessionSearchRequest(user_metadata={"team": "a"}), ["s-1", "s-0"]),
+        (SessionSearchRequest(user_metadata={"team": "a", "n": "1"}), ["s-0"]),
+        (SessionSearchRequest(statuses=[ActiveSessionStatusQuery()]), ["s-0"]),
+        (SessionSearchRequest(statuses=[FailedSessionStatusQuery()]), ["s-3"]),
+        (SessionSearchRequest(statuses=[ClientFinishedSessionStatusQuery()]), ["s-2", "s-1"]),
+        (
+            SessionSearchRequest(
+                statuses=[ClientFinishedSessionStatusQuery(reasons=["errored"]), FailedSessionStatusQuery()]
+            ),
+            ["s-3", "s-2"],
+        ),
+    ],
+)
+def test_a_search_finds_what_fits(many: Store, request_: SessionSearchRequest, found: list[str]) -> None:
+    with many:
+        rows, cursor = many.search_sessions(request_)
+        assert ([row.session_id for row in rows], cursor) == (found, None)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4])
+def test_a_search_goes_on_where_the_page_ended(many: Store, limit: int) -> None:
+    with many:
+        seen, cursor, pages = [], None, 0
+        while True:
+            rows, cursor = many.search_sessions(SessionSearchRequest(limit=limit, cursor=cursor))
+            seen += [row.session_id for row in rows]
+            pages += 1
+            if cursor is None:
+                break
+        assert seen == ["s-3", "s-2", "s-1", "s-0"]
+        assert pages == -(-4 // limit)
+
+
+def test_checkpoints_of_a_session_are_counted(tmp_path: Path) -> None:
+    with store_with_run(tmp_path) as store:
+        add_run(store, "r-2")
+        store.add_session("s-2")
+        sizes = [
+            store.save_checkpoint(run, "sampler", "x", adapter(), {}).size_bytes for run in ("r-1", "r-2")
+        ]
+        store.save_checkpoint("r-1", "sampler", "gone", adapter(), {}, ttl_s=0)
+        (other, mine), _ = store.search_sessions(SessionSearchRequest())
+        assert (mine.checkpoints_count, mine.checkpoints_bytes) == (2, sum(sizes))
+        assert (other.checkpoints_count, other.checkpoints_bytes) == (0, 0)

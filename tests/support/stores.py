@@ -1,0 +1,59 @@
+"""Stores with something in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support.clock import FakeClock
+
+from tinker_sync._clock import Clock
+from tinker_sync.local.store import Lora, Store
+
+START = 1_770_000_000.0 - 1_770_000_000.0 % 3600
+"""A full hour."""
+
+
+def store_with_run(directory: Path, clock: Clock | None = None) -> Store:
+    """A store with session `s-1` and run `r-1`."""
+    store = Store(directory, clock=clock or FakeClock(time_s=START))
+    store.add_session("s-1", project_id="p-1")
+    add_run(store, "r-1")
+    return store
+
+
+def add_run(store: Store, run_id: str, *, session_id: str = "s-1", project_id: str | None = "p-1") -> None:
+    store.add_run(
+        run_id,
+        session_id=session_id,
+        model_seq_id=0,
+        base_model="org/base",
+        lora=Lora(rank=2, seed=5),
+        project_id=project_id,
+    )
+
+
+def adapter(seed: int = 0, rows: int = 6) -> dict[str, Any]:
+    """The arrays of a small adapter."""
+    rng = np.random.default_rng(seed)
+    return {
+        "m.q_proj.lora_A": rng.standard_normal((2, 4)).astype(np.float32),
+        "m.q_proj.lora_B": rng.standard_normal((rows, 2)).astype(np.float32),
+    }
+
+
+def with_optimizer(seed: int = 0, rows: int = 6) -> dict[str, Any]:
+    """The same with an optimizer's arrays."""
+    rng = np.random.default_rng(seed + 1000)
+    moments = {f"optimizer.{name}": rng.standard_normal(8 + 2 * rows) for name in ("first", "second")}
+    return {**adapter(seed, rows), **moments, "optimizer.steps": np.array(seed)}
+
+
+def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
+    """Whether both hold the same bits."""
+    return set(one) == set(two) and all(
+        (one[name].dtype, one[name].shape, one[name].tobytes())
+        == (two[name].dtype, two[name].shape, two[name].tobytes())
+        for name in one
+    )
