@@ -60,6 +60,9 @@ INSTANCES = [
     MissingExtraError("speed", feature="zstd"),
     errors.SessionLostError("session-1", "410 Gone"),
     errors.ClientClosedError(),
+    errors.TokenizerError("m", "org/model"),
+    errors.TransferError("m"),
+    errors.UnsafeArchiveError("it leads upwards", "../a"),
 ]
 
 

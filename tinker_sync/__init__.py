@@ -65,6 +65,8 @@ if TYPE_CHECKING:
         SessionLostError,
         TinkerError,
         UnprocessableEntityError,
+        TokenizerError,
+        TransferError,
         UnsupportedByServerError,
         WireError,
     )
@@ -79,6 +81,12 @@ if TYPE_CHECKING:
     )
     from tinker_sync.types import (
         AdamOptimizerConfig,
+    from tinker_sync.text.loading import (
+        get_tokenizer,
+    )
+    from tinker_sync.text.tokenizer import (
+        Tokenizer,
+    )
         AdamParams,
         Checkpoint,
         CheckpointType,
@@ -153,11 +161,15 @@ _HOMES: dict[str, tuple[str, ...]] = {  # a module without names is offered as a
         "UnsupportedByServerError",
         "WireError",
     ),
+        "TokenizerError",
+        "TransferError",
     "tinker_sync.types": (
         "AdamOptimizerConfig",
         "AdamParams",
         "Checkpoint",
         "CheckpointType",
+    "tinker_sync.text.loading": ("get_tokenizer",),
+    "tinker_sync.text.tokenizer": ("Tokenizer",),
         "Datum",
         "DimuonOptimizerConfig",
         "DimuonParams",
@@ -259,6 +271,8 @@ __all__ = [
     "UnsupportedByServerError",
     "WireError",
     "__title__",
+    "Tokenizer",
+    "TokenizerError",
     "__version__",
     "auth",
     "errors",
@@ -267,3 +281,4 @@ __all__ = [
 
 if not TYPE_CHECKING:  # a checker that sees these would let every mistyped name pass
     __getattr__, __dir__ = lazy_names(__name__, _HOMES)
+    "get_tokenizer",

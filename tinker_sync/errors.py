@@ -19,6 +19,9 @@ so it may be logged, sent to another process or pasted into a report.
       ClientClosedError             used after `close`               (also a RuntimeError)
       MissingExtraError             an optional dependency is absent (also an ImportError)
       WireError                     bytes that do not decode
+      TokenizerError                the files of a tokenizer are not to be had
+      TransferError                 a file could not be fetched or sent to its end
+        UnsafeArchiveError          an archive that is not unpacked
 """
 
 from __future__ import annotations
@@ -60,6 +63,8 @@ __all__ = [
     "TinkerError",
     "UnprocessableEntityError",
     "UnsupportedByServerError",
+    "TokenizerError",
+    "TransferError",
     "WireError",
 ]
 
@@ -570,6 +575,58 @@ class CredentialError(TinkerError):
 
 class UnsupportedByServerError(TinkerError):
     """The server at this address does not offer what was asked; nothing was sent.
+
+class TokenizerError(TinkerError):
+    """A tokenizer cannot be loaded; the text says which files are missing and where to put them.
+
+    >>> TokenizerError("the directory /models/mine does not exist", "/models/mine").tokenizer_id
+    '/models/mine'
+    """
+
+    message: str
+    tokenizer_id: str | None
+
+    def __init__(self, message: str, tokenizer_id: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.tokenizer_id = tokenizer_id
+
+
+class TransferError(TinkerError):
+    """A file of a checkpoint could not be fetched or sent to its end. What has arrived is kept, and the same
+    call goes on from there.
+
+    >>> print(TransferError("the disk has 5 bytes left and needs 70"))
+    the disk has 5 bytes left and needs 70
+    """
+
+    message: str
+
+    def __init__(self, message: str) -> None:
+        self.message = mask_text(message)
+        super().__init__(self.message)
+
+
+class UnsafeArchiveError(TransferError):
+    """An archive holds something that must not be unpacked; nothing of it was left on the disk.
+
+    Attributes:
+        entry: the entry that is to blame, as the archive names it.
+
+    >>> print(UnsafeArchiveError("it leads upwards", "../../.profile"))
+    the archive is not unpacked: '../../.profile': it leads upwards
+    """
+
+    entry: str
+
+    def __init__(self, message: str, entry: str) -> None:
+        self.entry = mask_text(entry)
+        super().__init__(message)
+        self.args = (message, entry)
+
+    def __str__(self) -> str:
+        return f"the archive is not unpacked: {self.entry!r}: {self.message}"
+
 
     >>> print(UnsupportedByServerError("this server knows no custom losses", feature="create_custom_loss"))
     this server knows no custom losses
