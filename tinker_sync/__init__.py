@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         AuthenticationError,
         BadRequestError,
         BillingError,
+        BudgetExceededError,
         ClientClosedError,
         ConfigurationError,
         ConflictError,
@@ -64,9 +65,10 @@ if TYPE_CHECKING:
         ResponseInfo,
         SessionLostError,
         TinkerError,
-        UnprocessableEntityError,
         TokenizerError,
         TransferError,
+        UnprocessableEntityError,
+        UnsafeArchiveError,
         UnsupportedByServerError,
         WireError,
     )
@@ -79,14 +81,14 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.rate_limiter import (
         RateLimiter,
     )
-    from tinker_sync.types import (
-        AdamOptimizerConfig,
     from tinker_sync.text.loading import (
         get_tokenizer,
     )
     from tinker_sync.text.tokenizer import (
         Tokenizer,
     )
+    from tinker_sync.types import (
+        AdamOptimizerConfig,
         AdamParams,
         Checkpoint,
         CheckpointType,
@@ -138,6 +140,7 @@ _HOMES: dict[str, tuple[str, ...]] = {  # a module without names is offered as a
         "AuthenticationError",
         "BadRequestError",
         "BillingError",
+        "BudgetExceededError",
         "ClientClosedError",
         "ConfigurationError",
         "ConflictError",
@@ -157,19 +160,20 @@ _HOMES: dict[str, tuple[str, ...]] = {  # a module without names is offered as a
         "ResponseInfo",
         "SessionLostError",
         "TinkerError",
+        "TokenizerError",
+        "TransferError",
         "UnprocessableEntityError",
+        "UnsafeArchiveError",
         "UnsupportedByServerError",
         "WireError",
     ),
-        "TokenizerError",
-        "TransferError",
+    "tinker_sync.text.loading": ("get_tokenizer",),
+    "tinker_sync.text.tokenizer": ("Tokenizer",),
     "tinker_sync.types": (
         "AdamOptimizerConfig",
         "AdamParams",
         "Checkpoint",
         "CheckpointType",
-    "tinker_sync.text.loading": ("get_tokenizer",),
-    "tinker_sync.text.tokenizer": ("Tokenizer",),
         "Datum",
         "DimuonOptimizerConfig",
         "DimuonParams",
@@ -212,6 +216,7 @@ __all__ = [
     "AuthenticationError",
     "BadRequestError",
     "BillingError",
+    "BudgetExceededError",
     "Checkpoint",
     "CheckpointType",
     "ClientClosedError",
@@ -265,20 +270,22 @@ __all__ = [
     "TensorDtype",
     "Timeout",
     "TinkerError",
+    "Tokenizer",
+    "TokenizerError",
     "TrainingClient",
     "TrainingRun",
+    "TransferError",
     "UnprocessableEntityError",
+    "UnsafeArchiveError",
     "UnsupportedByServerError",
     "WireError",
     "__title__",
-    "Tokenizer",
-    "TokenizerError",
     "__version__",
     "auth",
     "errors",
+    "get_tokenizer",
     "types",
 ]
 
 if not TYPE_CHECKING:  # a checker that sees these would let every mistyped name pass
     __getattr__, __dir__ = lazy_names(__name__, _HOMES)
-    "get_tokenizer",

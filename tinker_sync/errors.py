@@ -15,13 +15,14 @@ so it may be logged, sent to another process or pasted into a report.
       ConfigurationError            settings, variables, key file    (also a ValueError)
       CredentialError               no usable key or token
       UnsupportedByServerError      this server cannot do that
+      BudgetExceededError           the call could cost more than is left
       SessionLostError              the server has given up the session
       ClientClosedError             used after `close`               (also a RuntimeError)
       MissingExtraError             an optional dependency is absent (also an ImportError)
-      WireError                     bytes that do not decode
       TokenizerError                the files of a tokenizer are not to be had
       TransferError                 a file could not be fetched or sent to its end
         UnsafeArchiveError          an archive that is not unpacked
+      WireError                     bytes that do not decode
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ __all__ = [
     "AuthenticationError",
     "BadRequestError",
     "BillingError",
+    "BudgetExceededError",
     "ClientClosedError",
     "ConfigurationError",
     "ConflictError",
@@ -61,10 +63,11 @@ __all__ = [
     "ResponseInfo",
     "SessionLostError",
     "TinkerError",
-    "UnprocessableEntityError",
-    "UnsupportedByServerError",
     "TokenizerError",
     "TransferError",
+    "UnprocessableEntityError",
+    "UnsafeArchiveError",
+    "UnsupportedByServerError",
     "WireError",
 ]
 
@@ -573,9 +576,6 @@ class CredentialError(TinkerError):
     """There is no usable key or token: none configured, the command failed, or no new token is to be had."""
 
 
-class UnsupportedByServerError(TinkerError):
-    """The server at this address does not offer what was asked; nothing was sent.
-
 class TokenizerError(TinkerError):
     """A tokenizer cannot be loaded; the text says which files are missing and where to put them.
 
@@ -628,6 +628,9 @@ class UnsafeArchiveError(TransferError):
         return f"the archive is not unpacked: {self.entry!r}: {self.message}"
 
 
+class UnsupportedByServerError(TinkerError):
+    """The server at this address does not offer what was asked; nothing was sent.
+
     >>> print(UnsupportedByServerError("this server knows no custom losses", feature="create_custom_loss"))
     this server knows no custom losses
     """
@@ -639,6 +642,25 @@ class UnsafeArchiveError(TransferError):
         super().__init__(message)
         self.message = message
         self.feature = feature
+
+
+class BudgetExceededError(TinkerError):
+    """The call was not sent, because it could take more than what is left of a budget.
+
+    >>> error = BudgetExceededError("this call could cost up to $2", limit=20.0, spent=19.0, unit="usd")
+    >>> error.limit - error.spent
+    1.0
+    """
+
+    limit: float
+    spent: float
+    unit: str
+
+    def __init__(self, message: str, *, limit: float, spent: float, unit: str) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.spent = spent
+        self.unit = unit
 
 
 class SessionLostError(TinkerError):

@@ -1,0 +1,249 @@
+"""Archives: good ones come out as they went in; hostile ones leave nothing behind, nowhere."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import random
+import tarfile
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tars import END, member, pax, write
+
+from tinker_sync.errors import TransferError, UnsafeArchiveError
+from tinker_sync.transfer.archive import ArchiveLimits, Unpacked, unpack
+
+FINE = member("adapter_config.json", b"{}")
+SMALL = ArchiveLimits(entries=100, ratio=20, allowance_bytes=100_000)
+ZEROS = b"\0" * 1_000_000
+
+HOSTILE: dict[str, list[bytes]] = {
+    "upwards": [member("../outside", b"x")],
+    "upwards in the middle": [member("a/../../outside", b"x")],
+    "upwards by a prefix": [member("outside", b"x", prefix=b"..")],
+    "upwards by an extended header": [pax({"path": "../outside"}), member("fine", b"x")],
+    "upwards by a long name": [member("././@LongLink", b"../outside\0", kind=b"L"), member("fine", b"x")],
+    "upwards as a directory": [member("../outside/", kind=b"5")],
+    "absolute": [member("/tmp/outside", b"x")],
+    "absolute by an extended header": [pax({"path": "/outside"}), member("fine", b"x")],
+    "a drive": [member("C:/outside", b"x")],
+    "backslashes": [member("..\\outside", b"x")],
+    "a share": [member("\\\\host\\share\\outside", b"x")],
+    "a stream of a file": [member("adapter.bin:hidden", b"x")],
+    "a soft link outside": [member("link", kind=b"2", link="../outside")],
+    "a soft link to the root": [member("link", kind=b"2", link="/etc/passwd")],
+    "a soft link outside, then through it": [
+        member("link", kind=b"2", link=".."),
+        member("link/outside", b"x"),
+    ],
+    "links that only together lead outside": [
+        member("dir/", kind=b"5"),
+        member("b", kind=b"2", link="."),
+        member("a", kind=b"2", link="b/b/../../outside"),
+    ],
+    "a link by an extended header": [pax({"linkpath": "../../outside"}), member("link", kind=b"2", link="a")],
+    "a soft link to a directory": [member("d/f", b"x"), member("link", kind=b"2", link="d")],
+    "a link to itself": [member("link", kind=b"2", link="link")],
+    "a hard link outside": [member("link", kind=b"1", link="../outside")],
+    "a hard link to the root": [member("link", kind=b"1", link="/etc/passwd")],
+    "a hard link with content": [member("f", b"x"), member("link", b"y", kind=b"1", link="f")],
+    "a hard link to nothing": [member("link", kind=b"1", link="nothing")],
+    "a character device": [member("null", kind=b"3")],
+    "a block device": [member("disk", kind=b"4")],
+    "a pipe": [member("pipe", kind=b"6")],
+    "a kind nobody knows": [member("what", kind=b"Z")],
+    "a sparse file": [member("sparse", b"x" * 512, kind=b"S")],
+    "a sparse file by an extended header": [
+        pax({"GNU.sparse.realsize": "999999999999"}),
+        member("sparse", b"x"),
+    ],
+    "a name for all": [pax({"path": "../outside"}, kind=b"g"), member("fine", b"x")],
+    "the same twice": [member("f", b"x"), member("f", b"y")],
+    "the same by other ways": [member("d/f", b"x"), member("./d//f", b"y")],
+    "the same but for case": [member("Model.bin", b"x"), member("model.BIN", b"y")],
+    "the same but for accents": [member("caf\u00e9", b"x"), member("cafe\u0301", b"y")],
+    "directories but for case": [member("Dir/a", b"x"), member("dir/b", b"y")],
+    "a link in the way of a file": [member("f", kind=b"2", link="adapter_config.json"), member("F", b"y")],
+    "a file in the way of a directory": [member("f", b"x"), member("f/g", b"y")],
+    "a directory in the way of a file": [member("f/g", b"x"), member("f", b"y")],
+    "devices of Windows": [member("aux.json", b"x")],
+    "a name that ends with a dot": [member("adapter_config.json.", b"x")],
+    "a line break": [member("a\nb", b"x")],
+    "no text": [member(b"\xff\xfe", b"x")],
+    "no name": [member("", b"x")],
+    "deep": [pax({"path": "/".join("d" * 40)}), member("fine", b"x")],
+    "long": [pax({"path": "x" * 300}), member("fine", b"x")],
+    "a bomb": [member("zeros", ZEROS * 4)],
+    "a bomb of many": [member(f"z{number}", ZEROS) for number in range(10)],
+    "a bomb behind the end": [END, ZEROS * 4],
+    "a bomb that only claims": [member("huge", b"", size=1 << 60)],
+    "a bomb of entries": [member(f"f{number}", b"") for number in range(101)],
+    "an endless header": [member("pax", ZEROS, kind=b"x"), member("fine", b"x")],
+    "an endless long name": [member("long", ZEROS, kind=b"L"), member("fine", b"x")],
+    "headers without end": [pax({"comment": "x"})] * 10 + [member("fine", b"x")],
+}
+
+
+@pytest.mark.parametrize("compress", [True, False], ids=["gzip", "plain"])
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_archive_leaves_nothing_anywhere(tmp_path: Path, what: str, compress: bool) -> None:
+    if not compress and "bomb" in what and "entries" not in what and "claims" not in what:
+        pytest.skip("as large as it is, it is no bomb")
+    (tmp_path / "outside").write_bytes(b"untouched")
+    archive = write(tmp_path / "a.tar.gz", FINE, *HOSTILE[what], compress=compress)
+    before = everything_below(tmp_path)
+    with pytest.raises(UnsafeArchiveError) as caught:
+        unpack(archive, tmp_path / "in" / "to", limits=SMALL)
+    (tmp_path / "in").rmdir()  # which was made for it, and is empty
+    assert everything_below(tmp_path) == before
+    assert "not unpacked" in str(caught.value)
+
+
+BROKEN: dict[str, tuple[list[bytes], bytes]] = {
+    "without an end": ([member("f", b"x")], b""),
+    "cut in a file": ([member("f", b"x" * 5000)[:2000]], b""),
+    "cut in a header": ([FINE[:300]], b""),
+    "nothing": ([], b""),
+    "no header": ([b"this is no archive".ljust(1024)], END),
+    "a wrong checksum": ([member("f", b"x", checksum=5)], END),
+    "a size of letters": ([member("f", b"x", raw_size=b"zzzzzzzzzzz\0")], END),
+    "a size below zero": ([member("f", b"x", raw_size=b"\xff" * 12)], END),
+    "an extended size of letters": ([pax({"size": "many"}), member("f", b"x")], END),
+    "an extended header that lies": ([pax(b"99 path=x\n"), member("f", b"x")], END),
+    "an extended header of nothing": ([pax(b"nothing"), member("f", b"x")], END),
+    "an extended header at the end": ([pax({"path": "x"})], END),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_archive_leaves_nothing(tmp_path: Path, what: str) -> None:
+    members, end = BROKEN[what]
+    archive = write(tmp_path / "a.tar.gz", *members, end=end)
+    with pytest.raises(TransferError):
+        unpack(archive, tmp_path / "to")
+    assert os.listdir(tmp_path) == ["a.tar.gz"]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-20], lambda b: b[:-8] + bytes(8), lambda b: b[:50] + b"?" * 9]
+)
+def test_broken_compression_leaves_nothing(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    archive = write(tmp_path / "a.tar.gz", FINE, member("f", random.Random(1).randbytes(5000)))
+    archive.write_bytes(damage(archive.read_bytes()))
+    with pytest.raises(TransferError, match="broken"):
+        unpack(archive, tmp_path / "to")
+    assert os.listdir(tmp_path) == ["a.tar.gz"]
+
+
+@pytest.mark.parametrize("style", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_what_went_in_comes_out(tmp_path: Path, style: int, mode: Any) -> None:
+    draw = random.Random(style)
+    contents = {
+        "adapter_model.safetensors": draw.randbytes(3_000_000),
+        "adapter_config.json": b"{}",
+        "empty": b"",
+        "deep/er/block": b"x" * 512,
+        "deep/" + "long-" * 15 + "name": b"y" * 513,
+        "deep/caf\u00e9": b"z",
+    }
+    with tarfile.open(tmp_path / "a.tar", mode, format=style) as tar:
+        root = tarfile.TarInfo("./")
+        root.type = tarfile.DIRTYPE
+        tar.addfile(root)
+        for name, content in contents.items():
+            info = tarfile.TarInfo(f"./{name}")
+            info.size, info.mode, info.mtime = len(content), 0o4777, 1.5 if style == tarfile.PAX_FORMAT else 1
+            tar.addfile(info, io.BytesIO(content))
+        for name, kind, target in (
+            ("deep/hard", tarfile.LNKTYPE, "./adapter_config.json"),
+            ("deep/er/soft", tarfile.SYMTYPE, "../../empty"),
+            ("chain", tarfile.SYMTYPE, "deep/er/soft"),
+        ):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, target
+            tar.addfile(info)
+    contents |= {"deep/hard": b"{}", "deep/er/soft": b"", "chain": b""}
+    went_on: list[int] = []
+    found = unpack(tmp_path / "a.tar", tmp_path / "to", went_on=went_on.append)
+    assert found == [Unpacked(name, len(content)) for name, content in sorted(contents.items())]
+    read = {
+        path.relative_to(tmp_path / "to").as_posix(): path.read_bytes()
+        for path in (tmp_path / "to").rglob("*")
+        if path.is_file()
+    }
+    assert read == contents
+    assert not any(path.is_symlink() for path in (tmp_path / "to").rglob("*"))
+    assert not (tmp_path / "to" / "empty").stat().st_mode & 0o7111
+    assert sum(went_on) == sum(len(content) for name, content in contents.items()) - len(b"{}")
+
+
+def test_very_old_archives(tmp_path: Path) -> None:
+    old = b"\0" * 8
+    archive = write(
+        tmp_path / "a", member("d/", kind=b"\0", magic=old), member("d/f", b"x", kind=b"\0", magic=old)
+    )
+    assert unpack(archive, tmp_path / "to") == [Unpacked("d/f", 1)]
+
+
+def test_a_sum_of_signed_bytes(tmp_path: Path) -> None:
+    plain = member("caf\u00e9", b"x")
+    header = plain[:148] + b" " * 8 + plain[156:512]
+    signed = sum(byte - 256 if byte > 127 else byte for byte in header)
+    archive = write(tmp_path / "a", member("caf\u00e9", b"x", checksum=signed))
+    assert unpack(archive, tmp_path / "to") == [Unpacked("caf\u00e9", 1)]
+
+
+def test_memory_stays_flat(tmp_path: Path) -> None:
+    content = random.Random(1).randbytes(1_000_000) * 30
+    archive = write(tmp_path / "a", member("f", content), compress=False)
+    del content
+    tracemalloc.start()
+    try:
+        unpack(archive, tmp_path / "to")
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_it_can_be_stopped(tmp_path: Path) -> None:
+    def stop(_: int) -> None:
+        raise InterruptedError(4, "stopped")
+
+    archive = write(tmp_path / "a", FINE)
+    with pytest.raises(TransferError, match="stopped"):
+        unpack(archive, tmp_path / "to", went_on=stop)
+    assert not (tmp_path / "to").exists()
+
+
+def test_a_full_disk_is_noticed_before_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10})())
+    archive = write(tmp_path / "a", member("f", b"x" * 11))
+    with pytest.raises(TransferError, match="too full"):
+        unpack(archive, tmp_path / "to")
+
+
+def test_an_honest_archive_that_compresses_well(tmp_path: Path) -> None:
+    """Half of a fresh adapter is zeros, and the whole optimizer state."""
+    archive = write(
+        tmp_path / "a", member("zeros", ZEROS * 30), member("rest", random.Random(1).randbytes(9000))
+    )
+    assert len(unpack(archive, tmp_path / "to")) == 2
+
+
+def test_more_members_of_gzip_behind_each_other(tmp_path: Path) -> None:
+    archive = tmp_path / "a"
+    archive.write_bytes(gzip.compress(FINE) + gzip.compress(member("f", b"x") + END))
+    assert len(unpack(archive, tmp_path / "to")) == 2
+
+
+def everything_below(place: Path) -> dict[str, bytes | None]:
+    return {
+        path.relative_to(place).as_posix(): path.read_bytes() if path.is_file() else None
+        for path in place.rglob("*")
+    }
