@@ -405,24 +405,23 @@ class TestMoves:
 
 
 class TestPlaces:
-    """Operations whose requests come later."""
+    """Operations whose requests come later, right behind one whose requests are known."""
 
-    def keep(self, bench: Bench) -> Operation[FakePart]:
+    def keep(self, bench: Bench, first: str = "first") -> Operation[FakePart]:
         place: Operation[FakePart] = Operation("late", (), APIFuture())
-        bench.queue.keep_place(place)
+        bench.queue.append(operation(first), place)
         return place
 
     def test_what_is_behind_waits_for_the_requests(self, bench: Bench) -> None:
-        bench.append("a")
         place = self.keep(bench)
         bench.append("b")
         bench.workers.do_all()
-        assert bench.sent == "1:a"
+        assert bench.sent == "1:first"
         assert repr(bench.queue) == "<SendQueue idle, 2 queued, next number 2>"
         bench.queue.fill(place, operation("late", 2).parts)
         bench.append("c")
         bench.workers.do_all()
-        assert bench.sent == "1:a 2:late.1 3:late.2 4:b 5:c"
+        assert bench.sent == "1:first 2:late.1 3:late.2 4:b 5:c"
 
     def test_requests_may_come_before_the_turn(self, bench: Bench) -> None:
         bench.append("a")
@@ -430,10 +429,24 @@ class TestPlaces:
         bench.queue.fill(place, operation("late").parts)
         assert place.future.status().state is FutureState.QUEUED
         bench.workers.do_all()
-        assert bench.sent == "1:a 2:late"
+        assert bench.sent == "1:a 2:first 3:late"
+
+    def test_requests_may_come_as_soon_as_the_first_operation_is_sent(self) -> None:
+        wire: list[tuple[int, str]] = []
+        place: Operation[FakePart] = Operation("late", (), APIFuture())
+
+        def send(part: FakePart, number: int) -> None:
+            wire.append((number, part.name))
+            if part.name == "first":
+                queue.fill(place, operation("late").parts)
+
+        queue: SendQueue[FakePart] = SendQueue(send, lambda job: job())
+        queue.append(operation("first"), place)
+        assert wire == [(1, "first"), (2, "late")]
 
     def test_the_future_cannot_be_cancelled_any_more_once_they_are_sent(self, bench: Bench) -> None:
         place = self.keep(bench)
+        bench.workers.do_all()
         bench.queue.fill(place, operation("late").parts)
         assert (place.future.cancel(), place.future.running()) == (False, True)
 
@@ -443,7 +456,7 @@ class TestPlaces:
     ) -> None:
         place = self.keep(bench)
         bench.append("b")
-        assert bench.workers.jobs == []
+        bench.workers.do_all()
         if ending == "cancelled":
             place.future.cancel()
         elif ending == "failed":
@@ -451,16 +464,15 @@ class TestPlaces:
         else:
             place.future.resolve(None)
         bench.workers.do_all()
-        assert bench.sent == "1:b"
+        assert bench.sent == "1:first 2:b"
         late = operation("late")
         bench.queue.fill(place, late.parts)
         assert late.parts[0].future.cancelled()
         bench.workers.do_all()
-        assert bench.sent == "1:b"
+        assert bench.sent == "1:first 2:b"
 
     def test_a_broken_queue_fails_the_places(self, bench: Bench) -> None:
-        bench.failures["a"] = REFUSED
-        bench.append("a")
+        bench.failures["first"] = REFUSED
         place = self.keep(bench)
         bench.workers.do_all()
         with pytest.raises(EarlierCallFailedError):
@@ -490,7 +502,7 @@ class TestPlaces:
         with pytest.raises(AssertionError, match="without requests"):
             bench.queue.fill(place, [])
         with pytest.raises(AssertionError, match="nothing to wait for"):
-            bench.queue.keep_place(operation("a"))
+            bench.queue.append(operation("a"), operation("b"))
 
 
 class TestNoLockIsHeld:

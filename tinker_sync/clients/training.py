@@ -5,10 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._twins import blocking_twin, future_twin
+from tinker_sync.losses.custom import CustomLossFn, check_loss_type_input, start_custom
+from tinker_sync.losses.two_passes import refuse_inside_loss
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.send_queue import Operation, SendQueue
 from tinker_sync.runtime.training_part import TrainingPart, json_part, pass_operation
@@ -104,6 +106,44 @@ class TrainingClient:
         """Compute the loss without gradients. Arguments and errors as in `forward_backward`."""
         return self._pass("forward", data, loss_fn, loss_fn_config, deadline, forward_only=True)
 
+    def forward_backward_custom(
+        self,
+        data: Sequence[Datum],
+        loss_fn: CustomLossFn,
+        *,
+        loss_type_input: Literal["logprobs"] | None = None,
+        deadline: float | None = None,
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """Compute a loss of your own and add its gradients to those accumulated since the last step.
+
+        A forward pass gives the log-probabilities of the target tokens; the loss is computed from them on a
+        worker thread of this client; a backward pass carries its gradients to the model. Nothing else of this
+        training client is sent between the two, from whichever thread: calls made meanwhile come behind the
+        backward pass. Where the loss fails or the call is cancelled before the backward pass is being sent,
+        that one is left out, later calls go on, and nothing was trained.
+
+        The kind of loss is said by a mark. Unmarked, it takes ``(data, logprobs)`` with torch tensors and
+        returns ``(loss, metrics)``. Marked with `tinker_sync.losses.numpy_loss`, it takes numpy arrays and
+        returns ``(loss, metrics, gradients)``; torch is not needed. In either case `logprobs` has an entry
+        for each datum, dense and of the shape of its `target_tokens`.
+
+        Of the metrics in the result, ``loss:sum`` is the value of the loss, ``surrogate_loss:sum`` what the
+        server made of the backward pass, and those of the loss come as it named them.
+
+        Args:
+            data: the examples, with `target_tokens`; the loss may read any other input they carry.
+            loss_fn: the loss, or what `ServiceClient.create_custom_loss` made of one.
+            loss_type_input: of no effect; the loss always takes log-probabilities.
+            deadline: seconds until to give up; a loss that runs is not interrupted, but comes too late.
+
+        Raises:
+            InvalidInputError: the data cannot be sent; nothing was. What is wrong with the values that the
+                loss returns is raised by the future.
+            MissingExtraError: the loss is of the kind for torch, which is not installed.
+        """
+        check_loss_type_input(loss_type_input)
+        return start_custom(self._core, self._queue, self.model_id, data, loss_fn, self._until(deadline))
+
     def _pass(
         self,
         name: str,
@@ -114,6 +154,7 @@ class TrainingClient:
         *,
         forward_only: bool,
     ) -> APIFuture[ForwardBackwardOutput]:
+        refuse_inside_loss(self._queue)
         operation = pass_operation(
             self._core,
             self.model_id,
@@ -330,6 +371,7 @@ class TrainingClient:
     def _ordered(
         self, name: str, request: Any, kind: type[T], deadline: float | None, usual_s: float
     ) -> APIFuture[T]:
+        refuse_inside_loss(self._queue)
         dialect = self._core.ready().facts.dialect
         refuse_missing_call(name, dialect)
         refuse_unsupported(request, dialect)
@@ -347,6 +389,7 @@ class TrainingClient:
 
     forward_backward_async = future_twin(forward_backward)
     forward_async = future_twin(forward)
+    forward_backward_custom_async = future_twin(forward_backward_custom)
     optim_step_async = future_twin(optim_step)
     save_state_async = future_twin(save_state)
     save_weights_for_sampler_async = future_twin(save_weights_for_sampler)

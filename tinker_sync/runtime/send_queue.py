@@ -164,33 +164,31 @@ class SendQueue(Generic[PartT]):
         )
         _fork.renew_in_child(self)
 
-    def append(self, operation: Operation[PartT]) -> None:
+    def append(self, operation: Operation[PartT], place: Operation[PartT] | None = None) -> None:
         """Take the next operation; sends it when its turn comes.
 
         Never raises: after a failure or a close the futures of the operation fail, so that a script that
         makes several calls and then asks for their results meets the first failure first.
+
+        Args:
+            operation: with its requests.
+            place: right behind it, an operation whose requests are not known yet. What comes later waits for
+                `fill`, or until the future of the place ends.
         """
         assert operation.parts, "an operation without requests"  # noqa: S101
-        self._append(operation)
-
-    def keep_place(self, operation: Operation[PartT]) -> None:
-        """Take an operation whose requests are not known yet; what comes later waits for `fill`, or until the
-        future of the operation ends.
-        """
-        assert not operation.parts, "nothing to wait for"  # noqa: S101
-        self._append(operation)
-
-    def _append(self, operation: Operation[PartT]) -> None:
+        assert place is None or not place.parts, "nothing to wait for"  # noqa: S101
+        taken = [operation] if place is None else [operation, place]
         with self._lock:
             refusal = self._refusal
             if refusal is None:
-                self._queue.append(operation)
+                # Both at once: the first may be over before another step of this thread.
+                self._queue.extend(taken)
         if refusal is not None:
-            _fail(operation, refusal)
+            for each in taken:
+                _fail(each, refusal)
             return
-        operation.future.when_done(
-            lambda future: self._forget(operation) if future.cancelled() or not operation.parts else None
-        )
+        for each in taken:
+            each.future.when_done(partial(self._forget_ended, each))
         self._advance()
 
     def fill(self, operation: Operation[PartT], parts: Sequence[PartT]) -> None:
@@ -332,10 +330,11 @@ class SendQueue(Generic[PartT]):
         for each in doomed:
             _fail(each, refusal)
 
-    def _forget(self, operation: Operation[PartT]) -> None:
-        """Drop what has ended in the queue at once, bodies and all."""
+    def _forget_ended(self, operation: Operation[PartT], future: APIFuture[Any]) -> None:
+        """Drop what was cancelled, or will not come, in the queue at once, bodies and all."""
+        cancelled = future.cancelled()
         with self._lock:
-            if operation not in self._queue:
+            if not (cancelled or not operation.parts) or operation not in self._queue:
                 return
             self._queue.remove(operation)
         self._advance()  # it may have been what the others waited for

@@ -1,0 +1,511 @@
+"""`forward_backward_custom` with losses in numpy: the whole client against a stub, numbers on the wire."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import traceback
+import weakref
+from concurrent.futures import CancelledError
+from concurrent.futures import wait as wait_for
+from typing import Any
+
+import numpy as np
+import pytest
+from support.custom_losses import PATIENCE_S, arrived, data, squares, weights_sent, world
+from support.tinker_stub import Answer
+
+from tinker_sync import types
+from tinker_sync.errors import (
+    APIResponseValidationError,
+    ClientClosedError,
+    DeadlineError,
+    EarlierCallFailedError,
+    InvalidInputError,
+    RequestFailedError,
+    TinkerError,
+)
+from tinker_sync.losses import numpy_loss
+from tinker_sync.losses.two_passes import TwoPassFuture
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.progress import FutureState
+
+
+class Gate:
+    """A loss that stands still until it may go on."""
+
+    def __init__(self, failure: BaseException | None = None) -> None:
+        self.entered, self.open = threading.Event(), threading.Event()
+        self.failure = failure
+        self.thread = ""
+
+    takes_numpy = True
+
+    def __call__(self, data: Any, logprobs: Any) -> Any:
+        self.thread = threading.current_thread().name
+        self.entered.set()
+        assert self.open.wait(PATIENCE_S)
+        if self.failure is not None:
+            raise self.failure
+        return squares(data, logprobs)
+
+    def wait(self) -> None:
+        assert self.entered.wait(PATIENCE_S)
+
+
+class TestWhatComesOut:
+    def test_the_gradients_are_the_weights_of_the_backward_pass(self) -> None:
+        with world() as (stub, trainer):
+            output = trainer.forward_backward_custom(data(2), squares).result(PATIENCE_S)
+            assert arrived(stub) == ["1 forward", "2 backward"]
+            # The stub's log-probability of a token is minus a hundredth of it: the gradients are twice that.
+            assert weights_sent(stub, 2) == [pytest.approx([0.02, 0.04]), pytest.approx([0.04, 0.06])]
+            expected = sum((token / 100) ** 2 for token in (1, 2, 2, 3))
+            assert output.metrics["loss:sum"] == pytest.approx(expected)
+            assert output.metrics["squares:mean"] == pytest.approx(expected / 2)
+            surrogate = sum(token / 100 * 2 * token / 100 for token in (1, 2, 2, 3))
+            assert output.metrics["surrogate_loss:sum"] == pytest.approx(surrogate)
+            assert output.loss_fn_outputs[1]["logprobs"].data == pytest.approx([-0.02, -0.03])
+
+    def test_the_result_is_computed_once(self) -> None:
+        calls: list[int] = []
+
+        @numpy_loss
+        def counted(data: Any, logprobs: Any) -> Any:
+            calls.append(1)
+            return squares(data, logprobs)
+
+        with world() as (_, trainer):
+            future = trainer.forward_backward_custom(data(1), counted)
+            first = future.result(PATIENCE_S)
+            kept = dict(first.metrics)
+            assert future.result() is first
+            assert future.result().metrics == kept
+            assert calls == [1]
+
+    def test_the_loss_sees_the_users_data_and_arrays_of_its_own(self) -> None:
+        seen: list[Any] = []
+
+        @numpy_loss
+        def look(data: Any, logprobs: Any) -> Any:
+            seen.extend([data, [each.dtype for each in logprobs]])
+            for each in logprobs:
+                each[:] = 0  # harms nobody
+            return 0.0, {}, [np.zeros_like(each) for each in logprobs]
+
+        given = [
+            types.Datum(
+                types.ModelInput.from_ints([1, 2]),
+                {"target_tokens": [2, 3], "rewards": np.array([0.5]), "weights": [1.0, 0.0]},
+            )
+        ]
+        with world() as (stub, trainer):
+            output = trainer.forward_backward_custom(given, look).result(PATIENCE_S)
+            assert seen == [given, [np.dtype("float64")]]
+            assert "rewards" in seen[0][0].loss_fn_inputs
+            assert weights_sent(stub, 1) == [[1.0, 0.0]]
+            assert output.loss_fn_outputs[0]["logprobs"].data == pytest.approx([-0.02, -0.03])
+            assert output.metrics["surrogate_loss:sum"] == 0
+
+    def test_a_server_without_loss_sum(self) -> None:
+        with world() as (stub, trainer):
+            bare = {"loss_fn_output_type": "x", "loss_fn_outputs": [], "metrics": {"clock:unique": 1.0}}
+            stub.script("/retrieve_future", Answer(usual=True), Answer(body=bare))
+            output = trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
+            assert set(output.metrics) == {"clock:unique", "squares:mean", "loss:sum"}
+
+    def test_a_metric_of_the_loss_does_not_hide_its_value(self) -> None:
+        @numpy_loss
+        def shadow(data: Any, logprobs: Any) -> Any:
+            return 3.0, {"loss:sum": 99.0, "surrogate_loss:sum": 98.0}, [0 * each for each in logprobs]
+
+        with world() as (_, trainer):
+            metrics = trainer.forward_backward_custom(data(1), shadow).result(PATIENCE_S).metrics
+            assert (metrics["loss:sum"], metrics["surrogate_loss:sum"]) == (3.0, 0.0)
+
+    def test_chunks(self) -> None:
+        with world({"fwdbwd_max_chunk_len": 2}) as (stub, trainer):
+            future = trainer.forward_backward_custom(data(5), squares)
+            step = trainer.optim_step(types.AdamParams())
+            output = future.result(PATIENCE_S)
+            step.result(PATIENCE_S)
+            assert sorted(arrived(stub)) == [
+                *("1 forward", "2 forward", "3 forward"),
+                *("4 backward", "5 backward", "6 backward", "7 step"),
+            ]
+            assert len(output.loss_fn_outputs) == 5
+            expected = sum(((n + 1) / 100) ** 2 + ((n + 2) / 100) ** 2 for n in range(5))
+            assert output.metrics["loss:sum"] == pytest.approx(expected)
+            assert len(future.request_ids) == 6
+
+    @pytest.mark.parametrize("json", [False, True])
+    def test_older_servers(self, json: bool) -> None:
+        behaviour: dict[str, Any] = {"config": None, "proto_results": False} if json else {}
+        with world(**behaviour) as (stub, trainer):
+            trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
+            assert ("/forward" in stub.paths()) == json
+
+
+class TestOrder:
+    """Nothing of the same training client is between the two passes."""
+
+    def test_what_is_called_meanwhile_comes_behind(self) -> None:
+        gate = Gate()
+        with world() as (stub, trainer):
+            before = trainer.forward_backward(data(1), "cross_entropy")
+            custom = trainer.forward_backward_custom(data(1), gate)
+            gate.wait()
+            step = trainer.optim_step(types.AdamParams())
+            after = trainer.forward_backward(data(1), "cross_entropy")
+            before.result(PATIENCE_S)
+            assert arrived(stub) == ["1 backward", "2 forward"]
+            assert (step.status().state, after.status().state) == (FutureState.QUEUED,) * 2
+            gate.open.set()
+            for future in (custom, step, after):
+                future.result(PATIENCE_S)
+            assert arrived(stub) == ["1 backward", "2 forward", "3 backward", "4 step", "5 backward"]
+
+    def test_calls_of_other_threads_come_behind_too(self) -> None:
+        gate = Gate()
+        with world() as (stub, trainer):
+            custom = trainer.forward_backward_custom(data(1), gate)
+            gate.wait()
+            made: list[APIFuture[Any]] = []
+            threads = [
+                threading.Thread(target=lambda: made.append(trainer.optim_step(types.AdamParams())))
+                for _ in range(8)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(PATIENCE_S)
+            assert arrived(stub) == ["1 forward"]
+            gate.open.set()
+            custom.result(PATIENCE_S)
+            for step in made:
+                step.result(PATIENCE_S)
+            assert arrived(stub) == ["1 forward", "2 backward", *(f"{n} step" for n in range(3, 11))]
+
+    def test_several_at_once_go_one_after_the_other(self) -> None:
+        with world() as (stub, trainer):
+            futures = [trainer.forward_backward_custom(data(1), squares) for _ in range(3)]
+            assert not wait_for(futures, PATIENCE_S).not_done
+            assert arrived(stub) == [
+                f"{number} {kind}" for number, kind in enumerate(["forward", "backward"] * 3, 1)
+            ]
+
+    def test_other_training_clients_do_not_wait(self) -> None:
+        gate = Gate()
+        with world() as (_, trainer):
+            other = trainer.service.create_lora_training_client("stub/model")  # type: ignore[attr-defined]
+            custom = trainer.forward_backward_custom(data(1), gate)
+            gate.wait()
+            other.optim_step(types.AdamParams()).result(PATIENCE_S)
+            gate.open.set()
+            custom.result(PATIENCE_S)
+
+    def test_a_loss_that_calls_its_own_client_is_told_so(self) -> None:
+        with world() as (stub, trainer):
+
+            @numpy_loss
+            def nested(data: Any, logprobs: Any) -> Any:
+                trainer.forward(data, "cross_entropy").result()
+
+            for call in (trainer.forward_backward_custom, trainer.optim_step):
+
+                @numpy_loss
+                def other(data_: Any, logprobs: Any, call: Any = call) -> Any:
+                    call(
+                        *(
+                            [data(1), squares]
+                            if call == trainer.forward_backward_custom
+                            else [types.AdamParams()]
+                        )
+                    )
+
+                with pytest.raises(TinkerError, match="its own training client"):
+                    trainer.forward_backward_custom(data(1), other).result(PATIENCE_S)
+            with pytest.raises(TinkerError, match="its own training client"):
+                trainer.forward_backward_custom(data(1), nested).result(PATIENCE_S)
+            trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+            assert arrived(stub) == ["1 forward", "2 forward", "3 forward", "4 step"]
+
+
+class TestEndings:
+    def test_an_error_of_the_loss_reaches_the_user_with_its_traceback_and_the_client_goes_on(self) -> None:
+        @numpy_loss
+        def broken(data: Any, logprobs: Any) -> Any:
+            raise KeyError("rewards")
+
+        with world() as (stub, trainer):
+            custom = trainer.forward_backward_custom(data(1), broken)
+            step = trainer.optim_step(types.AdamParams())
+            with pytest.raises(KeyError, match="rewards") as caught:
+                custom.result(PATIENCE_S)
+            assert 'raise KeyError("rewards")' in "".join(traceback.format_tb(caught.value.__traceback__))
+            assert step.result(PATIENCE_S).metrics == {"step:max": 2.0}
+            assert arrived(stub) == ["1 forward", "2 step"]
+            assert custom.request_ids == ("req-1",)
+
+    def test_even_system_exit(self) -> None:
+        @numpy_loss
+        def leave(data: Any, logprobs: Any) -> Any:
+            raise SystemExit(3)
+
+        with world() as (_, trainer), pytest.raises(SystemExit):
+            trainer.forward_backward_custom(data(1), leave).result(PATIENCE_S)
+
+    def test_a_forward_pass_that_fails(self) -> None:
+        with world() as (stub, trainer):
+            stub.script("/retrieve_future", Answer(body={"error": "no room", "category": "user"}))
+            custom = trainer.forward_backward_custom(data(1), squares)
+            with pytest.raises(RequestFailedError, match="no room"):
+                custom.result(PATIENCE_S)
+            trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+            assert arrived(stub) == ["1 forward", "2 step"]
+
+    def test_a_forward_pass_that_cannot_be_sent(self) -> None:
+        with world() as (stub, trainer):
+            stub.script("/forward_backward", Answer(422, {"detail": "no"}))
+            custom = trainer.forward_backward_custom(data(1), squares)
+            step = trainer.optim_step(types.AdamParams())
+            with pytest.raises(TinkerError, match="422"):
+                custom.result(PATIENCE_S)
+            with pytest.raises(EarlierCallFailedError):
+                step.result(PATIENCE_S)
+
+    def test_a_backward_pass_that_cannot_be_sent(self) -> None:
+        with world() as (stub, trainer):
+            stub.script("/forward_backward", Answer(usual=True), Answer(422, {"detail": "no"}))
+            custom = trainer.forward_backward_custom(data(1), squares)
+            step = trainer.optim_step(types.AdamParams())
+            with pytest.raises(TinkerError, match="422"):
+                custom.result(PATIENCE_S)
+            with pytest.raises(EarlierCallFailedError):
+                step.result(PATIENCE_S)
+
+    def test_a_backward_pass_that_fails(self) -> None:
+        with world() as (stub, trainer):
+            failure = Answer(body={"error": "no room", "category": "server"})
+            stub.script("/retrieve_future", Answer(usual=True), failure)
+            with pytest.raises(RequestFailedError, match="no room"):
+                trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
+            trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+            assert arrived(stub) == ["1 forward", "2 backward", "3 step"]
+
+    def test_an_answer_without_logprobs(self) -> None:
+        with world(proto_results=False) as (stub, trainer):
+            stub.script(
+                "/retrieve_future",
+                Answer(body={"loss_fn_output_type": "x", "loss_fn_outputs": [{}], "metrics": {}}),
+                Answer(body={"loss_fn_output_type": "x", "loss_fn_outputs": [], "metrics": {}}),
+                Answer(
+                    body={
+                        "loss_fn_output_type": "x",
+                        "loss_fn_outputs": [{"logprobs": {"data": [0.5], "dtype": "float32", "shape": [1]}}],
+                        "metrics": {},
+                    }
+                ),
+            )
+            for words in ("no logprobs", "0 outputs for 1 data", r"shape \(1,\)"):
+                with pytest.raises(APIResponseValidationError, match=words):
+                    trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
+            trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+
+
+class TestCancelling:
+    def test_before_the_forward_pass_is_sent(self) -> None:
+        gate = Gate()
+        with world() as (stub, trainer):
+            first = trainer.forward_backward_custom(data(1), gate)
+            gate.wait()
+            second = trainer.forward_backward_custom(data(1), squares)
+            assert second.cancel()
+            step = trainer.optim_step(types.AdamParams())
+            gate.open.set()
+            first.result(PATIENCE_S)
+            step.result(PATIENCE_S)
+            with pytest.raises(CancelledError):
+                second.result(PATIENCE_S)
+            assert arrived(stub) == ["1 forward", "2 backward", "3 step"]
+
+    def test_while_the_loss_is_computed(self) -> None:
+        gate = Gate()
+        with world() as (stub, trainer):
+            custom = trainer.forward_backward_custom(data(1), gate)
+            step = trainer.optim_step(types.AdamParams())
+            gate.wait()
+            assert (custom.running(), custom.cancel()) == (False, True)
+            assert step.result(PATIENCE_S).metrics == {"step:max": 2.0}
+            gate.open.set()
+            trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
+            assert arrived(stub) == ["1 forward", "2 step", "3 forward", "4 backward"]
+
+    def test_not_once_the_backward_pass_is_sent(self) -> None:
+        answer = threading.Event()
+        with world() as (stub, trainer):
+            stub.script("/forward_backward", Answer(usual=True), Answer(usual=True, gate=answer))
+            custom = trainer.forward_backward_custom(data(1), squares)
+            stub.await_asked("/forward_backward", 2)
+            assert not custom.cancel()
+            answer.set()
+            custom.result(PATIENCE_S)
+
+    def test_closing_the_client_ends_it_at_once(self) -> None:
+        gate = Gate()
+        with world() as (_, trainer):
+            custom = trainer.forward_backward_custom(data(1), gate)
+            gate.wait()
+            step = trainer.optim_step(types.AdamParams())
+            trainer.service.close("success")  # type: ignore[attr-defined]
+            with pytest.raises(ClientClosedError):
+                custom.result(PATIENCE_S)
+            with pytest.raises(ClientClosedError):
+                step.result(PATIENCE_S)
+            gate.open.set()
+
+
+class TestDeadline:
+    def test_a_loss_that_takes_too_long_costs_its_backward_pass_alone(self) -> None:
+        with world() as (stub, trainer):
+
+            @numpy_loss
+            def slow(data: Any, logprobs: Any) -> Any:
+                trainer.clock.advance(100.0)  # type: ignore[attr-defined]
+                return squares(data, logprobs)
+
+            custom = trainer.forward_backward_custom(data(1), slow, deadline=60.0)
+            step = trainer.optim_step(types.AdamParams())
+            with pytest.raises(DeadlineError, match="computed too late"):
+                custom.result(PATIENCE_S)
+            step.result(PATIENCE_S)
+            assert arrived(stub) == ["1 forward", "2 step"]
+
+    def test_one_that_is_in_time(self) -> None:
+        with world() as (_, trainer):
+
+            @numpy_loss
+            def slow(data: Any, logprobs: Any) -> Any:
+                trainer.clock.advance(100.0)  # type: ignore[attr-defined]
+                return squares(data, logprobs)
+
+            trainer.forward_backward_custom(data(1), slow, deadline=1000.0).result(PATIENCE_S)
+
+
+class TestThreads:
+    def test_the_loss_runs_on_a_worker_of_its_own_kind(self) -> None:
+        gate = Gate()
+        gate.open.set()
+        with world() as (_, trainer):
+            trainer.forward_backward_custom(data(1), gate).result(PATIENCE_S)
+            assert gate.thread.startswith("tinker-loss-")
+
+    def test_a_loss_that_stands_still_holds_up_no_results(self) -> None:
+        gates = [Gate() for _ in range(4)]
+        with world() as (_, trainer):
+            service = trainer.service  # type: ignore[attr-defined]
+            others = [service.create_lora_training_client("stub/model") for _ in gates]
+            customs = [
+                other.forward_backward_custom(data(1), gate)
+                for other, gate in zip(others, gates, strict=True)
+            ]
+            for gate in gates:
+                gate.wait()
+            called = threading.Event()
+            step = trainer.optim_step(types.AdamParams())
+            step.add_done_callback(lambda _: called.set())
+            step.result(PATIENCE_S)
+            assert called.wait(PATIENCE_S)
+            for gate in gates:
+                gate.open.set()
+            assert not wait_for(customs, PATIENCE_S).not_done
+
+    def test_nothing_is_kept_of_what_has_ended(self) -> None:
+        with world() as (_, trainer):
+
+            @numpy_loss
+            def broken(data: Any, logprobs: Any) -> Any:
+                raise KeyError("a")
+
+            for loss in (squares, broken):
+                given = data(1)
+                future = trainer.forward_backward_custom(given, loss)
+                future.exception(PATIENCE_S)
+                trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+                gone = weakref.ref(future)
+                del future
+                gc.collect()
+                assert gone() is None
+
+
+class TestFuture:
+    def test_status_and_ids_are_those_of_the_pass_under_way(self) -> None:
+        forward: APIFuture[Any] = APIFuture()
+        both = TwoPassFuture(forward)
+        assert (both.status().state, both.request_id) == (FutureState.QUEUED, None)
+        forward.mark_sending()
+        assert both.status().state is FutureState.SENDING
+        forward.mark_accepted("req-1")
+        assert (both.status().state, both.status().reason) == (FutureState.WAITING, None)
+        forward.resolve(None)
+        assert both.status().reason == "the loss is being computed"
+        backward: APIFuture[Any] = APIFuture()
+        both.follow(backward)
+        assert (both.status().state, both.status().reason) == (FutureState.WAITING, None)
+        backward.mark_sending()
+        assert both.status().state is FutureState.WAITING
+        backward.mark_accepted("req-2")
+        backward.mark_paused("no room")
+        assert (both.status().state, both.status().reason) == (FutureState.PAUSED, "no room")
+        both.resolve(types.ForwardBackwardOutput("x", [], {}))
+        assert both.request_ids == ("req-1", "req-2")
+        assert both.status().state is FutureState.DONE
+        times = both.timeline
+        assert (times.sending, times.accepted) == (forward.timeline.sending, backward.timeline.accepted)
+        assert times.completed is not None
+
+    def test_its_end_ends_what_was_not_sent(self) -> None:
+        forward: APIFuture[Any] = APIFuture()
+        both = TwoPassFuture(forward)
+        both.cancel()
+        assert forward.cancelled()
+        late: APIFuture[Any] = APIFuture()
+        both.follow(late)
+        assert late.cancelled()
+        assert both.timeline.sending is None
+
+
+class TestArguments:
+    def test_what_is_wrong_with_the_data_is_said_before_anything_is_sent(self) -> None:
+        bare = types.Datum(types.ModelInput.from_ints([1]), {})
+        short = types.Datum(types.ModelInput.from_ints([1]), {"target_tokens": [1, 2]})
+        with world() as (stub, trainer):
+            with pytest.raises(
+                InvalidInputError, match=r"data\[1\].loss_fn_inputs\['target_tokens'\]: is missing"
+            ):
+                trainer.forward_backward_custom([*data(1), bare], squares)
+            with pytest.raises(InvalidInputError, match=r"data\[0\].*has length 2"):
+                trainer.forward_backward_custom([short], squares)
+            with pytest.raises(InvalidInputError, match="is empty"):
+                trainer.forward_backward_custom([], squares)
+            with pytest.raises(TypeError, match="expected a function or a LossHandle, got str"):
+                trainer.forward_backward_custom(data(1), "cross_entropy")
+            assert arrived(stub) == []
+
+    def test_an_argument_of_older_scripts(self) -> None:
+        with world() as (_, trainer):
+            with pytest.warns(DeprecationWarning, match="loss_type_input has no effect"):
+                future = trainer.forward_backward_custom(data(1), squares, loss_type_input="logprobs")
+            future.result(PATIENCE_S)
+            with pytest.raises(ValueError, match="nothing else; got 'logits'"):
+                trainer.forward_backward_custom(data(1), squares, loss_type_input="logits")
+
+    def test_the_twin(self) -> None:
+        import asyncio
+
+        async def main() -> Any:
+            future = await trainer.forward_backward_custom_async(data(1), squares)
+            return await future
+
+        with world() as (_, trainer):
+            assert "surrogate_loss:sum" in asyncio.run(main()).metrics

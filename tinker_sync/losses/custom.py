@@ -1,0 +1,90 @@
+"""`forward_backward_custom`, by what it is given: a function here, or a handle of one on the server."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.losses import two_passes
+from tinker_sync.losses._kinds import NumpyLossFn, TorchLossFn
+from tinker_sync.losses.handle import LossHandle, check_data
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.send_queue import SendQueue
+from tinker_sync.runtime.training_part import TrainingPart, pass_operation
+from tinker_sync.types.datum import Datum
+from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardOutput
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from tinker_sync.runtime.core import Core
+
+CustomLossFn: TypeAlias = "NumpyLossFn | TorchLossFn | LossHandle"
+
+
+def check_loss_type_input(given: Any) -> None:
+    """Accept what scripts of older versions say, and tell them.
+
+    Raises:
+        ValueError: it is something that never was.
+    """
+    if given is None:
+        return
+    if given != "logprobs":
+        raise InvalidInputError(f"loss_type_input: a loss takes 'logprobs', nothing else; got {given!r}")
+    warnings.warn(
+        "loss_type_input has no effect: a loss always takes log-probabilities",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+
+
+def start_custom(
+    core: Core,
+    queue: SendQueue[TrainingPart],
+    model_id: str,
+    data: Sequence[Datum],
+    loss_fn: Any,
+    deadline_at: float,
+) -> APIFuture[ForwardBackwardOutput]:
+    """What `TrainingClient.forward_backward_custom` does; arguments and errors are its own."""
+    two_passes.refuse_inside_loss(queue)
+    if isinstance(loss_fn, LossHandle):
+        check_session(loss_fn, core)
+        check_data(loss_fn, data)
+        if loss_fn.loss_id is not None:
+            whole = ForwardBackwardInput(data, "custom", {"loss_id": loss_fn.loss_id})
+            return _one_pass(core, queue, model_id, whole, deadline_at)
+    return two_passes.start(core, queue, model_id, data, loss_fn, deadline_at)
+
+
+def check_session(handle: LossHandle, core: Core) -> None:
+    """Refuse a handle of another session, whose server may know another loss under its id.
+
+    Raises:
+        InvalidInputError: it is one.
+    """
+    if handle.session_id != core.known_session_id:
+        raise InvalidInputError(
+            f"the loss {handle.name} was made in session {handle.session_id}, not in "
+            f"{core.known_session_id}; make it again with create_custom_loss of the "
+            "ServiceClient that made this training client"
+        )
+
+
+def _one_pass(
+    core: Core,
+    queue: SendQueue[TrainingPart],
+    model_id: str,
+    whole: ForwardBackwardInput,
+    deadline_at: float,
+) -> APIFuture[ForwardBackwardOutput]:
+    operation = pass_operation(
+        core, model_id, "forward_backward", whole, forward_only=False, deadline_at=deadline_at
+    )
+    core.enter(partial(queue.append, operation))
+    future: APIFuture[ForwardBackwardOutput] = operation.future
+    return future

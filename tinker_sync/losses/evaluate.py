@@ -1,0 +1,206 @@
+"""Calling a custom loss and checking what it returns. Runs on a worker; knows no client.
+
+Every complaint says which loss, what is wrong where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+from tinker_sync.errors import InvalidInputError, MissingExtraError
+from tinker_sync.losses._kinds import Float32Array, FloatArray, name_of, takes_numpy
+from tinker_sync.losses.handle import LossHandle, run_on_each
+from tinker_sync.types.datum import Datum
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+
+@frozen(eq=False)
+class Evaluated:
+    """The value of a loss, its metrics, and its derivatives by the log-probabilities of each datum."""
+
+    loss: float
+    metrics: dict[str, Any]
+    gradients: list[Float32Array]
+
+
+Evaluate: TypeAlias = "Callable[[list[Datum], list[FloatArray]], Evaluated]"
+
+
+def evaluator(loss_fn: Any) -> Evaluate:
+    """How to compute a loss, by its kind.
+
+    Raises:
+        MissingExtraError: it works in torch, which is not installed.
+        TypeError: it is nothing that can be called.
+    """
+    if not callable(loss_fn) and not isinstance(loss_fn, LossHandle):
+        raise TypeError(f"loss_fn: expected a function or a LossHandle, got {type(loss_fn).__name__}")
+    if takes_numpy(loss_fn):
+        return partial(_with_numpy, loss_fn)
+    try:
+        import torch  # noqa: F401  # asked for here, so that it is missed before anything is sent
+    except ImportError:
+        what = f"the loss {name_of(loss_fn)}, which is not marked with tinker_sync.losses.numpy_loss"
+        raise MissingExtraError("torch", feature=what) from None
+    if isinstance(loss_fn, LossHandle):
+        return partial(_with_torch, partial(run_on_each, loss_fn), loss_fn.name)
+    return partial(_with_torch, loss_fn, name_of(loss_fn))
+
+
+# ---------------------------------------------------------------------------------------------- numpy
+
+
+def _with_numpy(loss_fn: Any, data: list[Datum], logprobs: list[FloatArray]) -> Evaluated:
+    name = name_of(loss_fn)
+    shapes = [each.shape for each in logprobs]
+    returned = loss_fn(data, logprobs)
+    if not isinstance(returned, (tuple, list)) or len(returned) != 3:
+        raise InvalidInputError(
+            f"{name} returned {_kind(returned)}; a loss that takes numpy returns (loss, metrics, gradients)"
+        )
+    loss, metrics, gradients = returned
+    return Evaluated(
+        _scalar(name, loss), _plain_metrics(name, metrics), _checked_gradients(name, gradients, shapes)
+    )
+
+
+def _scalar(name: str, loss: Any) -> float:
+    if isinstance(loss, (str, bytes)) or not hasattr(loss, "__float__") or np.size(loss) != 1:
+        raise InvalidInputError(
+            f"{name} returned {_kind(loss)} as its loss; return one number, such as loss.sum()"
+        )
+    return _finite_loss(name, float(np.asarray(loss).reshape(()).item()))
+
+
+def _finite_loss(name: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise InvalidInputError(
+            f"{name} returned a loss of {value}; look for a logarithm of 0, a division by 0 or an "
+            "exponential of a large number in it. Nothing was trained"
+        )
+    return value
+
+
+def _checked_gradients(name: str, gradients: Any, shapes: Sequence[tuple[int, ...]]) -> list[Float32Array]:
+    if isinstance(gradients, (Mapping, str)) or not hasattr(gradients, "__len__"):
+        raise InvalidInputError(
+            f"{name} returned {_kind(gradients)} as gradients; return a list with an array for each datum"
+        )
+    if len(gradients) != len(shapes):
+        raise InvalidInputError(
+            f"{name} returned {len(gradients)} gradients for {len(shapes)} data; "
+            "return one for each, zeros where the loss does not depend on it"
+        )
+    return [
+        _checked_gradient(name, index, each, shape)
+        for index, (each, shape) in enumerate(zip(gradients, shapes, strict=True))
+    ]
+
+
+def _checked_gradient(name: str, index: int, given: Any, shape: tuple[int, ...]) -> Float32Array:
+    where = f"{name}: gradients[{index}]"
+    try:
+        array = np.asarray(given)
+    except ValueError:  # ragged
+        raise InvalidInputError(f"{where}: expected an array of numbers, got {_kind(given)}") from None
+    if array.dtype.kind not in "fiu":
+        raise InvalidInputError(
+            f"{where}: expected an array of real numbers, got {_kind(given)} of {array.dtype}"
+        )
+    if array.shape != shape:
+        raise InvalidInputError(
+            f"{where}: has shape {array.shape}, logprobs[{index}] has {shape}; "
+            "return the derivative of the loss by each log-probability"
+        )
+    return _finite(where, array)
+
+
+def _finite(where: str, array: npt.NDArray[Any]) -> Float32Array:
+    with np.errstate(over="ignore"):
+        narrow = array.astype(np.float32)
+    bad = ~np.isfinite(narrow)
+    if bad.any():
+        at = tuple(int(each) for each in np.argwhere(bad)[0])
+        place = "".join(f"[{each}]" for each in at)
+        raise InvalidInputError(
+            f"{where}{place}: {array[at]} is no finite float32, one of {int(bad.sum())} such derivatives; "
+            "look for a division by 0 or an exponential of a large number in the loss. Nothing was trained"
+        )
+    return narrow
+
+
+# ---------------------------------------------------------------------------------------------- torch
+
+
+def _with_torch(loss_fn: Any, name: str, data: list[Datum], logprobs: list[FloatArray]) -> Evaluated:
+    import torch
+
+    leaves = [torch.tensor(each, dtype=torch.float32).requires_grad_(True) for each in logprobs]
+    returned = loss_fn(data, leaves)
+    if not isinstance(returned, (tuple, list)) or len(returned) != 2:
+        raise InvalidInputError(
+            f"{name} returned {_kind(returned)}; a loss that takes torch tensors returns (loss, metrics). "
+            "One that takes numpy and returns gradients is marked with tinker_sync.losses.numpy_loss"
+        )
+    loss, metrics = returned
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise InvalidInputError(
+            f"{name} returned {_kind(loss)} as its loss; return a tensor with one number, such as loss.sum()"
+        )
+    value = _finite_loss(name, float(loss.detach()))
+    if not loss.requires_grad:
+        raise InvalidInputError(
+            f"{name}: the loss does not depend on the log-probabilities, so there is no gradient; "
+            "compute it from them, without detach(), item() or numpy() on the way"
+        )
+    loss.backward()
+    gradients = [_gradient_of(name, index, leaf) for index, leaf in enumerate(leaves)]
+    return Evaluated(value, _plain_metrics(name, metrics), gradients)
+
+
+def _gradient_of(name: str, index: int, leaf: Any) -> Float32Array:
+    if leaf.grad is None:
+        raise InvalidInputError(
+            f"{name}: the loss does not depend on logprobs[{index}], so there is no gradient for "
+            f"data[{index}]; leave the datum out, or add 0.0 * logprobs.sum() for it if that is meant"
+        )
+    return _finite(f"{name}: the derivative by logprobs[{index}]", leaf.grad.to_dense().numpy())
+
+
+# ---------------------------------------------------------------------------------------------- metrics
+
+
+def _plain_metrics(name: str, metrics: Any) -> dict[str, Any]:
+    if not isinstance(metrics, Mapping):
+        raise InvalidInputError(
+            f"{name} returned {_kind(metrics)} as metrics; return a dict, which may be empty"
+        )
+    return {str(key): _plain(f"{name}: metrics[{key!r}]", value) for key, value in metrics.items()}
+
+
+def _plain(where: str, value: Any) -> Any:
+    """A Python number of a tensor or an array of one; anything else is the user's."""
+    if not hasattr(value, "item"):
+        return value
+    if np.prod(tuple(value.shape)) != 1:
+        raise InvalidInputError(f"{where}: has shape {tuple(value.shape)}; reduce it to one number")
+    return value.detach().item() if hasattr(value, "detach") else value.item()
+
+
+def _kind(value: Any) -> str:
+    """What something is, in a few words and without its contents."""
+    shape = getattr(value, "shape", None)
+    if shape is not None and len(shape):
+        return f"a {type(value).__name__} of shape {tuple(shape)}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}" if value is not None else "None"

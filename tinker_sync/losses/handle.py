@@ -1,0 +1,102 @@
+"""`LossHandle`: a traced loss, on the server or here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import field, frozen
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.types.custom_loss import CustomLossInput
+from tinker_sync.types.datum import Datum, refuse_all
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import torch
+    import torch.fx
+
+PerDatumLossFn: TypeAlias = "Callable[..., tuple[torch.Tensor, Mapping[str, torch.Tensor]]]"
+"""A loss of one datum: takes `logprobs` and further `loss_fn_inputs` by name, as tensors; returns a scalar
+and scalar metrics named ``custom/<name>:sum`` or ``custom/<name>:mean``."""
+
+
+@frozen
+class LossHandle:
+    """A loss made by `ServiceClient.create_custom_loss`. Immutable; of use in its own session only.
+
+    Give it to `TrainingClient.forward_backward_custom`, or to `forward_backward` as its loss.
+
+    Attributes:
+        name: that of the function.
+        inputs: ``logprobs``, then the `loss_fn_inputs` it reads, in the order it takes them.
+        session_id: the session it was made in.
+        graph: the traced computation, which is what runs; not the function.
+        loss_id: its id on the server; None: it runs here.
+
+    >>> LossHandle("nll", (CustomLossInput(name="logprobs", rank=1),), "session-1", graph=None).input_names
+    ()
+    """
+
+    name: str
+    inputs: tuple[CustomLossInput, ...]
+    session_id: str
+    graph: torch.fx.GraphModule = field(repr=False, eq=False)
+    loss_id: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The same for the same computation of the same inputs."""
+        digest = hashlib.sha256(self.graph.code.encode())
+        digest.update(repr(self.inputs).encode())
+        return digest.hexdigest()
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The `loss_fn_inputs` it reads, in the order it takes them."""
+        return tuple(each.name for each in self.inputs[1:])
+
+
+def check_data(handle: LossHandle, data: Sequence[Datum]) -> None:
+    """Refuse data without the inputs of a loss, or with inputs of another rank than it was made for.
+
+    Raises:
+        InvalidInputError: it names each place.
+    """
+    wanted = [("target_tokens", handle.inputs[0]), *((each.name, each) for each in handle.inputs[1:])]
+    problems = []
+    for index, datum in enumerate(data):
+        for key, declared in wanted:
+            where = f"data[{index}].loss_fn_inputs[{key!r}]"
+            tensor = datum.loss_fn_inputs.get(key)
+            if tensor is None:
+                problems.append(f"{where}: is missing; the loss {handle.name} takes it")
+            elif len(tensor._effective_shape) != declared.rank:
+                problems.append(
+                    f"{where}: has rank {len(tensor._effective_shape)}, the loss {handle.name} was made for "
+                    f"{declared.name} of rank {declared.rank}"
+                )
+    refuse_all(problems)
+
+
+def run_on_each(
+    handle: LossHandle, data: Sequence[Datum], logprobs: Sequence[Any]
+) -> tuple[Any, dict[str, float]]:
+    """The loss summed over the data, and its metrics as their names say."""
+    losses: list[Any] = []
+    sums: dict[str, float] = {}
+    for index, (datum, each) in enumerate(zip(data, logprobs, strict=True)):
+        inputs = [datum.loss_fn_inputs[name].to_torch() for name in handle.input_names]
+        loss, metrics = handle.graph(each, *inputs)
+        if loss.ndim != 0:
+            raise InvalidInputError(
+                f"{handle.name} returned a loss of shape {tuple(loss.shape)} for data[{index}]; "
+                "return a scalar, such as loss.sum()"
+            )
+        losses.append(loss)
+        for key, value in metrics.items():
+            sums[key] = sums.get(key, 0.0) + float(value.detach() if hasattr(value, "detach") else value)
+    means = {key: value / len(data) if key.endswith(":mean") else value for key, value in sums.items()}
+    return sum(losses[1:], losses[0]), means
