@@ -1,0 +1,150 @@
+"""The adapters that are sampled: the latest in memory, older ones on disk until somebody asks for them again.
+
+A program that saves an adapter at every step leaves thousands behind; memory must not grow with them. Those
+that can be read again from a checkpoint are just dropped, the others are written to a file first. An adapter
+that left memory is forgotten by the samplers as well. Belongs to one event loop; files are touched in an
+executor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+if TYPE_CHECKING:
+    from tinker_sync.local.engine.lora import LoraParams, LoraSettings
+    from tinker_sync.local.engine.model import ModelConfig
+
+LIMIT_BYTES = 512 * 1024 * 1024
+
+
+@attrs.frozen(eq=False)
+class _Spilled:
+    path: Path
+    config: ModelConfig
+    settings: LoraSettings
+
+
+class Adapters:
+    """Adapters by key.
+
+    Args:
+        forget: Told of each adapter that leaves memory.
+        executor: Where files are read and written.
+        limit_bytes: What may be in memory; the one in use always may.
+    """
+
+    def __init__(
+        self,
+        forget: Callable[[LoraParams], None],
+        executor: Executor,
+        *,
+        limit_bytes: int = LIMIT_BYTES,
+    ) -> None:
+        self._forget = forget
+        self._executor = executor
+        self._limit = limit_bytes
+        self._held: OrderedDict[str, LoraParams] = OrderedDict()
+        self._without_source: set[str] = set()
+        self._spilled: dict[str, _Spilled] = {}
+        self._loading: dict[str, asyncio.Future[LoraParams]] = {}
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._files = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What is in memory."""
+        return sum(params.flat.nbytes for params in self._held.values())
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._held or key in self._spilled
+
+    async def put(self, key: str, params: LoraParams) -> None:
+        """Keep an adapter that cannot be had from anywhere else."""
+        self._without_source.add(key)
+        await self._hold(key, params)
+
+    async def get(self, key: str, load: Callable[[], Awaitable[LoraParams]] | None = None) -> LoraParams:
+        """The adapter of a key, from memory, from where it was put aside, or by `load`.
+
+        Raises:
+            KeyError: it is nowhere, and there is no way to load it.
+        """
+        if key in self._held:
+            self._held.move_to_end(key)
+            return self._held[key]
+        if key not in self._loading:
+            self._loading[key] = asyncio.ensure_future(self._fetch(key, load))
+            self._loading[key].add_done_callback(lambda _: self._loading.pop(key, None))
+        return await asyncio.shield(self._loading[key])
+
+    async def _fetch(self, key: str, load: Callable[[], Awaitable[LoraParams]] | None) -> LoraParams:
+        spilled = self._spilled.get(key)
+        if spilled is not None:
+            params: LoraParams = await self._in_executor(_read, spilled)
+        elif load is not None:
+            params = await load()
+        else:
+            raise KeyError(key)
+        await self._hold(key, params)
+        return params
+
+    async def _hold(self, key: str, params: LoraParams) -> None:
+        self._held[key] = params
+        self._held.move_to_end(key)
+        while self.held_bytes > self._limit and len(self._held) > 1:
+            oldest, leaving = next(iter(self._held.items()))
+            if oldest in self._without_source and oldest not in self._spilled:
+                await self._spill(oldest, leaving)
+            # It stayed in place while it was written; who asked for it meanwhile has it, and keeps it here.
+            if next(iter(self._held), None) == oldest and self._held[oldest] is leaving:
+                del self._held[oldest]
+                self._forget(leaving)
+
+    async def _spill(self, key: str, params: LoraParams) -> None:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="tinker-sync-adapters-")
+        self._files += 1
+        path = Path(self._folder.name) / f"{self._files}.npy"
+        await self._in_executor(np.save, path, params.flat)
+        if key in self._without_source:
+            self._spilled[key] = _Spilled(path, params.config, params.settings)
+        else:  # dropped meanwhile
+            path.unlink(missing_ok=True)
+
+    def drop(self, key: str) -> None:
+        """Nobody will ask for this one again."""
+        self._without_source.discard(key)
+        params = self._held.pop(key, None)
+        if params is not None:
+            self._forget(params)
+        spilled = self._spilled.pop(key, None)
+        if spilled is not None:
+            spilled.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Drop everything, files too."""
+        self._held.clear()
+        self._spilled.clear()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    async def _in_executor(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
+
+
+def _read(spilled: _Spilled) -> LoraParams:
+    from tinker_sync.local.engine.lora import LoraParams
+
+    flat = np.load(spilled.path)
+    flat.setflags(write=False)
+    return LoraParams(spilled.config, spilled.settings, flat)

@@ -1,0 +1,229 @@
+"""The application: finds out which call a request is and whether it may be made, and answers.
+
+An ASGI application with two methods that matter: it can be run by `tinker_sync.local.server.serving`, by any
+other ASGI server, and be wrapped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl
+
+from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync.errors import ConfigurationError
+from tinker_sync.local.server import (
+    account,
+    custom_losses,
+    files,
+    models,
+    rest,
+    retrieval,
+    sampling,
+    sessions,
+    training,
+    weights,
+)
+from tinker_sync.local.server.calls import Answer, Ask, Handler
+from tinker_sync.local.server.flags import Flags
+from tinker_sync.local.server.problems import Refused, refusal_of
+from tinker_sync.local.server.service import Service
+from tinker_sync.wire import json as json_codec
+from tinker_sync.wire.dialect import Dialect
+from tinker_sync.wire.endpoints import ENDPOINTS, find
+
+if TYPE_CHECKING:
+    from tinker_sync.local.host.host import Host
+    from tinker_sync.local.server.http1 import Message, Receive, Send
+    from tinker_sync.local.store import Store
+
+HANDLERS: Final[Mapping[str, Handler]] = {
+    name: handler
+    for module in (
+        account, custom_losses, files, models, rest, retrieval, sampling, sessions, training, weights
+    )
+    for name, handler in module.calls.items()
+}  # fmt: skip
+
+logger = logging.getLogger("tinker_sync.local")
+
+
+def build(
+    store: Store, host: Host, *, key: str, flags: Flags | None = None, clock: Clock = SYSTEM_CLOCK
+) -> App:
+    """The server as an ASGI application.
+
+    Args:
+        store: Where everything durable is kept. The caller closes it, after the application has been shut
+            down.
+        host: What computes. The application closes it.
+        key: What clients have to send.
+        flags: What kind of server it is.
+        clock: What time it is, for tokens, addresses and sessions.
+
+    Raises:
+        ConfigurationError: there is no key, or a setting needs a package that is not installed.
+    """
+    if not key:
+        raise ConfigurationError("a server needs a key")
+    flags = flags or Flags()
+    if flags.client.proto_compress_fwdbwd and _zstd() is None:
+        raise ConfigurationError("proto_compress_fwdbwd needs the package zstandard")
+    return App(Service(store, host, flags=flags, key=key, clock=clock))
+
+
+class App:
+    """See `build`."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        # What an older server does not have, by the table that tells clients so.
+        dialect = Dialect.forced("json")
+        self._offered = {
+            name for name in ENDPOINTS if not service.flags.json_only or dialect.offers(name)
+        } - ({"client_config", "dynamic_config"} if service.flags.json_only else set())
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            answer = await self._answer(scope, receive)
+            await _send(answer, send, head_only=scope["method"] == "HEAD")
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            event = await receive()
+            if event["type"] == "lifespan.startup":
+                await self.service.start()
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await self.service.close()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _answer(self, scope: Message, receive: Receive) -> Answer:
+        try:
+            return await self._handled(scope, receive)
+        except Exception as problem:
+            refused = refusal_of(problem)
+            if refused is None:
+                logger.exception("%s %s failed", scope["method"], scope["path"])
+                refused = Refused(500, f"internal error: {type(problem).__name__}")
+            elif refused.status >= 500:
+                logger.error("%s %s: %s", scope["method"], scope["path"], refused.detail)  # noqa: TRY400  # no bug
+            return Answer(json_codec.dumps({"detail": refused.detail}), refused.status)
+
+    async def _handled(self, scope: Message, receive: Receive) -> Answer:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        path = scope.get("raw_path", b"").decode("latin-1") or scope["path"]
+        if path.startswith(files.PREFIX):
+            return await files.fetch(self.service, scope["method"], path, scope["query_string"], headers)
+        credential = headers.get("x-api-key", "")
+        if not self.service.signer.knows(credential):
+            raise Refused(401, "the X-API-Key header holds no valid key")
+        found = find("GET" if scope["method"] == "HEAD" else scope["method"], path)
+        if found is None or found[0].name not in self._offered:
+            raise Refused(404, "Not Found")
+        endpoint, ids = found
+        watch = _Watch(receive)
+        ask = Ask(
+            endpoint=endpoint,
+            ids=ids,
+            query=dict(parse_qsl(scope["query_string"].decode("latin-1"))),
+            headers=headers,
+            body=_unpacked(await watch.body(), headers, self.service.flags.max_body_bytes),
+            credential=credential,
+            gone=watch.gone,
+        )
+        made = await HANDLERS[endpoint.name](self.service, ask)
+        return made if isinstance(made, Answer) else Answer(json_codec.dumps(made))
+
+
+class _Watch:
+    """The body of a request, and afterwards whether the other side is still there."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+
+    async def body(self) -> bytes:
+        parts = []
+        while True:
+            event = await self._receive()
+            if event["type"] == "http.disconnect":
+                raise Refused(400, "the request was not complete")
+            parts.append(event.get("body", b""))
+            if not event.get("more_body", False):
+                return b"".join(parts) if len(parts) > 1 else parts[0]
+
+    def gone(self) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(self._receive())
+
+
+async def _send(answer: Answer, send: Send, *, head_only: bool) -> None:
+    headers = [(b"content-type", answer.content_type.encode())]
+    headers += [(name.encode(), value.encode("latin-1")) for name, value in answer.headers.items()]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    if answer.stream is not None and not head_only:
+
+        async def write(piece: bytes) -> None:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+        await answer.stream(write)
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+# ------------------------------------------------------------------------------------------ packed bodies
+
+
+def _unpacked(body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
+    """A body as it was before it was compressed.
+
+    Raises:
+        Refused: it is damaged, too large, or compressed in a way that is not known here.
+    """
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if len(body) > limit:
+        raise Refused(413, f"at most {limit} bytes are taken")
+    if coding == "identity" or not body:
+        return body
+    if coding == "zstd":
+        return _unzstd(body, limit)
+    if coding in ("gzip", "deflate"):
+        unpacker = zlib.decompressobj(wbits=47)  # either of the two
+        try:
+            out = unpacker.decompress(body, limit + 1)
+        except zlib.error as problem:
+            raise Refused(400, f"the body is damaged: {problem}") from None
+        if len(out) <= limit and not unpacker.eof:
+            raise Refused(400, "the body is damaged: it ends too early")
+        return _bounded(out, limit)
+    raise Refused(415, f"content-encoding {coding!r} is not known")
+
+
+def _unzstd(body: bytes, limit: int) -> bytes:
+    zstd = _zstd()
+    if zstd is None:
+        raise Refused(415, "content-encoding 'zstd' needs the package zstandard on the server")
+    try:
+        with zstd.ZstdDecompressor().stream_reader(body) as reader:
+            out: bytes = reader.read(limit + 1)
+    except zstd.ZstdError as problem:
+        raise Refused(400, f"the body is damaged: {problem}") from None
+    return _bounded(out, limit)
+
+
+def _bounded(out: bytes, limit: int) -> bytes:
+    if len(out) > limit:
+        raise Refused(413, f"at most {limit} bytes are taken")
+    return out
+
+
+def _zstd() -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        return None
+    return zstandard

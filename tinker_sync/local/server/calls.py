@@ -1,0 +1,103 @@
+"""What a handler is given and what it answers, and the table it is found in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+
+from tinker_sync.local.server.problems import Refused
+from tinker_sync.wire import json as json_codec
+from tinker_sync.wire.endpoints import JSON, PROTOBUF, Endpoint
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from tinker_sync.local.server.service import Service
+
+T = TypeVar("T")
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Ask:
+    """One request: which call it is, and all that came with it. Header names are in lower case."""
+
+    endpoint: Endpoint
+    ids: Mapping[str, str]
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+    credential: str = attrs.field(default="", repr=False)
+    gone: Callable[[], asyncio.Future[Any]] | None = None
+    """Makes a future that is done once the other side has gone."""
+
+    def read(self, cls: type[T]) -> T:
+        """The JSON body as a model. Raises `WireError`."""
+        return json_codec.decode(self.body, cls)
+
+    def tree(self) -> dict[str, Any]:
+        """The JSON body as a mapping; none at all is an empty one."""
+        tree = json_codec.loads(self.body) if self.body else {}
+        if not isinstance(tree, dict):
+            raise Refused(422, [{"loc": ["body"], "msg": "expected an object", "type": "dict_type"}])
+        return tree
+
+    @property
+    def sends_protobuf(self) -> bool:
+        """Whether the body is protobuf."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower() == PROTOBUF
+
+    @property
+    def wants_protobuf(self) -> bool:
+        """Whether the answer may be protobuf."""
+        return PROTOBUF in self.headers.get("accept", "").lower()
+
+    def number(self, name: str, default: int, *, least: int = 0, most: int = 10_000) -> int:
+        """A whole number of the query."""
+        given = self.query.get(name, "")
+        if not given:
+            return default
+        if not (given.isascii() and given.isdigit() and least <= int(given) <= most):
+            raise Refused(
+                422, [{"loc": ["query", name], "msg": f"expected {least} to {most}", "type": "value_error"}]
+            )
+        return int(given)
+
+
+@attrs.frozen(eq=False)
+class Answer:
+    """Bytes and what they are."""
+
+    body: bytes = b""
+    status: int = 200
+    content_type: str = JSON
+    headers: Mapping[str, str] = attrs.Factory(dict)
+    stream: Callable[[Callable[[bytes], Awaitable[None]]], Awaitable[None]] | None = None
+    """In place of `body`: called with what writes a piece. `headers` then tell the length."""
+
+
+Handler: TypeAlias = "Callable[[Service, Ask], Awaitable[Any]]"
+"""What it returns is an `Answer`, or something that has a JSON form."""
+
+
+class Calls(dict[str, "Handler"]):
+    """The handlers of one module, by the name of the call.
+
+    >>> calls = Calls()
+    >>> @calls.of("healthz")
+    ... async def healthz(service, ask):
+    ...     return {"status": "ok"}
+    >>> list(calls)
+    ['healthz']
+    """
+
+    def of(self, name: str) -> Callable[[Handler], Handler]:
+        """Register a handler."""
+
+        def register(handler: Handler) -> Handler:
+            self[name] = handler
+            return handler
+
+        return register

@@ -1,0 +1,243 @@
+"""Files to download: exported checkpoints, archives, traces. Their addresses are signed and expire.
+
+Whoever has an address may fetch the file, without a key. Downloads can be resumed: there are ranges, and a
+tag that is the checksum of the content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import hashlib
+import io
+import re
+import tarfile
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timezone
+from email.utils import format_datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs
+
+import attrs
+
+from tinker_sync.local.server.calls import Answer, Calls
+from tinker_sync.local.server.problems import Refused
+from tinker_sync.local.server.rest import _named
+from tinker_sync.local.server.weights import about
+from tinker_sync.types.checkpoint import ExternalWeightsUrlsResponse
+from tinker_sync.wire import json as json_codec
+from tinker_sync.wire.paths import segment
+
+if TYPE_CHECKING:
+    from tinker_sync.local.server.calls import Ask
+    from tinker_sync.local.server.service import Service
+    from tinker_sync.local.store.rows import CheckpointKind
+
+calls = Calls()
+
+PREFIX: Final = "/api/v1/files/"
+_PIECE_BYTES: Final = 256 * 1024
+_RANGE: Final = re.compile(r"bytes=(\d*)-(\d*)")
+_OCTETS: Final = "application/octet-stream"
+
+
+# ------------------------------------------------------------------------------------------------ addresses
+
+
+@calls.of("get_external_weights_urls")
+async def get_external_weights_urls(service: Service, ask: Ask) -> Any:
+    """An address for each file of an exported checkpoint."""
+    key: tuple[str, CheckpointKind, str] = (ask.ids["run"], "external", ask.ids["name"])
+    row = await service.on_disk(service.store.checkpoint, *key)
+    files = await service.on_disk(service.store.checkpoint_files, *key)
+    urls = {}
+    expires = 0
+    for name in sorted(files):
+        path = f"{PREFIX}external/{segment(key[0])}/{segment(key[2])}/{segment(name)}"
+        urls[name], expires = _signed(service, ask, path)
+    detail = {**about(row), "purpose": "download"}
+    service.store.audit("checkpoint_read", detail)
+    return ExternalWeightsUrlsResponse(urls=urls, expires=datetime.fromtimestamp(expires, timezone.utc))
+
+
+def _signed(service: Service, ask: Ask, path: str) -> tuple[str, int]:
+    query, expires = service.signer.query(path, service.flags.url_life_s)
+    return f"http://{ask.headers.get('host', 'localhost')}{path}?{query}", expires
+
+
+@calls.of("get_checkpoint_archive")
+async def get_checkpoint_archive(service: Service, ask: Ask) -> Any:
+    """Where all files of a checkpoint are in one archive, as older servers offer it."""
+    run_id, kind, name = await _named(service, ask)
+    row = await service.on_disk(service.store.checkpoint, run_id, kind, name)
+    url, expires = _signed(
+        service, ask, f"{PREFIX}archive-{kind}/{segment(run_id)}/{segment(name)}/{segment(name)}.tar.gz"
+    )
+    service.store.audit("checkpoint_read", {**about(row), "purpose": "download"})
+    moment = format_datetime(datetime.fromtimestamp(expires, timezone.utc), usegmt=True)
+    return Answer(status=302, headers={"location": url, "expires": moment})
+
+
+@calls.of("export_session_trace")
+async def export_session_trace(service: Service, ask: Ask) -> Any:
+    """Where the trace of a session is: what was worked on and when, in the format of trace viewers."""
+    session_id = ask.ids["session"]
+    await service.on_disk(service.store.session, session_id)
+    path = f"{PREFIX}trace/{segment(session_id)}/trace/trace.json"
+    return {"status": "ready", "url": _signed(service, ask, path)[0]}
+
+
+# ------------------------------------------------------------------------------------------------ downloads
+
+
+@attrs.frozen(eq=False)
+class Download:
+    """Content and its checksum."""
+
+    source: Path | bytes
+    size: int
+    sha256: bytes
+
+    @property
+    def tag(self) -> str:
+        """Changes when the content does."""
+        return f'"{self.sha256.hex()}"'
+
+    @classmethod
+    def of(cls, source: Path | bytes) -> Download:
+        """The checksum is computed now; call it where blocking is allowed."""
+        digest, size = hashlib.sha256(), 0
+        with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                digest.update(piece)
+                size += len(piece)
+        return cls(source, size, digest.digest())
+
+
+async def fetch(service: Service, method: str, path: str, query: bytes, headers: dict[str, str]) -> Answer:
+    """A file, or the part of it that is asked for.
+
+    Raises:
+        Refused: the address is not genuine or too old, or the range lies outside of the file.
+    """
+    if method not in ("GET", "HEAD"):
+        raise Refused(405, "files can only be fetched")
+    given = parse_qs(query.decode("latin-1"))
+    expires, signature = (given.get(name, [""])[0] for name in ("expires", "signature"))
+    if not service.signer.allows(path, expires, signature):
+        raise Refused(403, "this address is not valid, or not any more")
+    download = await _content(service, path)
+    return _answer(service, download, headers)
+
+
+async def _content(service: Service, path: str) -> Download:
+    from urllib.parse import unquote
+
+    kind, owner, name, file = (unquote(part) for part in path.removeprefix(PREFIX).split("/"))
+    if kind == "trace":
+        return await service.on_disk(Download.of, _trace(service, owner))
+    checkpoint: Any = kind.removeprefix("archive-")
+    files = await service.on_disk(service.store.checkpoint_files, owner, checkpoint, name)
+    if kind.startswith("archive-"):
+        return await service.on_disk(lambda: Download.of(_archive(files)))
+    if file not in files:
+        raise Refused(404, "there is no such file")
+    return await service.on_disk(_remembered, service, files[file])
+
+
+def _remembered(service: Service, path: Path) -> Download:
+    """Files never change, so a checksum is computed once."""
+    known: Download | None = service.downloads.get(path)
+    if known is None:
+        if len(service.downloads) > _REMEMBERED:
+            service.downloads.clear()
+        known = service.downloads[path] = Download.of(path)
+    return known
+
+
+_REMEMBERED: Final = 10_000
+
+
+def _trace(service: Service, session_id: str) -> bytes:
+    session = service.sessions.get(session_id)
+    spans = [] if session is None else list(session.spans)
+    return json_codec.dumps({"displayTimeUnit": "ms", "traceEvents": spans})
+
+
+def _archive(files: dict[str, Path]) -> bytes:
+    """The same files give the same bytes, so that a download can be resumed."""
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name in sorted(files):
+            content = files[name].read_bytes()
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def _answer(service: Service, download: Download, headers: dict[str, str]) -> Answer:
+    common = {
+        "etag": download.tag,
+        "accept-ranges": "bytes",
+        "repr-digest": f"sha-256=:{base64.b64encode(download.sha256).decode()}:",
+        "cache-control": "private, no-transform",
+    }
+    if download.tag in headers.get("if-none-match", ""):
+        return Answer(status=304, headers=common)
+    start, end, status = 0, download.size, 200
+    if headers.get("if-range", download.tag) == download.tag:
+        part = _range(headers.get("range", ""), download.size)
+        if part is not None:
+            start, end, status = *part, 206
+            common["content-range"] = f"bytes {start}-{end - 1}/{download.size}"
+    common["content-length"] = str(end - start)
+
+    async def stream(write: Callable[[bytes], Awaitable[None]]) -> None:
+        await _send(service, download.source, start, end, write)
+
+    return Answer(status=status, content_type=_OCTETS, headers=common, stream=stream)
+
+
+def _range(asked: str, size: int) -> tuple[int, int] | None:
+    """Where a part begins and ends; None for the whole.
+
+    >>> _range("bytes=2-4", 10), _range("bytes=-3", 10), _range("bytes=8-", 10), _range("lines=1-2", 10)
+    ((2, 5), (7, 10), (8, 10), None)
+    """
+    found = _RANGE.fullmatch(asked.strip())
+    if found is None or not (found[1] or found[2]):
+        return None  # none, or several at once, which may be answered with the whole
+    if not found[1]:
+        start, end = max(0, size - int(found[2])), size
+    else:
+        start, end = int(found[1]), min(size, int(found[2]) + 1) if found[2] else size
+    if start >= end:
+        problem = Refused(416, f"the file has {size} bytes")
+        raise problem
+    return start, end
+
+
+async def _send(
+    service: Service, source: Path | bytes, start: int, end: int, write: Callable[[bytes], Awaitable[None]]
+) -> None:
+    if isinstance(source, bytes):
+        await write(source[start:end])
+        return
+    file = await service.on_disk(lambda: source.open("rb"))
+    try:
+        await service.on_disk(file.seek, start)
+        left = end - start
+        while left:
+            piece = await service.on_disk(file.read, min(_PIECE_BYTES, left))
+            if not piece:
+                raise OSError(f"{source.name} became shorter")
+            left -= len(piece)
+            await write(piece)
+    finally:
+        await asyncio.shield(service.on_disk(file.close))

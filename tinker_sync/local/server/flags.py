@@ -1,0 +1,85 @@
+"""What kind of server this is: the settings clients are told, and those only the server needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from tinker_sync.errors import ConfigurationError
+from tinker_sync.types.service import ClientConfigResponse, ClientDynamicConfigResponse
+
+_MIB = 1024 * 1024
+
+
+def _client_defaults() -> ClientConfigResponse:
+    # A machine of one's own needs no number of clients to be guessed: copies ask.
+    return ClientConfigResponse(sample_join_sampling_session=True)
+
+
+def _dynamic_defaults() -> ClientDynamicConfigResponse:
+    return ClientDynamicConfigResponse(sample_cancel_enabled=True)
+
+
+@attrs.frozen(kw_only=True)
+class Flags:
+    """The settings of a server.
+
+    Attributes:
+        client: What `client/config` answers.
+        dynamic: What `client/dynamic_config` answers.
+        json_only: Answer like a server from before `client/config`: JSON bodies and results, a call of its
+            own for forward passes, no sequence ids, and none of the newer calls.
+        hold_s: How long a question for a result is held open.
+        metadata_over_bytes: Results larger than this are first announced by their size, to clients that
+            allow it.
+        max_body_bytes: The most bytes of one request, before and after decompression.
+        gap_patience_s: How long requests wait for one with a smaller number that has not come. Then it is
+            skipped.
+        abandoned_after_s: A session that was silent for so long loses its models and unsaved samplers.
+        token_life_s: How long an exchanged token is valid.
+        url_life_s: How long the addresses of exported files are.
+        max_rank: The largest adapter.
+        max_cells: The most top-k, target and alternative cells of one sample request.
+        kept_results_bytes: Results that were fetched are kept, for those whose answer was lost, up to this
+            size.
+        seed: Decides ids and what clients leave to the server, such as the seeds of samples. None: by chance.
+
+    >>> Flags.of(fwdbwd_max_chunk_len=2, hold_s=1).client.fwdbwd_max_chunk_len
+    2
+    """
+
+    client: ClientConfigResponse = attrs.field(factory=_client_defaults)
+    dynamic: ClientDynamicConfigResponse = attrs.field(factory=_dynamic_defaults)
+    json_only: bool = False
+    hold_s: float = 30.0
+    metadata_over_bytes: int = 1 * _MIB
+    max_body_bytes: int = 256 * _MIB
+    gap_patience_s: float = 60.0
+    abandoned_after_s: float = 3600.0
+    token_life_s: float = 3600.0
+    url_life_s: float = 900.0
+    max_rank: int = 256
+    max_cells: int = 4_000_000
+    kept_results_bytes: int = 64 * _MIB
+    seed: int | None = None
+
+    @classmethod
+    def of(cls, **settings: Any) -> Flags:
+        """The defaults but for these, whichever of the three groups a name belongs to.
+
+        Raises:
+            ConfigurationError: there is no such setting.
+        """
+        own = {field.name for field in attrs.fields(cls)} - {"client", "dynamic"}
+        flags = cls(**{name: value for name, value in settings.items() if name in own})
+        for group in ("client", "dynamic"):
+            model = getattr(flags, group)
+            names = {field.name for field in attrs.fields(type(model))}
+            chosen = {name: settings[name] for name in settings if name in names}
+            flags = attrs.evolve(flags, **{group: model.model_copy(update=chosen)})
+            own |= names
+        unknown = sorted(set(settings) - own)
+        if unknown:
+            raise ConfigurationError(f"the server has no setting {', '.join(unknown)}")
+        return flags

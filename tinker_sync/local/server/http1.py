@@ -1,0 +1,434 @@
+"""HTTP/1.1 for an ASGI application, on asyncio and nothing else.
+
+A connection is a protocol object of a few hundred bytes and, while a request is being answered, one task;
+there is no thread, timer or buffer for those who wait, so thousands of held questions cost next to nothing.
+A request is handed on when it is complete, so its size is bounded here: what is too large is refused by its
+head.
+
+Beyond ASGI there is one event, `ABORT`: an application (or what is wrapped around it) sends it to cut the
+connection, as a fault that is wanted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import socket
+import struct
+from collections.abc import Awaitable, Callable, MutableMapping
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from tinker_sync.local.server.chunked import BadChunk, ChunkedBody
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+Message: TypeAlias = "MutableMapping[str, Any]"
+Receive: TypeAlias = "Callable[[], Awaitable[Message]]"
+Send: TypeAlias = "Callable[[Message], Awaitable[None]]"
+Asgi: TypeAlias = "Callable[[Message, Receive, Send], Awaitable[None]]"
+
+ABORT = "tinker_sync.abort"
+"""Type of the event that cuts the connection; `scope["extensions"]` names it where it is understood.
+
+With `"reset": False` in it the connection is closed in order, after what was sent."""
+
+HEAD_LIMIT_BYTES = 64 * 1024
+IDLE_S = 120.0
+"""A connection on which nothing is asked for so long is closed; clients reconnect without noticing."""
+STALL_S = 60.0
+"""How long a request may come to a standstill before it is complete."""
+
+_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TARGET = re.compile(rb"[\x21-\x7e]+")
+
+logger = logging.getLogger(__name__)
+
+
+class BadRequest(Exception):
+    """A request that is no HTTP, or more than is taken."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+@attrs.frozen
+class Head:
+    """The head of a request, taken apart. Header names are in lower case."""
+
+    method: str
+    target: bytes
+    minor: int
+    headers: list[tuple[bytes, bytes]]
+
+    def all(self, name: bytes) -> list[bytes]:
+        """The values of a header."""
+        return [value for each, value in self.headers if each == name]
+
+    @property
+    def keeps_alive(self) -> bool:
+        """Whether another request may follow on the connection."""
+        said = b",".join(self.all(b"connection")).lower()
+        return b"close" not in said and (self.minor == 1 or b"keep-alive" in said)
+
+    @property
+    def chunked(self) -> bool:
+        """Whether the body comes in chunks."""
+        return bool(self.all(b"transfer-encoding"))
+
+    @property
+    def length(self) -> int:
+        """The length of the body, 0 where none is told."""
+        return int(next(iter(self.all(b"content-length")), b"0"))
+
+
+def parse_head(raw: bytes) -> Head:
+    """Take the lines before the empty one apart.
+
+    Raises:
+        BadRequest: they are no head of HTTP/1.x, or leave open where the body ends.
+
+    >>> head = parse_head(b"POST /a?b=1 HTTP/1.1\\r\\nContent-Length: 3")
+    >>> head.method, head.target, head.length, head.keeps_alive
+    ('POST', b'/a?b=1', 3, True)
+    """
+    first, *lines = raw.split(b"\r\n")
+    parts = first.split(b" ")
+    if len(parts) != 3 or not _TOKEN.fullmatch(parts[0]) or not _TARGET.fullmatch(parts[1]):
+        raise BadRequest(400, "the first line is no request")
+    if parts[2] not in (b"HTTP/1.1", b"HTTP/1.0"):
+        raise BadRequest(505, "this server speaks HTTP/1.1")
+    headers = []
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        if not colon or not _TOKEN.fullmatch(name) or b"\n" in value or b"\r" in value or b"\0" in value:
+            raise BadRequest(400, "a header is malformed")
+        headers.append((name.lower(), value.strip(b" \t")))
+    head = Head(parts[0].decode("ascii"), parts[1], int(parts[2][-1:]), headers)
+    _check_framing(head)
+    return head
+
+
+def _check_framing(head: Head) -> None:
+    lengths, codings = set(head.all(b"content-length")), head.all(b"transfer-encoding")
+    if codings and (lengths or [coding.lower() for coding in codings] != [b"chunked"]):
+        raise BadRequest(400, "where the body ends is unclear")
+    if len(lengths) > 1 or any(not length.isdigit() for length in lengths):
+        raise BadRequest(400, "content-length is malformed")
+
+
+class Connection(asyncio.Protocol):
+    """One connection: requests one after another, each answered before the next is looked at."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]  # set when it is made
+        self._buffer = bytearray()
+        self._head: Head | None = None
+        self._chunks: ChunkedBody | None = None
+        self._exchange: Exchange | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self._ending = False
+
+    # ------------------------------------------------------------------------------- asyncio's calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101
+        self._transport = transport
+        self._server.connections.add(self)
+        self._limit(IDLE_S)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if self._exchange is None:
+            self._limit(STALL_S)
+            self._advance()
+        elif len(self._buffer) > HEAD_LIMIT_BYTES:
+            self._transport.pause_reading()  # the next request waits where it is
+
+    def eof_received(self) -> bool:
+        # Half-closed: nobody reads an answer to a question that never came; one under way is still answered.
+        return self._exchange is not None
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio calls it
+        self._server.connections.discard(self)
+        self._limit(None)
+        self.resume_writing()
+        if self._exchange is not None:
+            self._exchange.hang_up()
+
+    def pause_writing(self) -> None:
+        self._writable = self._server.loop.create_future()
+
+    def resume_writing(self) -> None:
+        waiting, self._writable = self._writable, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    # ------------------------------------------------------------------------------------- requests
+
+    def _advance(self) -> None:
+        """Look at what has come; start an exchange as soon as a request is complete."""
+        try:
+            if self._head is None and not self._read_head():
+                return
+            body = self._read_body()
+        except (BadRequest, BadChunk) as problem:
+            self._refuse(getattr(problem, "status", 400), str(problem))
+            return
+        if body is not None:
+            self._start(body)
+
+    def _read_head(self) -> bool:
+        end = self._buffer.find(b"\r\n\r\n")
+        if (end < 0 and len(self._buffer) > HEAD_LIMIT_BYTES) or end > HEAD_LIMIT_BYTES:
+            raise BadRequest(431, "the head of the request is too large")
+        if end < 0:
+            return False
+        head = parse_head(bytes(self._buffer[:end]).lstrip(b"\r\n"))
+        del self._buffer[: end + 4]
+        if head.length > self._server.max_body_bytes:
+            raise BadRequest(413, f"at most {self._server.max_body_bytes} bytes are taken")
+        if head.chunked:
+            self._chunks = ChunkedBody(self._server.max_body_bytes)
+        if b"100-continue" in head.all(b"expect") and not self._buffer:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._head = head
+        return True
+
+    def _read_body(self) -> bytes | None:
+        """The body, once all of it is there."""
+        assert self._head is not None  # noqa: S101
+        if self._chunks is not None:
+            return self._chunks.feed(self._buffer)
+        length = self._head.length
+        if len(self._buffer) < length:
+            return None
+        body = bytes(memoryview(self._buffer)[:length]) if length else b""
+        del self._buffer[:length]
+        return body
+
+    def _start(self, body: bytes) -> None:
+        assert self._head is not None  # noqa: S101
+        self._limit(None)
+        head, self._head, self._chunks = self._head, None, None
+        self._exchange = Exchange(self, head, body, self._server.scope_of(head, self._transport))
+        self._server.spawn(self._exchange.run(self._server.app))
+
+    def finished(self, *, keep_alive: bool) -> None:
+        """The exchange is over."""
+        self._exchange = None
+        if not keep_alive or self._ending or self._transport.is_closing():
+            self._transport.close()
+            return
+        self._transport.resume_reading()
+        self._limit(IDLE_S)
+        if self._buffer:
+            self._advance()
+
+    def _refuse(self, status: int, detail: str) -> None:
+        body = b'{"detail":"%s"}' % detail.encode()
+        head = _status_line(status) + b"content-type: application/json\r\nconnection: close\r\n"
+        self._transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        self._transport.close()
+
+    # -------------------------------------------------------------------------------------- answers
+
+    async def write(self, data: bytes) -> None:
+        """Send, and wait while the other side is slow."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+        if self._writable is not None:
+            await self._writable
+
+    def abort(self) -> None:
+        """Cut the connection, with a reset where the system has one."""
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
+
+    def end(self) -> None:
+        """Close now if nothing is being answered, else after that."""
+        self._ending = True
+        if self._exchange is None:
+            self._transport.close()
+
+    def _limit(self, seconds: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = self._server.loop
+        self._timer = None if seconds is None else loop.call_later(seconds, self._transport.abort)
+
+
+class Exchange:
+    """One request and its answer: the `receive` and `send` of an application."""
+
+    def __init__(self, connection: Connection, head: Head, body: bytes, scope: Message) -> None:
+        self._connection = connection
+        self._head = head
+        self._body: bytes | None = body
+        self._scope = scope
+        self._gone: asyncio.Future[None] | None = None
+        self._hung_up = False
+        self._start: Message | None = None
+        self._chunked = False
+        self._sent_head = False
+        self._complete = False
+
+    async def run(self, app: Asgi) -> None:
+        """Let the application answer."""
+        try:
+            await app(self._scope, self.receive, self.send)
+        except Exception:
+            logger.exception("the application failed")
+            if not self._sent_head:
+                await self._say_failed()
+        if not self._complete and not self._hung_up:
+            self._connection.abort()
+        self._connection.finished(keep_alive=self._complete and self._head.keeps_alive)
+
+    async def _say_failed(self) -> None:
+        self._start = None
+        headers = [(b"content-type", b"application/json")]
+        await self.send({"type": "http.response.start", "status": 500, "headers": headers})
+        await self.send({"type": "http.response.body", "body": b'{"detail":"internal error"}'})
+
+    def hang_up(self) -> None:
+        """The other side is gone."""
+        self._hung_up = True
+        if self._gone is not None and not self._gone.done():
+            self._gone.set_result(None)
+
+    async def receive(self) -> Message:
+        """The request; after it, that the other side is gone, as soon as it is."""
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        if not self._hung_up and not self._complete:
+            self._gone = self._gone or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._gone)
+        return {"type": "http.disconnect"}
+
+    async def send(self, event: Message) -> None:
+        """Part of the answer."""
+        if event["type"] == "http.response.start":
+            self._start = event
+        elif event["type"] == "http.response.body":
+            await self._send_body(event.get("body", b""), more=event.get("more_body", False))
+        elif event["type"] == ABORT:
+            self._complete = False
+            if event.get("reset", True):
+                self._connection.abort()
+            else:
+                self._hung_up = True  # closed in order, once the application returns
+
+    async def _send_body(self, body: bytes, *, more: bool) -> None:
+        data = b"" if self._sent_head else self._head_bytes(None if more else len(body))
+        if self._head.method != "HEAD":
+            data += b"%x\r\n%b\r\n" % (len(body), body) if self._chunked and body else body
+            data += b"0\r\n\r\n" if self._chunked and not more else b""
+        self._complete = not more
+        await self._connection.write(data)
+
+    def _head_bytes(self, length: int | None) -> bytes:
+        assert self._start is not None  # noqa: S101
+        self._sent_head = True
+        headers = [*self._start.get("headers", ())]
+        names = {name.lower() for name, _ in headers}
+        if b"content-length" not in names and b"transfer-encoding" not in names:
+            if length is not None:
+                headers.append((b"content-length", b"%d" % length))
+            else:
+                self._chunked = True
+                headers.append((b"transfer-encoding", b"chunked"))
+        if not self._head.keeps_alive:
+            headers.append((b"connection", b"close"))
+        lines = b"".join(b"%b: %b\r\n" % pair for pair in headers)
+        return _status_line(self._start["status"]) + lines + b"\r\n"
+
+
+def _status_line(status: int) -> bytes:
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = ""
+    return f"HTTP/1.1 {status} {phrase}\r\n".encode("ascii")
+
+
+class HttpServer:
+    """Listens, and lets one application answer. All of it on the loop it was started on."""
+
+    def __init__(self, app: Asgi, *, max_body_bytes: int = 256 * 1024 * 1024) -> None:
+        self.app = app
+        self.max_body_bytes = max_body_bytes
+        self.connections: set[Connection] = set()
+        self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # set by start
+        self._listening: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen, on a free port if `port` is 0.
+
+        Returns:
+            The port.
+        """
+        self.loop = asyncio.get_running_loop()
+        # Thousands of clients may knock at once.
+        self._listening = await self.loop.create_server(lambda: Connection(self), host, port, backlog=4096)
+        address = self._listening.sockets[0].getsockname()
+        return int(address[1])
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Stop listening, let answers under way go out, close everything."""
+        if self._listening is not None:
+            self._listening.close()
+        for connection in list(self.connections):
+            connection.end()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=grace_s)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for connection in list(self.connections):
+            connection.abort()
+        await asyncio.sleep(0)  # lets transports close their sockets
+
+    def spawn(self, work: Any) -> None:
+        """Run a coroutine, and hold it until it is done."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def scope_of(self, head: Head, transport: asyncio.BaseTransport) -> Message:
+        """What ASGI calls a request."""
+        path, _, query = head.target.partition(b"?")
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": f"1.{head.minor}",
+            "method": head.method,
+            "scheme": "http",
+            "path": _unquoted(path),
+            "raw_path": path,
+            "query_string": query,
+            "root_path": "",
+            "headers": head.headers,
+            "client": transport.get_extra_info("peername"),
+            "server": transport.get_extra_info("sockname"),
+            "extensions": {ABORT: {}},
+        }
+
+
+def _unquoted(path: bytes) -> str:
+    from urllib.parse import unquote_to_bytes
+
+    return unquote_to_bytes(path).decode("utf-8", "replace")

@@ -1,0 +1,159 @@
+"""The numbered requests of one model, done one after another in the order of their numbers.
+
+A client sends several at once, and the first of a batch on purpose last, so requests come in any order. One
+that comes early waits; one that comes twice gets the promise of the first time; a number used for two
+different things is refused. A number that never comes is skipped after a while, since a client may have
+failed to send it.
+
+Belongs to the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from tinker_sync.local.server.problems import Refused
+from tinker_sync.local.server.promises import Promise
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+Work: TypeAlias = Callable[[], Awaitable[Any]]
+
+REMEMBERED = 10_000
+"""Numbers whose promises are remembered, for requests that come twice."""
+
+
+@attrs.frozen(eq=False)
+class Step:
+    """One numbered request."""
+
+    promise: Promise
+    work: Work
+    to_protobuf: Callable[[Any], bytes] | None = None
+
+
+class Seen:
+    """Which request a number was used for.
+
+    >>> seen = Seen(limit=2)
+    >>> seen.add(1, b"a", "first")
+    >>> seen.get(1, b"a"), seen.get(2, b"b")
+    ('first', None)
+    """
+
+    def __init__(self, limit: int = REMEMBERED) -> None:
+        self._limit = limit
+        self._found: OrderedDict[Any, tuple[bytes, Any]] = OrderedDict()
+
+    def get(self, number: Any, digest: bytes) -> Any:
+        """What was answered to this request before, or None.
+
+        Raises:
+            Refused: the number was used for another request.
+        """
+        found = self._found.get(number)
+        if found is None:
+            return None
+        if found[0] != digest:
+            raise Refused(409, f"number {number} was used for another request")
+        return found[1]
+
+    def add(self, number: Any, digest: bytes, answer: Any) -> None:
+        """Remember an answer; the oldest is forgotten."""
+        self._found[number] = digest, answer
+        if len(self._found) > self._limit:
+            self._found.popitem(last=False)
+
+
+class Lane:
+    """The requests of one model.
+
+    Args:
+        run: Does one step and settles its promise; never raises.
+        patience_s: How long to wait for a number that is missing.
+    """
+
+    def __init__(self, run: Callable[[Step], Awaitable[None]], *, patience_s: float) -> None:
+        self._run = run
+        self._patience_s = patience_s
+        self._expected = 1
+        self._early: dict[int, Step] = {}
+        self._ready: deque[Step] = deque()
+        self._seen = Seen()
+        self._worker: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def known(self, number: int | None, digest: bytes) -> Promise | None:
+        """The promise that this very request got before.
+
+        Raises:
+            Refused: the number was used for another request, or is too old to be new.
+        """
+        if not number:
+            return None
+        promise: Promise | None = self._seen.get(number, digest)
+        if promise is None and number < self._expected:
+            raise Refused(409, f"seq_id {number} comes too late; {self._expected} is next")
+        return promise
+
+    def add(self, number: int | None, digest: bytes, step: Step) -> None:
+        """Take a new request in. Without a number its place is behind those that are ready."""
+        if not number:
+            self._ready.append(step)
+        else:
+            self._seen.add(number, digest, step.promise)
+            self._early[number] = step
+            self._advance()
+        self._work()
+
+    def _advance(self) -> None:
+        """Let go what need not wait any more; watch for what is missing."""
+        while self._expected in self._early:
+            step = self._early.pop(self._expected)
+            step.promise.waits_for = None
+            self._ready.append(step)
+            self._expected += 1
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._early:
+            missing = f"waiting for seq_id {self._expected} of this model, which has not arrived"
+            for step in self._early.values():
+                step.promise.waits_for = missing
+            self._timer = asyncio.get_running_loop().call_later(self._patience_s, self._skip)
+
+    def _skip(self) -> None:
+        self._timer = None
+        if self._early:
+            self._expected = min(self._early)
+            self._advance()
+            self._work()
+
+    def _work(self) -> None:
+        if self._ready and self._worker is None:
+            self._worker = asyncio.get_running_loop().create_task(self._work_off())
+
+    async def _work_off(self) -> None:
+        try:
+            while self._ready:
+                await self._run(self._ready.popleft())
+        finally:
+            self._worker = None
+
+    async def close(self) -> None:
+        """Stop; what waits is never done."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._ready.clear()
+        self._early.clear()
+        if self._worker is not None:
+            self._worker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._worker

@@ -1,0 +1,184 @@
+"""Models: made, described, dropped; alone or out of a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from tinker_sync.local.engine.lora import LoraSettings
+from tinker_sync.local.server.calls import Calls
+from tinker_sync.local.server.lanes import Step
+from tinker_sync.local.server.problems import UserFault
+from tinker_sync.local.server.service import LiveModel
+from tinker_sync.local.store.rows import Lora
+from tinker_sync.types.future import UntypedAPIFuture
+from tinker_sync.types.model import (
+    CreateModelRequest,
+    CreateModelResponse,
+    GetInfoRequest,
+    GetInfoResponse,
+    LoraConfig,
+    ModelData,
+    UnloadModelRequest,
+    UnloadModelResponse,
+)
+from tinker_sync.types.optim import AdamOptimizerConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tinker_sync.local.server.calls import Ask
+    from tinker_sync.local.server.promises import Promise
+    from tinker_sync.local.server.service import Service
+    from tinker_sync.types.optim import OptimizerConfigBase
+
+calls = Calls()
+
+_DEFAULT_RANK = 32
+
+
+@calls.of("create_model")
+async def create_model(service: Service, ask: Ask) -> Any:
+    """A new adapter over a base model."""
+    request = ask.read(CreateModelRequest)
+    await service.session(request.session_id)
+    base = service.base_model(request.base_model)
+    check_optimizer(request.optimizer_config)
+    config = request.lora_config or LoraConfig(rank=_DEFAULT_RANK)
+    model_id = f"{request.session_id}:train:{request.model_seq_id}"
+    settings = lora_settings(service, config, model_id)
+
+    async def work() -> Any:
+        return CreateModelResponse(model_id=model_id)
+
+    promise = start_model(
+        service,
+        ask,
+        kind="CreateModel",
+        session_id=request.session_id,
+        model_seq_id=request.model_seq_id,
+        base_model=base.name,
+        settings=settings,
+        user_metadata=request.user_metadata,
+        then=work,
+    )
+    return UntypedAPIFuture(request_id=promise.request_id, model_id=model_id)
+
+
+def check_optimizer(config: OptimizerConfigBase | None) -> None:
+    """Refuse families that are not computed here."""
+    if config is not None and not isinstance(config, AdamOptimizerConfig):
+        raise UserFault(f"optimizer {config.type!r} is not computed by this server; it has adamw")
+
+
+def lora_settings(service: Service, config: LoraConfig, model_id: str) -> LoraSettings:
+    """An adapter as the engine has it; the server draws a seed where the client gave none.
+
+    Raises:
+        UserFault: there is no such adapter.
+    """
+    if config.rank > service.flags.max_rank:
+        raise UserFault(f"rank: at most {service.flags.max_rank}, got {config.rank}")
+    try:
+        return LoraSettings(
+            rank=config.rank,
+            seed=service.chance("lora", model_id) if config.seed is None else abs(config.seed),
+            train_attn=config.train_attn,
+            train_mlp=config.train_mlp,
+            train_unembed=config.train_unembed,
+        )
+    except ValueError as problem:
+        raise UserFault(str(problem)) from None
+
+
+def start_model(
+    service: Service,
+    ask: Ask,
+    *,
+    kind: str,
+    session_id: str,
+    model_seq_id: int,
+    base_model: str,
+    settings: LoraSettings,
+    user_metadata: dict[str, Any] | None,
+    then: Callable[[], Awaitable[Any]],
+) -> Promise:
+    """Make a model, do `then` with it, and promise what that gives. A request that comes again gets the
+    promise of the first time.
+
+    Raises:
+        Refused: the number was used for another request.
+    """
+    model_id = f"{session_id}:train:{model_seq_id}"
+    digest = hashlib.sha256(ask.endpoint.name.encode() + ask.body).digest()
+    known: Promise | None = service.numbered.get(("model", model_id), digest)
+    if known is not None:
+        return known
+    promise = service.promises.open(kind, session_id)
+    service.numbered.add(("model", model_id), digest, promise)
+    model = LiveModel(model_id, session_id, service.base_model(base_model), settings, service.make_lane())
+    service.models[model_id] = model
+
+    async def work() -> Any:
+        try:
+            session = await service.on_disk(service.store.session, session_id)
+            await service.on_disk(
+                service.store.add_run,
+                model_id,
+                session_id=session_id,
+                model_seq_id=model_seq_id,
+                base_model=base_model,
+                lora=Lora(
+                    rank=settings.rank,
+                    seed=settings.seed,
+                    train_attn=settings.train_attn,
+                    train_mlp=settings.train_mlp,
+                    train_unembed=settings.train_unembed,
+                ),
+                user_metadata=user_metadata,
+                project_id=session.project_id,
+            )
+            await service.computed(service.host.create(model_id, base_model, settings))
+            return await then()
+        except BaseException:
+            service.models.pop(model_id, None)  # there is nothing that could be used
+            raise
+
+    model.lane.add(None, b"", Step(promise, work))
+    return promise
+
+
+@calls.of("get_info")
+async def get_info(service: Service, ask: Ask) -> Any:
+    """What a model is; also one that is in the store only."""
+    request = ask.read(GetInfoRequest)
+    row = await service.on_disk(service.store.run, request.model_id)
+    base = service.host.models.get(row.base_model)
+    return GetInfoResponse(
+        type="get_info",
+        model_data=ModelData(
+            arch=None if base is None else base.arch,
+            model_name=row.base_model,
+            tokenizer_id=row.base_model if base is None else base.tokenizer_id,
+        ),
+        model_id=row.run_id,
+        is_lora=True,
+        lora_rank=row.lora.rank,
+        model_name=row.base_model,
+    )
+
+
+@calls.of("unload_model")
+async def unload_model(service: Service, ask: Ask) -> Any:
+    """Drop a model from memory after all that was asked of it; its checkpoints stay."""
+    request = ask.read(UnloadModelRequest)
+    model = service.model(request.model_id)
+    promise = service.promises.open("UnloadModel", model.session_id)
+
+    async def work() -> Any:
+        service.models.pop(model.run_id, None)
+        await service.computed(service.host.unload(model.run_id))
+        return UnloadModelResponse(model_id=model.run_id, type="unload_model")
+
+    model.lane.add(None, b"", Step(promise, work))
+    return UntypedAPIFuture(request_id=promise.request_id, model_id=model.run_id)

@@ -1,0 +1,81 @@
+"""What can go wrong with a request, and how it is told: as a status at once, or as a promise that fails."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from tinker_sync.errors import InvalidInputError, WireError
+from tinker_sync.local.host.host import UnknownRun
+from tinker_sync.local.host.workers import Cancelled, HostClosed
+from tinker_sync.local.store.errors import StoreError
+
+Category = Literal["user", "server"]
+
+_STATUS_OF_STORE = {"not_found": 404, "exists": 409, "bad_name": 400, "full": 507}
+_OF_THE_USER = frozenset({"not_found", "exists", "bad_name"})
+_STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]|\['([^']*)'\]")
+
+
+class Refused(Exception):
+    """A request that is answered with a status and a `detail`, and changed nothing."""
+
+    def __init__(self, status: int, detail: Any) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+
+class UserFault(ValueError):
+    """What was asked cannot be done, and asking again will not help."""
+
+
+def refusal_of(problem: BaseException) -> Refused | None:
+    """How an exception from a handler is answered; None for what is the server's own fault.
+
+    >>> refusal_of(UserFault("no such base model")).status
+    400
+    """
+    if isinstance(problem, Refused):
+        return problem
+    if isinstance(problem, WireError):
+        return Refused(422, unfit(problem))
+    if isinstance(problem, StoreError):
+        return Refused(_STATUS_OF_STORE.get(problem.kind, 500), problem.message)
+    if isinstance(problem, HostClosed):
+        return Refused(503, str(problem))
+    if isinstance(problem, (UserFault, InvalidInputError)):
+        return Refused(400, str(problem))
+    return None
+
+
+def unfit(problem: WireError) -> list[dict[str, Any]]:
+    """A body that does not fit, with the place of each thing, as servers of this protocol tell it."""
+    return [{"loc": ["body", *place(problem.path)], "msg": str(problem), "type": "value_error"}]
+
+
+def place(path: str | None) -> list[str | int]:
+    """The steps of a path.
+
+    >>> place("$.data[3].loss_fn_inputs['weights']")
+    ['data', 3, 'loss_fn_inputs', 'weights']
+    """
+    text = path or ""
+    if text and not text.startswith("$"):
+        text = "." + text
+    return [name or quoted or int(index) for name, index, quoted in _STEP.findall(text)]
+
+
+def failure_of(problem: BaseException) -> tuple[str, Category]:
+    """The text and category of a promise that an exception made fail."""
+    if isinstance(problem, StoreError):
+        return problem.message, "user" if problem.kind in _OF_THE_USER else "server"
+    if isinstance(problem, UnknownRun):
+        return f"{problem}; load its last checkpoint into a new one", "user"
+    if isinstance(problem, (UserFault, InvalidInputError, Cancelled, Refused)):
+        return str(problem), "user"
+    if isinstance(problem, ValueError):  # the engine says which input it is about
+        return str(problem), "user"
+    if isinstance(problem, MemoryError):
+        return "there is not enough memory for this request", "server"
+    return f"internal error: {type(problem).__name__}: {problem}", "server"

@@ -1,0 +1,178 @@
+"""Runs and checkpoints as they are listed, changed and deleted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tinker_sync.local.server.calls import Calls
+from tinker_sync.local.server.problems import Refused
+from tinker_sync.local.server.sessions import texts
+from tinker_sync.local.server.signing import USER
+from tinker_sync.local.server.weights import about, checked_ttl
+from tinker_sync.local.store.rows import FOLDERS
+from tinker_sync.types.checkpoint import Checkpoint, CheckpointsListResponse, Cursor
+from tinker_sync.types.run import TrainingRun, TrainingRunsResponse
+
+if TYPE_CHECKING:
+    from tinker_sync.local.server.calls import Ask
+    from tinker_sync.local.server.service import Service
+    from tinker_sync.local.store.rows import CheckpointKind, CheckpointRow, RunRow
+
+calls = Calls()
+
+_KINDS: dict[str, CheckpointKind] = {folder: kind for kind, folder in FOLDERS.items()}
+_SCOPES = ("owned", "accessible")
+
+
+def _check_scope(ask: Ask) -> None:
+    if ask.query.get("access_scope", "owned") not in _SCOPES:
+        raise Refused(422, f"access_scope must be one of {', '.join(_SCOPES)}")
+
+
+# ------------------------------------------------------------------------------------------------ runs
+
+
+@calls.of("get_training_run")
+async def get_training_run(service: Service, ask: Ask) -> Any:
+    """One run."""
+    _check_scope(ask)
+    return run_model(await service.on_disk(service.store.run, ask.ids["run"]))
+
+
+@calls.of("list_training_runs")
+async def list_training_runs(service: Service, ask: Ask) -> Any:
+    """A page of runs, the newest first."""
+    _check_scope(ask)
+    limit, offset = ask.number("limit", 20, least=1), ask.number("offset", 0, most=1 << 40)
+    rows, total = await service.on_disk(service.store.list_runs, limit, offset, ask.query.get("project_id"))
+    return TrainingRunsResponse(
+        training_runs=[run_model(row) for row in rows],
+        cursor=Cursor(offset=offset, limit=limit, total_count=total),
+    )
+
+
+def run_model(row: RunRow) -> TrainingRun:
+    """A run as it is listed."""
+    newest, sampler = row.last_checkpoint, row.last_sampler_checkpoint
+    return TrainingRun(
+        training_run_id=row.run_id,
+        base_model=row.base_model,
+        model_owner=USER,
+        is_lora=True,
+        corrupted=row.corrupted,
+        lora_rank=row.lora.rank,
+        last_request_time=row.seen_at,
+        last_checkpoint=None if newest is None else checkpoint_model(newest),
+        last_sampler_checkpoint=None if sampler is None else checkpoint_model(sampler),
+        user_metadata=texts(row.user_metadata),
+    )
+
+
+# ------------------------------------------------------------------------------------------------ checkpoints
+
+
+def checkpoint_model(row: CheckpointRow) -> Checkpoint:
+    """A checkpoint as it is listed."""
+    return Checkpoint(
+        checkpoint_id=row.checkpoint_id,
+        checkpoint_type=row.kind,
+        time=row.created_at,
+        tinker_path=row.tinker_path,
+        size_bytes=row.size_bytes,
+        public=row.published,
+        user_metadata=texts(row.user_metadata),
+        expires_at=row.expires_at,
+    )
+
+
+@calls.of("list_checkpoints")
+async def list_checkpoints(service: Service, ask: Ask) -> Any:
+    """Those of a run; not cut into pages."""
+    rows = await service.on_disk(service.store.list_checkpoints, ask.ids["run"])
+    return CheckpointsListResponse(checkpoints=[checkpoint_model(row) for row in rows])
+
+
+@calls.of("list_model_checkpoints")
+async def list_model_checkpoints(service: Service, ask: Ask) -> Any:
+    """The same, as the oldest clients ask for it."""
+    rows = await service.on_disk(service.store.list_checkpoints, ask.ids["model"])
+    return CheckpointsListResponse(checkpoints=[checkpoint_model(row) for row in rows])
+
+
+@calls.of("list_user_checkpoints")
+async def list_user_checkpoints(service: Service, ask: Ask) -> Any:
+    """A page of all checkpoints, the newest first."""
+    limit, offset = ask.number("limit", 100, least=1), ask.number("offset", 0, most=1 << 40)
+    rows, total = await service.on_disk(service.store.list_user_checkpoints, limit, offset)
+    return CheckpointsListResponse(
+        checkpoints=[checkpoint_model(row) for row in rows],
+        cursor=Cursor(offset=offset, limit=limit, total_count=total),
+    )
+
+
+async def _named(service: Service, ask: Ask) -> tuple[str, CheckpointKind, str]:
+    """The checkpoint a path means. A bare name, as older clients send it, is looked for among all kinds.
+
+    Raises:
+        Refused: it is no checkpoint id.
+        StoreError: there is none.
+    """
+    run_id = ask.ids["run"]
+    folder, slash, name = ask.ids["checkpoint"].partition("/")
+    if slash:
+        kind = _KINDS.get(folder)
+        if kind is None:
+            raise Refused(400, f"a checkpoint id begins with one of {', '.join(_KINDS)}")
+        return run_id, kind, name
+    rows = await service.on_disk(service.store.list_checkpoints, run_id)
+    found = sorted((row for row in rows if row.name == folder), key=lambda row: row.kind != "sampler")
+    if not found:
+        raise Refused(404, f"run {run_id} has no checkpoint {folder}")
+    return run_id, found[0].kind, folder
+
+
+@calls.of("delete_checkpoint")
+async def delete_checkpoint(service: Service, ask: Ask) -> Any:
+    """Gone, with its files."""
+    key = await _named(service, ask)
+    row = await service.on_disk(service.store.checkpoint, *key)
+    await service.on_disk(service.store.delete_checkpoint, *key)
+    service.adapters.drop(row.tinker_path)
+    service.store.audit("checkpoint_deleted", about(row))
+    return {}
+
+
+@calls.of("publish_checkpoint")
+async def publish_checkpoint(service: Service, ask: Ask) -> Any:
+    """Everybody may read it."""
+    return await _publish(service, ask, published=True)
+
+
+@calls.of("unpublish_checkpoint")
+async def unpublish_checkpoint(service: Service, ask: Ask) -> Any:
+    """Only its owner may read it."""
+    return await _publish(service, ask, published=False)
+
+
+async def _publish(service: Service, ask: Ask, *, published: bool) -> Any:
+    key = await _named(service, ask)
+    row = await service.on_disk(service.store.checkpoint, *key)
+    if row.published == published:
+        raise Refused(409, f"{row.tinker_path} is already {'public' if published else 'private'}")
+    await service.on_disk(service.store.set_published, *key, published)
+    service.store.audit(f"checkpoint_{'' if published else 'un'}published", about(row))
+    return {}
+
+
+@calls.of("set_checkpoint_ttl")
+async def set_checkpoint_ttl(service: Service, ask: Ask) -> Any:
+    """When it expires; null is never."""
+    tree = ask.tree()
+    if "ttl_seconds" not in tree:
+        raise Refused(422, [{"loc": ["body", "ttl_seconds"], "msg": "is missing", "type": "missing"}])
+    ttl_s = checked_ttl(tree["ttl_seconds"])
+    key = await _named(service, ask)
+    row = await service.on_disk(service.store.checkpoint, *key)
+    await service.on_disk(service.store.set_ttl, *key, ttl_s)
+    service.store.audit("checkpoint_ttl_set", {**about(row), "ttl_seconds": ttl_s})
+    return {}

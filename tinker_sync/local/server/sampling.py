@@ -1,0 +1,244 @@
+"""Samplers and samples."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from typing import TYPE_CHECKING, Any, Literal
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.local.server import convert
+from tinker_sync.local.server.calls import Calls
+from tinker_sync.local.server.problems import UserFault
+from tinker_sync.local.server.promises import Result
+from tinker_sync.local.server.retrieval import CLONE, note_finished
+from tinker_sync.local.server.service import UNSAVED, LiveSampler
+from tinker_sync.local.server.weights import params_of, parse, read_checkpoint
+from tinker_sync.types.future import UntypedAPIFuture
+from tinker_sync.types.sampling import SampleRequest
+from tinker_sync.types.session import (
+    CreateSamplingSessionRequest,
+    CreateSamplingSessionResponse,
+    GetSamplerResponse,
+    JoinSamplingSessionRequest,
+    JoinSamplingSessionResponse,
+)
+from tinker_sync.wire.proto import encode_sample_response
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from tinker_sync.local.engine.lora import LoraParams
+    from tinker_sync.local.engine.sample_spec import SampleResult
+    from tinker_sync.local.server.calls import Ask
+    from tinker_sync.local.server.promises import Promise
+    from tinker_sync.local.server.service import Service
+    from tinker_sync.types.sampling import SampleResponse
+
+calls = Calls()
+
+
+@calls.of("create_sampling_session")
+async def create_sampling_session(service: Service, ask: Ask) -> Any:
+    """A sampler of a base model or a checkpoint."""
+    request = ask.read(CreateSamplingSessionRequest)
+    await service.session(request.session_id)
+    sampler_id = f"{request.session_id}:sample:{request.sampling_session_seq_id}"
+    number, digest = ("sampler", sampler_id), hashlib.sha256(ask.body).digest()
+    if service.numbered.get(number, digest) is None:
+        base, path = await _source(service, request.base_model, request.model_path)
+        sampler = LiveSampler(sampler_id, request.session_id, service.base_model(base), path, path)
+        if service.numbered.get(number, digest) is None:  # not made while we looked
+            service.numbered.add(number, digest, sampler_id)
+            service.samplers[sampler_id] = sampler
+            await service.on_disk(
+                service.store.add_sampler,
+                sampler_id,
+                session_id=request.session_id,
+                base_model=base,
+                model_path=path,
+            )
+    return CreateSamplingSessionResponse(sampling_session_id=sampler_id)
+
+
+async def _source(service: Service, base_model: str | None, path: str | None) -> tuple[str, str | None]:
+    """The base model and the checkpoint, if there is one, that are meant."""
+    if path is None:
+        if base_model is None:
+            raise UserFault("give base_model or model_path")
+        return service.base_model(base_model).name, None
+    run_id, kind, name = parse(path)
+    if kind == "external":
+        raise UserFault(f"{path} was exported; sample from weights or sampler_weights")
+    row = await service.on_disk(service.store.checkpoint, run_id, kind, name)
+    if base_model is not None and base_model != row.base_model:
+        raise UserFault(f"{path} is of base model {row.base_model}, not {base_model}")
+    return service.base_model(row.base_model).name, path
+
+
+@calls.of("join_sampling_session")
+async def join_sampling_session(service: Service, ask: Ask) -> Any:
+    """A number for one more process that shares a sampler."""
+    sampler = await service.sampler(ask.read(JoinSamplingSessionRequest).sampling_session_id)
+    sampler.clones += 1
+    return JoinSamplingSessionResponse(client_counter=sampler.clones)
+
+
+@calls.of("get_sampler")
+async def get_sampler(service: Service, ask: Ask) -> Any:
+    """What a sampler samples from."""
+    row = await service.on_disk(service.store.sampler, ask.ids["sampler"])
+    path = None if (row.model_path or "").startswith(UNSAVED) else row.model_path
+    return GetSamplerResponse(sampler_id=row.sampler_id, base_model=row.base_model, model_path=path)
+
+
+@calls.of("asample")
+async def asample(service: Service, ask: Ask) -> Any:
+    """Samples of one prompt. A request that comes again under its number gets its old promise."""
+    request = ask.read(SampleRequest)
+    sampler = await _sampler(service, request)
+    digest = hashlib.sha256(ask.body).digest()
+    number = request.seq_id
+    promise: Promise | None = None if number is None else sampler.seen.get(number, digest)
+    if promise is None:
+        promise = service.promises.open("Sample", sampler.session_id)
+        if number is not None:
+            sampler.seen.add(number, digest, promise)
+        _Sampling(service, sampler, request, promise).start()
+    if service.flags.json_only:
+        return UntypedAPIFuture(request_id=promise.request_id)
+    return UntypedAPIFuture(
+        request_id=promise.request_id, sample_sequence_ids=sequence_ids(promise, request.num_samples)
+    )
+
+
+def sequence_ids(promise: Promise, count: int) -> list[str]:
+    """The ids of the sequences a promise will have."""
+    return [f"{promise.request_id}:{index}" for index in range(max(0, min(count, _MOST_IDS)))]
+
+
+_MOST_IDS = 65_536
+"""More samples than this are refused later; their ids need not be written out."""
+
+
+async def _sampler(service: Service, request: SampleRequest) -> LiveSampler:
+    if request.sampling_session_id is not None:
+        return await service.sampler(request.sampling_session_id)
+    base, path = await _source(service, request.base_model, request.model_path)
+    name = path or base
+    if name not in service.samplers:
+        service.samplers[name] = LiveSampler(name, None, service.base_model(base), path, path)
+    return service.samplers[name]
+
+
+class _Sampling:
+    """One request on its way: the adapter is fetched, the sampler computes, the promise is settled."""
+
+    def __init__(
+        self, service: Service, sampler: LiveSampler, request: SampleRequest, promise: Promise
+    ) -> None:
+        self._service = service
+        self._sampler = sampler
+        self._request = request
+        self._promise = promise
+        self._started = service.clock.time()
+        self._given_up = False
+
+    def start(self) -> None:
+        """Begin; what is in memory already needs no task."""
+        self._promise.cancel = self._give_up
+        clone = (self._request.seq_id or 0) // CLONE
+        self._promise.on_done.append(
+            lambda promise: note_finished(self._service, self._sampler, clone, promise)
+        )
+        if self._sampler.adapter is None:
+            self._submit(None)
+        else:
+            self._service.spawn(self._fetch(self._sampler.adapter))
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        self._settle(UserFault("the request was cancelled"))
+
+    async def _fetch(self, key: str) -> None:
+        try:
+            params = await self._service.adapters.get(key, self._load)
+        except asyncio.CancelledError:
+            raise
+        except KeyError:
+            self._settle(UserFault(f"the weights of sampler {self._sampler.sampler_id} are gone"))
+        except Exception as problem:  # noqa: BLE001  # it is the outcome
+            self._settle(problem)
+        else:
+            if not self._given_up:
+                self._submit(params)
+
+    async def _load(self) -> LoraParams:
+        path = self._sampler.model_path
+        if path is None:
+            raise KeyError(self._sampler.adapter)
+        info, arrays = await read_checkpoint(self._service, path, "sampling")
+        return params_of(info, arrays, self._sampler.base.config)
+
+    def _submit(self, params: LoraParams | None) -> None:
+        service, request = self._service, self._request
+        seed = service.chance("sample", self._sampler.sampler_id, request.seq_id)
+        try:
+            request.validate()
+            spec = convert.sample_spec(request, self._sampler.base, params, seed, service.flags.max_cells)
+        except (ValueError, InvalidInputError) as problem:
+            self._settle(problem)
+            return
+        order = service.host.sample(self._sampler.base.name, spec)
+
+        def give_up() -> None:
+            self._give_up()
+            service.host.cancel(order)
+
+        self._promise.cancel = give_up
+        order.future.add_done_callback(self._hand_over)
+
+    def _hand_over(self, future: Future[SampleResult]) -> None:
+        """From the sampler's thread to the loop."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended; nobody waits
+            self._service.loop.call_soon_threadsafe(self._computed, future)
+
+    def _computed(self, future: Future[SampleResult]) -> None:
+        if self._given_up:
+            return
+        problem = future.exception() if not future.cancelled() else UserFault("the request was cancelled")
+        if problem is not None:
+            self._settle(problem)
+            return
+        result = future.result()
+        self._count(result)
+        ids = sequence_ids(self._promise, self._request.num_samples)
+        response = convert.sample_response(
+            result, [None] * len(ids) if self._service.flags.json_only else ids
+        )
+        self._service.promises.settle(self._promise, Result(response, _to_protobuf))
+        self._service.trace(self._promise, self._started)
+
+    def _count(self, result: SampleResult) -> None:
+        sampler, store = self._sampler, self._service.store
+        if sampler.session_id is None:
+            return
+        prompt, cached = self._request.prompt.length, result.prompt_cache_hit_tokens
+        sampled = sum(len(sample.tokens) for sample in result.samples)
+        counts: dict[Literal["prefill", "prefill_cached", "sample"], int] = {
+            "prefill": prompt - cached,
+            "prefill_cached": cached,
+            "sample": sampled,
+        }
+        for kind, tokens in counts.items():
+            store.record_usage(sampler.session_id, None, sampler.base.name, kind, tokens)
+
+    def _settle(self, problem: BaseException) -> None:
+        outcome = self._service.failure(problem, "Sample")
+        self._service.promises.settle(self._promise, outcome)
+        self._service.trace(self._promise, self._started)
+
+
+def _to_protobuf(response: SampleResponse) -> bytes:
+    return encode_sample_response(response).join()

@@ -1,0 +1,340 @@
+"""What all handlers share: the store, the host, the flags, and everything that is alive.
+
+Belongs to the loop's thread. What blocks (files, the database, large bodies) goes to a small executor; what
+computes goes to the host. Both come back as awaitables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import random
+import secrets
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+
+from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync.local.server.adapters import Adapters
+from tinker_sync.local.server.lanes import Lane, Seen, Step
+from tinker_sync.local.server.problems import Refused, UserFault, failure_of
+from tinker_sync.local.server.promises import Failure, Promise, Promises, Result
+from tinker_sync.local.server.signing import Signer
+from tinker_sync.local.store.errors import StoreError
+
+if TYPE_CHECKING:
+    from tinker_sync.local.engine.lora import LoraSettings
+    from tinker_sync.local.host.base_model import BaseModel
+    from tinker_sync.local.host.host import Host
+    from tinker_sync.local.server.calls import Ask
+    from tinker_sync.local.server.flags import Flags
+    from tinker_sync.local.store import Store
+    from tinker_sync.types.future import FutureCompletion
+
+T = TypeVar("T")
+
+SWEEP_S = 30.0
+RELEASE_S = 60.0
+"""How long after its end a session's models stay, for processes that still fetch results."""
+UNSAVED = "unsaved:"
+"""What the path of a sampler begins with in the store when its weights are in memory only."""
+_DISK_THREADS = 2
+_TRACED = 10_000
+
+logger = logging.getLogger("tinker_sync.local")
+
+
+@attrs.frozen(eq=False)
+class LiveModel:
+    """A model in memory."""
+
+    run_id: str
+    session_id: str
+    base: BaseModel
+    lora: LoraSettings
+    lane: Lane
+
+
+@attrs.define(eq=False)
+class LiveSampler:
+    """What somebody samples from.
+
+    Attributes:
+        adapter: Key of the adapter; None for the base model itself.
+        model_path: The checkpoint it comes from; None also for weights that were never saved.
+        clones: How many processes joined.
+        seen: What was answered under which number.
+        finished: By clone, what came to an end: cursor, and how.
+        news: Those who wait for something to come to an end.
+    """
+
+    sampler_id: str
+    session_id: str | None
+    base: BaseModel
+    adapter: str | None
+    model_path: str | None
+    clones: int = 0
+    seen: Seen = attrs.Factory(Seen)
+    finished: dict[int, deque[tuple[int, FutureCompletion]]] = attrs.Factory(dict)
+    cursor: int = 0
+    news: set[asyncio.Future[None]] = attrs.Factory(set)
+
+
+@attrs.define(eq=False)
+class LiveSession:
+    """A session that is in use."""
+
+    session_id: str
+    seen_at_s: float
+    finished: bool = False
+    samplers: int = 0
+    spans: deque[dict[str, Any]] = attrs.Factory(lambda: deque(maxlen=_TRACED))
+
+
+class Service:
+    """See the module. `start` and `close` run on the loop."""
+
+    def __init__(
+        self, store: Store, host: Host, *, flags: Flags, key: str, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.store = store
+        self.host = host
+        self.flags = flags
+        self.key = key
+        self.clock = clock
+        self.signer = Signer(key, clock, seed=flags.seed)
+        self.promises = Promises(f"req-{secrets.token_hex(4)}-", kept_bytes=flags.kept_results_bytes)
+        self.models: dict[str, LiveModel] = {}
+        self.samplers: dict[str, LiveSampler] = {}
+        self.sessions: dict[str, LiveSession] = {}
+        self.losses: dict[str, Any] = {}
+        self.downloads: dict[Any, Any] = {}
+        self.numbered = Seen()
+        self.closing = False
+        self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # set by start
+        self.disk: ThreadPoolExecutor = None  # type: ignore[assignment]  # set by start
+        self.adapters: Adapters = None  # type: ignore[assignment]  # set by start
+        self._random = random.Random(flags.seed) if flags.seed is not None else random.SystemRandom()  # noqa: S311
+        self._seed = flags.seed if flags.seed is not None else secrets.randbits(63)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._timers: set[asyncio.TimerHandle] = set()
+
+    # ------------------------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Be ready for requests."""
+        self.loop = asyncio.get_running_loop()
+        self.disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="tinker-disk")
+        self.adapters = Adapters(self.host.forget, self.disk)
+        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+
+    async def close(self) -> None:
+        """Answer those who wait, end what is under way, write what is not written yet."""
+        for timer in [*self._timers, *([self._sweeper] if self._sweeper else [])]:
+            timer.cancel()
+        self.closing = True
+        self.promises.close()
+        for sampler in self.samplers.values():
+            for waiter in sampler.news:
+                if not waiter.done():
+                    waiter.set_result(None)
+        for model in list(self.models.values()):
+            await model.lane.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.adapters.close()
+        await self.on_disk(self.host.close)
+        self.disk.shutdown(wait=True)
+
+    # ------------------------------------------------------------------------------------ work elsewhere
+
+    async def on_disk(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Do something that blocks."""
+        return await self.loop.run_in_executor(self.disk, lambda: work(*arguments, **options))
+
+    async def computed(self, future: Future[T]) -> T:
+        """What the host computes."""
+        return await asyncio.wrap_future(future)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run a coroutine beside the request, and hold it until it is done."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def later(self, seconds: float, work: Callable[[], None]) -> None:
+        """Do something after a while, unless the server ends before."""
+
+        def due() -> None:
+            self._timers.discard(timer)
+            work()
+
+        timer = self.loop.call_later(seconds, due)
+        self._timers.add(timer)
+
+    # ------------------------------------------------------------------------------------ ids and chance
+
+    def new_id(self) -> str:
+        """An id that nothing else has."""
+        return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
+
+    def chance(self, *names: object) -> int:
+        """A number that depends on the server's seed and these names."""
+        text = "/".join(map(str, (self._seed, *names))).encode()
+        return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
+
+    async def once(self, ask: Ask, work: Callable[[], Awaitable[str]]) -> str:
+        """Do something that makes a new thing.
+
+        For a request that comes again, by its idempotency key, it is what was made the first time.
+        """
+        name = ask.endpoint.name, ask.headers.get("x-idempotency-key")
+        if name[1] is None:
+            return await work()
+        digest = hashlib.sha256(ask.body).digest()
+        under_way: asyncio.Future[str] | None = self.numbered.get(name, digest)
+        if under_way is None or (under_way.done() and under_way.exception() is not None):
+            under_way = asyncio.ensure_future(work())
+            self.numbered.add(name, digest, under_way)
+        return await asyncio.shield(under_way)
+
+    # ------------------------------------------------------------------------------------ promises
+
+    async def keep(
+        self, promise: Promise, work: Awaitable[Any], to_protobuf: Callable[[Any], bytes] | None = None
+    ) -> None:
+        """Settle a promise with what an awaitable gives or raises."""
+        started = self.clock.time()
+        try:
+            outcome: Result | Failure = Result(await work, to_protobuf)
+        except asyncio.CancelledError:
+            self.promises.settle(promise, Failure("the server is shutting down", "server"))
+            raise
+        except Exception as problem:  # noqa: BLE001  # it is the outcome
+            outcome = self.failure(problem, promise.kind)
+        self.promises.settle(promise, outcome)
+        self.trace(promise, started)
+
+    def failure(self, problem: BaseException, kind: str) -> Failure:
+        """What becomes of a promise that this made fail; what nobody expected is logged."""
+        text, category = failure_of(problem)
+        if category == "server":
+            logger.error("%s failed: %s", kind, text, exc_info=problem)
+        return Failure(text, category)
+
+    def trace(self, promise: Promise, started_s: float) -> None:
+        """Note when something was worked on."""
+        session = self.sessions.get(promise.session_id or "")
+        if session is not None:
+            span = {
+                "name": promise.kind,
+                "ph": "X",
+                "pid": 1,
+                "tid": 1,
+                "ts": round(started_s * 1e6),
+                "dur": round((self.clock.time() - started_s) * 1e6),
+                "args": {"request_id": promise.request_id, "failed": isinstance(promise.outcome, Failure)},
+            }
+            session.spans.append(span)
+
+    def make_lane(self) -> Lane:
+        """The lane of a new model."""
+
+        async def run(step: Step) -> None:
+            await self.keep(step.promise, step.work(), step.to_protobuf)
+
+        return Lane(run, patience_s=self.flags.gap_patience_s)
+
+    # ------------------------------------------------------------------------------------ what is alive
+
+    async def session(self, session_id: str) -> LiveSession:
+        """The session of an id, which may still be used.
+
+        Raises:
+            Refused: there is none, or it is over.
+        """
+        live = self.sessions.get(session_id)
+        if live is None:
+            row = await self.on_disk(self.store.session, session_id)
+            over = row.status.get("type") != "active"
+            live = self.sessions.setdefault(session_id, LiveSession(session_id, self.clock.now(), over))
+        if live.finished:
+            raise Refused(410, f"session {session_id} is over")
+        live.seen_at_s = self.clock.now()
+        return live
+
+    def model(self, run_id: str) -> LiveModel:
+        """A model in memory. Raises `Refused`."""
+        model = self.models.get(run_id)
+        if model is None:
+            raise Refused(
+                404, f"model {run_id!r} is not in memory; make it anew from its last checkpoint if it has one"
+            )
+        live = self.sessions.get(model.session_id)
+        if live is not None:
+            live.seen_at_s = self.clock.now()
+        return model
+
+    async def sampler(self, sampler_id: str) -> LiveSampler:
+        """A sampler that can be used. One of before a restart is made again, if its weights were saved.
+
+        Raises:
+            StoreError: there is none.
+            Refused: its weights are gone.
+        """
+        live = self.samplers.get(sampler_id)
+        if live is not None:
+            session = self.sessions.get(live.session_id or "")
+            if session is not None:
+                session.seen_at_s = self.clock.now()
+            return live
+        row = await self.on_disk(self.store.sampler, sampler_id)
+        if row.model_path is not None and row.model_path.startswith(UNSAVED):
+            raise Refused(410, f"the weights of sampler {sampler_id} were never saved, and are gone")
+        made = LiveSampler(
+            sampler_id, row.session_id, self.base_model(row.base_model), row.model_path, row.model_path
+        )
+        return self.samplers.setdefault(sampler_id, made)
+
+    def base_model(self, name: str) -> BaseModel:
+        """A base model by its name. Raises `UserFault`."""
+        found = self.host.models.get(name)
+        if found is None:
+            raise UserFault(f"base model {name!r} is not offered; there are {', '.join(self.host.models)}")
+        return found
+
+    def release(self, session_id: str) -> None:
+        """Let go what a session that is over has in memory. Its checkpoints stay."""
+        self.sessions.pop(session_id, None)
+        for model in [each for each in self.models.values() if each.session_id == session_id]:
+            del self.models[model.run_id]
+            self.spawn(self._unload(model))
+        for sampler in [each for each in self.samplers.values() if each.session_id == session_id]:
+            del self.samplers[sampler.sampler_id]
+            if sampler.model_path is None and sampler.adapter is not None:
+                self.adapters.drop(sampler.adapter)
+        self.promises.drop_session(session_id)
+
+    async def _unload(self, model: LiveModel) -> None:
+        await model.lane.close()
+        await self.computed(self.host.unload(model.run_id))
+
+    def _sweep(self) -> None:
+        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+        self.spawn(self._sweep_disk())
+        oldest = self.clock.now() - self.flags.abandoned_after_s
+        for session in [each for each in self.sessions.values() if each.seen_at_s < oldest]:
+            self.release(session.session_id)
+
+    async def _sweep_disk(self) -> None:
+        try:
+            await self.on_disk(self.store.sweep_expired)
+        except StoreError as problem:  # the disk; there will be a next time
+            logger.warning("expired checkpoints stay for now: %s", problem)

@@ -1,0 +1,168 @@
+"""Running the server: in a thread of this process, or on the loop of one of its own.
+
+`serve` is the whole life of a server as a coroutine: start-up of the application (ASGI lifespan), listening,
+waiting until it is to stop, shutdown. `ServerThread` runs it in a thread, for tests and short programs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tinker_sync.local.server.http1 import HttpServer
+
+if TYPE_CHECKING:
+    from tinker_sync.local.server.http1 import Asgi, Message
+
+LOOPBACK = "127.0.0.1"
+START_S = 60.0
+STOP_S = 30.0
+
+
+class _Lifespan:
+    """The application's start-up and shutdown, as ASGI has them."""
+
+    def __init__(self, app: Asgi) -> None:
+        self._app = app
+        self._asked: asyncio.Queue[Message] = asyncio.Queue()
+        self._told: asyncio.Queue[Message] = asyncio.Queue()
+        self._task: asyncio.Task[Any] | None = None
+
+    async def _run(self, scope: Message) -> None:
+        await self._app(scope, self._asked.get, self._told.put)
+
+    async def _ask(self, kind: str) -> None:
+        await self._asked.put({"type": f"lifespan.{kind}"})
+        told = asyncio.ensure_future(self._told.get())
+        assert self._task is not None  # noqa: S101
+        await asyncio.wait({told, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        if not told.done():
+            told.cancel()
+            self._task.result()  # raises what ended it
+            return
+        event = told.result()
+        if event["type"].endswith(".failed"):
+            raise RuntimeError(f"the application's {kind} failed: {event.get('message', '')}")
+
+    async def startup(self) -> None:
+        scope: Message = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
+        self._task = asyncio.ensure_future(self._run(scope))
+        await self._ask("startup")
+
+    async def shutdown(self) -> None:
+        await self._ask("shutdown")
+        if self._task is not None:
+            await self._task
+
+
+async def serve(
+    app: Asgi,
+    *,
+    stopped: asyncio.Event,
+    host: str = LOOPBACK,
+    port: int = 0,
+    ready: Callable[[int], None] | None = None,
+    max_body_bytes: int | None = None,
+) -> None:
+    """Serve until `stopped` is set, then end in order: held questions are answered, connections closed.
+
+    Args:
+        app: The application, with whatever is wrapped around it.
+        stopped: Ends it.
+        host: Where to listen.
+        port: 0 for a free one.
+        ready: Called with the port once requests are taken.
+        max_body_bytes: The most bytes of one request.
+    """
+    lifespan = _Lifespan(app)
+    await lifespan.startup()
+    limits = {} if max_body_bytes is None else {"max_body_bytes": max_body_bytes}
+    server = HttpServer(app, **limits)
+    try:
+        actual = await server.start(host, port)
+        if ready is not None:
+            ready(actual)
+        await stopped.wait()
+    finally:
+        await lifespan.shutdown()
+        await server.stop()
+
+
+class ServerThread:
+    """A server in a thread of this process. Thread-safe; `stop` may be called more than once.
+
+    Args:
+        app: What `build` made, with whatever is wrapped around it.
+        key: The key clients need, so that it can be asked for here.
+        host: Where to listen.
+        port: 0 for a free one.
+
+    Example::
+
+        with ServerThread(build(store, host, key="tml-test"), key="tml-test") as server:
+            client = ServiceClient(base_url=server.url, api_key=server.key)
+    """
+
+    def __init__(self, app: Asgi, *, key: str = "", host: str = LOOPBACK, port: int = 0) -> None:
+        self.key = key
+        self.port = port
+        self._app = app
+        self._host = host
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, name="tinker-server", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """The base URL for clients."""
+        return f"http://{self._host}:{self.port}"
+
+    def start(self) -> ServerThread:
+        """Start, and return when requests are taken.
+
+        Raises:
+            OSError: the port is taken, or whatever else kept it from starting.
+        """
+        self._thread.start()
+        if not self._ready.wait(START_S):
+            raise TimeoutError("the server did not start")
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+        return self
+
+    def stop(self) -> None:
+        """Stop, and return when everything is closed and its thread has ended."""
+        if self._loop is not None and self._stopped is not None and self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # it has just ended by itself
+                self._loop.call_soon_threadsafe(self._stopped.set)
+        if self._thread.ident is not None:
+            self._thread.join(STOP_S)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as failure:  # noqa: BLE001  # it belongs to who starts the server
+            self._failure = failure
+        finally:
+            self._ready.set()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopped = asyncio.Event()
+        await serve(self._app, stopped=self._stopped, host=self._host, port=self.port, ready=self._listening)
+
+    def _listening(self, port: int) -> None:
+        self.port = port
+        self._ready.set()
+
+    def __enter__(self) -> ServerThread:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

@@ -1,0 +1,144 @@
+"""Sessions: opened, kept alive, ended, looked up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tinker_sync.local.server.calls import Calls
+from tinker_sync.local.server.problems import Refused
+from tinker_sync.local.server.service import RELEASE_S, LiveSession
+from tinker_sync.local.server.signing import USER
+from tinker_sync.types.search import SessionSearchRequest, SessionSearchResponse, SessionSummary
+from tinker_sync.types.session import (
+    CreateSessionRequest,
+    CreateSessionResponse,
+    GetSessionResponse,
+    ListSessionsResponse,
+    SessionHeartbeatRequest,
+    SessionHeartbeatResponse,
+)
+from tinker_sync.wire import json as json_codec
+
+if TYPE_CHECKING:
+    from tinker_sync.local.server.calls import Ask
+    from tinker_sync.local.server.service import Service
+    from tinker_sync.local.store.rows import SessionRow
+
+calls = Calls()
+
+_REASONS: Final = ("success", "errored", "interrupted")
+DEFAULT_PROJECT: Final = "default"
+"""The project of whatever was not given one."""
+
+
+@calls.of("create_session")
+async def create_session(service: Service, ask: Ask) -> Any:
+    """Open one. A repeated request, by its idempotency key, gets the same."""
+    request = ask.read(CreateSessionRequest)
+
+    async def create() -> str:
+        session_id = service.new_id()
+        await service.on_disk(
+            service.store.add_session,
+            session_id,
+            tags=request.tags,
+            user_metadata=request.user_metadata,
+            sdk_version=request.sdk_version,
+            project_id=request.project_id,
+            display_name=request.display_name,
+        )
+        service.sessions[session_id] = LiveSession(session_id, service.clock.now())
+        return session_id
+
+    return CreateSessionResponse(session_id=await service.once(ask, create))
+
+
+@calls.of("session_heartbeat")
+async def session_heartbeat(service: Service, ask: Ask) -> Any:
+    """It is still in use."""
+    request = ask.read(SessionHeartbeatRequest)
+    await service.session(request.session_id)
+    service.store.touch_session(request.session_id)
+    return SessionHeartbeatResponse()
+
+
+@calls.of("finish_session")
+async def finish_session(service: Service, ask: Ask) -> Any:
+    """The client says it is done; the first time counts."""
+    tree, session_id = ask.tree(), ask.ids["session"]
+    reason, detail = tree.get("reason"), tree.get("detail")
+    kind = reason.get("type") if isinstance(reason, dict) else None
+    if kind not in _REASONS or not (detail is None or isinstance(detail, str)):
+        raise Refused(422, f"reason.type must be one of {', '.join(_REASONS)}, detail text or null")
+    await service.on_disk(service.store.finish_session, session_id, kind, detail)
+    live = service.sessions.get(session_id)
+    if live is not None and not live.finished:
+        live.finished = True
+        service.later(RELEASE_S, lambda: service.release(session_id))
+    return {}
+
+
+@calls.of("get_session")
+async def get_session(service: Service, ask: Ask) -> Any:
+    """Its runs and samplers."""
+    store, session_id = service.store, ask.ids["session"]
+    row = await service.on_disk(store.session, session_id)
+    return GetSessionResponse(
+        training_run_ids=await service.on_disk(store.session_runs, session_id),
+        sampler_ids=await service.on_disk(store.session_samplers, session_id),
+        user_metadata=texts(row.user_metadata),
+        display_name=row.display_name,
+    )
+
+
+@calls.of("list_sessions")
+async def list_sessions(service: Service, ask: Ask) -> Any:
+    """The newest first."""
+    limit, offset = ask.number("limit", 20, least=1), ask.number("offset", 0, most=1 << 40)
+    rows, _ = await service.on_disk(service.store.list_sessions, limit, offset)
+    return ListSessionsResponse(sessions=[row.session_id for row in rows])
+
+
+@calls.of("search_sessions")
+async def search_sessions(service: Service, ask: Ask) -> Any:
+    """Those that fit a description."""
+    request = ask.read(SessionSearchRequest)
+    rows, cursor = await service.on_disk(service.store.search_sessions, request)
+    return SessionSearchResponse(sessions=[_summary(row) for row in rows], next_cursor=cursor)
+
+
+def _summary(row: SessionRow) -> SessionSummary:
+    tree = {
+        "session_id": row.session_id,
+        "created_at": row.created_at,
+        "owner": USER,
+        "project_id": row.project_id or DEFAULT_PROJECT,
+        "status": row.status,
+        "checkpoints_count": row.checkpoints_count,
+        "display_name": row.display_name,
+        "user_metadata": texts(row.user_metadata),
+        "checkpoint_storage_bytes": row.checkpoints_bytes,
+    }
+    return json_codec.from_plain(json_codec.to_plain(tree), SessionSummary)
+
+
+@calls.of("assign_session_project")
+async def assign_session_project(service: Service, ask: Ask) -> Any:
+    """Move it, with its runs."""
+    project_id, session_id = ask.tree().get("project_id"), ask.ids["session"]
+    if not isinstance(project_id, str) or not project_id:
+        raise Refused(400, "project_id must be text")
+    await service.on_disk(service.store.set_session_project, session_id, project_id)
+    service.store.audit("session_project_assigned", {"session_id": session_id, "project_id": project_id})
+    return {}
+
+
+def texts(metadata: dict[str, Any] | None) -> dict[str, str] | None:
+    """Metadata as responses have it: text."""
+    if metadata is None:
+        return None
+    return {name: value if isinstance(value, str) else _text(value) for name, value in metadata.items()}
+
+
+def _text(value: Any) -> str:
+    return json_codec.dumps(value).decode()

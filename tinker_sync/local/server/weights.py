@@ -1,0 +1,380 @@
+"""Checkpoints as training sees them: saved, loaded, copied."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.local.engine.lora import LoraParams, LoraSettings
+from tinker_sync.local.engine.optim import AdamState
+from tinker_sync.local.server.calls import Calls
+from tinker_sync.local.server.models import check_optimizer, start_model
+from tinker_sync.local.server.problems import Refused, UserFault
+from tinker_sync.local.server.service import UNSAVED, LiveSampler
+from tinker_sync.local.server.training import submit
+from tinker_sync.local.store.errors import StoreError
+from tinker_sync.local.store.rows import FOLDERS
+from tinker_sync.types.checkpoint import ParsedCheckpointTinkerPath
+from tinker_sync.types.future import UntypedAPIFuture
+from tinker_sync.types.weights import (
+    CopyWeightsRequest,
+    CopyWeightsResponse,
+    LoadWeightsRequest,
+    LoadWeightsResponse,
+    SaveWeightsExternalRequest,
+    SaveWeightsExternalResponseInternal,
+    SaveWeightsForSamplerRequest,
+    SaveWeightsForSamplerResponseInternal,
+    SaveWeightsRequest,
+    SaveWeightsResponse,
+    WeightsInfoResponse,
+)
+
+if TYPE_CHECKING:
+    from tinker_sync.local.engine._arrays import Array
+    from tinker_sync.local.engine.model import ModelConfig
+    from tinker_sync.local.engine.training import TrainingRun
+    from tinker_sync.local.server.calls import Ask
+    from tinker_sync.local.server.service import LiveModel, Service
+    from tinker_sync.local.store.rows import CheckpointKind, CheckpointRow
+
+calls = Calls()
+
+MIN_TTL_S: Final = 3600
+MAX_TTL_S: Final = 10 * 365 * 24 * 3600
+_MAX_RECIPIENTS: Final = 10
+_FIRST, _SECOND, _STEPS = "optimizer.first", "optimizer.second", "optimizer.steps"
+
+
+def checked_ttl(ttl_s: object) -> int | None:
+    """A time to live, as long as the service takes them. Raises `UserFault`."""
+    if ttl_s is None:
+        return None
+    if isinstance(ttl_s, bool) or not isinstance(ttl_s, int) or not MIN_TTL_S <= ttl_s <= MAX_TTL_S:
+        raise UserFault(
+            f"ttl_seconds: must be {MIN_TTL_S} (an hour) to {MAX_TTL_S} (ten years), got {ttl_s!r}"
+        )
+    return ttl_s
+
+
+def parse(path: str) -> tuple[str, CheckpointKind, str]:
+    """Run, kind and name of a path. Raises `UserFault`."""
+    try:
+        parsed = ParsedCheckpointTinkerPath.from_tinker_path(path)
+    except InvalidInputError as problem:
+        raise UserFault(str(problem)) from None
+    return parsed.training_run_id, parsed.checkpoint_type, parsed.checkpoint_id.partition("/")[2]
+
+
+# ------------------------------------------------------------------------------------------------ saving
+
+
+def info_of(model: LiveModel) -> dict[str, Any]:
+    """What a checkpoint must say to be loaded."""
+    lora = model.lora
+    return {
+        "base_model": model.base.name,
+        "rank": lora.rank,
+        "seed": lora.seed,
+        "train_attn": lora.train_attn,
+        "train_mlp": lora.train_mlp,
+        "train_unembed": lora.train_unembed,
+    }
+
+
+def _snapshot(run: TrainingRun, *, optimizer: bool) -> dict[str, Array]:
+    """Copies of a run's numbers, by name; on the engine's thread."""
+    arrays: dict[str, Array] = dict(run.params.snapshot().named())
+    if optimizer:
+        arrays[_FIRST] = run.optimizer.first.copy()
+        arrays[_SECOND] = run.optimizer.second.copy()
+        arrays[_STEPS] = np.array([run.optimizer.steps], dtype=np.int64)
+    return arrays
+
+
+async def _save(
+    service: Service, model: LiveModel, kind: CheckpointKind, name: str, **options: Any
+) -> CheckpointRow:
+    arrays = await service.computed(
+        service.host.train(model.run_id, lambda run: _snapshot(run, optimizer=kind == "training"))
+    )
+    row = await service.on_disk(
+        service.store.save_checkpoint, model.run_id, kind, name, arrays, info_of(model), **options
+    )
+    service.store.audit("checkpoint_created", about(row))
+    return row
+
+
+def about(row: CheckpointRow) -> dict[str, Any]:
+    """A checkpoint in the audit log."""
+    return {
+        "training_run_id": row.run_id,
+        "checkpoint_id": row.checkpoint_id,
+        "tinker_path": row.tinker_path,
+    }
+
+
+@calls.of("save_weights")
+async def save_weights(service: Service, ask: Ask) -> Any:
+    """Save to go on training from."""
+    request = ask.read(SaveWeightsRequest)
+    model = service.model(request.model_id)
+
+    async def work() -> Any:
+        row = await _save(
+            service,
+            model,
+            "training",
+            request.path or f"checkpoint-{request.seq_id or service.new_id()}",
+            ttl_s=checked_ttl(request.ttl_seconds),
+            overwrite=request.overwrite,
+            user_metadata=request.user_metadata,
+        )
+        return SaveWeightsResponse(path=row.tinker_path, type="save_weights")
+
+    return submit(service, ask, "SaveWeights", model, request.seq_id, work)
+
+
+@calls.of("save_weights_for_sampler")
+async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
+    """Save to sample from: by name, or only for a sampler that is made along with it."""
+    request = ask.read(SaveWeightsForSamplerRequest)
+    model = service.model(request.model_id)
+    if request.path is not None and request.sampling_session_seq_id is not None:
+        raise Refused(400, "path and sampling_session_seq_id exclude each other")
+
+    async def named() -> Any:
+        row = await _save(
+            service,
+            model,
+            "sampler",
+            request.path or f"checkpoint-{request.seq_id or service.new_id()}",
+            ttl_s=checked_ttl(request.ttl_seconds),
+            user_metadata=request.user_metadata,
+        )
+        return SaveWeightsForSamplerResponseInternal(path=row.tinker_path, type="save_weights_for_sampler")
+
+    async def unsaved() -> Any:
+        params = await service.computed(service.host.train(model.run_id, lambda run: run.params.snapshot()))
+        sampler_id = f"{model.session_id}:sample:{request.sampling_session_seq_id}"
+        await service.on_disk(
+            service.store.add_sampler,
+            sampler_id,
+            session_id=model.session_id,
+            base_model=model.base.name,
+            model_path=f"{UNSAVED}{model.run_id}",
+        )
+        await service.adapters.put(sampler_id, params)
+        service.samplers[sampler_id] = LiveSampler(sampler_id, model.session_id, model.base, sampler_id, None)
+        return SaveWeightsForSamplerResponseInternal(
+            sampling_session_id=sampler_id, type="save_weights_for_sampler"
+        )
+
+    work = named if request.sampling_session_seq_id is None else unsaved
+    return submit(service, ask, "SaveWeightsForSampler", model, request.seq_id, work)
+
+
+@calls.of("save_weights_external")
+async def save_weights_external(service: Service, ask: Ask) -> Any:
+    """Save as files to download."""
+    request = ask.read(SaveWeightsExternalRequest)
+    model = service.model(request.model_id)
+
+    async def work() -> Any:
+        if len(request.age_encryption_recipients or ()) > _MAX_RECIPIENTS:
+            raise UserFault(f"age_encryption_recipients: at most {_MAX_RECIPIENTS}")
+        if request.age_encryption_recipients:
+            raise UserFault("age_encryption_recipients: this server does not encrypt; leave them out")
+        row = await _save(service, model, "external", request.path, ttl_s=checked_ttl(request.ttl_seconds))
+        return SaveWeightsExternalResponseInternal(
+            path=row.tinker_path, size_bytes=row.size_bytes, type="save_weights_external"
+        )
+
+    return submit(service, ask, "SaveWeightsExternal", model, request.seq_id, work)
+
+
+# ------------------------------------------------------------------------------------------------ loading
+
+
+async def read_checkpoint(
+    service: Service, path: str, purpose: str
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """What was saved under a path.
+
+    Raises:
+        UserFault: it is no path.
+        StoreError: there is no such checkpoint, or it cannot be read.
+    """
+    run_id, kind, name = parse(path)
+    info, arrays = await service.on_disk(service.store.load_checkpoint, run_id, kind, name)
+    detail = {"training_run_id": run_id, "checkpoint_id": f"{FOLDERS[kind]}/{name}"}
+    service.store.audit("checkpoint_read", {**detail, "tinker_path": path, "purpose": purpose})
+    return info, arrays
+
+
+def settings_of(info: Mapping[str, Any]) -> LoraSettings:
+    """The adapter of a checkpoint."""
+    return LoraSettings(
+        rank=info["rank"],
+        seed=info["seed"],
+        train_attn=info["train_attn"],
+        train_mlp=info["train_mlp"],
+        train_unembed=info["train_unembed"],
+    )
+
+
+def params_of(info: Mapping[str, Any], arrays: Mapping[str, Array], config: ModelConfig) -> LoraParams:
+    """The adapter that was saved, for a sampler: it cannot change."""
+    params = LoraParams.zeros(config, settings_of(info))
+    for name, into in params.named().items():
+        into[...] = arrays[name]
+    params.flat.setflags(write=False)
+    return params
+
+
+def _restore(
+    run: TrainingRun, info: Mapping[str, Any], arrays: Mapping[str, Array], *, optimizer: bool
+) -> None:
+    """Go on from a checkpoint; on the engine's thread. Raises `UserFault` when it is of another shape."""
+    saved, mine = settings_of(info), run.params.settings
+    for name in ("rank", "train_attn", "train_mlp", "train_unembed"):
+        if getattr(saved, name) != getattr(mine, name):
+            raise UserFault(
+                f"the checkpoint has {name} {getattr(saved, name)}, the model {getattr(mine, name)}"
+            )
+    params = params_of(info, arrays, run.weights.config)
+    state = AdamState(arrays[_FIRST], arrays[_SECOND], int(arrays[_STEPS][0])) if optimizer else None
+    run.restore(params.flat, state)
+
+
+async def _load(service: Service, model: LiveModel, request: LoadWeightsRequest) -> Any:
+    check_access(service, request.weights_access_token)
+    info, arrays = await read_checkpoint(service, request.path, "training")
+    if info["base_model"] != model.base.name:
+        raise UserFault(
+            f"the checkpoint is of base model {info['base_model']}, the model of {model.base.name}"
+        )
+    if request.optimizer and _FIRST not in arrays:
+        raise UserFault(f"{request.path} holds no optimizer state; load it without")
+    await service.computed(
+        service.host.train(model.run_id, lambda run: _restore(run, info, arrays, optimizer=request.optimizer))
+    )
+    return LoadWeightsResponse(path=request.path, model_id=model.run_id, type="load_weights")
+
+
+def check_access(service: Service, token: str | None) -> None:
+    """Refuse tokens that open nothing here."""
+    if token is not None and not service.signer.knows(token):
+        raise UserFault("weights_access_token: gives no access to weights of this server")
+
+
+@calls.of("load_weights")
+async def load_weights(service: Service, ask: Ask) -> Any:
+    """Load into a model that is there, or into one that is made for it."""
+    request = ask.read(LoadWeightsRequest)
+    if request.model_id is None:
+        return await _create_and_load(service, ask, request)
+    model = service.model(request.model_id)
+
+    async def work() -> Any:
+        return await _load(service, model, request)
+
+    return submit(service, ask, "LoadWeights", model, request.seq_id, work)
+
+
+async def _create_and_load(service: Service, ask: Ask, request: LoadWeightsRequest) -> Any:
+    if request.session_id is None or request.model_seq_id is None:
+        raise Refused(422, "load_weights needs model_id, or session_id and model_seq_id")
+    await service.session(request.session_id)
+    run_id, kind, name = parse(request.path)
+    info = await service.on_disk(service.store.checkpoint_info, run_id, kind, name)
+    check_optimizer(request.optimizer_config)
+    model_id = f"{request.session_id}:train:{request.model_seq_id}"
+
+    async def work() -> Any:
+        return await _load(service, service.models[model_id], request)
+
+    promise = start_model(
+        service,
+        ask,
+        kind="LoadWeights",
+        session_id=request.session_id,
+        model_seq_id=request.model_seq_id,
+        base_model=request.base_model or info["base_model"],
+        settings=settings_of(info),
+        user_metadata=request.user_metadata,
+        then=work,
+    )
+    return UntypedAPIFuture(request_id=promise.request_id, model_id=model_id)
+
+
+@calls.of("get_weights_info")
+async def get_weights_info(service: Service, ask: Ask) -> Any:
+    """What a model must look like to load a checkpoint."""
+    path = ask.tree().get("tinker_path")
+    if not isinstance(path, str):
+        raise Refused(422, "tinker_path must be text")
+    run_id, kind, name = parse(path)
+    info = await service.on_disk(service.store.checkpoint_info, run_id, kind, name)
+    return WeightsInfoResponse(
+        base_model=info["base_model"],
+        is_lora=True,
+        lora_rank=info["rank"],
+        train_unembed=info["train_unembed"],
+        train_mlp=info["train_mlp"],
+        train_attn=info["train_attn"],
+    )
+
+
+# ------------------------------------------------------------------------------------------------ copying
+
+
+@calls.of("copy_weights")
+async def copy_weights(service: Service, ask: Ask) -> Any:
+    """A copy that belongs to another project, or to a model number of a session. A repeated request, by its
+    idempotency key, gets the same."""
+    request = ask.read(CopyWeightsRequest)
+    to_session = request.session_id is not None and request.model_seq_id is not None
+    if to_session == (request.destination_project_id is not None):
+        raise Refused(400, "give destination_project_id, or session_id and model_seq_id")
+    check_access(service, request.weights_access_token or ask.headers.get("x-tinker-weights-access-token"))
+    ttl_s = checked_ttl(request.ttl_seconds)
+
+    async def copy() -> str:
+        return await service.on_disk(_copy, service, request, ttl_s)
+
+    return CopyWeightsResponse(tinker_path=await service.once(ask, copy))
+
+
+def _copy(service: Service, request: CopyWeightsRequest, ttl_s: int | None) -> str:
+    run_id, kind, name = parse(request.source_path)
+    store = service.store
+    source, row = store.run(run_id), store.checkpoint(run_id, kind, name)
+    info, arrays = store.load_checkpoint(run_id, kind, name)
+    session_id, number = request.session_id or source.session_id, request.model_seq_id
+    # Numbers of models are the client's; a copy that has none is known by what was copied and by chance.
+    digest = hashlib.sha256(f"{request.source_path} {service.new_id()}".encode()).hexdigest()[:16]
+    target = f"{session_id}:copy:{digest}" if number is None else f"{session_id}:train:{number}"
+    store.add_run(
+        target,
+        session_id=session_id,
+        model_seq_id=-1 if number is None else number,
+        base_model=source.base_model,
+        lora=source.lora,
+        optimizer_config=source.optimizer_config,
+        user_metadata=source.user_metadata,
+        project_id=request.destination_project_id or store.session(session_id).project_id,
+    )
+    try:
+        copied = store.save_checkpoint(
+            target, kind, name, arrays, info, ttl_s=ttl_s, user_metadata=row.user_metadata
+        )
+    except StoreError:
+        store.set_run_corrupted(target)
+        raise
+    store.audit("checkpoint_copied", {**about(copied), "source_path": request.source_path})
+    return copied.tinker_path
