@@ -1,0 +1,297 @@
+"""Full disks, directories without rights, damaged files, two servers: said clearly, and nothing else lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.stores import adapter, add_run, same, store_with_run, with_optimizer
+
+import tinker_sync
+from tinker_sync.local.store import Store, StoreError
+
+ROOT = Path(tinker_sync.__file__).parents[1]
+
+
+def in_process(code: str, *arguments: object) -> str:
+    """What a program prints that runs in a process of its own, where limits harm nobody."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = shutil.which("mount")
+    tried = mount and subprocess.run(
+        [mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], capture_output=True, check=False
+    )
+    if not tried or tried.returncode:
+        pytest.skip("mounting a small file system needs rights that are not here")
+    try:
+        yield place
+    finally:  # also while a test that failed has files open
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def fill(place: Path) -> Path:
+    """Leave no byte free."""
+    path = place / "filler"
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 8, 1):
+            try:
+                while file.write(bytes(size)):
+                    pass
+            except OSError:
+                continue
+    return path
+
+
+def test_a_disk_that_fills_up_is_said_to_be_full_and_keeps_what_it_has(small_disk: Path) -> None:
+    store = store_with_run(small_disk / "data")
+    big = with_optimizer(1, rows=10_000)  # about 0.4 MB
+    store.save_checkpoint("r-1", "training", "fits", big, {"n": 1})
+    before = sorted(small_disk.rglob("*"))
+    with pytest.raises(StoreError, match=r"^more could not be saved: the disk is full") as caught:
+        store.save_checkpoint("r-1", "training", "more", with_optimizer(2, rows=20_000), {})
+    assert caught.value.kind == "full"
+    assert sorted(small_disk.rglob("*")) == before  # nothing half-done
+    with pytest.raises(StoreError, match="disk is full"):  # the old one stays until the new one is complete
+        store.save_checkpoint("r-1", "training", "fits", with_optimizer(2, rows=20_000), {}, overwrite=True)
+    assert same(store.load_checkpoint("r-1", "training", "fits")[1], big)
+    store.save_checkpoint("r-1", "training", "small", adapter(), {})
+    store.delete_checkpoint("r-1", "training", "fits")
+    store.save_checkpoint("r-1", "training", "again", big, {})
+    store.close()
+    with Store(small_disk / "data") as store:
+        assert [row.name for row in store.list_checkpoints("r-1")] == ["again", "small"]
+        assert same(store.load_checkpoint("r-1", "training", "again")[1], big)
+
+
+def test_the_database_survives_a_disk_without_a_free_byte(small_disk: Path) -> None:
+    store = store_with_run(small_disk / "data")
+    store.save_checkpoint("r-1", "training", "kept", adapter(1), {})
+    filler = fill(small_disk)
+    refused = 0
+    for number in range(200):  # the log has room for some: its file is longer than what is in it
+        store.touch_run("r-1")
+        store.record_usage("s-1", "r-1", "org/base", "training", 1)
+        try:
+            store.add_session(f"more-{number}", user_metadata={"text": "x" * 2000})
+        except StoreError as problem:
+            if "could not be opened: the disk is full" not in str(problem):
+                raise
+            refused += problem.kind == "full"
+            with pytest.raises(StoreError, match="no session"):
+                store.session(f"more-{number}")
+        else:
+            assert store.session(f"more-{number}").session_id == f"more-{number}"
+    assert refused > 0
+    assert same(store.load_checkpoint("r-1", "training", "kept")[1], adapter(1))
+    before = store.list_sessions(1000, 0)[1]
+    filler.unlink()
+    store.add_session("after")
+    now = store.run("r-1").created_at
+    used = [row.amount for row in store.usage(now, now + timedelta(hours=1)) if row.kind == "training"]
+    assert used == [200]  # what could not be written has waited
+    store.close()
+    with Store(small_disk / "data") as store:
+        assert store.list_sessions(1000, 0)[1] == before + 1
+        assert same(store.load_checkpoint("r-1", "training", "kept")[1], adapter(1))
+
+
+def test_a_full_disk_does_not_keep_a_store_from_being_opened_and_read(small_disk: Path) -> None:
+    with store_with_run(small_disk / "data") as store:
+        store.save_checkpoint("r-1", "training", "kept", adapter(1), {})
+    filler = fill(small_disk)
+    with Store(small_disk / "data") as store:
+        assert same(store.load_checkpoint("r-1", "training", "kept")[1], adapter(1))
+        assert [row.name for row in store.list_checkpoints("r-1")] == ["kept"]
+    with pytest.raises(StoreError) as caught:
+        Store(small_disk / "new")
+    assert caught.value.kind == "full"
+    filler.unlink()
+    with Store(small_disk / "new") as store:  # what was begun there does no harm
+        assert store.list_sessions(1, 0) == ([], 0)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such limits")
+def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path) -> None:
+    said = in_process(
+        """
+        import resource, sys
+        from pathlib import Path
+        from support.stores import adapter, same, store_with_run, with_optimizer
+        from tinker_sync.local.store import Store, StoreError
+
+        def kind(call, *arguments, **named):
+            try:
+                call(*arguments, **named)
+            except StoreError as problem:
+                return problem.kind
+            return "done"
+
+        directory = Path(sys.argv[1])
+        store = store_with_run(directory)
+        store.save_checkpoint("r-1", "training", "kept", adapter(1), {})
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+        print(kind(store.save_checkpoint, "r-1", "training", "more", with_optimizer(2, rows=5000), {}))
+        print(kind(store.add_session, "s-2"))
+        print(same(store.load_checkpoint("r-1", "training", "kept")[1], adapter(1)))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        print(kind(store.save_checkpoint, "r-1", "training", "more", with_optimizer(2, rows=5000), {}))
+        store.close()
+        store = Store(directory)
+        print(*sorted(row.name for row in store.list_checkpoints("r-1")))
+        store.close()
+        """,
+        tmp_path,
+    ).splitlines()
+    # SQLite does not say why its log could not grow.
+    assert said in (
+        ["full", "unwritable", "True", "done", "kept more"],
+        ["full", "full", "True", "done", "kept more"],
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has other rights")
+def test_a_directory_without_rights_is_said_to_be_so(tmp_path: Path) -> None:
+    """Whoever may do anything becomes somebody else first."""
+    with store_with_run(tmp_path / "data") as store:
+        store.save_checkpoint("r-1", "training", "kept", adapter(1), {})
+    said = in_process(
+        """
+        import os, sys
+        from pathlib import Path
+        from tinker_sync.local.store import Store, StoreError
+
+        place = Path(sys.argv[1])
+        place.chmod(0o555)
+        if os.geteuid() == 0:
+            for path in (place.parents[0], place.parents[1], place.parents[2]):
+                path.chmod(path.stat().st_mode | 0o055)
+            os.setgroups([]); os.setgid(65534); os.setuid(65534)
+        for path in (place / "new", place / "data"):
+            try:
+                Store(path).close()
+            except StoreError as problem:
+                print(problem.kind, problem)
+        """,
+        tmp_path,
+    ).splitlines()
+    tmp_path.chmod(0o755)
+    assert len(said) == 1 if os.geteuid() else 2
+    for line in said:
+        assert line.startswith("unwritable")
+        assert "Permission denied" in line
+    with Store(tmp_path / "data") as store:
+        assert same(store.load_checkpoint("r-1", "training", "kept")[1], adapter(1))
+
+
+def test_a_place_that_cannot_be_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file" / "data"):
+        with pytest.raises(StoreError) as caught:
+            Store(place)
+        assert caught.value.kind == "unwritable"
+        assert str(place) in str(caught.value)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_directory_is_for_one_at_a_time(tmp_path: Path) -> None:
+    with Store(tmp_path):
+        with pytest.raises(StoreError, match=rf"another server \(process {os.getpid()}\) uses ") as caught:
+            Store(tmp_path)
+        assert caught.value.kind == "locked"
+        said = in_process(
+            """
+            import sys
+            from pathlib import Path
+            from tinker_sync.local.store import Store, StoreError
+            try:
+                Store(Path(sys.argv[1]))
+            except StoreError as problem:
+                print(problem)
+            """,
+            tmp_path,
+        )
+        assert f"(process {os.getpid()})" in said
+    Store(tmp_path).close()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database" * 100, b"SQLite format 3\0" + bytes(4000)])
+def test_what_is_no_database_is_said_to_be_damaged_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    Store(tmp_path).close()
+    path = tmp_path / "state.sqlite"
+    path.write_bytes(content)
+    if not content:
+        Store(tmp_path).close()  # an empty file is a new database
+        return
+    with pytest.raises(StoreError, match=r"state\.sqlite could not be opened") as caught:
+        Store(tmp_path)
+    assert caught.value.kind == "damaged"
+    assert path.read_bytes() == content
+    path.unlink()
+    Store(tmp_path).close()  # the failure holds nothing
+
+
+def test_what_a_newer_version_wrote_is_left_alone(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    with sqlite3.connect(tmp_path / "state.sqlite") as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(StoreError, match="newer version") as caught:
+        Store(tmp_path)
+    assert caught.value.kind == "too_new"
+
+
+def test_leftovers_are_swept_at_the_start_and_nothing_else(tmp_path: Path) -> None:
+    with store_with_run(tmp_path) as store:
+        store.save_checkpoint("r-1", "training", "kept", adapter(1), {})
+    (tmp_path / "staging" / "half").mkdir()
+    (tmp_path / "staging" / "half" / "adapter_model.safetensors").write_bytes(b"x")
+    (tmp_path / "checkpoints" / "unknown").mkdir()
+    (tmp_path / "checkpoints" / "unknown" / "adapter_model.safetensors").write_bytes(b"x")
+    (tmp_path / "notes.txt").write_text("mine")
+    with Store(tmp_path) as store:
+        assert list((tmp_path / "staging").iterdir()) == []
+        assert len(list((tmp_path / "checkpoints").iterdir())) == 1
+        assert same(store.load_checkpoint("r-1", "training", "kept")[1], adapter(1))
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = store_with_run(tmp_path)
+    store.close()
+    store.close()
+    calls: list[Any] = [lambda: store.session("s-1"), lambda: add_run(store, "r-2")]
+    for call in calls:
+        with pytest.raises(StoreError) as caught:
+            call()
+        assert caught.value.kind == "closed"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="knows no such modes")
+def test_what_is_stored_is_for_its_owner_alone(tmp_path: Path) -> None:
+    Store(tmp_path / "data").close()
+    assert (tmp_path / "data").stat().st_mode & 0o077 == 0
