@@ -58,6 +58,7 @@ INSTANCES = [
     errors.CredentialError("m"),
     UnsupportedByServerError("m", feature="f"),
     MissingExtraError("speed", feature="zstd"),
+    errors.BudgetExceededError("m", limit=20.0, spent=19.5, unit="usd"),
     errors.SessionLostError("session-1", "410 Gone"),
     errors.ClientClosedError(),
     errors.TokenizerError("m", "org/model"),

@@ -13,8 +13,8 @@ import tinker_sync
 # From top to bottom. A module may import from rooms above its own and from its own.
 ROOMS = (
     *("_version", "_lazy", "_clock", "_secret", "_evidence", "errors", "_observe"),
-    *("config", "types", "wire", "transport", "auth", "runtime", "telemetry", "losses", "transfer"),
-    *("text", "data", "clients", "local", "testing", "cli", "__main__"),
+    *("config", "types", "wire", "transport", "auth", "runtime", "telemetry", "usage", "losses"),
+    *("transfer", "text", "data", "clients", "diagnose", "local", "testing", "demo", "cli", "__main__"),
 )
 # Rooms above that are closed all the same: values and codecs are pure, the embedded server knows no client.
 CLOSED = {
@@ -25,6 +25,7 @@ CLOSED = {
     "losses": {"config", "transport", "auth", "telemetry"},
     "transfer": {"telemetry", "losses", "auth"},
     "local": {"transport", "runtime", "telemetry", "losses", "transfer", "clients"},
+    "usage": {"config", "wire", "transport", "auth", "telemetry"},
     "cli": {"transport", "runtime", "telemetry"},
 }
 FOREIGN = {"tinker"}

@@ -16,6 +16,7 @@ __all__ = [
     "CallFailed",
     "Event",
     "HeartbeatLate",
+    "ModelNamed",
     "Observer",
     "Redirected",
     "ReplyReceived",
@@ -25,6 +26,7 @@ __all__ = [
     "SessionEnded",
     "SessionLost",
     "SessionStarted",
+    "TokensUsed",
 ]
 
 
@@ -139,6 +141,33 @@ class CallFailed:
     error: BaseException
 
 
+@frozen(kw_only=True)
+class TokensUsed:
+    """The result of a pass or a sample is here; what it took. Told before whoever waits sees the result.
+
+    >>> TokensUsed(model="s:train:0", trained=12).sampled
+    0
+    """
+
+    model: str
+    """The id of the model or sampler."""
+    trained: int = 0
+    prompt: int = 0
+    """Of the prompt, without what the server still had."""
+    cached: int = 0
+    sampled: int = 0
+
+
+@frozen(kw_only=True)
+class ModelNamed:
+    """A model or sampler has been made: what it is based on, as far as that is known."""
+
+    model: str
+    base_model: str | None = None
+    like: str | None = None
+    """It has the base model of this one."""
+
+
 Event = (
     RequestSent
     | ReplyReceived
@@ -150,6 +179,8 @@ Event = (
     | HeartbeatLate
     | SessionEnded
     | CallFailed
+    | TokensUsed
+    | ModelNamed
 )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import evolve, field, frozen
 
+from tinker_sync._observe import ModelNamed
 from tinker_sync._secret import Secret
 from tinker_sync.clients import _deadlines
 from tinker_sync.runtime.core import Core
@@ -67,6 +68,7 @@ def create_model(
     )
     refuse_unsupported(request, core.dialect)
     made: CreateModelResponse = promised(core, "create_model", request, CreateModelResponse, deadline_at)
+    core.tell(ModelNamed(model=made.model_id, base_model=base_model))
     return TrainingClient(core, model_seq_id, made.model_id)
 
 
@@ -110,7 +112,9 @@ def _load_at_once(core: Core, checkpoint: Checkpoint, deadline_at: float) -> Tra
         weights_access_token=checkpoint.access_token,
     )
     promised(core, "load_weights", request, LoadWeightsResponse, deadline_at)
-    return TrainingClient(core, model_seq_id, f"{session_id}:train:{model_seq_id}")
+    model_id = f"{session_id}:train:{model_seq_id}"
+    core.tell(ModelNamed(model=model_id, base_model=checkpoint.base_model))
+    return TrainingClient(core, model_seq_id, model_id)
 
 
 def weights_info(core: Core, checkpoint: Checkpoint, deadline_at: float) -> WeightsInfoResponse:

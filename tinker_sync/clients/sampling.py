@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from tinker_sync._observe import ModelNamed, TokensUsed
 from tinker_sync._secret import veiled
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._handles import Carried, core_of_handle, encode_handle
@@ -14,6 +15,7 @@ from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.retry_config import RetryConfig
 from tinker_sync.errors import InvalidInputError, TinkerError
 from tinker_sync.runtime import _fork
+from tinker_sync.runtime.admission import Plan, Pledge, length_of
 from tinker_sync.runtime.chunking import estimate_prompt_bytes
 from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.fetcher import decode_with
@@ -27,6 +29,7 @@ from tinker_sync.types import (
     GetSamplerResponse,
     JoinSamplingSessionRequest,
     ModelInput,
+    SampledSequence,
     SampleRequest,
     SampleResponse,
     SamplingParams,
@@ -39,6 +42,7 @@ from tinker_sync.wire.adapt import json_body, normalise_sample_request, refuse_u
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.core import Core, Machinery
+    from tinker_sync.transport.call import Reply
 
 CLONE_BLOCK: Final = 10**9
 """Each copy of a client numbers its samples in a block of its own."""
@@ -110,6 +114,7 @@ class SamplingClient:
             model_path=model_path,
         )
         created = core.call("create_sampling_session", request, usual_s=_deadlines.CREATE_S)
+        core.tell(ModelNamed(model=created.sampling_session_id, base_model=base_model))
         return cls(
             core,
             sampling_session_id=created.sampling_session_id,
@@ -177,22 +182,24 @@ class SamplingClient:
         dialect = machinery.facts.dialect
         refuse_unsupported(request, dialect)
         sent = normalise_sample_request(request, dialect)
-        future: APIFuture[SampleResponse] = core.future()
-        order = SampleOrder(
-            request=sent,
-            next_number=self._next_number,
-            estimate_bytes=estimate_prompt_bytes(prompt),
-            deadline_at=deadline_at,
-            decode=lambda reply, tree: check_response(request, _read_response(reply, tree)),
-            max_attempts=self._retry_config.attempts,
-            abandoned=core.abandon,
-            encode=lambda numbered: json_body(numbered, dialect),
-            fetch=partial(self._fetch, machinery),
-        )
-        if self._numbers.made is None:
-            core.send_pool.run(lambda: self._put_once_numbered(order, future))
-        else:
-            machinery.lane.put(order, future)
+        with core.admission.admitted(partial(_plan, request)) as pledge:
+            future: APIFuture[SampleResponse] = core.future()
+            pledge.follow(future)
+            order = SampleOrder(
+                request=sent,
+                next_number=self._next_number,
+                estimate_bytes=estimate_prompt_bytes(prompt),
+                deadline_at=deadline_at,
+                decode=partial(_settled, request, pledge),
+                max_attempts=self._retry_config.attempts,
+                abandoned=core.abandon,
+                encode=lambda numbered: json_body(numbered, dialect),
+                fetch=partial(self._fetch, machinery),
+            )
+            if self._numbers.made is None:
+                core.send_pool.run(lambda: self._put_once_numbered(order, future))
+            else:
+                machinery.lane.put(order, future)
         return future
 
     def _put_once_numbered(self, order: SampleOrder, future: APIFuture[SampleResponse]) -> None:
@@ -321,6 +328,11 @@ class SamplingClient:
         return _from_pickle, (type(self), self.get_sampler_handle())
 
     @property
+    def sampling_session_id(self) -> str:
+        """What servers know this sampler by."""
+        return self._sampling_session_id
+
+    @property
     def holder(self) -> Core:
         """What is shared with the other clients of the same service client."""
         return self._core
@@ -348,6 +360,35 @@ def _retry_config_of(carried: Carried) -> RetryConfig | None:
 
 def _from_pickle(cls: type[SamplingClient], handle: str) -> SamplingClient:
     return cls.from_sampler_handle(handle)
+
+
+def _plan(request: SampleRequest) -> Plan:
+    """What a sample takes at most."""
+    longest = request.sampling_params.max_tokens
+    return Plan(
+        model=request.sampling_session_id or "",
+        prompt=length_of(request.prompt),
+        sampled=None if longest is None else longest * request.num_samples,
+    )
+
+
+def _settled(request: SampleRequest, pledge: Pledge, reply: Reply, tree: Any) -> SampleResponse:
+    """Read a response, and have it counted before anybody sees it."""
+    response = _read_response(reply, tree)
+    length = length_of(request.prompt)
+    cached = min(response.prompt_cache_hit_tokens, length)
+    used = TokensUsed(
+        model=request.sampling_session_id or "",
+        prompt=length - cached,
+        cached=cached,
+        sampled=sum(_sampled(sequence) for sequence in response.sequences),
+    )
+    pledge.settle(used)  # also where the check finds something amiss: it was computed
+    return check_response(request, response)
+
+
+def _sampled(sequence: SampledSequence) -> int:
+    return len(sequence.tokens if sequence.tokens_np is None else sequence.tokens_np)
 
 
 def _prompt_logprobs(response: SampleResponse) -> list[float | None]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tinker_sync._secret import QuietDict, veiled
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._models import Checkpoint, create_model, load_model
+from tinker_sync.clients._spending import Spending
 from tinker_sync.clients._twins import blocking_twin
 from tinker_sync.clients.rest import RestClient
 from tinker_sync.clients.sampling import SamplingClient
@@ -28,9 +29,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from tinker_sync.clients.retry_config import RetryConfig
+    from tinker_sync.losses.handle import LossHandle, PerDatumLossFn
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.notices import QueueState
     from tinker_sync.runtime.rate_limiter import RateLimiter
+    from tinker_sync.usage import Budget, PriceTable, Reconciliation, Usage
+    from tinker_sync.types import CustomLossInputRank
     from tinker_sync.wire.dialect import Dialect
 
 
@@ -115,6 +119,7 @@ class ServiceClient:
             self._core.watch(Telemetry(self._core.caller, settings, clock=self._core.clock))
         if on_queue_state is not None:
             self._core.notices.listen(on_queue_state)
+        self._spending = Spending(self._core)
 
     # -------------------------------------------------------------------------------------- the service
 
@@ -240,6 +245,71 @@ class ServiceClient:
             retry_config=retry_config,
             record_stability_info=record_stability_info,
         )
+
+    # -------------------------------------------------------------------------------------- what it costs
+
+    def usage(self, *, prices: PriceTable | None = None) -> Usage:
+        """What was used so far: tokens trained, of prompts, of prompts from the cache, and sampled, by model.
+
+        Counted here, from the results that have arrived; a price nobody gave is said to be unknown. Where a
+        model was made from a checkpoint the server is asked for its name, once.
+
+        Args:
+            prices: what tokens cost; None: the file `TINKER_PRICES`, else `~/.tinker/prices.json`.
+        """
+        return self._spending.usage(prices)
+
+    def budget(
+        self, usd: float | None = None, tokens: int | None = None, *, prices: PriceTable | None = None
+    ) -> Budget:
+        """A limit for what is used in a ``with`` block: a call that could take more than is left is refused.
+
+        What is under way counts as what it may come to, samples as `max_tokens` each. The limit is for every
+        client made here; a refused call was not sent, and raises `BudgetExceededError`.
+
+        Args:
+            usd: dollars, at most; every price has to be known.
+            tokens: tokens of all kinds, at most.
+            prices: as for `usage`.
+        """
+        return self._spending.budget(usd, tokens, prices)
+
+    def reconcile(self) -> Reconciliation:
+        """Compare what was counted here with what the service bills for this session. Blocks.
+
+        Needs an account that may see the bill, which is behind by up to some hours.
+        """
+        return self._spending.reconcile()
+
+    # -------------------------------------------------------------------------------------- losses
+
+    def create_custom_loss(
+        self,
+        fn: PerDatumLossFn,
+        input_ranks: Mapping[str, CustomLossInputRank],
+        *,
+        deadline: float | None = None,
+    ) -> APIFuture[LossHandle]:
+        """Make a loss of a function of torch tensors, to be computed by the server where that does such a thing,
+        else here; `TrainingClient.forward_backward_custom` takes it either way.
+
+        The function is traced once and not called again. It takes ``logprobs`` and, by name, further
+        `loss_fn_inputs` of a datum; it returns a scalar and a dict of scalar metrics, named
+        ``custom/NAME:sum`` or ``custom/NAME:mean``. The losses of the data are summed. It may call functions
+        of torch and math alone and may not branch on values of tensors. A session makes each loss once.
+
+        Args:
+            fn: the function; its name becomes that of the loss.
+            input_ranks: the number of dimensions of each parameter, 0 to 2.
+            deadline: seconds until to give up.
+
+        Raises:
+            InvalidInputError: the function breaks a rule; the message shows the line that does.
+            MissingExtraError: torch is not installed.
+        """
+        from tinker_sync.losses.create import create
+
+        return create(self._core, fn, input_ranks, self._until(deadline))
 
     # -------------------------------------------------------------------------------------- everything else
 

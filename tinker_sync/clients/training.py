@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
+from tinker_sync._observe import ModelNamed
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._twins import blocking_twin, future_twin
 from tinker_sync.losses.custom import CustomLossFn, check_loss_type_input, start_custom
+from tinker_sync.losses.handle import LossHandle
 from tinker_sync.losses.two_passes import refuse_inside_loss
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.send_queue import Operation, SendQueue
@@ -77,7 +79,7 @@ class TrainingClient:
     def forward_backward(
         self,
         data: Sequence[Datum],
-        loss_fn: str,
+        loss_fn: str | LossHandle,
         loss_fn_config: LossFnConfig | None = None,
         *,
         deadline: float | None = None,
@@ -86,7 +88,7 @@ class TrainingClient:
 
         Args:
             data: the examples; many are sent in several requests and their results combined.
-            loss_fn: such as "cross_entropy" or "importance_sampling".
+            loss_fn: such as "cross_entropy" or "importance_sampling", or a handle of `create_custom_loss`.
             loss_fn_config: settings of the loss.
             deadline: seconds until to give up waiting for the result.
 
@@ -148,13 +150,19 @@ class TrainingClient:
         self,
         name: str,
         data: Sequence[Datum],
-        loss_fn: str,
+        loss_fn: str | LossHandle,
         config: LossFnConfig | None,
         deadline: float | None,
         *,
         forward_only: bool,
     ) -> APIFuture[ForwardBackwardOutput]:
         refuse_inside_loss(self._queue)
+        if isinstance(loss_fn, LossHandle):
+            if forward_only or config:
+                raise TypeError(
+                    "a loss of create_custom_loss is for forward_backward, without loss_fn_config"
+                )
+            return start_custom(self._core, self._queue, self.model_id, data, loss_fn, self._until(deadline))
         operation = pass_operation(
             self._core,
             self.model_id,
@@ -328,9 +336,11 @@ class TrainingClient:
             None,
             _deadlines.SAVE_S,
         ).result()
-        return SamplingClient.of_saved(
+        client = SamplingClient.of_saved(
             self._core, saved, retry_config=retry_config, record_stability_info=record_stability_info
         )
+        self._core.tell(ModelNamed(model=client.sampling_session_id, like=self.model_id))
+        return client
 
     def create_sampling_client(
         self, model_path: str, retry_config: RetryConfig | None = None, record_stability_info: bool = False

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, TypeVar
 from attrs import frozen
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync._observe import Event
+from tinker_sync._observe import Event, Observer
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.errors import (
@@ -33,6 +33,7 @@ from tinker_sync.errors import (
     UnsupportedByServerError,
 )
 from tinker_sync.runtime import _fork, exits, sample_lane, training_part
+from tinker_sync.runtime.admission import Admission
 from tinker_sync.runtime.billing import PAUSE_S, BillingPause
 from tinker_sync.runtime.byte_budget import ByteBudget
 from tinker_sync.runtime.calls import make_call, read_reply
@@ -146,6 +147,8 @@ class Core:
         fetch_settings = _settings_fetcher(self.caller, settings, secrets)
         self._upkeep = Upkeep(self.keys, fetch_settings, self.fetch_pool.run, clock)
         self._parts = Parts(settings, self.caller, self.poller, self.http, pools)
+        self.admission = Admission(self._parts.tell)
+        """Asked before a pass or a sample is sent, and told what came of it."""
         self._close_lock = threading.Lock()
         self._closed: APIFuture[None] | None = None  # guarded by _close_lock
         self._finalizer = weakref.finalize(self, shut_elsewhere, self._parts)
@@ -417,6 +420,10 @@ class Core:
     def watch(self, companion: Companion) -> None:
         """Have somebody told what happens to sessions and calls; he ends with this."""
         self._parts.companion = companion
+
+    def listen(self, observer: Observer) -> None:
+        """Have somebody else told of it too."""
+        self._parts.observers = (*self._parts.observers, observer)
 
     def tell(self, event: Event) -> None:
         """Tell who watches."""

@@ -58,6 +58,8 @@ class Parts:
         self.closing = threading.Event()
         self.session: Session | None = None
         self.companion: Companion | None = None
+        self.observers: tuple[Observer, ...] = ()
+        """Who else watches; replaced, never changed."""
         self.asked_to_end: tuple[str, str | None] | None = None
         """How the user said that it ended, once he has; whoever finishes the session says so too."""
         self.waits: tuple[Closable, ...] = ()
@@ -71,13 +73,12 @@ class Parts:
 
     def tell(self, event: Event) -> None:
         """Tell who watches. What it raises is logged and harms nothing."""
-        companion = self.companion
-        if companion is None:
-            return
-        try:
-            companion.observe(event)
-        except Exception:  # noqa: BLE001  # watching must not change what is watched
-            _log.debug("an observer failed", exc_info=True)
+        observers = self.observers if self.companion is None else (*self.observers, self.companion)
+        for observer in observers:
+            try:
+                observer.observe(event)
+            except Exception:  # noqa: BLE001  # watching must not change what is watched
+                _log.debug("an observer failed", exc_info=True)
 
     def report(self, failure: BaseException) -> None:
         """A call of the user has failed."""

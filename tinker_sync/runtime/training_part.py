@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from tinker_sync._observe import TokensUsed
 from tinker_sync.errors import DeadlineError
+from tinker_sync.runtime.admission import Plan, Pledge, length_of
 from tinker_sync.runtime.calls import read_reply
 from tinker_sync.runtime.chunking import DataChunk, split
 from tinker_sync.runtime.combine import CombinedFuture
@@ -35,6 +37,8 @@ from tinker_sync.wire.proto._varint import varint
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.introduction import ServerFacts
+    from tinker_sync.types.datum import Datum
     from tinker_sync.wire.dialect import Dialect
 
 _SEQ_ID_TAG: Final = b"\x10"  # field 2, varint; a message may hold its fields in any order
@@ -126,12 +130,38 @@ def pass_operation(
     facts = core.machinery.facts
     if forward_only and not facts.dialect.forward_only:
         core.refuse_without_forward()
+    with core.admission.admitted(lambda: Plan(model=model_id, trained=_tokens(whole.data))) as pledge:
+        operation = _pass_operation(
+            core, model_id, name, whole, facts, pledge, forward_only=forward_only, deadline_at=deadline_at
+        )
+        pledge.follow(operation.future)
+    return operation
+
+
+def _pass_operation(
+    core: Core,
+    model_id: str,
+    name: str,
+    whole: ForwardBackwardInput,
+    facts: ServerFacts,
+    pledge: Pledge,
+    *,
+    forward_only: bool,
+    deadline_at: float,
+) -> Operation[TrainingPart]:
     limits = facts.config
     chunks = split(
         whole.data, max_bytes=limits.fwdbwd_max_chunk_bytes_count, max_count=limits.fwdbwd_max_chunk_len
     )
     parts = pass_parts(
-        core, model_id, whole, chunks, facts.dialect, forward_only=forward_only, deadline_at=deadline_at
+        core,
+        model_id,
+        whole,
+        chunks,
+        facts.dialect,
+        pledge,
+        forward_only=forward_only,
+        deadline_at=deadline_at,
     )
     futures = [part.future for part in parts]
     future: APIFuture[ForwardBackwardOutput] = (
@@ -148,19 +178,41 @@ def pass_parts(
     whole: ForwardBackwardInput,
     chunks: Sequence[DataChunk],
     dialect: Dialect,
+    pledge: Pledge,
     *,
     forward_only: bool,
     deadline_at: float,
 ) -> list[TrainingPart]:
     """The requests of one pass, a chunk each."""
+    pledge.parts = len(chunks)
     # The metrics of several chunks are reduced once, together.
     decode = _decode_pass if len(chunks) == 1 else _read_pass
     return [
         _pass_part(
-            core, model_id, whole, chunk, dialect, decode, forward_only=forward_only, deadline_at=deadline_at
+            core,
+            model_id,
+            whole,
+            chunk,
+            dialect,
+            partial(_settled, decode, pledge, TokensUsed(model=model_id, trained=_tokens(chunk.data))),
+            forward_only=forward_only,
+            deadline_at=deadline_at,
         )
         for chunk in chunks
     ]
+
+
+def _tokens(data: Sequence[Datum]) -> int:
+    return sum(length_of(datum.model_input) for datum in data)
+
+
+def _settled(
+    decode: Decode[ForwardBackwardOutput], pledge: Pledge, used: TokensUsed, reply: Any, tree: Any
+) -> ForwardBackwardOutput:
+    """Read a result, and have it counted before anybody sees it."""
+    output = decode(reply, tree)
+    pledge.settle(used)
+    return output
 
 
 def _pass_part(

@@ -1,0 +1,287 @@
+"""What clients count as results arrive, to the token, and what a budget refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.tinker_stub import Answer, Asked, Stub, StubServer
+
+import tinker_sync
+from tinker_sync import errors
+from tinker_sync.types import Datum, EncodedTextChunk, ImageChunk, ModelInput, SamplingParams
+from tinker_sync.usage import PriceTable, TokenCounts
+
+TABLE = PriceTable.of({"stub/model": {"trained": 1e6, "prompt": 1e6, "sampled": 2e6}})
+"""A dollar for each token, two for a sampled one."""
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with StubServer(config={"fwdbwd_max_chunk_len": 2}) as stub:
+        yield stub
+
+
+@pytest.fixture
+def service(stub: Stub) -> Iterator[tinker_sync.ServiceClient]:
+    with tinker_sync.ServiceClient(base_url=stub.url, api_key="tml-usage") as service:  # type: ignore[attr-defined]
+        yield service
+
+
+def datum(length: int) -> Datum:
+    return Datum(ModelInput.from_ints(np.arange(length)), {"target_tokens": list(range(length))})
+
+
+def sample(client: Any, length: int, longest: int | None = 4, count: int = 1) -> Any:
+    return client.sample(ModelInput.from_ints(range(length)), count, SamplingParams(max_tokens=longest))
+
+
+def test_every_result_is_counted_before_it_is_seen(service: tinker_sync.ServiceClient) -> None:
+    training = service.create_lora_training_client("stub/model")
+    assert service.usage().tokens == TokenCounts()
+    # Five data in chunks of two: three requests.
+    training.forward_backward([datum(n) for n in (1, 2, 3, 4, 5)], "cross_entropy").result()
+    assert service.usage().tokens == TokenCounts(trained=15)
+    training.forward([datum(7)], "cross_entropy").result()
+    training.optim_step(tinker_sync.AdamParams(learning_rate=1e-4)).result()
+    sampling = training.save_weights_and_get_sampling_client()
+    sample(sampling, 10, 4, count=3).result()
+    sampling.compute_logprobs(ModelInput.from_ints([1, 2, 3])).result()
+    usage = service.usage(prices=TABLE)
+    assert usage.tokens == TokenCounts(trained=22, prompt=13, sampled=13)
+    assert [(row.base_model, row.cost_usd) for row in usage.rows] == [("stub/model", 22 + 13 + 26)]
+    assert usage.session_id == service.holder.known_session_id
+
+
+def test_an_image_counts_what_it_is_expected_to_take(service: tinker_sync.ServiceClient) -> None:
+    sampling = service.create_sampling_client(base_model="stub/model")
+    text = EncodedTextChunk(tokens=[1, 2])
+    for expected in (100, None):
+        image = ImageChunk(data=b"x", format="png", expected_tokens=expected)
+        sampling.sample(ModelInput(chunks=[text, image]), 1, SamplingParams(max_tokens=1)).result()
+    assert service.usage().tokens == TokenCounts(prompt=104, sampled=2)
+
+
+def test_prompt_tokens_from_the_cache_count_apart(stub: Stub, service: tinker_sync.ServiceClient) -> None:
+    stub.behaviour.proto_results = False
+    sampling = service.create_sampling_client(base_model="stub/model")
+
+    def with_cache(asked: Asked) -> Answer:
+        tokens = {"type": "sample", "sequences": [{"stop_reason": "stop", "tokens": [7], "logprobs": [-1.0]}]}
+        return Answer(body={**tokens, "prompt_cache_hit_tokens": 6})
+
+    stub.script("/retrieve_future", with_cache)
+    sample(sampling, 10).result()
+    assert service.usage().tokens == TokenCounts(prompt=4, cached=6, sampled=1)
+
+
+def test_what_fails_is_not_counted_and_what_is_repeated_is_counted_once(
+    stub: Stub, service: tinker_sync.ServiceClient
+) -> None:
+    sampling = service.create_sampling_client(base_model="stub/model")
+    stub.script("/asample", Answer(503), Answer(abort="after"))
+    stub.script("/retrieve_future", Answer(abort="after"), Answer(503), Answer(408))
+    sample(sampling, 10).result()
+    assert service.usage().tokens == TokenCounts(prompt=10, sampled=4)
+    stub.script("/retrieve_future", Answer(body={"error": "there is no room", "category": "user"}))
+    with pytest.raises(errors.RequestFailedError):
+        sample(sampling, 10).result()
+    assert service.usage().tokens == TokenCounts(prompt=10, sampled=4)
+
+
+def test_a_model_from_a_checkpoint_is_asked_for_its_name_once(
+    stub: Stub, service: tinker_sync.ServiceClient
+) -> None:
+    stub.behaviour.config = {"create_model_via_load_weights": True, "fwdbwd_max_chunk_len": 1024}
+    training = service.create_training_client_from_state("tinker://run-1/weights/a")
+    training.forward_backward([datum(3)], "cross_entropy").result()
+    sampling = service.create_sampling_client("tinker://run-1/sampler_weights/a")
+    sample(sampling, 2, 1).result()
+    for _ in range(2):
+        assert [row.base_model for row in service.usage().rows] == ["stub/model"]
+    assert len(stub.asked("/get_info")) == 1
+    assert len([path for path in stub.paths() if path.startswith("/samplers/")]) == 1
+
+
+def test_without_a_server_to_ask_the_model_is_unknown(stub: Stub) -> None:
+    with tinker_sync.ServiceClient(base_url=stub.url, api_key="tml-usage") as service:  # type: ignore[attr-defined]
+        sample(service.create_sampling_client("tinker://run-1/sampler_weights/a"), 2, 1).result()
+    usage = service.usage(prices=TABLE)
+    assert [(row.base_model, row.cost_usd, row.unpriced) for row in usage.rows] == [
+        (None, None, ("prompt", "sampled"))
+    ]
+    assert "unknown model: 2 prompt, 1 sampled, price of prompt and sampled unknown" in str(usage)
+
+
+# ------------------------------------------------------------------------------------------ budgets
+
+
+def test_a_budget_refuses_the_next_call_and_nothing_is_sent(
+    stub: Stub, service: tinker_sync.ServiceClient
+) -> None:
+    training = service.create_lora_training_client("stub/model")
+    with service.budget(tokens=25) as budget:
+        training.forward_backward([datum(10), datum(10)], "cross_entropy").result()
+        before = len(stub.log)
+        with pytest.raises(
+            errors.BudgetExceededError, match="up to 10 tokens, but of 25 tokens 20 are spent"
+        ) as told:
+            training.forward_backward([datum(10)], "cross_entropy")
+        assert (told.value.limit, told.value.spent, told.value.unit) == (25, 20, "tokens")
+        assert len(stub.log) == before
+        assert budget.spent_tokens == 20
+        training.forward_backward([datum(5)], "cross_entropy").result()
+    # Outside the block there is no limit, and the order of calls was not disturbed.
+    training.forward_backward([datum(10)], "cross_entropy").result()
+    assert service.usage().tokens.trained == 35
+
+
+def test_dollars(service: tinker_sync.ServiceClient) -> None:
+    sampling = service.create_sampling_client(base_model="stub/model")
+    with service.budget(usd=20, prices=TABLE) as budget:
+        sample(sampling, 2, 9).result()
+        assert budget.spent_usd == 20
+        with pytest.raises(
+            errors.BudgetExceededError, match=r"up to \$3.0000, but of \$20.00 \$20.0000 are spent"
+        ):
+            sample(sampling, 1, 1)
+
+
+def test_what_is_under_way_counts_as_what_it_may_come_to(
+    stub: Stub, service: tinker_sync.ServiceClient
+) -> None:
+    stub.behaviour.latency_s = 0.2
+    sampling = service.create_sampling_client(base_model="stub/model")
+    with service.budget(tokens=100) as budget:
+        under_way = [sample(sampling, 10, 40), sample(sampling, 10, 40)]
+        with pytest.raises(errors.BudgetExceededError, match="0 are spent and up to 100 are under way"):
+            sample(sampling, 1, 1)
+        for future in under_way:
+            future.result()
+        assert budget.spent_tokens == 100
+
+
+def test_what_failed_gives_back_what_was_set_aside(stub: Stub, service: tinker_sync.ServiceClient) -> None:
+    sampling = service.create_sampling_client(base_model="stub/model")
+    with service.budget(tokens=20) as budget:
+        for _ in range(3):
+            stub.script("/retrieve_future", Answer(body={"error": "no room", "category": "user"}))
+            future = sample(sampling, 10, 10)
+            with pytest.raises(errors.RequestFailedError):
+                future.result()
+        with pytest.raises(errors.InvalidInputError):
+            sample(sampling, 10, 10, count=0)
+        assert budget.spent_tokens == 0
+        sample(sampling, 10, 4).result()
+        assert budget.spent_tokens == 14
+
+
+def test_shorter_samples_than_planned_give_the_rest_back(
+    stub: Stub, service: tinker_sync.ServiceClient
+) -> None:
+    stub.behaviour.proto_results = False
+    sampling = service.create_sampling_client(base_model="stub/model")
+    short = {"type": "sample", "sequences": [{"stop_reason": "stop", "tokens": [7], "logprobs": [-1.0]}]}
+    with service.budget(tokens=61) as budget:
+        for done in range(1, 5):
+            stub.script("/retrieve_future", Answer(body=short))
+            sample(sampling, 2, 50).result()
+            assert budget.spent_tokens == 3 * done
+
+
+def test_parts_of_a_pass_give_back_what_they_took(stub: Stub, service: tinker_sync.ServiceClient) -> None:
+    training = service.create_lora_training_client("stub/model")
+    with service.budget(tokens=30) as budget:
+        for done in (1, 2):
+            training.forward_backward([datum(3)] * 5, "cross_entropy").result()
+            assert budget.spent_tokens == 15 * done
+
+
+def test_both_of_two_nested_budgets_have_to_agree(service: tinker_sync.ServiceClient) -> None:
+    sampling = service.create_sampling_client(base_model="stub/model")
+    with service.budget(tokens=100) as outer, service.budget(tokens=10) as inner:
+        with pytest.raises(errors.BudgetExceededError, match="of 10 tokens"):
+            sample(sampling, 10, 5)
+        sample(sampling, 5, 5).result()
+        assert (outer.spent_tokens, inner.spent_tokens) == (10, 10)
+
+
+def test_dollars_cannot_be_limited_where_a_price_is_unknown(
+    service: tinker_sync.ServiceClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling = service.create_sampling_client(base_model="stub/model")
+    path = tmp_path / "prices.json"
+    path.write_text(json.dumps({"models": {"stub/*": {"prompt": 1.0}}}))
+    monkeypatch.setenv("TINKER_PRICES", str(path))
+    with (
+        service.budget(usd=20),
+        pytest.raises(
+            errors.ConfigurationError, match="the price of sampled tokens of stub/model is not known"
+        ),
+    ):
+        sample(sampling, 1, 1)
+    with pytest.raises(errors.InvalidInputError, match="give usd, tokens or both"):
+        service.budget()
+    with pytest.raises(errors.InvalidInputError, match="0 or more"):
+        service.budget(usd=-1)
+
+
+def test_a_cached_token_without_a_price_costs_what_a_prompt_token_does(
+    stub: Stub, service: tinker_sync.ServiceClient
+) -> None:
+    stub.behaviour.proto_results = False
+    sampling = service.create_sampling_client(base_model="stub/model")
+    tokens = {"type": "sample", "sequences": [{"stop_reason": "stop", "tokens": [7], "logprobs": [-1.0]}]}
+    stub.script("/retrieve_future", Answer(body={**tokens, "prompt_cache_hit_tokens": 6}))
+    with service.budget(usd=100, prices=TABLE) as budget:
+        sample(sampling, 10, 1).result()
+        assert budget.spent_usd == 12
+
+
+# ------------------------------------------------------------------------------------------ the bill
+
+
+def test_reconciling_asks_for_the_hours_of_the_session_and_compares(
+    stub: Stub, service: tinker_sync.ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_for: list[Asked] = []
+    session = service.holder.session_id()
+    billed = [("training", {"token_count": 14}), ("sampling_sample", {"token_count": 5})]
+
+    def bill(asked: Asked) -> Answer:
+        asked_for.append(asked)
+        events = [
+            {
+                "bucket_start": "2026-01-30T00:00:00Z",
+                "bucket_end": "2026-01-30T01:00:00Z",
+                "base_model": "stub/model",
+                "session_id": whose,
+                "estimated_cost_usd": 0.5,
+                "event_info": {"type": kind, **info},
+            }
+            for kind, info in billed
+            for whose in (session, "somebody-else")
+        ]
+        return Answer(body={"data": events})
+
+    assert service.reconcile().agrees
+    assert asked_for == []
+    training = service.create_lora_training_client("stub/model")
+    training.forward_backward([datum(7), datum(7)], "cross_entropy").result()
+    stub.script("/billing/usage/events", bill)
+    found = service.reconcile()
+    [difference] = found.differences
+    assert (difference.base_model, difference.kind, difference.counted, difference.billed) == (
+        "stub/model",
+        "sampled",
+        0,
+        5,
+    )
+    assert (found.billed_usd, found.session_id) == (1.0, session)
+    begin, end = (asked_for[0].query[name][0] for name in ("starting_on", "ending_before"))
+    assert begin.endswith(":00:00Z")
+    assert end > begin

@@ -1,0 +1,110 @@
+"""What a service client uses: counted, limited, compared with the bill. The methods for users are its own."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Final
+
+from tinker_sync.clients import _deadlines
+from tinker_sync.clients.rest import AdminClient
+from tinker_sync.errors import TinkerError
+from tinker_sync.types import GetInfoRequest
+from tinker_sync.usage.budget import Budget
+from tinker_sync.usage.meter import Meter
+from tinker_sync.usage.prices import PriceTable
+from tinker_sync.usage.report import Reconciliation, Usage, reconcile
+
+if TYPE_CHECKING:
+    from tinker_sync.runtime.core import Core
+
+_HOUR: Final = timedelta(hours=1)
+# What a bill may cover at most.
+_WINDOW: Final = timedelta(days=14)
+
+
+class Spending:
+    """Counts what one core uses. Thread-safe."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._meter = Meter(_name_asker(core), clock=core.clock)
+        core.listen(self._meter)
+
+    def usage(self, prices: PriceTable | None) -> Usage:
+        """What was used so far."""
+        table = PriceTable.load() if prices is None else prices
+        return Usage.of(self._meter.by_model(), table, self._core.known_session_id)
+
+    def budget(self, usd: float | None, tokens: int | None, prices: PriceTable | None) -> Budget:
+        """A limit, not yet in force."""
+        return Budget(
+            usd=usd,
+            tokens=tokens,
+            prices=prices if prices is not None or usd is None else PriceTable.load(),
+            base_model=self._meter.base_model,
+            attach=self._core.admission.attach,
+        )
+
+    def reconcile(self) -> Reconciliation:
+        """What was counted, against the bill."""
+        span = self._meter.span
+        counted = self._meter.by_model()
+        admin = AdminClient(self._core)
+        asked = (
+            []
+            if span is None
+            else [admin.get_billing_usage(*each) for each in windows(span.first_s, span.last_s)]
+        )
+        return reconcile(counted, [bill.result() for bill in asked], self._core.known_session_id)
+
+
+def windows(first_s: float, last_s: float) -> Iterator[tuple[datetime, datetime]]:
+    """The whole hours around a span of time, an hour more on both sides since clocks differ, in windows that
+    a bill may cover.
+
+    >>> [(begin.hour, end.hour) for begin, end in windows(3 * 3600 + 5, 4 * 3600 + 5)]
+    [(2, 6)]
+    """
+    begin = _hour(first_s) - _HOUR
+    end = _hour(last_s) + 2 * _HOUR
+    while begin < end:
+        stop = min(begin + _WINDOW, end)
+        yield begin, stop
+        begin = stop
+
+
+def _hour(moment_s: float) -> datetime:
+    moment = datetime.fromtimestamp(moment_s, tz=timezone.utc)
+    return moment.replace(minute=0, second=0, microsecond=0)
+
+
+def _name_asker(core: Core) -> Callable[[str], str | None]:
+    # The core is told of results through this; holding it would keep it from ever being dropped.
+    held = weakref.ref(core)
+
+    def ask(model: str) -> str | None:
+        alive = held()
+        if alive is None or alive.closed:
+            return None
+        asks = [_of_run, _of_sampler] if ":train:" in model else [_of_sampler, _of_run]
+        for each in asks:
+            try:
+                return each(alive, model)
+            except TinkerError:
+                continue
+        return None
+
+    return ask
+
+
+def _of_run(core: Core, model: str) -> str | None:
+    info = core.call("get_info", GetInfoRequest(model_id=model), usual_s=_deadlines.REST_S)
+    name: str | None = info.model_data.model_name
+    return name
+
+
+def _of_sampler(core: Core, model: str) -> str | None:
+    name: str | None = core.call("get_sampler", path={"sampler": model}, usual_s=_deadlines.REST_S).base_model
+    return name

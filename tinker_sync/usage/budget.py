@@ -1,0 +1,211 @@
+"""`Budget`: how much may be spent in a `with` block; what would go beyond is refused before it is sent.
+
+What has arrived counts as it was; what is under way counts as what it can come to: passes and prompts by
+their tokens, samples by their `max_tokens`. So a thousand samples submitted at once cannot overrun it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+from tinker_sync._observe import TokensUsed
+from tinker_sync.errors import BudgetExceededError, ConfigurationError, InvalidInputError
+from tinker_sync.runtime import _fork
+from tinker_sync.runtime.admission import Plan
+from tinker_sync.usage.counts import TokenCounts
+from tinker_sync.usage.prices import PriceTable
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+
+@frozen
+class _Amount:
+    """Tokens and dollars; the dollars are 0 where only tokens are limited."""
+
+    tokens: int = 0
+    usd: float = 0.0
+
+    def plus(self, other: _Amount, sign: int = 1) -> _Amount:
+        return _Amount(self.tokens + sign * other.tokens, self.usd + sign * other.usd)
+
+
+class Budget:
+    """A limit for everything a service client does in a `with` block. Thread-safe.
+
+    Made by `ServiceClient.budget`. Budgets may be nested; each has to agree.
+
+    >>> budget = Budget(tokens=10)
+    >>> held = budget.hold(Plan(model="s:train:0", trained=8))
+    >>> budget.hold(Plan(model="s:train:0", trained=8))
+    Traceback (most recent call last):
+        ...
+    tinker_sync.errors.BudgetExceededError: this call could take up to 8 tokens, but of 10 ...
+
+    Args:
+        usd: dollars, at most.
+        tokens: tokens of all kinds, at most.
+        prices: what tokens cost.
+        base_model: tells the base model of a model or sampler.
+        attach: makes it count; gives what ends that.
+    """
+
+    def __init__(
+        self,
+        *,
+        usd: float | None = None,
+        tokens: int | None = None,
+        prices: PriceTable | None = None,
+        base_model: Callable[[str], str | None] = lambda _: None,
+        attach: Callable[[Budget], Callable[[], object]] | None = None,
+    ) -> None:
+        if usd is None and tokens is None:
+            raise InvalidInputError("budget: give usd, tokens or both")
+        for name, limit in (("usd", usd), ("tokens", tokens)):
+            if limit is not None and not limit >= 0:
+                raise InvalidInputError(f"budget: {name} must be 0 or more, got {limit!r}")
+        self.usd = usd
+        self.tokens = tokens
+        self._prices = prices or PriceTable()
+        self._base_model = base_model
+        self._attach = attach
+        self._detach: Callable[[], object] | None = None
+        self._lock = threading.Lock()
+        self._spent = _Amount()  # guarded by _lock
+        self._held: dict[object, _Amount] = {}  # guarded by _lock
+        self._outstanding = _Amount()  # guarded by _lock; the sum of what is held
+        _fork.renew_in_child(self)
+
+    def __enter__(self) -> Self:
+        self._detach = self._attach(self) if self._attach else None
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._detach is not None:
+            self._detach()
+
+    @property
+    def spent_tokens(self) -> int:
+        """Tokens of the results that have arrived.
+
+        >>> Budget(tokens=10).spent_tokens
+        0
+        """
+        return self._spent.tokens
+
+    @property
+    def spent_usd(self) -> float:
+        """Dollars for them; 0 unless dollars are limited.
+
+        >>> Budget(usd=1.0).spent_usd
+        0.0
+        """
+        return self._spent.usd
+
+    # -------------------------------------------------------------------------------------- for clients
+
+    def hold(self, plan: Plan) -> object:
+        """Set aside what a call may come to; give a key under which it is settled.
+
+        Raises:
+            BudgetExceededError: there is not so much left.
+            ConfigurationError: dollars are limited and a price is unknown.
+        """
+        counts = TokenCounts(trained=plan.trained, prompt=plan.prompt, sampled=plan.sampled or 0)
+        wanted = self._known_amount(plan.model, counts)
+        with self._lock:
+            spent, under_way = self._spent, self._outstanding
+            refusal = self._refusal(wanted, spent, under_way)
+            if refusal is None:
+                key = object()
+                self._held[key] = wanted
+                self._outstanding = under_way.plus(wanted)
+                return key
+        raise refusal
+
+    def settle(self, key: object, used: TokensUsed, *, last: bool) -> None:
+        """A result has arrived: what it took is spent, and no longer set aside.
+
+        Args:
+            key: what `hold` gave.
+            used: what the result took.
+            last: no other result of the same call is to come.
+        """
+        counts = TokenCounts(
+            trained=used.trained, prompt=used.prompt, cached=used.cached, sampled=used.sampled
+        )
+        amount = self._amount(used.model, counts)
+        with self._lock:
+            self._spent = self._spent.plus(amount)
+            held = self._held.pop(key, None)
+            if held is not None:
+                left = _Amount() if last else held.plus(amount, -1)
+                self._outstanding = self._outstanding.plus(held, -1).plus(left)
+                if not last:
+                    self._held[key] = left
+
+    def release(self, key: object) -> None:
+        """Nothing more of a call is to come. May be said again."""
+        with self._lock:
+            held = self._held.pop(key, None)
+            if held is not None:
+                self._outstanding = self._outstanding.plus(held, -1)
+
+    def renew_after_fork(self) -> None:
+        """What is under way is under way in the parent."""
+        self._lock = threading.Lock()
+        self._held, self._outstanding = {}, _Amount()
+
+    def _amount(self, model: str, counts: TokenCounts) -> _Amount:
+        """What has arrived; it must be counted, so what has no price of its own has that of its likes."""
+        if self.usd is None:
+            return _Amount(counts.total)
+        price = self._prices.price(self._base_model(model))
+        if price.cached is None:  # nobody charges more for what he still has
+            price = evolve(price, cached=price.prompt)
+        return _Amount(counts.total, price.of(counts) or 0.0)
+
+    def _known_amount(self, model: str, counts: TokenCounts) -> _Amount:
+        amount = self._amount(model, counts)
+        if self.usd is None:
+            return amount
+        base_model = self._base_model(model)
+        missing = self._prices.price(base_model).missing(counts)
+        if missing:
+            where = f"; add it to {self._prices.path}" if self._prices.path else ""
+            raise ConfigurationError(
+                f"the price of {' and '.join(missing)} tokens of {base_model or model} is not known, "
+                f"so dollars cannot be limited{where}, or limit tokens"
+            )
+        return amount
+
+    def _refusal(self, wanted: _Amount, spent: _Amount, under_way: _Amount) -> BudgetExceededError | None:
+        so_far = spent.plus(under_way)
+        if self.tokens is not None and so_far.tokens + wanted.tokens > self.tokens:
+            return BudgetExceededError(
+                f"this call could take up to {wanted.tokens:,} tokens, but of {self.tokens:,} tokens "
+                f"{spent.tokens:,} are spent and up to {under_way.tokens:,} are under way",
+                limit=self.tokens,
+                spent=spent.tokens,
+                unit="tokens",
+            )
+        if self.usd is not None and so_far.usd + wanted.usd > self.usd * (1 + 1e-12):
+            return BudgetExceededError(
+                f"this call could cost up to ${wanted.usd:.4f}, but of ${self.usd:.2f} "
+                f"${spent.usd:.4f} are spent and up to ${under_way.usd:.4f} are under way",
+                limit=self.usd,
+                spent=spent.usd,
+                unit="usd",
+            )
+        return None

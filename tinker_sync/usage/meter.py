@@ -1,0 +1,104 @@
+"""`Meter`: hears of each result of one client and adds up what it took, by model.
+
+Results are heard of on the thread that decodes them, before whoever waits sees them: after `result()` the
+counts are there. A forked child begins at zero, for what the parent used is the parent's to report.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from attrs import frozen
+
+from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._observe import Event, ModelNamed, TokensUsed
+from tinker_sync.runtime import _fork
+from tinker_sync.usage.counts import TokenCounts
+
+
+@frozen
+class Span:
+    """The wall-clock moments between which something was used."""
+
+    first_s: float
+    last_s: float
+
+
+class Meter:
+    """Counts tokens. Thread-safe.
+
+    >>> meter = Meter()
+    >>> meter.observe(ModelNamed(model="s:train:0", base_model="org/base"))
+    >>> meter.observe(TokensUsed(model="s:train:0", trained=7))
+    >>> meter.by_model()
+    {'org/base': TokenCounts(trained=7, prompt=0, cached=0, sampled=0)}
+
+    Args:
+        ask_name: asked for the base model of a model or sampler that nobody has named; None: not known.
+        clock: what time it is.
+    """
+
+    def __init__(
+        self, ask_name: Callable[[str], str | None] = lambda _: None, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._ask_name = ask_name
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._counts: dict[str, TokenCounts] = {}  # guarded by _lock; by model or sampler
+        self._names: dict[str, str] = {}  # guarded by _lock
+        self._span: Span | None = None  # guarded by _lock
+        _fork.renew_in_child(self)
+
+    def observe(self, event: Event) -> None:
+        """Take note of what a result took, and of names."""
+        if isinstance(event, TokensUsed):
+            self._add(event)
+        elif isinstance(event, ModelNamed):
+            with self._lock:
+                name = event.base_model or self._names.get(event.like or "")
+                if name is not None:
+                    self._names[event.model] = name
+
+    def _add(self, used: TokensUsed) -> None:
+        counts = TokenCounts(
+            trained=used.trained, prompt=used.prompt, cached=used.cached, sampled=used.sampled
+        )
+        now_s = self._clock.time()
+        with self._lock:
+            self._counts[used.model] = self._counts.get(used.model, TokenCounts()) + counts
+            self._span = Span(self._span.first_s if self._span else now_s, now_s)
+
+    @property
+    def span(self) -> Span | None:
+        """When the first and the last result arrived; None before there was one."""
+        with self._lock:
+            return self._span
+
+    def base_model(self, model: str) -> str | None:
+        """The base model of a model or sampler; asks the server, once, where nobody has named it."""
+        with self._lock:
+            known = self._names.get(model)
+        if known is not None:
+            return known
+        name = self._ask_name(model)
+        if name is not None:
+            with self._lock:
+                self._names[model] = name
+        return name
+
+    def by_model(self) -> dict[str | None, TokenCounts]:
+        """What was used so far, by base model; under None what belongs to a model nobody could name."""
+        with self._lock:
+            counts = dict(self._counts)
+        summed: dict[str | None, TokenCounts] = {}
+        for model, own in counts.items():
+            name = self.base_model(model)
+            summed[name] = summed.get(name, TokenCounts()) + own
+        return summed
+
+    def renew_after_fork(self) -> None:
+        """The child has used nothing yet."""
+        self._lock = threading.Lock()
+        self._counts = {}
+        self._span = None

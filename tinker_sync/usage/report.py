@@ -1,0 +1,196 @@
+"""What was used so far, and how that compares with the bill. Values; nothing here asks anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from attrs import frozen
+
+from tinker_sync.types.billing import (
+    BillingUsageEvent,
+    BillingUsageResponse,
+    SamplingPrefillBillingEvent,
+    SamplingSampleBillingEvent,
+    TrainingBillingEvent,
+)
+from tinker_sync.usage.counts import KINDS, Kind, TokenCounts
+from tinker_sync.usage.prices import PriceTable
+
+
+@frozen(kw_only=True)
+class UsageRow:
+    """What one base model was used for.
+
+    Attributes:
+        base_model: its name; None where nobody could tell.
+        cost_usd: None where the price of one kind is unknown.
+        unpriced: the kinds whose price is unknown.
+    """
+
+    base_model: str | None
+    tokens: TokenCounts
+    cost_usd: float | None
+    unpriced: tuple[Kind, ...] = ()
+
+
+@frozen(kw_only=True)
+class Usage:
+    """What a client has used so far, by model. Immutable; ask again for newer counts.
+
+    >>> table = PriceTable.of({"org/base": {"trained": 2.0}})
+    >>> print(Usage.of({"org/base": TokenCounts(trained=1_000_000), None: TokenCounts(sampled=5)}, table))
+    org/base: 1,000,000 trained, $2.0000
+    unknown model: 5 sampled, price of sampled unknown
+    in all: 1,000,005 tokens, at least $2.0000
+    """
+
+    rows: tuple[UsageRow, ...]
+    session_id: str | None = None
+
+    @classmethod
+    def of(
+        cls, counts: Mapping[str | None, TokenCounts], prices: PriceTable, session_id: str | None = None
+    ) -> Usage:
+        """Counts and what they cost."""
+        rows = []
+        for base_model, own in sorted(counts.items(), key=lambda item: (item[0] is None, item[0] or "")):
+            price = prices.price(base_model)
+            row = UsageRow(
+                base_model=base_model, tokens=own, cost_usd=price.of(own), unpriced=price.missing(own)
+            )
+            rows.append(row)
+        return cls(rows=tuple(rows), session_id=session_id)
+
+    @property
+    def tokens(self) -> TokenCounts:
+        """Of all models together."""
+        return sum((row.tokens for row in self.rows), TokenCounts())
+
+    @property
+    def cost_usd(self) -> float | None:
+        """What it cost; None where a price is unknown."""
+        costs = [row.cost_usd for row in self.rows]
+        return None if None in costs else sum(cost for cost in costs if cost is not None)
+
+    @property
+    def known_cost_usd(self) -> float:
+        """What the part costs whose prices are known."""
+        return sum(row.cost_usd for row in self.rows if row.cost_usd is not None)
+
+    def __str__(self) -> str:
+        lines = []
+        for row in self.rows:
+            kinds = ", ".join(f"{count:,} {kind}" for kind, count in row.tokens.items()) or "nothing"
+            unknown = f"price of {' and '.join(row.unpriced)} unknown"
+            cost = unknown if row.cost_usd is None else f"${row.cost_usd:.4f}"
+            lines.append(f"{row.base_model or 'unknown model'}: {kinds}, {cost}")
+        some = "" if self.cost_usd is not None else "at least "
+        lines.append(f"in all: {self.tokens.total:,} tokens, {some}${self.known_cost_usd:.4f}")
+        return "\n".join(lines)
+
+
+@frozen(kw_only=True)
+class Difference:
+    """Tokens of one kind and model that were counted here and billed there in different numbers."""
+
+    base_model: str | None
+    kind: Kind
+    counted: int
+    billed: int
+
+
+@frozen(kw_only=True)
+class Reconciliation:
+    """What was counted, what was billed, and where the two disagree.
+
+    A bill is behind by up to some hours; and what was computed for a client that went away before it had the
+    result is billed and was never counted.
+    """
+
+    session_id: str | None
+    counted: TokenCounts
+    billed: TokenCounts
+    differences: tuple[Difference, ...]
+    billed_usd: float | None
+    """What the service says that it costs; None where it does not say for all of it."""
+    cost_data_through: datetime | None = None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both are the same, to the token."""
+        return not self.differences
+
+    def __str__(self) -> str:
+        if self.agrees:
+            return f"{self.counted.total:,} tokens were counted and billed"
+        lines = [
+            f"{each.base_model or 'unknown model'}: "
+            f"{each.counted:,} {each.kind} counted, {each.billed:,} billed"
+            for each in self.differences
+        ]
+        return "\n".join(lines)
+
+
+def reconcile(
+    counted: Mapping[str | None, TokenCounts], bills: Iterable[BillingUsageResponse], session_id: str | None
+) -> Reconciliation:
+    """Compare what was counted in a session with its part of the bill.
+
+    Args:
+        counted: by base model.
+        bills: the answers that together cover the session.
+        session_id: whose part; None: everything on the bills.
+
+    >>> event = {
+    ...     "bucket_start": "2026-01-30T00:00:00Z",
+    ...     "bucket_end": "2026-01-30T01:00:00Z",
+    ...     "base_model": "org/base",
+    ...     "session_id": "s-1",
+    ...     "event_info": {"type": "training", "token_count": 6},
+    ... }
+    >>> print(reconcile({"org/base": TokenCounts(trained=7)}, [BillingUsageResponse(data=[event])], "s-1"))
+    org/base: 7 trained counted, 6 billed
+    """
+    billed: dict[str | None, TokenCounts] = {}
+    costs: list[float | None] = []
+    through: list[datetime] = []
+    for bill in bills:
+        through += [bill.cost_data_through] if bill.cost_data_through else []
+        for event in bill.data:
+            tokens = _tokens_of(event)
+            if tokens is None or (session_id is not None and event.session_id != session_id):
+                continue
+            billed[event.base_model] = billed.get(event.base_model, TokenCounts()) + tokens
+            costs.append(event.estimated_cost_usd)
+    return Reconciliation(
+        session_id=session_id,
+        counted=sum(counted.values(), TokenCounts()),
+        billed=sum(billed.values(), TokenCounts()),
+        differences=tuple(_differences(counted, billed)),
+        billed_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
+        cost_data_through=max(through, default=None),
+    )
+
+
+def _tokens_of(event: BillingUsageEvent) -> TokenCounts | None:
+    info = event.event_info
+    if isinstance(info, TrainingBillingEvent):
+        return TokenCounts(trained=info.token_count)
+    if isinstance(info, SamplingPrefillBillingEvent):
+        return TokenCounts(**{"cached" if info.cached else "prompt": info.token_count})
+    if isinstance(info, SamplingSampleBillingEvent):
+        return TokenCounts(sampled=info.token_count)
+    return None
+
+
+def _differences(
+    counted: Mapping[str | None, TokenCounts], billed: Mapping[str | None, TokenCounts]
+) -> Iterable[Difference]:
+    for model in sorted({*counted, *billed}, key=lambda name: (name is None, name or "")):
+        here, there = counted.get(model, TokenCounts()), billed.get(model, TokenCounts())
+        for kind in KINDS:
+            if getattr(here, kind) != getattr(there, kind):
+                yield Difference(
+                    base_model=model, kind=kind, counted=getattr(here, kind), billed=getattr(there, kind)
+                )
