@@ -15,7 +15,7 @@ from support.crowd import together, until
 from support.tinker_stub import Answer, Stub, StubServer
 
 from tinker_sync import types
-from tinker_sync._observe import Event, HeartbeatLate, SessionEnded, SessionLost, SessionStarted
+from tinker_sync._observe import Event, HeartbeatLate, ModelNamed, SessionEnded, SessionLost, SessionStarted
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import (
     APIConnectionError,
@@ -262,6 +262,7 @@ def test_a_session_is_kept_alive(stub: Stub, service: ServiceClient, clock: Fake
     service.close("errored").result(10)
     assert watcher.events == [
         SessionStarted(session_id="session-0"),
+        ModelNamed(model="session-0:sample:0", base_model="stub/model"),
         SessionEnded(session_id="session-0", status="errored"),
     ]
 
