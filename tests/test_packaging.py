@@ -65,14 +65,15 @@ def test_the_core_needs_six_packages() -> None:
 
 
 def test_the_extras_are_the_promised_ones() -> None:
-    assert set(EXTRAS) == {"speed", "cli", "local", "torch", "test", "interop", "all"}
+    assert set(EXTRAS) == {"speed", "cli", "local", "chat", "torch", "test", "interop", "all"}
     assert {name_of(line) for line in EXTRAS["speed"]} == {"orjson", "zstandard"}
     assert {name_of(line) for line in EXTRAS["cli"]} == {"click", "rich"}
+    assert {name_of(line) for line in EXTRAS["chat"]} == {"jinja2"}
     assert "tinker==0.36.0" in {line.split(";")[0].strip() for line in EXTRAS["interop"]}
-    assert EXTRAS["all"] == ["tinker-sync[speed,cli,local]"]
+    assert EXTRAS["all"] == ["tinker-sync[speed,cli,local,chat]"]
 
 
-@pytest.mark.parametrize("extra", ["core", "speed", "cli", "local", "torch", "test"])
+@pytest.mark.parametrize("extra", ["core", "speed", "cli", "local", "chat", "torch", "test"])
 def test_every_requirement_has_a_lower_bound_and_no_upper(extra: str) -> None:
     for line in CORE if extra == "core" else EXTRAS[extra]:
         assert re.fullmatch(r"[A-Za-z0-9_-]+>=[0-9.]+", line), line
@@ -106,7 +107,7 @@ def test_what_a_module_imports_is_declared(path: Path) -> None:
     room = path.relative_to(PACKAGE).parts[0]
     # The command line and the embedded server may insist on their own extra.
     own = {name_of(line) for line in EXTRAS.get(room, [])}
-    offered = {name_of(line) for extra in ("speed", "cli", "local", "torch") for line in EXTRAS[extra]}
+    offered = {name_of(line) for extra in ("speed", "cli", "local", "chat", "torch") for line in EXTRAS[extra]}
     for name, needed in third_party(path):
         package = provided.get(name, name)
         if needed:
@@ -125,7 +126,7 @@ def test_every_module_says_what_it_is(path: Path) -> None:
 
 
 def test_the_core_loads_without_any_extra() -> None:
-    extras = [name_of(line) for extra in ("speed", "cli", "local", "torch", "test") for line in EXTRAS[extra]]
+    extras = [name_of(line) for extra in ("speed", "cli", "local", "chat", "torch", "test") for line in EXTRAS[extra]]
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({extras!r}))\n"
         "import importlib, pkgutil, tinker_sync\n"

@@ -68,6 +68,8 @@ def read_setup(directory: Path | None, backend: Backend) -> Setup:
     """What the files of a directory say about the tokenizer that was loaded from it; None: there are none."""
     original = {} if directory is None else read_json(directory / CONFIG_FILE)
     config = {name: _with_tokens(value) for name, value in original.items()}
+    if not config.get("extra_special_tokens"):
+        _rename_older(config)
     listed = config.get("added_tokens_decoder")
     if listed is None:
         added = _merge_legacy(directory, backend, config)
@@ -76,7 +78,7 @@ def read_setup(directory: Path | None, backend: Backend) -> Setup:
     if backend.padding is not None:
         config.setdefault("pad_token", backend.padding["pad_token"])
         config.setdefault("padding_side", backend.padding["direction"])
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    extra = config.get("extra_special_tokens") or []
     named = _named(config, extra if isinstance(extra, Mapping) else {})
     unnamed = [] if isinstance(extra, Mapping) else list(extra)
     return Setup(
@@ -145,13 +147,20 @@ def _merge_legacy(directory: Path | None, backend: Backend, config: dict[str, An
         else:
             config[name] = _special(value)
     special = {_content(config[name]) for name in NAMED if config.get(name)}
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    extra = config.get("extra_special_tokens") or []
     special |= {_content(token) for token in (extra.values() if isinstance(extra, Mapping) else extra)}
     added = {
         int(index): AddedToken(text, normalized=text not in special, special=text in special)
         for text, index in ids.items()
     }
+    if "extra_special_tokens" not in config:
+        _rename_older(config)
     return {**added, **backend.get_added_tokens_decoder()}
+
+
+def _rename_older(config: dict[str, Any]) -> None:
+    if "additional_special_tokens" in config:
+        config["extra_special_tokens"] = config.pop("additional_special_tokens")
 
 
 def _special(value: Any) -> Any:
