@@ -42,15 +42,15 @@ def test_columns_are_chosen(run: Run, world: World) -> None:
 
 
 def test_long_lists_are_fetched_page_by_page(run: Run, world: World) -> None:
-    world.runs = [{**world.runs[0], "training_run_id": f"run-{number}"} for number in range(250)]
-    assert len(run("run", "list", "--limit", "0", "-f", "json").json["runs"]) == 250
-    asked = [(page.query["limit"], page.query["offset"]) for page in world.asked("/training_runs")]
-    assert asked == [(["100"], ["0"]), (["100"], ["100"]), (["100"], ["200"])]
+    world.runs = [{**world.runs[0], "training_run_id": f"run-{number}"} for number in range(1250)]
+    ids = [each["training_run_id"] for each in run("run", "list", "--limit", "0", "-f", "json").json["runs"]]
+    assert ids == [f"run-{number}" for number in range(1250)]
+    assert len(world.asked("/training_runs")) == 2
     world.log.clear()
     some = run("run", "list", "--limit", "105")
     assert some.out.startswith("105 training runs\n")
-    assert some.out.endswith("145 more are not shown; --limit 0 shows all.\n")
-    assert [page.query["limit"] for page in world.asked("/training_runs")] == [["100"], ["5"]]
+    assert some.out.endswith("1,145 more are not shown; --limit 0 shows all.\n")
+    assert len(world.asked("/training_runs")) == 1
 
 
 def test_nothing_to_list(run: Run, world: World) -> None:
@@ -82,7 +82,7 @@ def test_checkpoints_of_all_runs_and_of_one(run: Run, world: World) -> None:
     world.checkpoints = [checkpoint(RUN, "weights", f"step-{number}") for number in range(1200)]
     many = run("checkpoint", "list", "--limit", "0", "-f", "jsonl").lines
     assert [each["checkpoint_id"] for each in many] == [f"weights/step-{number}" for number in range(1200)]
-    assert len(world.asked("/checkpoints")) == 3
+    assert len(world.asked("/checkpoints")) == 3  # the first list, and two pages
 
 
 def test_one_checkpoint(run: Run, world: World) -> None:

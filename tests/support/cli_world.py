@@ -126,7 +126,7 @@ class World(Stub):
             page, cursor = self._page(asked, self.checkpoints, 100)
             return {"checkpoints": page, "cursor": cursor}
         if parts[0] == "sessions":
-            if parts[-1] == "trace":
+            if parts[-1] == "trace_export":
                 return {"status": "ready", "url": f"{self.url}/files/trace"}  # type: ignore[attr-defined]
             return super().rest(asked, parts)
         run = next((each for each in self.runs if each["training_run_id"] == parts[1]), None)

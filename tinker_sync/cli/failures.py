@@ -42,8 +42,8 @@ class CliError(Exception):
         self.code = code
 
 
-# What to do, beyond what errors say themselves, by the names of errors: these are not loaded until there is one.
-# The first that fits counts.
+# What to do, beyond what errors say themselves. By name: errors are not loaded until there is one. The first
+# that fits counts.
 _ADVICE: Final = (
     ("AuthenticationError", "tinker-sync auth status tells which key is in use."),
     ("APITimeoutError", "tinker-sync doctor finds out what is slow."),

@@ -14,11 +14,15 @@ from tinker_sync.cli.lazy import Group
 
 _HERE: Final = "tinker_sync.cli.commands."
 
+COMPLETE_VARIABLE: Final = "_TINKER_SYNC_COMPLETE"
 COMMANDS: Final = {
     "auth": (f"{_HERE}auth:auth", "Log in, log out, and see who you are."),
+    "billing": (f"{_HERE}billing:billing", "See what was used, and what it costs."),
     "checkpoint": (f"{_HERE}checkpoint:checkpoint", "List, publish, keep, delete and fetch checkpoints."),
+    "completion": (f"{_HERE}completion:completion", "Print what makes a shell complete commands."),
     "model": (f"{_HERE}model:model", "See the models you can use."),
     "run": (f"{_HERE}run:run", "See training runs."),
+    "session": (f"{_HERE}session:session", "See what happened in sessions."),
     "version": (f"{_HERE}version:version", "Print the version."),
 }
 
@@ -43,6 +47,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             args=None if arguments is None else list(arguments),
             prog_name="tinker-sync",
             standalone_mode=False,
+            complete_var=COMPLETE_VARIABLE,
         )
         sys.stdout.flush()
     except click.exceptions.Exit as end:

@@ -273,7 +273,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     except BaseException as error:
         with suppress(OSError):
             os.unlink(draft)
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.strerror:  # those of the network have none
             raise CliError(f"cannot write {path}: {error.strerror}") from error
         raise
 

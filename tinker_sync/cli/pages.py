@@ -1,38 +1,49 @@
-"""Lists that come in pages, with a bar where there are many."""
+"""Long lists: printed line by line as they arrive, or gathered behind a bar."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from tinker_sync.cli import words
 from tinker_sync.cli.output import Sink
+
+if TYPE_CHECKING:
+    from tinker_sync.cli.table import Table
+    from tinker_sync.clients.rest.listing import Listing
 
 T = TypeVar("T")
 
 
-def fetched(
-    sink: Sink, page: Callable[[int, int], tuple[Sequence[T], int | None]], limit: int, size: int, noun: str
-) -> tuple[list[T], int]:
-    """The first entries of a list, and how many there are in all.
-
-    >>> fetched(Sink(), lambda count, offset: (range(offset, min(offset + count, 5)), 5), 4, 2, "numbers")
-    ([0, 1, 2, 3], 5)
+def show_list(
+    sink: Sink,
+    entries: Listing[T] | Iterable[T],
+    name: str,
+    table: Callable[[list[T], str], Table],
+    *,
+    limit: int = 0,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """Print a list.
 
     Args:
-        sink: where a bar is shown.
-        page: gives so many entries from an offset on, and how many there are in all if it knows.
-        limit: how many at most; 0: all.
-        size: of a page, at most.
-        noun: what they are.
+        sink: where.
+        entries: models of the API, fetched as they are taken.
+        name: of the list in JSON, such as "runs".
+        table: makes a table of all entries, with a note below.
+        limit: how many are to come at most; 0: nobody knows.
+        more: what stands before the list in JSON.
     """
+    if sink.form == "jsonl":
+        for entry in entries:
+            sink.item(entry.model_dump())  # type: ignore[attr-defined]  # it is a model
+        return
     got: list[T] = []
-    total: int | None = None
-    with sink.progress(f"Fetching {noun}", limit or None, unit=noun) as bar:
-        while not limit or len(got) < limit:
-            asked = min(size, limit - len(got)) if limit else size
-            entries, total = page(asked, len(got))
-            got += entries
-            bar.update(len(got), min(limit or total, total) if total is not None else None)
-            if len(entries) < asked or len(got) == total:
-                break
-    return got, len(got) if total is None else total
+    with sink.progress(f"Fetching {name}", limit or None, unit=name) as bar:
+        for entry in entries:
+            got.append(entry)
+            total = getattr(entries, "total", None)
+            bar.update(len(got), min(limit or total, total) if total else None)
+    total = getattr(entries, "total", None)
+    data = {**(more or {}), name: [entry.model_dump() for entry in got]}  # type: ignore[attr-defined]
+    sink.show(data, table(got, words.not_shown(total or 0, len(got))))

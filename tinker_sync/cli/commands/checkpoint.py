@@ -27,7 +27,6 @@ checkpoint = Group(
         "set-ttl": (f"{_HERE}set_ttl", "Say how long a checkpoint is kept."),
     },
 )
-_PAGE: Final = 1000
 PATH: Final = "tinker://RUN/weights/NAME"
 
 
@@ -58,26 +57,18 @@ def checked(path: str) -> Any:
 @click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="How many; 0: all.")
 def list_checkpoints(cli: Cli, run_id: str | None, limit: int) -> None:
     """List checkpoints: of all your runs, the newest first, or of one run."""
-    from tinker_sync.cli.pages import fetched
+    from tinker_sync.cli.pages import show_list
+
+    def table(found: list[Checkpoint], note: str) -> Table:
+        title = words.counted(len(found), "checkpoint") if found else "no checkpoints"
+        return listing(found, title + (f" of run {run_id}" if run_id else ""), note)
 
     with cli.rest() as rest:
         if run_id:
-            found: Sequence[Checkpoint] = rest.list_checkpoints(run_id).result().checkpoints
-            total = len(found)
+            entries, limit, more = rest.iter_checkpoints(run_id), 0, {"run_id": run_id}
         else:
-
-            def page(count: int, offset: int) -> tuple[Sequence[Checkpoint], int | None]:
-                answer = rest.list_user_checkpoints(count, offset).result()
-                return answer.checkpoints, answer.cursor.total_count if answer.cursor else None
-
-            found, total = fetched(cli.sink, page, limit, _PAGE, "checkpoints")
-    data = {"run_id": run_id} if run_id else {}
-    title = words.counted(len(found), "checkpoint") if found else "no checkpoints"
-    cli.sink.show(
-        {**data, "checkpoints": [each.model_dump() for each in found]},
-        listing(found, title + (f" of run {run_id}" if run_id else ""), words.not_shown(total, len(found))),
-        items="checkpoints",
-    )
+            entries, more = rest.iter_user_checkpoints(limit=limit or None), {}
+        show_list(cli.sink, entries, "checkpoints", table, limit=limit, more=more)
 
 
 def listing(found: Sequence[Checkpoint], title: str, note: str = "") -> Table:

@@ -52,7 +52,6 @@ COLUMNS: Final[dict[str, tuple[str, Callable[[TrainingRun, datetime], str]]]] = 
         lambda run, now: words.age(run.last_checkpoint.time if run.last_checkpoint else None, now),
     ),
 }
-_PAGE: Final = 100
 _USUAL: Final = ("id", "model", "lora", "updated", "status")
 
 
@@ -75,24 +74,18 @@ def _chosen(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 )
 def list_runs(cli: Cli, limit: int, columns: Sequence[str]) -> None:
     """List training runs, the newest first."""
-    from tinker_sync.cli.pages import fetched
+    from tinker_sync.cli.pages import show_list
     from tinker_sync.cli.table import Column, Table
 
-    with cli.rest() as rest:
-
-        def page(count: int, offset: int) -> tuple[Sequence[TrainingRun], int]:
-            answer = rest.list_training_runs(count, offset).result()
-            return answer.training_runs, answer.cursor.total_count
-
-        runs, total = fetched(cli.sink, page, limit, _PAGE, "training runs")
     now = words.utc_now()
-    table = Table(
-        [Column(COLUMNS[name][0]) for name in columns],
-        [[COLUMNS[name][1](each, now) for name in columns] for each in runs],
-        words.counted(len(runs), "training run") if runs else "no training runs",
-        note=words.not_shown(total, len(runs)),
-    )
-    cli.sink.show({"runs": [each.model_dump() for each in runs]}, table, items="runs")
+
+    def table(runs: list[TrainingRun], note: str) -> Table:
+        rows = [[COLUMNS[name][1](each, now) for name in columns] for each in runs]
+        title = words.counted(len(runs), "training run") if runs else "no training runs"
+        return Table([Column(COLUMNS[name][0]) for name in columns], rows, title, note)
+
+    with cli.rest() as rest:
+        show_list(cli.sink, rest.iter_training_runs(limit=limit or None), "runs", table, limit=limit)
 
 
 @command("info", example="tinker-sync run info RUN")

@@ -1,0 +1,59 @@
+"""Traces: their address, or the file, whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.cli_runs import Run
+from support.cli_world import World
+from support.tinker_stub import Answer
+
+TRACE = bytes(range(256)) * 1000
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def serve(world: World, answer: Answer) -> None:
+    """What is at the address of the trace, which is not below the API."""
+    world.script("/files/trace", answer)
+
+
+def test_the_address_alone(run: Run, world: World, folder: Path) -> None:
+    url = f"{world.url}/files/trace"  # type: ignore[attr-defined]
+    assert run("session", "export-trace", "s-1", "--url-only").out == f"{url}\n"
+    data = run("session", "export-trace", "s-1", "--url-only", "-f", "json").json
+    assert data == {"session_id": "s-1", "url": url}
+    assert list(folder.iterdir()) == []
+
+
+def test_the_file(run: Run, world: World, folder: Path) -> None:
+    serve(world, Answer(body=TRACE))
+    done = run("session", "export-trace", "s-1", "-f", "json")
+    target = folder / "s-1.pftrace"
+    assert done.json == {"session_id": "s-1", "destination": str(target), "file_size_bytes": len(TRACE)}
+    assert target.read_bytes() == TRACE
+    [fetched] = [asked for asked in world.log if asked.path == "/files/trace"]
+    assert "x-api-key" not in fetched.headers
+    serve(world, Answer(body=TRACE))
+    assert "250.0 KB" in run("session", "export-trace", "s-1", "-o", "new/t").out
+    assert (folder / "new" / "t").read_bytes() == TRACE
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Answer(403, {"detail": "expired"}), "the server answered 403"),
+        (Answer(abort="before"), "could not be fetched"),
+    ],
+)
+def test_no_half_file(run: Run, world: World, folder: Path, answer: Answer, words: str) -> None:
+    serve(world, answer)
+    done = run("session", "export-trace", "s-1")
+    assert (done.code, done.out) == (1, "")
+    assert words in done.err
+    assert list(folder.iterdir()) == []
