@@ -25,6 +25,7 @@ checkpoint = Group(
         "publish": (f"{_HERE}publish", "Let everybody read a checkpoint."),
         "unpublish": (f"{_HERE}unpublish", "Let nobody else read a checkpoint any more."),
         "set-ttl": (f"{_HERE}set_ttl", "Say how long a checkpoint is kept."),
+        "delete": ("tinker_sync.cli.commands.deletion:delete", "Delete checkpoints for good."),
     },
 )
 PATH: Final = "tinker://RUN/weights/NAME"
