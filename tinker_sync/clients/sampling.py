@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from tinker_sync._observe import ModelNamed, TokensUsed
 from tinker_sync._secret import veiled
@@ -42,6 +42,7 @@ from tinker_sync.wire.adapt import json_body, normalise_sample_request, refuse_u
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.core import Core, Machinery
+    from tinker_sync.text.tokenizer import Tokenizer
     from tinker_sync.transport.call import Reply
 
 CLONE_BLOCK: Final = 10**9
@@ -281,10 +282,31 @@ class SamplingClient:
 
     def get_base_model(self) -> str:
         """The name of the model that was fine-tuned, or that is sampled from. Blocks."""
-        sampler: GetSamplerResponse = self._core.call(
+        return self._about().base_model
+
+    @overload
+    def get_tokenizer(self, *, backend: Literal["tokenizers"] = "tokenizers") -> Tokenizer: ...
+    @overload
+    def get_tokenizer(self, *, backend: Literal["transformers"]) -> Any: ...
+    def get_tokenizer(self, *, backend: Literal["tokenizers", "transformers"] = "tokenizers") -> Any:
+        """The tokenizer of this model. Blocks: asks the server which one, and loads it once in a process.
+
+        Args:
+            backend: "transformers" gives an object of that library, which has to be installed.
+
+        Raises:
+            TokenizerError: it is not to be had; the text says which files to put where.
+        """
+        from tinker_sync.text.loading import get_tokenizer
+
+        about = self._about()
+        return get_tokenizer(about.base_model, about.tokenizer_id, backend=backend)
+
+    def _about(self) -> GetSamplerResponse:
+        about: GetSamplerResponse = self._core.call(
             "get_sampler", path={"sampler": self._sampling_session_id}, usual_s=_deadlines.REST_S
         )
-        return sampler.base_model
+        return about
 
     # -------------------------------------------------------------------------------------- going elsewhere
 
@@ -346,6 +368,7 @@ class SamplingClient:
     sample_async = result_twin(sample)
     compute_logprobs_async = result_twin(compute_logprobs)
     get_base_model_async = blocking_twin(get_base_model)
+    get_tokenizer_async = blocking_twin(get_tokenizer)
 
 
 _KEPT_RETRY_FIELDS: Final = ("max_connections", "enable_retry_logic", "max_attempts")

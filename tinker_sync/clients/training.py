@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from tinker_sync._observe import ModelNamed
 from tinker_sync.clients import _deadlines
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tinker_sync.clients.retry_config import RetryConfig
     from tinker_sync.clients.sampling import SamplingClient
     from tinker_sync.runtime.core import Core
+    from tinker_sync.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 LossFnConfig = Mapping[str, float | str]
@@ -364,6 +365,25 @@ class TrainingClient:
         )
         return info
 
+    @overload
+    def get_tokenizer(self, *, backend: Literal["tokenizers"] = "tokenizers") -> Tokenizer: ...
+    @overload
+    def get_tokenizer(self, *, backend: Literal["transformers"]) -> Any: ...
+    def get_tokenizer(self, *, backend: Literal["tokenizers", "transformers"] = "tokenizers") -> Any:
+        """The tokenizer of this model. Blocks: asks the server which one, and loads it once in a process.
+
+        Args:
+            backend: "transformers" gives an object of that library, which has to be installed.
+
+        Raises:
+            TokenizerError: it is not to be had; the text says which files to put where.
+        """
+        from tinker_sync.text.loading import get_tokenizer
+
+        info = self.get_info()
+        name = info.model_data.model_name or info.model_name or ""
+        return get_tokenizer(name, info.model_data.tokenizer_id, backend=backend)
+
     def get_console_url(self) -> str:
         """Where this run is shown in a browser."""
         return training_run_url(self.model_id)
@@ -409,6 +429,7 @@ class TrainingClient:
     save_weights_and_get_sampling_client_async = blocking_twin(save_weights_and_get_sampling_client)
     create_sampling_client_async = blocking_twin(create_sampling_client)
     get_info_async = blocking_twin(get_info)
+    get_tokenizer_async = blocking_twin(get_tokenizer)
 
 
 def _note_load(suffix: str) -> None:

@@ -109,6 +109,8 @@ class GetSamplerResponse(Model):
     sampler_id: str
     base_model: str
     model_path: str | None = None
+    tokenizer_id: str | None = None
+    """Where the tokenizer is, from servers that say so, such as the embedded one."""
 
 
 @model

@@ -90,7 +90,13 @@ async def get_sampler(service: Service, ask: Ask) -> Any:
     """What a sampler samples from."""
     row = await service.on_disk(service.store.sampler, ask.ids["sampler"])
     path = None if (row.model_path or "").startswith(UNSAVED) else row.model_path
-    return GetSamplerResponse(sampler_id=row.sampler_id, base_model=row.base_model, model_path=path)
+    base = service.host.models.get(row.base_model)
+    return GetSamplerResponse(
+        sampler_id=row.sampler_id,
+        base_model=row.base_model,
+        model_path=path,
+        tokenizer_id=None if base is None else base.tokenizer_id,
+    )
 
 
 @calls.of("asample")

@@ -1,0 +1,315 @@
+"""Where the files of a tokenizer are found, when they are fetched, and what is said when they cannot be."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tinker_sync
+from tinker_sync import TokenizerError
+from tinker_sync.text import hub
+from tinker_sync.text.hub import CONFIG_FILE, TEMPLATE_FILE, TOKENIZER_FILE
+from tinker_sync.text.resolve import Source
+
+COMMIT = "c" * 40
+SOURCE = Source("org/model")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def put(
+    cache: Path, *names: str, absent: tuple[str, ...] = (), commit: str = COMMIT, ref: str = "main"
+) -> Path:
+    """Files in the cache as the hub's library lays them out; gives the snapshot."""
+    root = cache / "models--org--model"
+    for folder, files in ((root / "snapshots" / commit, names), (root / ".no_exist" / commit, absent)):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in files:
+            (folder / name).touch()
+    (root / "refs").mkdir(exist_ok=True)
+    (root / "refs" / ref).write_text(commit)
+    return root / "snapshots" / commit
+
+
+class LibraryErrors:
+    class EntryNotFoundError(Exception):
+        pass
+
+    class LocalEntryNotFoundError(EntryNotFoundError):
+        pass
+
+    class RepositoryNotFoundError(Exception):
+        pass
+
+    class RevisionNotFoundError(Exception):
+        pass
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, cache: Path) -> list[tuple[str, str | None]]:
+    """What the library is asked for; `answer` of the list decides, and by default it has everything."""
+
+    class Log(list[tuple[str, str | None]]):
+        answer: Callable[[str], Any] = staticmethod(lambda name: put(cache, name))
+
+    log = Log()
+
+    def hf_hub_download(repo_id: str, filename: str, *, revision: str | None) -> None:
+        assert repo_id == "org/model"
+        log.append((filename, revision))
+        log.answer(filename)
+
+    library: Any = types.ModuleType("huggingface_hub")
+    library.hf_hub_download = hf_hub_download
+    monkeypatch.setitem(sys.modules, "huggingface_hub", library)
+    monkeypatch.setitem(sys.modules, "huggingface_hub.utils", LibraryErrors)  # type: ignore[arg-type]
+    return log
+
+
+# ------------------------------------------------------------------------------------------- the cache
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"),
+        ({"HUGGINGFACE_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"),
+        ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}, "/b/hub"),
+        ({"XDG_CACHE_HOME": "/c"}, "/c/huggingface/hub"),
+        ({"HOME": "/d"}, "/d/.cache/huggingface/hub"),
+        ({"HF_HOME": "~/e", "HOME": "/d"}, "/d/e/hub"),
+        ({"HF_HOME": "$HOME/e", "HOME": "/d"}, "/d/e/hub"),
+        ({"HF_HOME": "", "HOME": "/d"}, "/d/.cache/huggingface/hub"),
+    ],
+)
+def test_the_cache_is_where_the_hubs_library_has_it(
+    variables: dict[str, str], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert hub.cache_directory() == Path(place)
+
+
+def test_what_the_cache_has_is_used_and_nobody_asked(cache: Path, asked: list[Any]) -> None:
+    snapshot = put(cache, TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE)
+    assert hub.find(SOURCE).directory == snapshot
+    assert asked == []
+
+
+def test_a_file_known_not_to_exist_is_not_asked_for(cache: Path, asked: list[Any]) -> None:
+    put(cache, TOKENIZER_FILE, CONFIG_FILE, absent=(TEMPLATE_FILE,))
+    hub.find(SOURCE)
+    assert asked == []
+
+
+@pytest.mark.parametrize("revision", [COMMIT, "v1"])
+def test_a_pinned_revision_is_found_by_commit_and_by_name(cache: Path, revision: str) -> None:
+    put(cache, *hub.WANTED, commit="d" * 40)
+    snapshot = put(cache, *hub.WANTED, ref="v1")
+    assert hub.find(Source("org/model", revision)).directory == snapshot
+
+
+def test_only_what_is_missing_is_fetched(cache: Path, asked: list[Any]) -> None:
+    put(cache, TOKENIZER_FILE)
+    assert hub.find(SOURCE).unknown(hub.WANTED) == []
+    assert asked == [(CONFIG_FILE, None), (TEMPLATE_FILE, None)]
+
+
+def test_everything_is_fetched_at_the_wanted_revision(cache: Path, asked: list[Any]) -> None:
+    place = hub.find(Source("org/model", COMMIT))
+    assert asked == [(name, COMMIT) for name in hub.WANTED]
+    assert place.directory.name == COMMIT
+
+
+def test_files_that_do_not_exist_upstream_do_no_harm(cache: Path, asked: Any) -> None:
+    def answer(name: str) -> None:
+        if name != TOKENIZER_FILE:
+            put(cache, absent=(name,))
+            raise LibraryErrors.EntryNotFoundError(name)
+        put(cache, name)
+
+    asked.answer = answer
+    assert hub.find(SOURCE).has(TOKENIZER_FILE)
+    assert [name for name, _ in asked] == list(hub.WANTED)
+    hub.find(SOURCE)
+    assert len(asked) == len(hub.WANTED)
+
+
+# ------------------------------------------------------------------------------------------- without network
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
+def test_offline_uses_what_there_is_and_says_what_is_missing(
+    cache: Path, asked: list[Any], monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "yes")
+    with pytest.raises(TokenizerError) as caught:
+        hub.find(Source("org/model", COMMIT))
+    text = str(caught.value)
+    for words in (
+        str(cache),
+        f"hf download org/model {TOKENIZER_FILE} {CONFIG_FILE} {TEMPLATE_FILE} --revision {COMMIT}",
+        "HF_HUB_OFFLINE",
+        "into a directory",
+    ):
+        assert words in text
+    assert caught.value.tokenizer_id == "org/model"
+    snapshot = put(cache, TOKENIZER_FILE)
+    assert hub.find(SOURCE).directory == snapshot
+    assert asked == []
+
+
+def test_an_unreachable_hub_is_the_same_as_offline_but_said_aloud(
+    cache: Path, asked: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def answer(_: str) -> None:
+        raise LibraryErrors.LocalEntryNotFoundError("no route to host\nlong story")
+
+    asked.answer = answer
+    with pytest.raises(
+        TokenizerError, match=r"could not be fetched \(no route to host\)\. On a machine with"
+    ):
+        hub.find(SOURCE)
+    assert len(asked) == 1  # the other files would only wait in vain, too
+    snapshot = put(cache, TOKENIZER_FILE, CONFIG_FILE)
+    assert hub.find(SOURCE).directory == snapshot
+    assert "no route to host" in caplog.text
+    assert TEMPLATE_FILE in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "source", "words"),
+    [
+        (LibraryErrors.EntryNotFoundError("404"), SOURCE, "it has no tokenizer.json. get_tokenizer(backend="),
+        (LibraryErrors.RepositoryNotFoundError("401 Unauthorized"), SOURCE, "401 Unauthorized"),
+        (LibraryErrors.RevisionNotFoundError("no such revision"), SOURCE, "no such revision"),
+        (LibraryErrors.EntryNotFoundError("404"), Source("org/model", None, True), "Code of the repository"),
+    ],
+)
+def test_a_repository_that_cannot_be_used_says_why(
+    asked: Any, error: Exception, source: Source, words: str
+) -> None:
+    def answer(_: str) -> None:
+        raise error
+
+    asked.answer = answer
+    with pytest.raises(TokenizerError, match="the repository 'org/model' cannot be used") as caught:
+        hub.find(source)
+    assert words in str(caught.value)
+
+
+def test_a_library_that_is_not_there_is_no_crash(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(TokenizerError, match="huggingface_hub"):
+        hub.find(SOURCE)
+
+
+@pytest.mark.parametrize("name", ["../../etc", "a/b/c", "a b/c", "", "org/../x", "https://h/x"])
+def test_names_that_are_no_ids_touch_nothing(name: str, asked: list[Any]) -> None:
+    with pytest.raises(TokenizerError):
+        hub.find(Source(name))
+    assert asked == []
+
+
+def test_a_directory_says_what_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"does not exist; put the model's tokenizer\.json"):
+        hub.find(Source(str(tmp_path / "no")))
+    with pytest.raises(TokenizerError, match=r"has no tokenizer\.json"):
+        hub.find(Source(str(tmp_path)))
+    (tmp_path / TOKENIZER_FILE).touch()
+    assert hub.find(Source(str(tmp_path))).unknown(hub.WANTED) == []
+
+
+# ------------------------------------------------------------------------------------------- the real library
+
+
+class Upstream(http.server.BaseHTTPRequestHandler):
+    """A hub that has two files of one repository at one commit."""
+
+    files: dict[str, bytes]
+    log: list[str]
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def _answer(self, *, with_body: bool) -> None:
+        name = self.path.rpartition("/")[2]
+        self.log.append(f"{self.command} {name}")
+        body = self.files.get(name)
+        self.send_response(404 if body is None else 200)
+        self.send_header("X-Repo-Commit", COMMIT)
+        if body is None:
+            self.send_header("X-Error-Code", "EntryNotFound")
+        else:
+            self.send_header("ETag", f'"{name}-1"')
+        self.send_header("Content-Length", str(len(body or b"")))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body or b"")
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_the_real_library_fetches_what_is_missing_and_then_never_asks_again(
+    folders: Any, tmp_path: Path
+) -> None:
+    folder = folders["word-piece"]
+    Upstream.files = {name: (folder / name).read_bytes() for name in (TOKENIZER_FILE, CONFIG_FILE)}
+    Upstream.log = []
+    code = (
+        "import sys, tinker_sync as t\n"
+        "made = t.get_tokenizer('org/model')\n"
+        "print(made.encode('hello world'), made.sep_token, made.name_or_path)\n"
+        "print('huggingface_hub' in sys.modules)"
+    )
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Upstream) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        variables = {
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "HF_HOME": str(tmp_path),
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "PYTHONPATH": str(Path(tinker_sync.__file__).parents[1]),
+        }
+        try:
+            first, second = (
+                subprocess.run(
+                    [sys.executable, "-c", code],
+                    env=os.environ | variables,
+                    capture_output=True,
+                    text=True,
+                    timeout=120,
+                    check=False,
+                )
+                for _ in range(2)
+            )
+        finally:
+            server.shutdown()
+            thread.join()
+    ours = tinker_sync.Tokenizer.from_directory(folder)
+    said = f"{ours.encode('hello world')} [SEP] org/model\n"
+    assert (first.stdout, first.stderr) == (f"{said}True\n", "")
+    assert (second.stdout, second.stderr) == (f"{said}False\n", "")
+    assert f"HEAD {TEMPLATE_FILE}" in Upstream.log
+    assert [line for line in Upstream.log if line in {f"GET {name}" for name in hub.WANTED}] == [
+        f"GET {name}" for name in (TOKENIZER_FILE, CONFIG_FILE)
+    ]
+    shutil.rmtree(tmp_path)
