@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.notices import QueueState
     from tinker_sync.runtime.rate_limiter import RateLimiter
-    from tinker_sync.usage import Budget, PriceTable, Reconciliation, Usage
     from tinker_sync.types import CustomLossInputRank
+    from tinker_sync.usage import Budget, PriceTable, Reconciliation, Usage
     from tinker_sync.wire.dialect import Dialect
 
 
@@ -290,7 +290,7 @@ class ServiceClient:
         *,
         deadline: float | None = None,
     ) -> APIFuture[LossHandle]:
-        """Make a loss of a function of torch tensors, to be computed by the server where that does such a thing,
+        """Make a loss of a function of torch tensors: computed by the server where that takes such losses,
         else here; `TrainingClient.forward_backward_custom` takes it either way.
 
         The function is traced once and not called again. It takes ``logprobs`` and, by name, further

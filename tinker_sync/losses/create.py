@@ -1,0 +1,112 @@
+"""`create_custom_loss`: a traced loss, stored on the server where that computes losses, else kept here."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.losses.graph import encode_graph
+from tinker_sync.losses.handle import LossHandle
+from tinker_sync.losses.trace import trace
+from tinker_sync.runtime.fetcher import Promise
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.types.custom_loss import CreateCustomLossRequest, CreateCustomLossResponse
+from tinker_sync.wire import json as wire_json
+from tinker_sync.wire.adapt import refuse_unsupported
+from tinker_sync.wire.endpoints import ENDPOINTS
+
+if TYPE_CHECKING:
+    from tinker_sync.runtime.core import Core
+
+_lock = threading.Lock()
+# What each session has made; a server keeps each for the life of the session, so nobody makes one twice.
+_made: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  # guarded by _lock
+
+
+def create(
+    core: Core, fn: Callable[..., Any], input_ranks: Mapping[str, int], deadline_at: float
+) -> APIFuture[LossHandle]:
+    """Trace a loss, and store it where the server takes it; see `ServiceClient.create_custom_loss`."""
+    machinery = core.ready(deadline_at)
+    handle = trace(fn, input_ranks, core.session_id(deadline_at))
+    on_server = machinery.facts.config.custom_loss_server_side
+    graph = encode_graph(handle.name, handle.graph) if on_server else None
+    _remember(core, handle)
+    future: APIFuture[LossHandle] = core.future()
+    if graph is None:
+        future.resolve(handle)
+        return future
+    future.when_done(partial(_forget_failed, weakref.ref(core), handle.key))
+    try:
+        request = CreateCustomLossRequest(
+            session_id=handle.session_id,
+            # Drawn once: a repetition must be the same request.
+            custom_loss_seq_id=core.session.next_custom_loss_seq_id(),
+            name=handle.name,
+            inputs=list(handle.inputs),
+            graph=graph,
+        )
+        refuse_unsupported(request, machinery.facts.dialect)
+        core.loss_pool.run(partial(_store, core, request, handle, future, deadline_at))
+    except BaseException as failure:
+        future.fail(failure)
+        raise
+    return future
+
+
+def _remember(core: Core, handle: LossHandle) -> None:
+    key = handle.key
+    with _lock:
+        made = _made.setdefault(core, set())
+        known = key in made
+        made.add(key)
+    if known:
+        raise InvalidInputError(
+            f"create_custom_loss: the session has already made {handle.name} with these inputs; "
+            "keep its handle and use it again"
+        )
+
+
+def _forget_failed(core_ref: weakref.ref[Core], key: str, future: APIFuture[LossHandle]) -> None:
+    """What was not made may be made again."""
+    core = core_ref()
+    if core is not None and (future.cancelled() or future.exception() is not None):
+        with _lock:
+            _made.get(core, set()).discard(key)
+
+
+def _store(
+    core: Core,
+    request: CreateCustomLossRequest,
+    handle: LossHandle,
+    future: APIFuture[LossHandle],
+    deadline_at: float,
+) -> None:
+    """On a worker: send it, and have the answer fetched."""
+    if not future.begin():
+        return
+    future.mark_sending()
+    began_at = core.clock.now()
+    try:
+        promise = core.call("create_custom_loss", request, deadline_s=max(deadline_at - began_at, 0.0))
+        future.mark_accepted(promise.request_id)
+        core.machinery.fetcher.fetch(
+            Promise(
+                promise.request_id,
+                ENDPOINTS["create_custom_loss"].promises or "create_custom_loss",
+                roundtrip_s=core.clock.now() - began_at,
+            ),
+            future,
+            lambda _, tree: evolve(
+                handle, loss_id=wire_json.from_plain(tree, CreateCustomLossResponse).loss_id
+            ),
+            deadline_at=deadline_at,
+        )
+    except BaseException as failure:  # noqa: BLE001  # whatever it is, nobody must wait for ever
+        future.fail(failure)
