@@ -26,7 +26,7 @@ from tinker_sync.runtime.sample_lane import SampleOrder, check_response
 from tinker_sync.runtime.session_poll import SessionPoll
 from tinker_sync.types import (
     CreateSamplingSessionRequest,
-    GetSamplerResponse,
+    GetSamplerResponseInternal,
     JoinSamplingSessionRequest,
     ModelInput,
     SampledSequence,
@@ -302,8 +302,8 @@ class SamplingClient:
         about = self._about()
         return get_tokenizer(about.base_model, about.tokenizer_id, backend=backend)
 
-    def _about(self) -> GetSamplerResponse:
-        about: GetSamplerResponse = self._core.call(
+    def _about(self) -> GetSamplerResponseInternal:
+        about: GetSamplerResponseInternal = self._core.call(
             "get_sampler", path={"sampler": self._sampling_session_id}, usual_s=_deadlines.REST_S
         )
         return about

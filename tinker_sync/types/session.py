@@ -109,8 +109,19 @@ class GetSamplerResponse(Model):
     sampler_id: str
     base_model: str
     model_path: str | None = None
+
+
+@model
+class GetSamplerResponseInternal(GetSamplerResponse):
+    """The same, from servers that also say where the tokenizer is, such as the embedded one.
+
+    >>> GetSamplerResponseInternal(sampler_id="s-1:sample:0", base_model="org/base").tokenizer_id is None
+    True
+    """
+
+    __response__ = True
+
     tokenizer_id: str | None = None
-    """Where the tokenizer is, from servers that say so, such as the embedded one."""
 
 
 @model

@@ -165,7 +165,7 @@ _SERVICE: Final = (
         request="JoinSamplingSessionRequest", reply="JoinSamplingSessionResponse", pool="SESSION",
         reason="a number handed out twice is a number unused",
     ),
-    _row("get_sampler", "GET", "/samplers/{sampler}", reply="GetSamplerResponse"),
+    _row("get_sampler", "GET", "/samplers/{sampler}", reply="GetSamplerResponseInternal"),
     _row(
         "telemetry", "POST", "/telemetry",
         request="TelemetrySendRequest", reply="TelemetryResponse", timeout_s=5, patient=False,

@@ -20,7 +20,7 @@ from tinker_sync.types.sampling import SampleRequest
 from tinker_sync.types.session import (
     CreateSamplingSessionRequest,
     CreateSamplingSessionResponse,
-    GetSamplerResponse,
+    GetSamplerResponseInternal,
     JoinSamplingSessionRequest,
     JoinSamplingSessionResponse,
 )
@@ -91,7 +91,7 @@ async def get_sampler(service: Service, ask: Ask) -> Any:
     row = await service.on_disk(service.store.sampler, ask.ids["sampler"])
     path = None if (row.model_path or "").startswith(UNSAVED) else row.model_path
     base = service.host.models.get(row.base_model)
-    return GetSamplerResponse(
+    return GetSamplerResponseInternal(
         sampler_id=row.sampler_id,
         base_model=row.base_model,
         model_path=path,
