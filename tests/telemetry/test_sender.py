@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.clock import FakeClock
+from support.clock import PATIENCE_S, FakeClock
 from support.crowd import until
 from support.isolation import our_threads
 from support.tinker_stub import Answer, Stub, StubServer
@@ -296,7 +296,10 @@ def test_unless_that_is_asked_for(stub: Stub, monkeypatch: pytest.MonkeyPatch) -
     with service_of(stub, telemetry=True) as service:
         service.create_sampling_client(base_model="stub/model")
     assert [event["event"] for event in sent(stub)] == ["SESSION_START", "SESSION_END"]
-    assert "tinker-telemetry" not in {thread.name for thread in our_threads()}
+    for thread in our_threads():
+        if thread.name == "tinker-telemetry":  # on its way out
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(("value", "on"), [(None, True), ("1", True), ("0", False), ("off", False)])

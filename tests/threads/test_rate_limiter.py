@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 from support.clock import PATIENCE_S, FakeClock
@@ -64,9 +65,9 @@ def test_64_threads_get_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(RateLimiter):
         """One that takes its time to come about, so that everybody arrives meanwhile."""
 
-        def __init__(self, *, clock: FakeClock) -> None:
+        def __init__(self, **options: Any) -> None:
             let_others_run()
-            super().__init__(clock=clock)
+            super().__init__(**options)
 
     monkeypatch.setattr(rate_limiter, "RateLimiter", Slow)
     for number in range(20):
