@@ -1,0 +1,147 @@
+"""What is written down of a call: everything a test may ask about, and no credential."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tinker_sync
+from tinker_sync.testing import RecordedCall, faults
+from tinker_sync.testing._scene import Scene
+from tinker_sync.testing.plan import FaultPlan
+from tinker_sync.types import ForwardBackwardInput, ForwardBackwardRequest, OptimStepRequest
+from tinker_sync.wire import json as wire_json
+from tinker_sync.wire.proto import encode_forward_backward_request
+
+KEY = "tml-a-secret-key-nobody-may-see"
+
+
+def record(
+    content: bytes = b"", *, path: str = "/asample", method: str = "POST", query: str = "", **headers: str
+) -> RecordedCall:
+    named: Mapping[str, str] = {name.replace("_", "-"): value for name, value in headers.items()}
+    scene = Scene(FaultPlan())
+    scene.enter(method=method, path=f"/api/v1{path}", query=query, headers=named.items(), content=content)
+    return scene.calls[0]
+
+
+def datum() -> tinker_sync.Datum:
+    return tinker_sync.Datum(
+        tinker_sync.ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4], "weights": [0.0, 1.0, 0.5]}
+    )
+
+
+def test_a_call_of_the_protocol_has_a_name_and_ids() -> None:
+    call = record(method="DELETE", path="/training_runs/r%201/checkpoints/weights/a", query="a=1&b=&c=x%20y")
+    assert call.endpoint == "delete_checkpoint"
+    assert call.ids == {"run": "r 1", "checkpoint": "weights/a"}
+    assert call.query == {"a": "1", "b": "", "c": "x y"}
+    assert (call.order, call.number, call.status, call.fault, call.body) == (1, 1, None, None, None)
+
+
+def test_another_call_has_none() -> None:
+    call = record(path="/favicon.ico")
+    assert (call.endpoint, call.request, repr(call)) == ("", None, "</api/v1/favicon.ico 1: under way>")
+
+
+def test_json_comes_back_as_it_was_and_as_a_value() -> None:
+    call = record(
+        b'{"model_id": "m", "seq_id": 3, "adam_params": {"learning_rate": 0.5}, "type": "optim_step"}',
+        path="/optim_step",
+    )
+    assert call.body["adam_params"] == {"learning_rate": 0.5}
+    assert isinstance(call.request, OptimStepRequest)
+    assert (call.request.seq_id, call.request.optim_params.learning_rate) == (3, 0.5)
+
+
+@pytest.mark.parametrize("forward_only", [False, True])
+def test_protobuf_comes_back_as_json_would_show_it(forward_only: bool) -> None:
+    request = ForwardBackwardRequest(ForwardBackwardInput([datum()], "cross_entropy"), "m", 4)
+    content = encode_forward_backward_request(request, forward_only=forward_only).join()
+    call = record(content, path="/forward_backward", content_type="application/x-protobuf")
+    assert isinstance(call.request, ForwardBackwardRequest)
+    assert call.request.seq_id == 4
+    assert call.body["forward_only"] is forward_only
+    shown = call.body["forward_backward_input"]["data"][0]
+    expected = wire_json.loads(wire_json.encode(request))["forward_backward_input"]["data"][0]
+    assert list(np.asarray(shown["model_input"]["chunks"][0]["tokens"])) == [1, 2, 3]
+    weights = shown["loss_fn_inputs"]["weights"]
+    assert list(np.asarray(weights["data"])) == expected["loss_fn_inputs"]["weights"]["data"] == [0, 1, 0.5]
+    assert call.body["forward_backward_input"]["loss_fn"] == "cross_entropy"
+
+
+def test_compressed_bodies_are_read() -> None:
+    call = record(gzip.compress(b'{"a": [1]}'), content_encoding="gzip")
+    assert call.body == {"a": [1]}
+
+
+def test_credentials_are_masked_everywhere() -> None:
+    call = record(
+        b'{"path": "tinker://r/weights/a", "weights_access_token": "hidden-token", "optimizer": true,'
+        b' "model_id": "m", "seq_id": 1, "user_metadata": {"note": "key is %b"}}' % KEY.encode(),
+        path="/load_weights",
+        query=f"api_key={KEY}&token=hidden-token&limit=3",
+        x_api_key=KEY,
+        authorization="Bearer hidden-token",
+        cf_access_client_secret="hidden-token",
+        accept="text/x",
+    )
+    shown = f"{call!r} {call.headers!r} {dict(call.headers)} {call.query} {call.body}"
+    assert KEY not in shown
+    assert "hidden-token" not in shown
+    assert call.headers["X-API-KEY"] == "***"
+    assert call.headers["accept"] == "text/x"
+    assert call.query["limit"] == "3"
+    assert call.body["weights_access_token"] == "***"
+
+
+def test_a_typed_request_shows_no_credential_either() -> None:
+    call = record(
+        b'{"path": "tinker://r/weights/a", "weights_access_token": "hidden-token", "optimizer": true,'
+        b' "model_id": "m", "seq_id": 1}',
+        path="/load_weights",
+    )
+    assert call.request.path == "tinker://r/weights/a"
+    assert call.request.weights_access_token == "***"
+
+
+def test_garbage_that_a_client_sends_is_its_own_business() -> None:
+    call = record(b"\xff{", path="/asample")
+    assert call.endpoint == "asample"
+    with pytest.raises(ValueError, match=r"decode|Expecting"):
+        call.body  # noqa: B018  # the access is the test
+
+
+def test_what_became_of_it_shows() -> None:
+    scene = Scene(FaultPlan().on("asample", faults.reset(), nth=1))
+    for status in (None, 200):
+        entered: Any = scene.enter(method="POST", path="/api/v1/asample", query="", headers=[], content=b"")
+        assert "under way" in repr(entered.call)
+        scene.left(entered.call, status)
+    assert [repr(call) for call in scene.calls] == [
+        "<asample 1: cut off, Cut(after_work=False, reset=True)>",
+        "<asample 2: 200>",
+    ]
+
+
+def test_waiting_for_calls_wakes_up() -> None:
+    scene = Scene(FaultPlan())
+    waiting, answers = threading.Event(), []
+
+    def wait() -> None:
+        waiting.set()
+        answers.append(scene.wait_until(lambda calls: len(calls) == 2, 20))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert waiting.wait(20)
+    for _ in range(2):
+        scene.enter(method="GET", path="/api/v1/healthz", query="", headers=[], content=b"")
+    thread.join(20)
+    assert answers == [True]
+    assert not scene.wait_until(lambda calls: len(calls) == 3, 0.0)

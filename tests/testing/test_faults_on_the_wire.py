@@ -1,0 +1,257 @@
+"""Every kind of fault as it looks from outside, to a plain socket."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import pytest
+
+from tinker_sync.local.server.serving import ServerThread
+from tinker_sync.testing import FaultPlan, faults, latency
+from tinker_sync.testing._middleware import Faults
+from tinker_sync.testing._scene import Scene
+from tinker_sync.testing.plan import EVERY
+
+REPLY = json.dumps({"request_id": "req-0", "filler": "x" * 1000}).encode()
+
+
+class Work:
+    """An application that counts what it does."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.bodies: list[bytes] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            for kind in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{kind}.complete"})
+            return
+        event = await receive()
+        self.done.append(scope["path"])
+        self.bodies.append(event["body"])
+        reply = json.dumps({"session_id": "s-1"}).encode() if scope["path"].endswith("n") else REPLY
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(reply))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": reply[:10], "more_body": True})
+        await send({"type": "http.response.body", "body": reply[10:]})
+
+
+class Wire:
+    """A server with a plan, and the other end of a connection to it."""
+
+    def __init__(self, address: tuple[str, int], work: Work, scene: Scene) -> None:
+        self.address, self.work, self.scene = address, work, scene
+
+    def raw(self, path: str = "/asample", body: bytes = b"{}", method: str = "POST") -> bytes:
+        """Everything the server sends until it closes the connection."""
+        with socket.create_connection(self.address, timeout=20) as sock:
+            head = f"{method} /api/v1{path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n"
+            sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            got = b""
+            while piece := sock.recv(65536):
+                got += piece
+            return got
+
+    def ask(self, path: str = "/asample", **how: Any) -> tuple[int, dict[str, str], bytes]:
+        head, _, body = self.raw(path, **how).partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        return int(first.split()[1]), dict(line.lower().split(": ", 1) for line in lines), body
+
+
+@contextmanager
+def serving(plan: FaultPlan, *, pace: float = 1.0) -> Iterator[Wire]:
+    work, scene = Work(), Scene(plan)
+    with ServerThread(Faults(work, scene, pace=pace), key="k") as server:
+        yield Wire(("127.0.0.1", server.port), work, scene)
+
+
+def plan(fault: faults.Fault, **which: Any) -> FaultPlan:
+    return FaultPlan().on("asample", fault, **which)
+
+
+def test_without_a_plan_all_is_well() -> None:
+    with serving(FaultPlan()) as wire:
+        assert wire.ask(body=b'{"n": 1}')[::2] == (200, REPLY)
+        assert wire.work.bodies == [b'{"n": 1}']
+        assert wire.ask("/nowhere")[0] == 200
+        assert [call.endpoint for call in wire.scene.calls] == ["asample", ""]
+
+
+@pytest.mark.parametrize("code", [401, 402, 404, 410, 500, 502, 503])
+def test_a_status(code: int) -> None:
+    with serving(plan(faults.status(code, headers={"X-Note": "n"}))) as wire:
+        status, headers, body = wire.ask()
+        assert (status, headers["x-note"], headers["content-type"]) == (code, "n", "application/json")
+        assert json.loads(body) == {"detail": f"status {code}"}
+        assert wire.work.done == []
+
+
+def test_a_status_after_the_work() -> None:
+    with serving(plan(faults.status(502, detail="bad gateway", after_work=True))) as wire:
+        assert wire.ask()[0] == 502
+        assert wire.work.done == ["/api/v1/asample"]
+
+
+def test_retry_after_in_every_form() -> None:
+    rows = (
+        FaultPlan()
+        .on("asample", faults.too_many_requests(2.5), nth=1)
+        .on("asample", faults.too_many_requests(0.25, form="milliseconds"), nth=2)
+        .on("asample", faults.too_many_requests(3, form="date"), nth=3)
+        .on("asample", faults.too_many_requests(), nth=4)
+        .on("asample", faults.status(503, retry_after=7), nth=5)
+    )
+    with serving(rows) as wire:
+        asked = [wire.ask() for _ in range(6)]
+    assert [status for status, _, _ in asked] == [429, 429, 429, 429, 503, 200]
+    said = [{name: h[name] for name in h if name.startswith("retry")} for _, h, _ in asked]
+    assert said[:2] == [{"retry-after": "2.5"}, {"retry-after-ms": "250"}]
+    assert said[3:] == [{}, {"retry-after": "7"}, {}]
+    ahead_s = parsedate_to_datetime(said[2]["retry-after"].title().replace("Gmt", "GMT")).timestamp()
+    assert 1 < ahead_s - time.time() < 5
+
+
+def test_a_queue_state_with_a_reason() -> None:
+    state = FaultPlan().on("retrieve_future", faults.queue_paused("paused_rate_limit", "too many models"))
+    with serving(state) as wire:
+        status, _, body = wire.ask("/retrieve_future")
+    assert status == 408
+    assert json.loads(body) == {
+        "queue_state": "paused_rate_limit",
+        "queue_state_reason": "too many models",
+    }
+
+
+def test_an_empty_400() -> None:
+    with serving(plan(faults.empty_bad_request())) as wire:
+        status, headers, body = wire.ask()
+    assert (status, headers["content-length"], body) == (400, "0", b"")
+
+
+def test_garbage() -> None:
+    with serving(plan(faults.garbage())) as wire:
+        status, headers, body = wire.ask()
+    assert (status, headers["content-type"]) == (200, "text/html")
+    with pytest.raises(ValueError, match="Expecting value"):
+        json.loads(body)
+
+
+def test_a_truncated_body_ends_in_order() -> None:
+    with serving(plan(faults.truncated(0.3))) as wire:
+        status, headers, body = wire.ask()  # a reset would raise
+        assert (status, int(headers["content-length"])) == (200, len(REPLY))
+        assert body == REPLY[: int(len(REPLY) * 0.3)]
+        assert wire.work.done == ["/api/v1/asample"]
+
+
+def test_a_slow_body_comes_in_pieces() -> None:
+    with serving(plan(faults.slow(0.2, pieces=3))) as wire:
+        with socket.create_connection(wire.address, timeout=20) as sock:
+            began = time.monotonic()
+            sock.sendall(b"POST /api/v1/asample HTTP/1.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            pieces = []
+            while piece := sock.recv(65536):
+                pieces.append((time.monotonic() - began, piece))
+        assert b"".join(piece for _, piece in pieces).endswith(REPLY)
+        assert len(pieces) >= 3
+        assert pieces[-1][0] - pieces[0][0] >= 0.15
+
+
+@pytest.mark.parametrize("after_work", [False, True])
+def test_a_reset_is_a_real_one(after_work: bool) -> None:
+    with serving(plan(faults.reset(after_work=after_work), nth=1)) as wire:
+        with pytest.raises(ConnectionResetError):
+            wire.raw()
+        assert len(wire.work.done) == after_work
+        assert wire.ask()[0] == 200
+
+
+@pytest.mark.parametrize("after_work", [False, True])
+def test_a_hang_up_is_an_end_without_a_word(after_work: bool) -> None:
+    with serving(plan(faults.hang_up(after_work=after_work), nth=1)) as wire:
+        assert wire.raw() == b""
+        assert len(wire.work.done) == after_work
+
+
+def test_a_lost_answer_is_work_that_was_done() -> None:
+    with serving(plan(faults.lost_answer(), nth=1)) as wire:
+        with pytest.raises(ConnectionResetError):
+            wire.raw()
+        assert wire.work.done == ["/api/v1/asample"]
+        assert [(call.status, call.over.is_set()) for call in wire.scene.calls] == [(None, True)]
+
+
+def test_an_expired_session_is_refused_until_there_is_a_new_one() -> None:
+    gone = FaultPlan().on("optim_step", faults.session_expired(), nth=2)
+    step = b'{"model_id": "s-1:train:0", "seq_id": 1}'
+    with serving(gone) as wire:
+        assert wire.ask("/create_session")[2] == b'{"session_id": "s-1"}'
+        assert [wire.ask("/optim_step", body=step)[0] for _ in range(3)] == [200, 410, 410]
+        assert wire.ask("/session_heartbeat", body=b'{"session_id": "s-1"}')[0] == 410
+        assert wire.ask("/samplers/s-1:sample:0", method="GET")[0] == 410
+        target = b'{"target": {"sampling_session_id": "s-1:sample:0"}}'
+        assert wire.ask("/retrieve_futures", body=target)[0] == 410
+        # Others live: a session whose name begins alike, and calls outside of sessions.
+        assert wire.ask("/session_heartbeat", body=b'{"session_id": "s-10"}')[0] == 200
+        assert wire.ask("/checkpoints", method="GET")[0] == 200
+        wire.scene.forget()
+        assert wire.ask("/session_heartbeat", body=b'{"session_id": "s-1"}')[0] == 200
+
+
+def test_latency_is_waited_before_the_work() -> None:
+    late = FaultPlan().latency("asample", 0.15)
+    with serving(late) as wire:
+        began = time.monotonic()
+        wire.ask("/optim_step")
+        quick_s = time.monotonic() - began
+        began = time.monotonic()
+        wire.ask()
+        assert time.monotonic() - began >= 0.15
+        assert quick_s < 0.15
+
+
+def test_the_pace_shortens_times_of_the_plan() -> None:
+    late = FaultPlan().latency(EVERY, 1000).on("asample", faults.slow(1000))
+    with serving(late, pace=0.0001) as wire:
+        assert wire.ask()[2] == REPLY
+
+
+def test_what_is_drawn_is_waited() -> None:
+    late = FaultPlan(seed=3).latency("asample", latency.uniform(0.05, 0.1))
+    with serving(late) as wire:
+        began = time.monotonic()
+        wire.ask()
+        assert time.monotonic() - began >= late.latency_of("asample", 1) >= 0.05
+
+
+def test_resets_arrive_in_the_middle_of_many() -> None:
+    which = range(1, 40, 3)
+    with serving(plan(faults.reset(), nth=which)) as wire:
+        outcomes = []
+        for _ in range(40):
+            try:
+                outcomes.append(wire.ask()[0])
+            except ConnectionResetError:
+                outcomes.append(0)
+        assert [number for number, outcome in enumerate(outcomes, 1) if not outcome] == list(which)
+
+
+def test_a_kept_alive_connection_ends_with_a_reset() -> None:
+    with serving(plan(faults.reset(), nth=2)) as wire, socket.create_connection(wire.address) as sock:
+        sock.settimeout(20)
+        request = b"POST /api/v1/asample HTTP/1.1\r\nContent-Length: 0\r\n\r\n"
+        sock.sendall(request)
+        got = b""
+        while not got.endswith(REPLY):
+            got += sock.recv(65536)
+        sock.sendall(request)
+        with pytest.raises(ConnectionResetError):
+            sock.recv(1)

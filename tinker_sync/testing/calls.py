@@ -1,0 +1,114 @@
+"""`RecordedCall`: what a client asked, for asserts. Without credentials, for test logs are read by many."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from tinker_sync._secret import HeaderMap, mask_headers, mask_json, mask_text
+from tinker_sync.testing.faults import Fault
+
+_PROTOBUF: Final = "application/x-protobuf"
+# Test data is small; this only keeps a mistake from filling the memory.
+_LARGEST_BODY: Final = 1 << 30
+
+
+class RecordedCall:
+    """One request as it arrived, and what became of it. Any thread may read it.
+
+    >>> from tinker_sync.testing import LocalServer
+    >>> with LocalServer(model="tinker-sync/random") as server, server.service() as service:
+    ...     capabilities = service.get_server_capabilities()
+    >>> call = server.calls[-1]
+    >>> call.endpoint, call.method, call.number, call.status, call.headers["x-api-key"]
+    ('get_server_capabilities', 'GET', 1, 200, '***')
+    """
+
+    def __init__(
+        self,
+        *,
+        order: int,
+        number: int,
+        endpoint: str,
+        ids: Mapping[str, str],
+        method: str,
+        path: str,
+        query: str,
+        headers: Iterable[tuple[str, str]],
+        content: bytes,
+        at_s: float,
+    ) -> None:
+        self.order = order
+        """Which request of all it was, from 1."""
+        self.number = number
+        """Which call of its endpoint it was, from 1."""
+        self.endpoint = endpoint
+        """Its name in `tinker_sync.wire.endpoints`; empty where there is no such call."""
+        self.ids = dict(ids)
+        """The ids in its path, such as `run`."""
+        self.method = method
+        self.path = path
+        self.query = dict(parse_qsl(mask_text(query), keep_blank_values=True))
+        pairs = list(headers)
+        self.headers: Mapping[str, str] = HeaderMap(mask_headers(pairs))
+        """Its headers, found under any case; credentials are masked."""
+        self.at_s = at_s
+        """When it arrived, in seconds since the server started."""
+        self.fault: Fault | None = None
+        """What went wrong with it, as planned."""
+        self.status: int | None = None
+        """What it was answered; None while it is under way, and where no answer was sent."""
+        self.over = threading.Event()
+        """Set once it was answered, or cut off."""
+        self._content = content
+        self._is_protobuf = self.headers.get("content-type", "").startswith(_PROTOBUF)
+
+    @cached_property
+    def body(self) -> Any:
+        """What was sent, as JSON would show it, also where it came as protobuf. None where nothing was.
+
+        Tokens and tensors of a protobuf body are arrays. Secret fields are masked.
+        """
+        content = self._plain_content()
+        if not content:
+            return None
+        if self._is_protobuf:
+            from tinker_sync.wire.json import to_plain
+
+            request, forward_only = self._decode_protobuf(content)
+            return {**to_plain(request), "forward_only": forward_only}
+        return mask_json(json.loads(content))
+
+    @cached_property
+    def request(self) -> Any:
+        """What was sent, as a value of `tinker_sync.types`. None for calls whose body has no type."""
+        content = self._plain_content()
+        if content and self._is_protobuf:
+            return self._decode_protobuf(content)[0]
+        from tinker_sync.wire.endpoints import ENDPOINTS
+
+        kind = ENDPOINTS[self.endpoint].request_type if self.endpoint else None
+        if kind is None or not content:
+            return None
+        from tinker_sync.wire.json import from_plain
+
+        return from_plain(self.body, kind)
+
+    def _decode_protobuf(self, content: bytes) -> tuple[Any, bool]:
+        from tinker_sync.wire.proto import decode_forward_backward_request
+
+        return decode_forward_backward_request(content)
+
+    def _plain_content(self) -> bytes:
+        from tinker_sync.transport.content import decode
+
+        return decode(self._content, self.headers.get("content-encoding"), limit=_LARGEST_BODY)
+
+    def __repr__(self) -> str:
+        outcome = self.status if self.status is not None else "cut off" if self.over.is_set() else "under way"
+        fault = f", {self.fault!r}" if self.fault else ""
+        return f"<{self.endpoint or self.path} {self.number}: {outcome}{fault}>"
