@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-_WITHOUT_IT = {"conftest.py", "test_engine_oracle.py", "test_text_oracle.py"}
+_WITHOUT_IT = {"conftest.py", "test_engine_oracle.py", "test_text_oracle.py", "test_pictures_oracle.py"}
 
 _everything = {path.name for path in Path(__file__).parent.glob("*.py")}
 collect_ignore = [] if importlib.util.find_spec("tinker") else sorted(_everything - _WITHOUT_IT)

@@ -60,7 +60,7 @@ def seeded(name: str) -> random.Random:
 
 
 CLASSES = sorted(name for name in exported_models() if name in NOT_EXPORTED or hasattr(tinker.types, name))
-FLAT = sorted(flat_models())
+FLAT = sorted({*flat_models()} & {*CLASSES})
 PYDANTIC = [name for name in CLASSES if issubclass(theirs(name), pydantic.BaseModel)]
 DATACLASSES = [name for name in CLASSES if dataclasses.is_dataclass(theirs(name))]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from operator import countOf
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import attrs
 import numpy as np
@@ -19,6 +21,7 @@ from tinker_sync.types._arrays import (
     tokens_as_int32,
 )
 from tinker_sync.types._model import Model, model
+from tinker_sync.types._pictures import look_at
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -35,6 +38,13 @@ __all__ = [
 ]
 
 TokenSequence: TypeAlias = Sequence[int] | npt.NDArray[Any]
+
+
+class Encodes(Protocol):
+    """What turns text into token ids."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> TokenSequence:
+        """The ids of a text."""
 
 
 _TOKENS = "EncodedTextChunk.tokens"
@@ -102,6 +112,10 @@ class _Picture(Model):
         return self.expected_tokens
 
 
+_MODES = {"png": ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA"), "jpeg": ("L", "RGB", "CMYK")}
+"""Kinds of pixels that a format can hold as they are; others become red, green and blue."""
+
+
 @model
 class ImageChunk(_Picture):
     """An image file's bytes. Base64 text is decoded.
@@ -114,6 +128,67 @@ class ImageChunk(_Picture):
     format: Literal["png", "jpeg"]
     expected_tokens: int | None = None
     type: Literal["image"] = "image"
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview, *, expected_tokens: int | None = None) -> Self:
+        """The chunk for a whole PNG or JPEG file; its format and size are read from its header.
+
+        Args:
+            data: the file's bytes.
+            expected_tokens: how many tokens the model makes of it, where that is known.
+
+        Raises:
+            InvalidInputError: it is neither, damaged, cut short or without pixels.
+
+        >>> ImageChunk.from_bytes(b"GIF89a")
+        Traceback (most recent call last):
+        tinker_sync.errors.InvalidInputError: data: expected a PNG or JPEG file, got GIF
+        """
+        return cls._looked_at(bytes(data), "data", expected_tokens)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], *, expected_tokens: int | None = None) -> Self:
+        """The chunk for an image file, whatever its name ends with; as `from_bytes`."""
+        with open(path, "rb") as file:
+            return cls._looked_at(file.read(), os.fspath(path), expected_tokens)
+
+    @classmethod
+    def from_image(
+        cls,
+        image: Any,
+        *,
+        format: Literal["png", "jpeg"] = "png",  # noqa: A002  # what the field is called, and Pillow's argument
+        expected_tokens: int | None = None,
+    ) -> Self:
+        """The chunk for an image of Pillow.
+
+        Args:
+            image: a `PIL.Image.Image`.
+            format: how to store it; "jpeg" is smaller and loses detail, and transparency altogether.
+            expected_tokens: how many tokens the model makes of it, where that is known.
+
+        Raises:
+            InvalidInputError: it is no such image.
+        """
+        if not callable(getattr(image, "save", None)) or not isinstance(getattr(image, "mode", None), str):
+            raise InvalidInputError(f"image: expected an image of Pillow, got a {type(image).__name__}")
+        if format not in _MODES:
+            raise InvalidInputError(f"format: expected 'png' or 'jpeg', got {format!r}")
+        if image.mode not in _MODES[format]:
+            image = image.convert("RGB")
+        file = io.BytesIO()
+        image.save(file, format=format.upper())
+        return cls._looked_at(file.getvalue(), "image", expected_tokens)
+
+    @classmethod
+    def _looked_at(cls, data: bytes, where: str, expected_tokens: int | None) -> Self:
+        return cls(data=data, format=look_at(data, where).format, expected_tokens=expected_tokens)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels, by the file's header. Raises `InvalidInputError` for a broken one."""
+        picture = look_at(self.data, "ImageChunk.data")
+        return picture.width, picture.height
 
 
 @model
@@ -174,6 +249,24 @@ class ModelInput(Model):
         4
         """
         return cls(chunks=[EncodedTextChunk(tokens=tokens)])
+
+    @classmethod
+    def from_text(cls, text: str, tokenizer: Encodes, *, add_special_tokens: bool = True) -> Self:
+        """One text chunk of what a tokenizer makes of a text.
+
+        Args:
+            text: what the model shall read.
+            tokenizer: what a client's `get_tokenizer` gives, or anything that encodes in the same way.
+            add_special_tokens: put around it what the tokenizer puts around every text; not for chats that a
+                template has rendered.
+
+        >>> class Letters:
+        ...     def encode(self, text, *, add_special_tokens):
+        ...         return [ord(letter) for letter in text]
+        >>> ModelInput.from_text("ab", Letters()).to_ints()
+        [97, 98]
+        """
+        return cls.from_ints(tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     @classmethod
     def empty(cls) -> Self:

@@ -1,0 +1,135 @@
+"""Images from bytes, files and Pillow: format and size are read, and what no server can read is refused."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinker_sync import ImageChunk, InvalidInputError
+
+
+def png_chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def png(width: int, height: int) -> bytes:
+    head = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    rows = zlib.compress(b"".join(b"\0" * (width + 1) for _ in range(height)))
+    return b"\x89PNG\r\n\x1a\n" + head + png_chunk(b"IDAT", rows) + png_chunk(b"IEND", b"")
+
+
+def segment(marker: int, content: bytes) -> bytes:
+    return bytes([0xFF, marker]) + struct.pack(">H", len(content) + 2) + content
+
+
+def jpeg(
+    width: int, height: int, *, frame: int = 0xC0, before: bytes = b"", end: bytes = b"\xff\xd9"
+) -> bytes:
+    tables = (
+        segment(0xE0, b"JFIF\0\1\1\0\0\1\0\1\0\0") + segment(0xC4, b"\0" * 17) + segment(0xDB, b"\0" * 65)
+    )
+    size = segment(frame, b"\x08" + struct.pack(">HH", height, width) + b"\1\1\x11\0")
+    return b"\xff\xd8" + before + tables + size + segment(0xDA, b"\1\1\0\0\x3f\0") + b"\x12\xff\x00\x34" + end
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (png(3, 2), ("png", (3, 2))),
+        (png(1, 70000), ("png", (1, 70000))),
+        (jpeg(640, 480), ("jpeg", (640, 480))),
+        (jpeg(5, 7, frame=0xC2), ("jpeg", (5, 7))),  # progressive
+        (jpeg(5, 7, before=b"\xff\xff\xff\xe1\0\4ab"), ("jpeg", (5, 7))),  # filling before a segment
+        (jpeg(65535, 1) + b"trailing", ("jpeg", (65535, 1))),
+        (png(3, 2) + b"trailing", ("png", (3, 2))),
+    ],
+)
+def test_format_and_size_come_from_the_header(data: bytes, expected: Any, tmp_path: Path) -> None:
+    chunk = ImageChunk.from_bytes(data, expected_tokens=9)
+    assert (chunk.format, chunk.size) == expected
+    assert (chunk.data, chunk.length) == (data, 9)
+    path = tmp_path / "misnamed.gif"
+    path.write_bytes(data)
+    assert ImageChunk.from_file(path, expected_tokens=9) == chunk
+    assert ImageChunk.from_file(str(path)).expected_tokens is None
+    assert ImageChunk.from_bytes(memoryview(bytearray(data)), expected_tokens=9) == chunk
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "got nothing"),
+        (b"hello", "got something else"),
+        (b"GIF89a...", "got GIF"),
+        (b"RIFF....WEBP", "got WebP"),
+        (b"BM......", "got BMP"),
+        (b"II*\0", "got TIFF"),
+        (png(0, 5), "0 x 5 pixels"),
+        (jpeg(5, 0), "5 x 0 pixels"),
+        (png(3, 2)[:-5], "cut short"),
+        (png(3, 2)[:20], "cut short"),
+        (png(3, 2).replace(b"IHDR", b"IDAT"), "damaged"),
+        (jpeg(3, 2, end=b""), "cut short"),
+        (jpeg(3, 2)[:30], "cut short"),
+        (b"\xff\xd8\xff\xd9", "damaged"),
+        (jpeg(3, 2, frame=0xC8), "damaged"),
+    ],
+)
+def test_what_is_no_whole_image_is_refused_with_its_place(data: bytes, words: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        ImageChunk.from_bytes(data)
+    path = tmp_path / "picture"
+    path.write_bytes(data)
+    with pytest.raises(InvalidInputError, match=f"picture: .*{words}"):
+        ImageChunk.from_file(path)
+
+
+@pytest.mark.parametrize("whole", [png(9, 9), jpeg(9, 9)])
+def test_no_beginning_of_a_file_passes(whole: bytes) -> None:
+    for end in range(len(whole)):
+        with pytest.raises(InvalidInputError):
+            ImageChunk.from_bytes(whole[:end])
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(FileNotFoundError):
+        ImageChunk.from_file("/no/such/picture.png")
+
+
+class Pillow:
+    """What `from_image` uses of an image of Pillow."""
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+
+    def convert(self, mode: str) -> Pillow:
+        return Pillow(mode)
+
+    def save(self, file: Any, format: str) -> None:  # noqa: A002
+        assert self.mode in {"PNG": ("RGB", "RGBA", "P"), "JPEG": ("RGB", "L")}[format]
+        file.write(png(4, 3) if format == "PNG" else jpeg(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("mode", "form"),
+    [("RGBA", "png"), ("CMYK", "png"), ("F", "png"), ("RGBA", "jpeg"), ("P", "jpeg"), ("L", "jpeg")],
+)
+def test_images_of_pillow_are_stored_in_a_mode_the_format_has(mode: str, form: Any) -> None:
+    chunk = ImageChunk.from_image(Pillow(mode), format=form, expected_tokens=5)
+    assert (chunk.format, chunk.size, chunk.length) == (form, (4, 3), 5)
+
+
+def test_what_is_no_image_of_pillow() -> None:
+    with pytest.raises(InvalidInputError, match="image: expected an image of Pillow, got a str"):
+        ImageChunk.from_image("cat.png")
+    with pytest.raises(InvalidInputError, match="format: expected 'png' or 'jpeg', got 'gif'"):
+        ImageChunk.from_image(Pillow("RGB"), format="gif")  # type: ignore[arg-type]
+
+
+def test_a_broken_chunk_tells_no_size() -> None:
+    with pytest.raises(InvalidInputError, match=r"ImageChunk\.data: expected a PNG or JPEG"):
+        ImageChunk(data=b"...", format="png").size  # noqa: B018  # the access is the test

@@ -1,0 +1,97 @@
+"""What the bytes of an image file say about themselves: format, width and height. Pure; decodes no pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Literal, NamedTuple
+
+from tinker_sync.errors import InvalidInputError
+
+_PNG: Final = b"\x89PNG\r\n\x1a\n"
+_JPEG: Final = b"\xff\xd8\xff"
+_JPEG_END: Final = b"\xff\xd9"
+_OTHERS: Final = {b"GIF8": "GIF", b"RIFF": "WebP", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
+_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+"""JPEG segments that hold the size; the three are tables."""
+_BARE: Final = frozenset([0x01, *range(0xD0, 0xD9)])
+"""JPEG markers without a length."""
+_SCAN: Final = 0xDA
+
+
+class Picture(NamedTuple):
+    """An image as its header describes it."""
+
+    format: Literal["png", "jpeg"]
+    width: int
+    height: int
+
+
+def look_at(data: bytes, where: str) -> Picture:
+    """Format and size of a whole PNG or JPEG file.
+
+    Args:
+        data: the file's bytes.
+        where: how errors call it.
+
+    Raises:
+        InvalidInputError: it is neither, or damaged, or cut short.
+    """
+    if data.startswith(_PNG):
+        found = _png(data)
+    elif data.startswith(_JPEG):
+        found = _jpeg(data)
+    else:
+        other = next((name for begin, name in _OTHERS.items() if data.startswith(begin)), "something else")
+        raise InvalidInputError(f"{where}: expected a PNG or JPEG file, got {other if data else 'nothing'}")
+    if found is None:
+        raise InvalidInputError(f"{where}: the image file is damaged or cut short")
+    if not (found.width and found.height):
+        raise InvalidInputError(f"{where}: the image is {found.width} x {found.height} pixels")
+    return found
+
+
+def _png(data: bytes) -> Picture | None:
+    found: Picture | None = None
+    for kind, start, length in _png_chunks(data):
+        if found is None:
+            if kind != b"IHDR" or length != 13:
+                return None
+            found = Picture("png", _number(data, start, 4), _number(data, start + 4, 4))
+        if kind == b"IEND":
+            return found
+    return None
+
+
+def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """The kind, place and length of each chunk that is there as a whole."""
+    at = len(_PNG)
+    while at + 12 <= len(data):
+        length = _number(data, at, 4)
+        if at + 12 + length > len(data):
+            return
+        yield data[at + 4 : at + 8], at + 8, length
+        at += 12 + length
+
+
+def _jpeg(data: bytes) -> Picture | None:
+    found: Picture | None = None
+    at = 2
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:  # filling
+            at += 1
+            continue
+        if marker in _BARE:
+            at += 2
+            continue
+        length = _number(data, at + 2, 2)
+        if marker in _FRAMES and at + 9 <= len(data):
+            found = Picture("jpeg", _number(data, at + 7, 2), _number(data, at + 5, 2))
+        if marker == _SCAN:
+            return found if data.find(_JPEG_END, at + 2 + length) >= 0 else None
+        at += 2 + max(length, 2)
+    return None
+
+
+def _number(data: bytes, at: int, size: int) -> int:
+    return int.from_bytes(data[at : at + size], "big")
