@@ -112,7 +112,7 @@ class _Picture(Model):
         return self.expected_tokens
 
 
-_MODES = {"png": ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA"), "jpeg": ("L", "RGB", "CMYK")}
+_MODES = {"png": ("1", "L", "LA", "I;16", "P", "RGB", "RGBA"), "jpeg": ("L", "RGB", "CMYK")}
 """Kinds of pixels that a format can hold as they are; others become red, green and blue."""
 
 
