@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 from attrs import Attribute, evolve, field, fields, frozen
 from attrs.validators import optional
 
+from tinker_sync import launch
 from tinker_sync._secret import MASK, HeaderMap, Secret, is_secret_header, mask_text
 from tinker_sync.config.address import DEFAULT_BASE_URL, checked_base_url, is_vendor_url
 from tinker_sync.config.credentials_file import CredentialsFile
@@ -27,7 +28,9 @@ from tinker_sync.errors import ConfigurationError
 if TYPE_CHECKING:
     import requests
 
-KeySource = Literal["argument", "environment", "stored"]
+    from tinker_sync.launch.server import LocalServer
+
+KeySource = Literal["argument", "environment", "stored", "local"]
 
 # The protocol level this package implements; hosted servers hand out features by it.
 SDK_VERSION: Final = "0.36.0"
@@ -38,7 +41,7 @@ COMMAND_TIME_LIMIT_S: Final = 30.0
 
 _TRUE_WORDS: Final = frozenset({"1", "true", "yes", "on"})
 _NOT_IN_PICKLES: Final = frozenset(
-    {"api_key", "api_key_source", "credential_cmd", "cf_access_id", "cf_access_secret", "session"}
+    {"api_key", "api_key_source", "credential_cmd", "cf_access_id", "cf_access_secret", "session", "local"}
 )
 _DIALECTS: Final = ("auto", "proto", "json")
 
@@ -136,6 +139,8 @@ class Settings:
     dialect: object = field(default="auto", validator=_check_dialect)
     deadline_s: float | None = field(default=None, validator=optional(_check_seconds))
     pace: float = field(default=1.0, validator=_check_pace)
+    local: LocalServer | None = field(default=None, eq=False, repr=False)
+    """The embedded server of this process, if that is the one; it starts when it is first needed."""
 
     @property
     def is_vendor_host(self) -> bool:
@@ -185,8 +190,11 @@ class Settings:
         An empty text counts as not given. The first call also sets up what `TINKER_LOG` asks for.
 
         Args:
-            base_url: `TINKER_BASE_URL`. Where the server is; it may have a path.
+            base_url: `TINKER_BASE_URL`. Where the server is; it may have a path. "local" is an embedded one,
+                with state in the directory `TINKER_LOCAL_DATA_DIR`, else only as long as it runs, and with
+                the Hugging Face directory `TINKER_LOCAL_MODEL` beside the built-in model.
             api_key: `TINKER_API_KEY`, else the default key of the credentials file unless a command is set.
+                An embedded server has a key of its own.
             credential_cmd: `TINKER_CREDENTIAL_CMD`. A shell command that prints the credential.
             credential_cmd_timeout_s: How long the command may take.
             project_id: `TINKER_PROJECT_ID`. The project that new sessions belong to.
@@ -223,13 +231,15 @@ class Settings:
         level = _log_level(log, env)
         show_logs(level)
         command = credential_cmd or env.secret("TINKER_CREDENTIAL_CMD")
-        server = _base_url(address, env)
-        key, source = _find_key(api_key, command, env, credentials_file)
+        server, local = _server(address, env)
+        key, source = _local_key(server, local, api_key)
+        if key is None:
+            key, source = _find_key(api_key, command, env, credentials_file)
         return cls(
             base_url=server,
             api_key=key,
             api_key_source=source,
-            credential_cmd=command,
+            credential_cmd=None if source == "local" else command,
             credential_cmd_timeout_s=credential_cmd_timeout_s,
             project_id=project_id or env.text("TINKER_PROJECT_ID"),
             tags=_tags(env.raw("TINKER_TAGS") or "" if tags is None else tags),
@@ -248,9 +258,12 @@ class Settings:
             dialect=dialect,
             deadline_s=deadline_s,
             pace=_pace(env) if pace is None else pace,
+            local=local,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.local is not None:  # whoever loads the pickle can only use what runs
+            self.local.start()
         shown = {a.name: getattr(self, a.name) for a in fields(Settings) if a.name not in _NOT_IN_PICKLES}
         headers = self.default_headers.items()
         shown["default_headers"] = {n: v for n, v in headers if not is_secret_header(n) and mask_text(v) == v}
@@ -290,6 +303,32 @@ def _usable(secret: Secret | None, name: str) -> Secret | None:
             f"{name} holds blanks, line breaks or characters outside ASCII; is it complete?"
         )
     return secret
+
+
+def _server(argument: Secret | None, env: _Environment) -> tuple[str, LocalServer | None]:
+    """The address, and the embedded server if it is that of this process."""
+    asked = argument or env.secret("TINKER_BASE_URL")
+    if asked is not None and asked.reveal() == launch.LOCAL:
+        local = launch.local_server(
+            data_dir=env.text("TINKER_LOCAL_DATA_DIR"), model=env.text("TINKER_LOCAL_MODEL")
+        )
+        return local.base_url, local
+    address = _base_url(argument, env)
+    return address, launch.own_server(address)
+
+
+def _local_key(
+    server: str, local: LocalServer | None, argument: Secret | None
+) -> tuple[Secret | None, KeySource | None]:
+    """The key of an embedded server of this user, which no variable or file can know.
+
+    A script that gives the key for the hosted service shall run here unchanged; but at an address that it
+    has given too the key is the one that it means.
+    """
+    if local is not None:
+        return local.key, "local"
+    key = launch.known_key(server) if argument is None else None
+    return key, None if key is None else "local"
 
 
 def _base_url(argument: Secret | None, env: _Environment) -> str:

@@ -9,12 +9,13 @@ the server had closed in the meantime is replaced here where nothing can happen 
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import SplitResult, urlsplit
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
+from tinker_sync.errors import TinkerError
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.exchange import Exchange
 from tinker_sync.transport.headers import HeaderLayers
@@ -24,6 +25,9 @@ from tinker_sync.transport.launch import Launcher
 from tinker_sync.transport.pools import MAX_IDLE, Origin, Pools
 from tinker_sync.transport.session import SessionRules
 from tinker_sync.transport.socket_line import Limits
+
+if TYPE_CHECKING:
+    from tinker_sync.launch.server import LocalServer
 
 __all__ = ["Call", "Credentials", "Exchange", "Http", "Reply", "SendFailed"]
 
@@ -62,7 +66,8 @@ class Http:
         self._base = urlsplit(settings.base_url)
         self._origin = Origin.of(self._base)
         self._layers = HeaderLayers(settings)
-        self._rules = SessionRules(settings.session)
+        self._local = settings.local
+        self._rules = SessionRules(settings.session, direct=settings.api_key_source == "local")
         self._pools = Pools(clock, max_idle=max_idle)
         self._launcher = Launcher(self._rules, self._pools, clock)
 
@@ -82,9 +87,18 @@ class Http:
             SendFailed: It could not be sent.
             CredentialError: There is no key to send it with.
         """
+        if self._local is not None:
+            self._wake(self._local)
         return Exchange(
             call, self._first_hop(call), self._limits(call), self._launcher, self._clock, self._journal
         )
+
+    def _wake(self, server: LocalServer) -> None:
+        """An embedded server that nobody has started yet answers nobody; nor does one that is no more."""
+        try:
+            server.start()
+        except TinkerError as error:
+            raise SendFailed(str(error), maybe_received=False, final=True) from error
 
     def forget_idle(self) -> None:
         """Let the next requests go over new connections."""

@@ -47,11 +47,18 @@ class Way:
 
 
 class SessionRules:
-    """Reads a session; makes a plain one when the user gave none. Thread-safe."""
+    """Reads a session; makes a plain one when the user gave none. Thread-safe.
 
-    def __init__(self, session: requests.Session | None) -> None:
+    Args:
+        session: The user's.
+        direct: Without one, go past the proxies of the environment: the server is a part of this program.
+    """
+
+    def __init__(self, session: requests.Session | None, *, direct: bool = False) -> None:
         self.session = session if session is not None else requests.Session()
         self._given = session is not None
+        if direct and not self._given:
+            self.session.trust_env = False
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._ways: dict[Origin, Way] = {}  # written under _lock, read without

@@ -375,15 +375,16 @@ class HttpServer:
         self._listening: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self, host: str, port: int) -> int:
-        """Listen, on a free port if `port` is 0.
+    async def start(self, host: str, port: int, listening: socket.socket | None = None) -> int:
+        """Listen, on a free port if `port` is 0, or on a socket that has an address already.
 
         Returns:
             The port.
         """
         self.loop = asyncio.get_running_loop()
         # Thousands of clients may knock at once.
-        self._listening = await self.loop.create_server(lambda: Connection(self), host, port, backlog=4096)
+        where = {"host": host, "port": port} if listening is None else {"sock": listening}
+        self._listening = await self.loop.create_server(lambda: Connection(self), backlog=4096, **where)
         address = self._listening.sockets[0].getsockname()
         return int(address[1])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,7 @@ async def serve(
     port: int = 0,
     ready: Callable[[int], None] | None = None,
     max_body_bytes: int | None = None,
+    listening: socket.socket | None = None,
 ) -> None:
     """Serve until `stopped` is set, then end in order: held questions are answered, connections closed.
 
@@ -76,13 +78,14 @@ async def serve(
         port: 0 for a free one.
         ready: Called with the port once requests are taken.
         max_body_bytes: The most bytes of one request.
+        listening: A socket that has an address already, instead of `host` and `port`.
     """
     lifespan = _Lifespan(app)
     await lifespan.startup()
     limits = {} if max_body_bytes is None else {"max_body_bytes": max_body_bytes}
     server = HttpServer(app, **limits)
     try:
-        actual = await server.start(host, port)
+        actual = await server.start(host, port, listening)
         if ready is not None:
             ready(actual)
         await stopped.wait()

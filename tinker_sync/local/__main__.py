@@ -1,0 +1,10 @@
+"""`python -m tinker_sync.local`."""
+
+from __future__ import annotations
+
+import sys
+
+from tinker_sync.local.launch.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())
