@@ -77,7 +77,7 @@ class Checked:
         """The loss at these log-probabilities, whose padding counts for nothing."""
         term = rule.compute(p.reshape(self.shape).astype(np.float64), self.inputs, config)
         slope = term.slope.reshape(self.targets.shape)
-        return Term(term.loss, slope if self.real is None else np.where(self.real, slope, 0.0))
+        return term._replace(slope=slope if self.real is None else np.where(self.real, slope, 0.0))
 
     def output(self, p: Array) -> Array:
         """What is reported: float32 of the targets' shape, 0 in padding."""
@@ -85,13 +85,15 @@ class Checked:
         return shown.reshape(self.shape).astype(np.float32)
 
 
-def rule_of(loss_fn: str) -> LossRule:
-    """The rule of a loss.
+def rule_of(loss_fn: str | LossRule) -> LossRule:
+    """The rule of a loss, or the rule itself.
 
     >>> rule_of("stable_reinforce")
     Traceback (most recent call last):
     ValueError: loss_fn: 'stable_reinforce' needs data that only the hosted service records
     """
+    if isinstance(loss_fn, LossRule):
+        return loss_fn
     if loss_fn == "stable_reinforce":
         raise ValueError(f"loss_fn: {loss_fn!r} needs data that only the hosted service records")
     if loss_fn not in LOSSES:
@@ -99,13 +101,14 @@ def rule_of(loss_fn: str) -> LossRule:
     return LOSSES[loss_fn]
 
 
-def settled_config(loss_fn: str, given: Mapping[str, float] | None) -> dict[str, float]:
+def settled_config(loss_fn: str | LossRule, given: Mapping[str, float] | None) -> dict[str, float]:
     """The config of a loss with its defaults.
 
     >>> settled_config("ppo", {"clip_low_threshold": 0.5})
     {'clip_low_threshold': 0.5, 'clip_high_threshold': 1.2}
     """
     rule, said = rule_of(loss_fn), dict(given or {})
+    loss_fn = rule.name or loss_fn
     config: dict[str, float] = {}
     for name, default in rule.config.items():
         value = said.pop(name, default)
@@ -123,7 +126,7 @@ def settled_config(loss_fn: str, given: Mapping[str, float] | None) -> dict[str,
     return config
 
 
-def checked(example: Example, loss_fn: str, vocab_size: int, place: str = "") -> Checked:
+def checked(example: Example, loss_fn: str | LossRule, vocab_size: int, place: str = "") -> Checked:
     """A datum ready for its loss.
 
     Args:
@@ -140,20 +143,23 @@ def checked(example: Example, loss_fn: str, vocab_size: int, place: str = "") ->
     ValueError: target_tokens: cross_entropy needs it
     """
     rule = rule_of(loss_fn)
+    loss_fn = rule.name or loss_fn
     for name in rule.needs:
         if name not in example.inputs:
             raise ValueError(f"{place}{name}: {loss_fn} needs it")
     for name in example.inputs:
-        if name not in (*rule.needs, *rule.may):
+        if name not in (*rule.needs, *rule.may) and rule.ranks is None:
             takes = ", ".join((*rule.needs, *rule.may))
             raise ValueError(f"{place}{name}: {loss_fn} takes only {takes}")
     tokens = _token_ids(example.tokens, f"{place}model_input", vocab_size)
     if tokens.ndim != 1 or not len(tokens):
         raise ValueError(f"{place}model_input: must be at least one token, got shape {tokens.shape}")
-    targets, real = _targets(example, loss_fn, vocab_size, place, len(tokens))
+    targets, real = _targets(example, rule, str(loss_fn), vocab_size, place, len(tokens))
     inputs: dict[str, Array] = {}
     for name in (*rule.needs, *rule.may):
-        if name in example.inputs and name != "target_tokens":
+        if name in example.inputs and name in (rule.ranks or {}):
+            inputs[name] = _of_rank(example.inputs[name], f"{place}{name}", (rule.ranks or {})[name])
+        elif name in example.inputs and name != "target_tokens":
             inputs[name] = _numbers(example.inputs[name], f"{place}{name}", targets.shape)
     if loss_fn == "gspo" and not inputs["sequence_ratio_mask"].any():
         raise ValueError(f"{place}sequence_ratio_mask: marks no token of the sequence")
@@ -162,7 +168,7 @@ def checked(example: Example, loss_fn: str, vocab_size: int, place: str = "") ->
 
 
 def _targets(
-    example: Example, loss_fn: str, vocab_size: int, place: str, length: int
+    example: Example, rule: LossRule, loss_fn: str, vocab_size: int, place: str, length: int
 ) -> tuple[Array, Array | None]:
     """Dense targets, and which cells are real if some are not."""
     name, given = f"{place}target_tokens", example.inputs["target_tokens"]
@@ -177,14 +183,16 @@ def _targets(
     else:
         array = given
     targets = _token_ids(array, name, vocab_size)
-    ranks = (1, 2) if loss_fn == "cross_entropy" else (1,)
+    ranks: tuple[int, ...] = (1, 2) if loss_fn == "cross_entropy" else (1,)
+    if rule.ranks is not None:
+        ranks = (rule.ranks["logprobs"],)
     if targets.ndim not in ranks:
         raise ValueError(
             f"{name}: {loss_fn} takes rank {' or '.join(map(str, ranks))}, got shape {targets.shape}"
         )
     if len(targets) != length:
         raise ValueError(f"{name}: {len(targets)} positions, but model_input has {length} tokens")
-    if targets.ndim == 2 and "weights" not in example.inputs:
+    if targets.ndim == 2 and "weights" not in example.inputs and rule.ranks is None:
         raise ValueError(f"{place}weights: targets of rank 2 need them")
     return targets, real
 
@@ -195,6 +203,14 @@ def _token_ids(array: Array, name: str, vocab_size: int) -> Array:
     if array.size and not (array.min() >= 0 and array.max() < vocab_size):
         raise ValueError(f"{name}: a token id lies outside of 0 … {vocab_size - 1}")
     return array.astype(np.int64, copy=False)
+
+
+def _of_rank(given: Input, name: str, rank: int) -> Array:
+    """The dense array as it is."""
+    array = given.dense(name)[0] if isinstance(given, Csr) else given
+    if array.ndim != rank:
+        raise ValueError(f"{name}: the loss takes rank {rank}, got shape {array.shape}")
+    return array
 
 
 def _numbers(given: Input, name: str, shape: tuple[int, ...]) -> Array:

@@ -18,19 +18,26 @@ from tinker_sync.local.engine._arrays import Array
 
 
 class Term(NamedTuple):
-    """A loss and its derivative by each log-probability."""
+    """A loss, its derivative by each log-probability, and metrics if it has some."""
 
     loss: float
     slope: Array
+    metrics: Mapping[str, float] = {}
 
 
 class LossRule(NamedTuple):
-    """A loss: what it needs, what its config may say (None: must be said), and how it is computed."""
+    """A loss: what it needs, what its config may say (None: must be said), and how it is computed.
+
+    One that somebody else has written has a name and the ranks of what it takes, log-probabilities included;
+    its other inputs may have any shape, and data may have more than it takes.
+    """
 
     compute: Callable[[Array, Mapping[str, Array], Mapping[str, float]], Term]
     needs: tuple[str, ...]
     may: tuple[str, ...] = ()
     config: Mapping[str, float | None] = {}
+    name: str = ""
+    ranks: Mapping[str, int] | None = None
 
 
 def _ratio(p: Array, inputs: Mapping[str, Array]) -> Array:
@@ -72,7 +79,7 @@ def ppo(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> T
 
     >>> inputs = {"logprobs": np.array([-2.0]), "advantages": np.array([1.0])}
     >>> ppo(np.array([-1.0]), inputs, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2})
-    Term(loss=-1.2, slope=array([0.]))
+    Term(loss=-1.2, slope=array([0.]), metrics={})
     """
     return _clipped(_ratio(p, inputs), inputs["advantages"], config)
 
@@ -82,7 +89,7 @@ def cispo(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) ->
 
     >>> inputs = {"logprobs": np.array([-1.0]), "advantages": np.array([3.0])}
     >>> cispo(np.array([-1.0]), inputs, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0})
-    Term(loss=3.0, slope=array([-3.]))
+    Term(loss=3.0, slope=array([-3.]), metrics={})
     """
     held = np.clip(_ratio(p, inputs), config["clip_low_threshold"], config["clip_high_threshold"])
     slope = -held * inputs["advantages"]
@@ -94,7 +101,7 @@ def dro(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> T
 
     >>> inputs = {"logprobs": np.array([-3.0]), "advantages": np.array([1.0])}
     >>> dro(np.array([-1.0]), inputs, {"beta": 0.5})
-    Term(loss=2.0, slope=array([0.]))
+    Term(loss=2.0, slope=array([0.]), metrics={})
     """
     apart = p - inputs["logprobs"]
     loss = float((config["beta"] / 2 * apart * apart - p * inputs["advantages"]).sum())

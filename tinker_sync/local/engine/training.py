@@ -18,12 +18,14 @@ from tinker_sync.local.engine.decoder import Tape, backward, packed_states
 from tinker_sync.local.engine.head import target_logprobs, target_logprobs_backward
 from tinker_sync.local.engine.lora import LoraParams, LoraSettings
 from tinker_sync.local.engine.loss_inputs import Checked, Example, checked, rule_of, settled_config
-from tinker_sync.local.engine.losses import LossRule
+from tinker_sync.local.engine.losses import LossRule, Term
 from tinker_sync.local.engine.model import Weights
 from tinker_sync.local.engine.optim import AdamSettings, AdamState
 
 BATCH_ROWS = 1024
 """Rows that go through the model at once: what a layer makes of them stays near the processor."""
+
+_NO_SLOPE: Array = np.empty(0)
 
 LENGTH_STEP = 8
 """Sequences are padded to a multiple of this, so that those of about one length go together."""
@@ -68,19 +70,19 @@ class TrainingRun:
         self.optimizer = AdamState.start(self.params.flat)
 
     def forward(
-        self, data: Sequence[Example], loss_fn: str, config: Mapping[str, float] | None = None
+        self, data: Sequence[Example], loss_fn: str | LossRule, config: Mapping[str, float] | None = None
     ) -> LossOutput:
         """The loss and log-probabilities, without gradients."""
         return self._pass(data, loss_fn, config, None)
 
     def forward_backward(
-        self, data: Sequence[Example], loss_fn: str, config: Mapping[str, float] | None = None
+        self, data: Sequence[Example], loss_fn: str | LossRule, config: Mapping[str, float] | None = None
     ) -> LossOutput:
         """The same, and the gradients added to those that wait for `optim_step`.
 
         Args:
             data: The data; the loss is the sum over them.
-            loss_fn: Name of the loss.
+            loss_fn: Name of the loss, or one that is not among ours.
             config: What differs from the loss's defaults.
 
         Raises:
@@ -130,22 +132,23 @@ class TrainingRun:
     def _pass(
         self,
         data: Sequence[Example],
-        loss_fn: str,
+        loss_fn: str | LossRule,
         given: Mapping[str, float] | None,
         grads: LoraParams | None,
     ) -> LossOutput:
         rule, config = rule_of(loss_fn), settled_config(loss_fn, given)
         ready = [self._checked(item, loss_fn, number) for number, item in enumerate(data)]
         logprobs: list[Array] = [np.empty(0, dtype=np.float32)] * len(ready)
-        losses = [0.0] * len(ready)
+        terms: list[Term | None] = [None] * len(ready)
         with np.errstate(over="ignore", invalid="ignore"):
             for members in _batches([len(one.tokens) for one in ready]):
                 pack = _packed([ready[number] for number in members])
-                for number, p, loss in self._work(pack, rule, config, grads):
-                    logprobs[members[number]], losses[members[number]] = p, loss
-        return LossOutput(logprobs, {"loss:sum": float(sum(losses))})
+                for number, p, term in self._work(pack, rule, config, grads):
+                    logprobs[members[number]] = p
+                    terms[members[number]] = term._replace(slope=_NO_SLOPE)
+        return LossOutput(logprobs, _metrics([term for term in terms if term is not None]))
 
-    def _checked(self, item: Example, loss_fn: str, number: int) -> Checked:
+    def _checked(self, item: Example, loss_fn: str | LossRule, number: int) -> Checked:
         config = self.weights.config
         one = checked(item, loss_fn, config.vocab_size, f"data[{number}].")
         if len(one.tokens) > config.max_positions:
@@ -155,7 +158,7 @@ class TrainingRun:
 
     def _work(
         self, pack: _Pack, rule: LossRule, config: Mapping[str, float], grads: LoraParams | None
-    ) -> Iterator[tuple[int, Array, float]]:
+    ) -> Iterator[tuple[int, Array, Term]]:
         """Number in the pack, output and loss of each datum; adds to `grads` if there are any."""
         tape = Tape(pack.spans, recording=grads is not None)
         hidden = packed_states(self.weights, pack.tokens, pack.positions, self.params, tape)
@@ -171,12 +174,21 @@ class TrainingRun:
                 part = slice(start, start + len(one.tokens))
                 term = one.term(rule, p[part], config)
                 slopes[part] = term.slope
-                yield number, one.output(p[part]), term.loss
+                yield number, one.output(p[part]), term
                 start = part.stop
             if grads is not None:
                 dhidden[rows] = target_logprobs_backward(self.weights, head_tape, slopes, self.params, grads)
         if grads is not None:
             backward(self.weights, tape, pack.positions, dhidden, self.params, grads)
+
+
+def _metrics(terms: Sequence[Term]) -> dict[str, float]:
+    """The sum of the losses, and each metric as its name says, over the data that have it."""
+    metrics: dict[str, float] = {}
+    for name in dict.fromkeys(name for term in terms for name in term.metrics):
+        values = [term.metrics[name] for term in terms if name in term.metrics]
+        metrics[name] = float(sum(values)) / (len(values) if name.endswith(":mean") else 1)
+    return {**metrics, "loss:sum": float(sum(term.loss for term in terms))}
 
 
 def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:

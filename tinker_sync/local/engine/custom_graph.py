@@ -1,0 +1,293 @@
+"""Losses that users upload: a list of torch calls, computed from a list of calls that are allowed.
+
+A graph names functions, methods and attributes. Names are looked up in the tables below and nowhere else, so
+nothing but arithmetic on the tensors of one datum is to be had: no files, no modules, no random numbers. Each
+datum is computed on tensors of its own. Needs torch, which is loaded with the first loss; any thread may
+compute.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from attrs import frozen
+
+from tinker_sync.local.engine._arrays import Array
+from tinker_sync.local.engine.losses import LossRule, Term
+
+if TYPE_CHECKING:
+    from tinker_sync.local.engine.loss_inputs import Example
+    from tinker_sync.local.engine.training import LossOutput, TrainingRun
+    from tinker_sync.types.custom_loss import CustomLossGraph, CustomLossInput, CustomLossNode
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Functions of torch; as methods too, where a tensor has them.
+_TORCH: Final = _words("""
+    abs absolute acos acosh add addcdiv addcmul all allclose amax amin any argmax argmin argsort asin asinh
+    atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor broadcast_to cat ceil chunk clamp
+    clamp_max clamp_min clip clone concat concatenate cos cosh count_nonzero cummax cummin cumprod cumsum
+    deg2rad detach diag diagonal diff digamma div divide dot einsum eq erf erfc erfinv exp exp2 expm1
+    flatten flip floor floor_divide fmax fmin fmod frac full_like gather ge greater greater_equal gt
+    heaviside hstack hypot index_select isclose isfinite isinf isnan ldexp le lerp less less_equal lgamma
+    log log10 log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or
+    logical_xor logit logsumexp lt masked_fill masked_select matmul max maximum mean median min minimum mm
+    movedim mul multiply mv nan_to_num nanmean nansum narrow ne neg negative norm not_equal ones_like outer
+    permute pow prod quantile rad2deg ravel reciprocal relu remainder reshape roll round rsqrt select selu
+    sgn sigmoid sign sin sinc sinh softmax sort split sqrt square squeeze stack std std_mean sub subtract
+    sum swapaxes t take_along_dim tan tanh tile topk transpose tril triu true_divide trunc unbind unflatten
+    unsqueeze var var_mean vstack where xlogy zeros_like
+""")
+_METHODS: Final = _TORCH | _words("""
+    bool contiguous dim double expand expand_as float half int long masked_fill ndimension new_full new_ones
+    new_zeros numel repeat reshape_as size sum_to_size to type_as view view_as
+""")
+_FUNCTIONAL: Final = _words("""
+    binary_cross_entropy binary_cross_entropy_with_logits celu cosine_similarity elu gelu hardshrink
+    hardsigmoid hardswish hardtanh hinge_embedding_loss huber_loss kl_div l1_loss leaky_relu log_softmax
+    logsigmoid margin_ranking_loss mish mse_loss normalize pad relu relu6 selu sigmoid silu smooth_l1_loss
+    softmax softmin softplus softshrink softsign tanh tanhshrink threshold
+""")
+_SPECIAL: Final = _words("""
+    digamma entr erf erfc erfinv exp2 expit expm1 gammaln log1p log_softmax logit logsumexp sinc softmax
+    xlog1py xlogy
+""")
+_OPERATORS: Final = _words("""
+    abs add and_ eq floordiv ge getitem gt iadd imul invert isub itruediv le lt matmul mod mul ne neg or_
+    pos pow sub truediv xor
+""")
+_MATH: Final = _words("""
+    acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh degrees erf erfc exp expm1 fabs floor fmod
+    gamma hypot isclose isfinite isinf isnan ldexp lgamma log log10 log1p log2 pow radians sin sinh sqrt tan
+    tanh trunc
+""")
+_ATTRIBUTES: Final = _words("T device dtype mT ndim shape")
+_DTYPES: Final = _words("bfloat16 bool float16 float32 float64 int16 int32 int64 int8 uint8")
+_CONSTANTS: Final[Mapping[str, frozenset[str]]] = {
+    "dtype": _DTYPES,
+    "layout": _words("strided"),
+    "memory_format": _words("channels_last contiguous_format preserve_format"),
+}
+_MAX_DEPTH: Final = 50
+
+Value = Callable[[Mapping[str, Any]], Any]
+
+
+class _Refused(ValueError):
+    """Something in a graph is not computed here."""
+
+
+def custom_rule(inputs: Sequence[CustomLossInput], graph: CustomLossGraph) -> Callable[..., LossOutput]:
+    """What computes an uploaded loss in a pass of a run: `rule(run, data, backward=True)`.
+
+    Raises:
+        ValueError: the graph has something that is not computed here, or torch is not installed.
+    """
+    rule = loss_rule(inputs, graph)
+
+    def compute(run: TrainingRun, data: Sequence[Example], *, backward: bool) -> LossOutput:
+        return (run.forward_backward if backward else run.forward)(data, rule)
+
+    return compute
+
+
+def loss_rule(inputs: Sequence[CustomLossInput], graph: CustomLossGraph, name: str = "custom") -> LossRule:
+    """The loss in the form in which a run takes it; arguments and errors as for `custom_rule`."""
+    program = _Program.of(inputs, graph)
+    return LossRule(
+        lambda p, given, _: program.term(p, given),
+        ("target_tokens", *(each.name for each in inputs[1:])),
+        name=name,
+        ranks={each.name: each.rank for each in inputs},
+    )
+
+
+@frozen(eq=False)
+class _Step:
+    """One call: what to call and how to make its arguments of the values so far."""
+
+    name: str
+    what: str
+    call: Callable[..., Any]
+    args: Value
+    kwargs: Value
+
+
+@frozen(eq=False)
+class _Program:
+    """The steps of a graph, in order, and its output. Immutable."""
+
+    names: tuple[str, ...]
+    inputs: Mapping[str, str]
+    steps: tuple[_Step, ...]
+    output: Value
+
+    @classmethod
+    def of(cls, inputs: Sequence[CustomLossInput], graph: CustomLossGraph) -> _Program:
+        _torch()
+        placeholders: dict[str, str] = {}
+        steps: list[_Step] = []
+        output: Value | None = None
+        for index, node in enumerate(graph.nodes):
+            try:
+                if node.op == "placeholder":
+                    placeholders[node.target] = node.name
+                elif node.op == "output":
+                    output = _value(node.args[0])
+                else:
+                    what = f"graph.nodes[{index}] ({node.target})"
+                    steps.append(
+                        _Step(node.name, what, _callable(node), _value(node.args), _mapping(node.kwargs))
+                    )
+            except (_Refused, IndexError) as problem:
+                raise ValueError(f"graph.nodes[{index}] ({node.target}): {problem}") from None
+        names = tuple(each.name for each in inputs)
+        if output is None or set(placeholders) != set(names):
+            raise ValueError("graph: must have the inputs as its placeholders, and one output")
+        return cls(names, placeholders, tuple(steps), output)
+
+    def term(self, p: Array, given: Mapping[str, Array]) -> Term:
+        """The loss of one datum with its derivatives. Raises `ValueError` for what cannot be computed."""
+        torch = _torch()
+        leaf = torch.tensor(p, dtype=torch.float32).requires_grad_(True)
+        tensors = {name: torch.tensor(given[name]) for name in self.names[1:]}
+        with torch.enable_grad():
+            loss, metrics = self._run({self.names[0]: leaf, **tensors})
+            if loss.requires_grad:
+                loss.backward()
+        slope = np.zeros(p.shape) if leaf.grad is None else leaf.grad.numpy().astype(np.float64)
+        if not math.isfinite(float(loss)) or not np.isfinite(slope).all():
+            raise ValueError("custom loss: its value or one of its derivatives is not finite")
+        return Term(float(loss), slope, metrics)
+
+    def _run(self, tensors: Mapping[str, Any]) -> tuple[Any, dict[str, float]]:
+        known = {self.inputs[name]: tensor for name, tensor in tensors.items()}
+        for step in self.steps:
+            try:
+                known[step.name] = step.call(*step.args(known), **step.kwargs(known))
+            except Exception as problem:  # whatever a call does with these data
+                first = str(problem).strip().partition("\n")[0]
+                raise ValueError(f"custom loss: {step.what}: {first or type(problem).__name__}") from problem
+        loss, metrics = self.output(known)
+        if not _is_scalar(loss):
+            raise ValueError(f"custom loss: its value must be a scalar tensor, got {_kind(loss)}")
+        for name, value in metrics.items():
+            if not _is_scalar(value):
+                raise ValueError(f"custom loss: metric {name} must be a scalar tensor, got {_kind(value)}")
+        return loss, {name: float(value.detach()) for name, value in metrics.items()}
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, _torch().Tensor) and value.ndim == 0
+
+
+def _kind(value: Any) -> str:
+    return f"shape {tuple(value.shape)}" if hasattr(value, "shape") else type(value).__name__
+
+
+# ------------------------------------------------------------------------------------------ what is allowed
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise ValueError(
+            "custom losses need torch on this server: pip install 'tinker_sync[torch]'"
+        ) from None
+    return torch
+
+
+def _callable(node: CustomLossNode) -> Callable[..., Any]:
+    if node.op == "call_method":
+        return _method(node.target)
+    if node.op != "call_function":
+        raise _Refused(f"{node.op} is not computed by this server")
+    if node.target in ("getattr", "builtins.getattr"):
+        return _attribute
+    room, _, name = node.target.rpartition(".")
+    torch = _torch()
+    rooms = {
+        "operator": (_OPERATORS, operator),
+        "_operator": (_OPERATORS, operator),
+        "math": (_MATH, math),
+        "torch": (_TORCH, torch),
+        "torch.nn.functional": (_FUNCTIONAL, torch.nn.functional),
+        "torch.special": (_SPECIAL, torch.special),
+        "torch.Tensor": (_METHODS, torch.Tensor),
+    }
+    allowed, home = rooms.get(room, (frozenset(), None))
+    found = getattr(home, name, None) if name in allowed else None
+    if not callable(found):
+        raise _Refused("this function is not computed by this server")
+    call: Callable[..., Any] = found
+    return call
+
+
+def _method(name: str) -> Callable[..., Any]:
+    if name not in _METHODS or not hasattr(_torch().Tensor, name):
+        raise _Refused("this method is not computed by this server")
+
+    def call(subject: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(subject, _torch().Tensor):
+            raise TypeError(f"{name} of a {type(subject).__name__}, which is no tensor")
+        return getattr(subject, name)(*args, **kwargs)
+
+    return call
+
+
+def _attribute(subject: Any, name: str) -> Any:
+    if name not in _ATTRIBUTES or not isinstance(subject, _torch().Tensor):
+        raise TypeError(f"the attribute {name!r} of a {type(subject).__name__} is not known to this server")
+    return getattr(subject, name)
+
+
+# ------------------------------------------------------------------------------------------ arguments
+
+
+def _value(encoded: Any, depth: int = 0) -> Value:
+    """How to make an argument of the values so far."""
+    if depth > _MAX_DEPTH:
+        raise _Refused("an argument is nested too deeply")
+    if encoded is None or isinstance(encoded, (bool, int, float, str)):
+        return lambda _: encoded
+    if isinstance(encoded, list):
+        parts = [_value(each, depth + 1) for each in encoded]
+        return lambda known: [part(known) for part in parts]
+    if not isinstance(encoded, dict) or len(encoded) != 1:
+        raise _Refused("an argument has an unknown form")
+    ((kind, inside),) = encoded.items()
+    return _marked(kind, inside, depth + 1)
+
+
+def _marked(kind: str, inside: Any, depth: int) -> Value:
+    if kind == "ref" and isinstance(inside, str):
+        return lambda known: known[inside]
+    if kind in ("tuple", "slice") and isinstance(inside, list) and (kind == "tuple" or len(inside) == 3):
+        parts = _value(inside, depth)
+        make: Callable[[Any], Any] = tuple if kind == "tuple" else lambda three: slice(*three)
+        return lambda known: make(parts(known))
+    if kind == "dict" and isinstance(inside, dict):
+        return _mapping(inside, depth)
+    if kind == "ellipsis":
+        return lambda _: Ellipsis
+    if kind == "float" and inside in ("inf", "-inf", "nan"):
+        number = float(inside)
+        return lambda _: number
+    if kind == "device" and inside == "cpu":
+        return lambda _: _torch().device("cpu")
+    if isinstance(inside, str) and inside in _CONSTANTS.get(kind, ()):
+        return lambda _: getattr(_torch(), inside)
+    raise _Refused(f"{kind} {inside!r} is not known to this server")
+
+
+def _mapping(encoded: Mapping[str, Any], depth: int = 0) -> Value:
+    parts = {name: _value(each, depth + 1) for name, each in encoded.items()}
+    return lambda known: {name: part(known) for name, part in parts.items()}
