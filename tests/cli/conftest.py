@@ -12,6 +12,7 @@ from support.tinker_stub import StubServer
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("TINKER_PACE", "0.01")
     fixed_now(monkeypatch, NOW)
     return runner(capsys, monkeypatch)
 

@@ -20,8 +20,12 @@ COMMANDS: Final = {
     "billing": (f"{_HERE}billing:billing", "See what was used, and what it costs."),
     "checkpoint": (f"{_HERE}checkpoint:checkpoint", "List, publish, keep, delete and fetch checkpoints."),
     "completion": (f"{_HERE}completion:completion", "Print what makes a shell complete commands."),
+    "doctor": (f"{_HERE}diagnose:doctor", "Find out what is wrong between here and the server."),
     "model": (f"{_HERE}model:model", "See the models you can use."),
+    "probe": (f"{_HERE}diagnose:probe", "Ask a server what it speaks."),
     "run": (f"{_HERE}run:run", "See training runs."),
+    "sample": (f"{_HERE}sample:sample", "Sample continuations of a prompt."),
+    "serve": (f"{_HERE}serve:serve", "Run a server on this machine."),
     "session": (f"{_HERE}session:session", "See what happened in sessions."),
     "version": (f"{_HERE}version:version", "Print the version."),
 }

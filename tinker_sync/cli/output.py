@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
@@ -194,6 +194,18 @@ class Progress:
             self.total = total if total is not None else self.total
             if self._bar is not None:
                 self._bar.update(self._task, completed=self.done, total=self.total)
+
+    def aside(self, say: Callable[[], object]) -> None:
+        """Print something while the bar is out of the way."""
+        with self._lock:
+            bar = self._bar
+            if bar is not None:
+                bar.stop()
+            try:
+                say()
+            finally:
+                if bar is not None:
+                    bar.start()
 
     def close(self) -> None:
         """Take the bar away. May be called again."""

@@ -126,6 +126,8 @@ class App:
             raise Refused(401, "the X-API-Key header holds no valid key")
         found = find("GET" if scope["method"] == "HEAD" else scope["method"], path)
         if found is None or found[0].name not in self._offered:
+            if self._has_other_method(path):
+                raise Refused(405, "Method Not Allowed")
             raise Refused(404, "Not Found")
         endpoint, ids = found
         watch = _Watch(receive)
@@ -140,6 +142,11 @@ class App:
         )
         made = await HANDLERS[endpoint.name](self.service, ask)
         return made if isinstance(made, Answer) else Answer(json_codec.dumps(made))
+
+    def _has_other_method(self, path: str) -> bool:
+        """Whether the path is a call under another method; who asks what a server has goes by that."""
+        hits = [find(method, path) for method in ("GET", "POST", "PUT", "DELETE")]
+        return any(hit is not None and hit[0].name in self._offered for hit in hits)
 
 
 class _Watch:

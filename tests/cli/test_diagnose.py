@@ -1,0 +1,44 @@
+"""`probe` and `doctor` as commands: what they print, and how they end."""
+
+from __future__ import annotations
+
+from support.cli_runs import Run
+from support.cli_world import World
+from support.tinker_stub import Answer
+
+
+def test_probe(run: Run, world: World) -> None:
+    shown = run("probe")
+    assert shown.code == 0
+    assert "Protocol  0.25 or newer" in shown.out
+    assert "asample                       POST    no       expected of this version" in shown.out
+    assert "get_checkpoint_archive        GET     yes      of older servers" in shown.out
+    assert "Settings  pjwt_auth_enabled=True" in shown.out
+    data = run("probe", world.url, "-f", "json").json  # type: ignore[attr-defined]
+    assert data["base_url"] == world.url  # type: ignore[attr-defined]
+    assert {"calls", "features", "flags"} <= set(data)
+
+
+def test_doctor(run: Run, world: World) -> None:
+    well = run("doctor")
+    assert (well.code, well.err) == (0, "")
+    assert "ok  key         from TINKER_API_KEY" in well.out
+    world.script("/get_server_capabilities", Answer(402, {"detail": "no money"}))
+    ill = run("doctor", "--format", "jsonl")
+    assert ill.code == 1
+    assert [each["name"] for each in ill.lines if each["state"] == "failure"] == ["access"]
+    assert ill.err == "Error: something is wrong: access\n"
+
+
+def test_the_server_is_an_option_everywhere(run: Run, world: World, monkeypatch: object) -> None:
+    url = world.url  # type: ignore[attr-defined]
+    import os
+
+    os.environ.pop("TINKER_BASE_URL")
+    try:
+        assert run("--base-url", url, "run", "list").code == 0
+        assert run("run", "list", "--base-url", url).code == 0
+        assert run("auth", "status", "--base-url", url).code == 0
+        assert run("doctor", "--base-url", url).code == 0
+    finally:
+        os.environ["TINKER_BASE_URL"] = url

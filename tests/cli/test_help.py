@@ -1,0 +1,150 @@
+"""Every command has help, an example and a line in the README; help loads nothing and is quick."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from support.cli_runs import Run
+
+import tinker_sync
+from tinker_sync.cli.failures import EXIT_CODES
+from tinker_sync.cli.lazy import Command, Group
+from tinker_sync.cli.main import root
+
+ROOT = Path(tinker_sync.__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def commands(group: Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Command, str]]:
+    """Every command, how to call it, and what its group says of it."""
+    for name in group.list_commands(click.Context(group)):
+        found = group.get_command(click.Context(group), name)
+        if isinstance(found, Group):
+            yield from commands(found, (*path, name))
+        else:
+            assert isinstance(found, Command)
+            yield (*path, name), found, group.table[name][1]
+
+
+COMMANDS = [pytest.param(*each, id=" ".join(each[0])) for each in commands(root())]
+
+
+def fresh(*arguments: str) -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(("path", "found", "short"), COMMANDS)
+def test_help_and_example(run: Run, path: tuple[str, ...], found: Command, short: str) -> None:
+    done = run(*path, "-h")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(f"Usage: tinker-sync {' '.join(path)} ")
+    assert len(found.help or "") > 10
+    assert short.endswith((".", "?"))
+    example = done.out.partition("Example:\n")[2]
+    assert f"tinker-sync {' '.join(path)}" in example
+    for option in found.params:
+        assert isinstance(option, click.Argument) or getattr(option, "help", None) or option.show_default
+    assert max(len(line) for line in done.out.splitlines()) <= 110
+
+
+@pytest.mark.parametrize(("path", "found", "short"), COMMANDS)
+def test_the_example_is_a_line_that_parses(path: tuple[str, ...], found: Command, short: str) -> None:
+    line = next(line for line in found.example.splitlines() if line.startswith(("tinker-sync", "eval")))
+    words = shlex.split(line.replace('eval "$(', "").replace(')"', ""))
+    assert words[1 : 1 + len(path)] == list(path)
+    context = found.make_context("tinker-sync", words[1 + len(path) :])
+    context.close()
+
+
+@pytest.mark.parametrize(("path", "found", "short"), COMMANDS)
+def test_the_readme_has_it(path: tuple[str, ...], found: Command, short: str) -> None:
+    assert f"`{' '.join(path)}`" in README
+
+
+def test_the_readme_has_every_exit_code() -> None:
+    table = dict(re.findall(r"^\| (\d+) \| (.+) \|$", README, flags=re.MULTILINE))
+    assert {int(code): words for code, words in table.items()} == EXIT_CODES
+
+
+def test_help_of_groups_loads_no_command_and_no_client() -> None:
+    code = (
+        "import sys; from tinker_sync.cli import main\n"
+        "main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    )
+    for line in (["--help"], ["checkpoint", "--help"]):
+        out, err = fresh("-c", code, *line)
+        assert "Commands:" in out
+        heavy = {
+            "numpy",
+            "requests",
+            "rich",
+            "tokenizers",
+            "cattrs",
+            "tinker_sync.errors",
+            "tinker_sync.clients",
+        }
+        assert heavy & set(err.split()) == set()
+
+
+def test_without_the_extra_it_says_how_to_get_it() -> None:
+    code = (
+        "import sys; sys.modules.update(click=None, rich=None)\n"
+        "import importlib.util as u; real = u.find_spec\n"
+        "u.find_spec = lambda name, *more: None if name in ('click', 'rich') else real(name, *more)\n"
+        "from tinker_sync.cli import main; print(main(['--help']))"
+    )
+    out, err = fresh("-c", code)
+    assert out == "1\n"
+    assert "pip install 'tinker-sync[cli]'" in err
+
+
+def test_python_m() -> None:
+    out, _ = fresh("-m", "tinker_sync", "version")
+    assert out == f"tinker-sync {tinker_sync.__version__}\n"
+
+
+@pytest.mark.parametrize("line", [("frob",), ("run", "frob"), ("run", "list", "--frob"), ("run", "info")])
+def test_what_there_is_not(run: Run, line: tuple[str, ...]) -> None:
+    done = run(*line)
+    assert (done.code, done.out) == (2, "")
+    assert "Usage: " in done.err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(run: Run, shell: str) -> None:
+    done = run("completion", shell)
+    assert done.code == 0
+    assert "_TINKER_SYNC_COMPLETE" in done.out
+
+
+def test_completion_knows_commands_and_options(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_TINKER_SYNC_COMPLETE", "bash_complete")
+    for words, place, wanted in (
+        ("tinker-sync che", 1, "plain,checkpoint"),
+        ("tinker-sync checkpoint li", 2, "plain,list"),
+        ("tinker-sync run list --fo", 3, "plain,--format"),
+        ("tinker-sync run list --format js", 4, "plain,json"),
+    ):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(place))
+        with pytest.raises(SystemExit):
+            run()
+        assert wanted in capsys.readouterr().out.splitlines()

@@ -1,0 +1,124 @@
+"""Each thing that can be wrong is found, with what to do; and nothing is said where nothing is wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from email.utils import formatdate
+from pathlib import Path
+
+import pytest
+from support.servers import unused_port
+from support.tinker_stub import Answer, Stub, StubServer
+
+from tinker_sync._clock import SYSTEM_CLOCK
+from tinker_sync.diagnose import Finding, examine
+
+KEY = "tml-secret-of-the-doctor"
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    with StubServer() as stub:
+        monkeypatch.setenv("TINKER_BASE_URL", stub.url)  # type: ignore[attr-defined]
+        monkeypatch.setenv("TINKER_API_KEY", KEY)
+        yield stub
+
+
+def findings(base_url: str | None = None) -> dict[str, Finding]:
+    found = examine(base_url)
+    assert KEY not in repr(found)
+    assert all(each.advice for each in found if each.state in ("warning", "failure"))
+    return {each.name: each for each in found}
+
+
+def test_all_is_well(stub: Stub) -> None:
+    date = {"Date": formatdate(SYSTEM_CLOCK.time(), usegmt=True)}
+    stub.script("/healthz", Answer(body={"status": "ok"}, headers=date))
+    found = findings()
+    assert {each.state for each in found.values()} == {"ok"}
+    assert found["key"].what == "from TINKER_API_KEY"
+    assert found["clock"].what == "as the server's"
+    assert "x-api-key" not in stub.asked("/healthz")[0].headers
+
+
+@pytest.mark.parametrize(("ahead_s", "words"), [(-90, "90 s ahead"), (3600, "3600 s behind")])
+def test_a_clock_that_is_wrong(stub: Stub, ahead_s: float, words: str) -> None:
+    date = {"Date": formatdate(SYSTEM_CLOCK.time() + ahead_s, usegmt=True)}
+    stub.script("/healthz", Answer(headers=date))
+    clock = findings()["clock"]
+    assert clock.state == "warning"
+    assert abs(int(clock.what.split()[0]) - abs(ahead_s)) <= 2
+    assert words.split()[2] in clock.what
+
+
+def test_no_key_and_a_key_that_is_refused(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub.behaviour.key = "tml-other"
+    found = findings()
+    assert (found["key"].state, found["access"].state) == ("ok", "failure")
+    assert "401" in found["access"].what
+    monkeypatch.delenv("TINKER_API_KEY")
+    assert findings()["key"].state == "warning"
+    monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "echo tml-other")
+    found = findings()
+    assert (found["key"].what, found["access"].state) == ("from TINKER_CREDENTIAL_CMD", "ok")
+
+
+def test_settings_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", "ftp://x")
+    found = findings()
+    assert found["settings"].state == "failure"
+    assert "TINKER_BASE_URL" in found["settings"].what
+
+
+def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with StubServer() as gone:
+        url = gone.url  # type: ignore[attr-defined]
+    found = findings(url)
+    assert (found["connection"].state, found["server"].state) == ("failure", "failure")
+    assert (found["clock"].state, found["access"].state) == ("skipped", "skipped")
+    found = findings("https://nowhere.invalid")
+    assert found["name"].state == "failure"
+    assert "nowhere.invalid cannot be looked up" in found["name"].what
+
+
+def test_a_server_with_trouble_of_its_own(stub: Stub) -> None:
+    stub.script("/healthz", Answer(503))
+    assert findings()["server"].state == "failure"
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [("http://10.0.0.9.invalid", "use https"), ("http://127.0.0.1:1/api/v1", "leave /api/v1 away")],
+)
+def test_addresses_that_are_odd(url: str, words: str) -> None:
+    assert words in findings(url)["address"].advice
+
+
+def test_a_proxy(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with unused_port() as port:
+        monkeypatch.setenv("http_proxy", f"http://user:hidden-word@127.0.0.1:{port}")
+        found = findings()
+    assert found["proxy"].state == "warning"
+    assert found["proxy"].what == f"http://127.0.0.1:{port}"
+    assert "NO_PROXY=127.0.0.1" in found["proxy"].advice
+    assert "hidden-word" not in repr(found)
+    assert (found["name"].state, found["server"].state) == ("skipped", "failure")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert findings()["proxy"].what == "none for this server"
+
+
+def test_a_key_file_that_others_can_read(stub: Stub) -> None:
+    path = Path.home() / ".tinker" / "credentials.json"
+    path.parent.mkdir()
+    path.write_text('{"version": 1, "keys": {}}')
+    path.chmod(0o644)
+    assert findings()["key file"].advice == f"chmod 600 {path}"
+    path.chmod(0o600)
+    assert "key file" not in findings()
+
+
+def test_a_variable_that_has_no_effect(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_APIKEY", "x")
+    assert findings()["variables"].what == "of no effect: TINKER_APIKEY"
+    assert "TINKER_API_KEY" in os.environ

@@ -1,0 +1,92 @@
+"""What a server is found to have; that asking is harmless; and answers that do not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.tinker_stub import Answer, Asked, Stub, StubServer
+
+from tinker_sync.diagnose import ProbeReport, probe
+from tinker_sync.errors import APIConnectionError, AuthenticationError
+from tinker_sync.testing import LocalServer
+from tinker_sync.wire.endpoints import ENDPOINTS, find
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with StubServer() as stub:
+        yield stub
+
+
+def there(report: ProbeReport) -> dict[str, str]:
+    return {call.name: call.there for call in report.calls}
+
+
+@pytest.mark.parametrize("json_only", [False, True])
+def test_the_embedded_server_has_what_it_says(json_only: bool) -> None:
+    with LocalServer(model="tinker-sync/random", json_only=json_only) as server:
+        report = probe(server.url, api_key=server.key)
+        asked = {(call.endpoint, call.method) for call in server.calls} if hasattr(server, "calls") else set()
+    assert report.bodies == ("json" if json_only else "protobuf")
+    assert report.client_config is not json_only
+    assert report.version == ("0.17" if json_only else "0.36")
+    found = there(report)
+    # Whatever its version lets expect; and one call's address is that of another, which hides it.
+    hidden = {"search_sessions", "revoke_api_key"}
+    for call in report.calls:
+        if call.name in hidden:
+            assert call.there == "unknown"
+        elif not call.legacy:
+            assert (call.there == "yes") == call.expected, call
+    assert found["asample"] == "yes"
+    assert all(feature.known is not json_only for feature in report.features)
+    assert not {name for name, _ in asked} & {"create_session", "create_model", "telemetry", "optim_step"}
+
+
+def test_it_only_reads(stub: Stub) -> None:
+    probe(stub.url, api_key="tml-probe")  # type: ignore[attr-defined]
+    methods = {(asked.method, asked.path.removeprefix("/api/v1")) for asked in stub.log}
+    posts = {path for method, path in methods if method != "GET"}
+    assert posts == {"/client/config", "/client/dynamic_config"}
+    for _, path in methods - {("POST", path) for path in posts}:
+        hit = find("GET", f"/api/v1{path}")
+        # Of what can be read, nothing that exists: ids are "probe".
+        assert hit is None or not hit[1] or set(hit[1].values()) == {"probe"}
+    assert len(methods) > 40
+
+
+def test_a_server_that_lets_nobody_in_says_so(stub: Stub) -> None:
+    stub.behaviour.key = "tml-other"
+    with pytest.raises(AuthenticationError):
+        probe(stub.url, api_key="tml-probe")  # type: ignore[attr-defined]
+
+
+def test_one_that_answers_everything_alike_is_not_judged(stub: Stub) -> None:
+    def alike(asked: Asked) -> Answer | None:
+        return Answer(403, {"detail": "not for you"}) if asked.method == "GET" else None
+
+    stub.script("*", *[alike] * 200)
+    found = there(probe(stub.url, api_key="tml-probe"))  # type: ignore[attr-defined]
+    assert set(found) == set(ENDPOINTS)
+    assert {name for name, answer in found.items() if answer != "unknown"} == {"client_config"}
+
+
+def test_one_that_repeats_the_path_is_understood(stub: Stub) -> None:
+    def echo(asked: Asked) -> Answer | None:
+        if asked.method != "GET":
+            return None
+        status = 405 if asked.path.endswith("/asample") else 404
+        return Answer(status, {"detail": f"no route {asked.path}"})
+
+    stub.script("*", *[echo] * 200)
+    found = there(probe(stub.url, api_key="tml-probe"))  # type: ignore[attr-defined]
+    assert {name for name, answer in found.items() if answer == "yes"} == {"client_config", "asample"}
+
+
+def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_PACE", "0.01")
+    with StubServer() as gone:
+        url = gone.url  # type: ignore[attr-defined]
+    with pytest.raises(APIConnectionError):
+        probe(url, api_key="tml-probe")

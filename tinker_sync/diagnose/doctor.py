@@ -1,0 +1,284 @@
+"""`examine`: everything between this program and a server that can be wrong, each with what to do.
+
+Nothing is changed and nothing is tried twice. The key is never shown.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import ssl
+import stat
+from collections.abc import Callable, Iterator
+from email.utils import parsedate_to_datetime
+from importlib import metadata
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+from attrs import frozen
+
+from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._version import __version__
+from tinker_sync.auth import raise_if_tinker_not_accessible
+from tinker_sync.config import CredentialsFile, Settings
+from tinker_sync.config.address import DEFAULT_BASE_URL
+from tinker_sync.errors import TinkerError
+from tinker_sync.transport.auth import choose_source
+from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.transport.http import Http
+
+State = Literal["ok", "warning", "failure", "skipped"]
+
+# A token is used until a minute before it ends.
+_SKEW_S: Final = 30.0
+_CONNECT_S: Final = 5.0
+_REACH_S: Final = 10.0
+_NEEDED: Final = ("requests", "urllib3", "attrs", "cattrs", "tokenizers", "numpy")
+_OPTIONAL: Final = {
+    "speed": ("orjson", "zstandard"),
+    "cli": ("click", "rich"),
+    "chat": ("jinja2",),
+    "torch": ("torch",),
+}
+_VARIABLES: Final = frozenset(
+    {
+        "TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD", "TINKER_PROJECT_ID", "TINKER_TAGS",
+        "TINKER_TELEMETRY", "TINKER_LOG", "TINKER_PRICES", "TINKER_PACE", "TINKER_LOCAL_KEY",
+    }
+)  # fmt: skip
+
+
+@frozen(kw_only=True)
+class Finding:
+    """One thing that was looked at.
+
+    >>> Finding(name="key", state="failure", what="there is none", advice="run tinker-sync auth login").state
+    'failure'
+    """
+
+    name: str
+    state: State
+    what: str
+    advice: str = ""
+    """What to do; empty where there is nothing to do."""
+
+
+def examine(base_url: str | None = None, *, clock: Clock = SYSTEM_CLOCK) -> list[Finding]:
+    """Look at everything.
+
+    Args:
+        base_url: the server; None: `TINKER_BASE_URL`, else the hosted service.
+        clock: what time it is here.
+    """
+    findings = [_versions(), *_extras(), *_variables()]
+    try:
+        settings = Settings.resolve(base_url=base_url, max_retries=0)
+    except TinkerError as error:
+        advice = "correct the argument, the variable or the file that the text names"
+        return [*findings, Finding(name="settings", state="failure", what=str(error), advice=advice)]
+    findings += [_address(settings, base_url), _key(settings), *_key_file(), _proxy(settings)]
+    findings += _way(settings)
+    reply, reached = _reached(settings)
+    findings.append(reached)
+    findings.append(_clocks(reply, clock))
+    return [*findings, _accepted(settings, reply)]
+
+
+# ------------------------------------------------------------------------------------------ this machine
+
+
+def _versions() -> Finding:
+    found = ", ".join(f"{name} {_installed(name)}" for name in _NEEDED)
+    what = f"tinker-sync {__version__}, Python {platform.python_version()}, {found}"
+    missing = [name for name in _NEEDED if _installed(name) == "missing"]
+    if missing:
+        advice = f"pip install {' '.join(missing)}"
+        return Finding(name="versions", state="failure", what=what, advice=advice)
+    return Finding(name="versions", state="ok", what=what)
+
+
+def _installed(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "missing"
+
+
+def _extras() -> Iterator[Finding]:
+    missing = [
+        extra for extra, names in _OPTIONAL.items() if any(_installed(name) == "missing" for name in names)
+    ]
+    if missing:
+        what = f"not installed: {', '.join(missing)}"
+        advice = f"only where you need them: pip install 'tinker-sync[{','.join(missing)}]'"
+        yield Finding(name="extras", state="ok", what=what, advice=advice)
+    else:
+        yield Finding(name="extras", state="ok", what="all are installed")
+
+
+def _variables() -> Iterator[Finding]:
+    unknown = sorted(name for name in os.environ if name.startswith("TINKER_") and name not in _VARIABLES)
+    if unknown:
+        advice = f"there are {', '.join(sorted(_VARIABLES))}"
+        yield Finding(
+            name="variables", state="warning", what=f"of no effect: {', '.join(unknown)}", advice=advice
+        )
+
+
+# ------------------------------------------------------------------------------------------ settings
+
+
+def _address(settings: Settings, argument: str | None) -> Finding:
+    origin = "the argument" if argument else "TINKER_BASE_URL" if os.environ.get("TINKER_BASE_URL") else ""
+    what = f"{settings.base_url} ({origin or 'the default'})"
+    parts = urlsplit(settings.base_url)
+    local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if parts.scheme == "http" and not local:
+        advice = "everybody on the way can read the key: use https"
+        return Finding(name="address", state="warning", what=what, advice=advice)
+    if settings.base_url != DEFAULT_BASE_URL and parts.path.rstrip("/").endswith("/api/v1"):
+        advice = "leave /api/v1 away; it is added to every address"
+        return Finding(name="address", state="warning", what=what, advice=advice)
+    return Finding(name="address", state="ok", what=what)
+
+
+def _key(settings: Settings) -> Finding:
+    try:
+        source = choose_source(settings, enforce_cmd=False)
+    except TinkerError as error:
+        advice = "make a new one: tinker-sync auth login"
+        return Finding(name="key", state="failure", what=str(error), advice=advice)
+    if source is None:
+        state: State = "failure" if settings.is_vendor_host else "warning"
+        advice = "run tinker-sync auth login, or set TINKER_API_KEY"
+        return Finding(name="key", state=state, what="there is none", advice=advice)
+    origins = {
+        "argument": "given",
+        "environment": "from TINKER_API_KEY",
+        "stored": "from the credentials file",
+    }
+    if settings.api_key is None:
+        return Finding(name="key", state="ok", what="from TINKER_CREDENTIAL_CMD")
+    return Finding(name="key", state="ok", what=origins[settings.api_key_source or "argument"])
+
+
+def _key_file() -> Iterator[Finding]:
+    path = CredentialsFile().path
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return
+    if os.name == "posix" and mode & 0o077:
+        what = f"others can read {path} ({mode:o})"
+        yield Finding(name="key file", state="warning", what=what, advice=f"chmod 600 {path}")
+
+
+def _proxy(settings: Settings) -> Finding:
+    from requests.utils import get_environ_proxies
+
+    host = urlsplit(settings.base_url).hostname or ""
+    proxies = get_environ_proxies(settings.base_url, no_proxy=None)
+    proxy = proxies.get(urlsplit(settings.base_url).scheme) or proxies.get("all")
+    if not proxy:
+        return Finding(name="proxy", state="ok", what="none for this server")
+    shown = urlsplit(proxy)
+    what = f"{shown.scheme}://{shown.hostname}{f':{shown.port}' if shown.port else ''}"
+    if host in ("localhost", "127.0.0.1", "::1"):
+        advice = f"this server is on your own machine: set NO_PROXY={host}"
+        return Finding(name="proxy", state="warning", what=what, advice=advice)
+    return Finding(name="proxy", state="ok", what=what, advice="it sees everything that is not https")
+
+
+# ------------------------------------------------------------------------------------------ the way there
+
+
+def _way(settings: Settings) -> Iterator[Finding]:
+    """Name and connection, where there is no proxy to look after both."""
+    if _proxy(settings).what != "none for this server":
+        yield Finding(name="name", state="skipped", what="the proxy looks it up")
+        return
+    parts = urlsplit(settings.base_url)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        advice = "check the address for typing errors, and your network"
+        yield Finding(
+            name="name", state="failure", what=f"{host} cannot be looked up: {error}", advice=advice
+        )
+        return
+    shown = ", ".join(dict.fromkeys(str(address[4][0]) for address in addresses))
+    yield Finding(name="name", state="ok", what=f"{host} is {shown}")
+    yield _connection(host, port, tls=parts.scheme == "https")
+
+
+def _connection(host: str, port: int, *, tls: bool) -> Finding:
+    began = SYSTEM_CLOCK.now()
+    try:
+        with socket.create_connection((host, port), _CONNECT_S) as sock:
+            if not tls:
+                what = f"port {port} answered in {(SYSTEM_CLOCK.now() - began) * 1000:.0f} ms"
+                return Finding(name="connection", state="ok", what=what)
+            with ssl.create_default_context().wrap_socket(sock, server_hostname=host) as wrapped:
+                what = f"port {port}, {wrapped.version()}, {(SYSTEM_CLOCK.now() - began) * 1000:.0f} ms"
+                return Finding(name="connection", state="ok", what=what)
+    except ssl.SSLCertVerificationError as error:
+        advice = "the clock may be wrong, or a company's proxy has its own authority: REQUESTS_CA_BUNDLE=FILE"
+        what = f"the certificate is not good: {error.verify_message}"
+        return Finding(name="connection", state="failure", what=what, advice=advice)
+    except OSError as error:
+        advice = (
+            "is the server running, and does a firewall let you through? TINKER_BASE_URL says where it is"
+        )
+        what = f"no connection to {host}:{port}: {error}"
+        return Finding(name="connection", state="failure", what=what, advice=advice)
+
+
+def _reached(settings: Settings) -> tuple[Reply | None, Finding]:
+    http = Http(settings)
+    call = Call(
+        method="GET", path="/api/v1/healthz", credential="none", read_s=_REACH_S, deadline_s=2 * _REACH_S
+    )
+    began = SYSTEM_CLOCK.now()
+    try:
+        reply = http.send(call)
+    except (SendFailed, TinkerError) as error:
+        advice = "what failed above is why; otherwise try again, and look at the proxy"
+        return None, Finding(name="server", state="failure", what=f"no answer: {error}", advice=advice)
+    finally:
+        http.close()
+    what = f"it answered ({reply.status}) in {(SYSTEM_CLOCK.now() - began) * 1000:.0f} ms"
+    if reply.status >= 500:
+        advice = "the server has trouble of its own: try again later"
+        return reply, Finding(name="server", state="failure", what=what, advice=advice)
+    return reply, Finding(name="server", state="ok", what=what)
+
+
+def _clocks(reply: Reply | None, clock: Clock) -> Finding:
+    said = "" if reply is None else reply.headers.get("date", "")
+    try:
+        there_s = parsedate_to_datetime(said).timestamp()
+    except (ValueError, TypeError, IndexError):
+        return Finding(name="clock", state="skipped", what="the server does not say what time it is")
+    apart_s = clock.time() - there_s
+    if abs(apart_s) <= _SKEW_S:
+        return Finding(name="clock", state="ok", what="as the server's")
+    what = f"{abs(apart_s):.0f} s {'ahead of' if apart_s > 0 else 'behind'} the server's"
+    advice = "tokens may seem expired, or certificates not yet good: set this machine's clock"
+    return Finding(name="clock", state="warning", what=what, advice=advice)
+
+
+def _accepted(settings: Settings, reply: Reply | None) -> Finding:
+    if reply is None:
+        return Finding(name="access", state="skipped", what="the server cannot be reached")
+    return _try_access(lambda: raise_if_tinker_not_accessible(base_url=settings.base_url))
+
+
+def _try_access(ask: Callable[[], None]) -> Finding:
+    try:
+        ask()
+    except TinkerError as error:
+        advice = "tinker-sync auth login stores another key; billing is set up in the console"
+        return Finding(name="access", state="failure", what=str(error), advice=advice)
+    return Finding(name="access", state="ok", what="the server takes the key")
