@@ -33,17 +33,17 @@ def _words(text: str) -> frozenset[str]:
 _TORCH: Final = _words("""
     abs absolute acos acosh add addcdiv addcmul all allclose amax amin any argmax argmin argsort asin asinh
     atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor broadcast_to cat ceil chunk clamp
-    clamp_max clamp_min clip clone concat concatenate cos cosh count_nonzero cummax cummin cumprod cumsum
-    deg2rad detach diag diagonal diff digamma div divide dot einsum eq erf erfc erfinv exp exp2 expm1
-    flatten flip floor floor_divide fmax fmin fmod frac full_like gather ge greater greater_equal gt
-    heaviside hstack hypot index_select isclose isfinite isinf isnan ldexp le lerp less less_equal lgamma
-    log log10 log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or
-    logical_xor logit logsumexp lt masked_fill masked_select matmul max maximum mean median min minimum mm
-    movedim mul multiply mv nan_to_num nanmean nansum narrow ne neg negative norm not_equal ones_like outer
-    permute pow prod quantile rad2deg ravel reciprocal relu remainder reshape roll round rsqrt select selu
-    sgn sigmoid sign sin sinc sinh softmax sort split sqrt square squeeze stack std std_mean sub subtract
-    sum swapaxes t take_along_dim tan tanh tile topk transpose tril triu true_divide trunc unbind unflatten
-    unsqueeze var var_mean vstack where xlogy zeros_like
+    clamp_max clamp_min clip clone concat concatenate cos cosh cosine_similarity count_nonzero cummax cummin
+    cumprod cumsum deg2rad detach diag diagonal diff digamma div divide dot einsum eq erf erfc erfinv exp
+    exp2 expm1 flatten flip floor floor_divide fmax fmin fmod frac full_like gather ge greater greater_equal
+    gt hardshrink heaviside hstack hypot index_select isclose isfinite isinf isnan ldexp le lerp less
+    less_equal lgamma log log10 log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logical_and
+    logical_not logical_or logical_xor logit logsumexp lt masked_fill masked_select matmul max maximum mean
+    median min minimum mm movedim mul multiply mv nan_to_num nanmean nansum narrow ne neg negative norm
+    not_equal ones_like outer permute pow prod quantile rad2deg ravel reciprocal relu remainder reshape roll
+    round rsqrt select selu sgn sigmoid sign sin sinc sinh softmax sort split sqrt square squeeze stack std
+    std_mean sub subtract sum swapaxes t take_along_dim tan tanh tile topk transpose tril triu true_divide
+    trunc unbind unflatten unsqueeze var var_mean vstack where xlogy zeros_like
 """)
 _METHODS: Final = _TORCH | _words("""
     bool contiguous dim double expand expand_as float half int long masked_fill ndimension new_full new_ones
@@ -74,6 +74,18 @@ _CONSTANTS: Final[Mapping[str, frozenset[str]]] = {
     "dtype": _DTYPES,
     "layout": _words("strided"),
     "memory_format": _words("channels_last contiguous_format preserve_format"),
+}
+# Where torch keeps functions that it offers under other names; traced graphs have these.
+_PRIVATE_ROOMS: Final = (
+    ("torch._C._special.special_", "torch.special."),
+    ("torch._C._nn.", "torch.nn.functional."),
+    ("torch.functional.", "torch."),
+    ("_operator.", "operator."),
+)
+_PRIVATE_NAMES: Final = {
+    "torch.nn.functional.log_sigmoid": "torch.nn.functional.logsigmoid",
+    "torch.nn.functional._threshold": "torch.nn.functional.threshold",
+    "builtins.getattr": "getattr",
 }
 _MAX_DEPTH: Final = 50
 
@@ -163,9 +175,10 @@ class _Program:
             if loss.requires_grad:
                 loss.backward()
         slope = np.zeros(p.shape) if leaf.grad is None else leaf.grad.numpy().astype(np.float64)
-        if not math.isfinite(float(loss)) or not np.isfinite(slope).all():
+        value = float(loss.detach())
+        if not math.isfinite(value) or not np.isfinite(slope).all():
             raise ValueError("custom loss: its value or one of its derivatives is not finite")
-        return Term(float(loss), slope, metrics)
+        return Term(value, slope, metrics)
 
     def _run(self, tensors: Mapping[str, Any]) -> tuple[Any, dict[str, float]]:
         known = {self.inputs[name]: tensor for name, tensor in tensors.items()}
@@ -210,13 +223,13 @@ def _callable(node: CustomLossNode) -> Callable[..., Any]:
         return _method(node.target)
     if node.op != "call_function":
         raise _Refused(f"{node.op} is not computed by this server")
-    if node.target in ("getattr", "builtins.getattr"):
+    target = _public(node.target)
+    if target == "getattr":
         return _attribute
-    room, _, name = node.target.rpartition(".")
+    room, _, name = target.rpartition(".")
     torch = _torch()
     rooms = {
         "operator": (_OPERATORS, operator),
-        "_operator": (_OPERATORS, operator),
         "math": (_MATH, math),
         "torch": (_TORCH, torch),
         "torch.nn.functional": (_FUNCTIONAL, torch.nn.functional),
@@ -229,6 +242,19 @@ def _callable(node: CustomLossNode) -> Callable[..., Any]:
         raise _Refused("this function is not computed by this server")
     call: Callable[..., Any] = found
     return call
+
+
+def _public(target: str) -> str:
+    """The name under which torch offers a function.
+
+    >>> _public("torch._C._nn.log_sigmoid")
+    'torch.nn.functional.logsigmoid'
+    """
+    for private, public in _PRIVATE_ROOMS:
+        if target.startswith(private):
+            target = public + target.removeprefix(private)
+            break
+    return _PRIVATE_NAMES.get(target, target)
 
 
 def _method(name: str) -> Callable[..., Any]:
