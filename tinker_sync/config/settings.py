@@ -258,7 +258,7 @@ class Settings:
             dialect=dialect,
             deadline_s=deadline_s,
             pace=_pace(env) if pace is None else pace,
-            local=local,
+            local=local or launch.own_server(server),
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -306,15 +306,14 @@ def _usable(secret: Secret | None, name: str) -> Secret | None:
 
 
 def _server(argument: Secret | None, env: _Environment) -> tuple[str, LocalServer | None]:
-    """The address, and the embedded server if it is that of this process."""
+    """The address, and the embedded server of this process if that was asked for."""
     asked = argument or env.secret("TINKER_BASE_URL")
     if asked is not None and asked.reveal() == launch.LOCAL:
         local = launch.local_server(
             data_dir=env.text("TINKER_LOCAL_DATA_DIR"), model=env.text("TINKER_LOCAL_MODEL")
         )
         return local.base_url, local
-    address = _base_url(argument, env)
-    return address, launch.own_server(address)
+    return _base_url(argument, env), None
 
 
 def _local_key(

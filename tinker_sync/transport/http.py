@@ -67,7 +67,9 @@ class Http:
         self._origin = Origin.of(self._base)
         self._layers = HeaderLayers(settings)
         self._local = settings.local
-        self._rules = SessionRules(settings.session, direct=settings.api_key_source == "local")
+        self._rules = SessionRules(
+            settings.session, direct=settings.local is not None or settings.api_key_source == "local"
+        )
         self._pools = Pools(clock, max_idle=max_idle)
         self._launcher = Launcher(self._rules, self._pools, clock)
 

@@ -1,0 +1,263 @@
+"""`base_url="local"` within one process: one server, with the first request, gone with the last client."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier, Event
+
+import pytest
+from support.clock import PATIENCE_S
+
+from tinker_sync import (
+    APIConnectionError,
+    AuthenticationError,
+    ConfigurationError,
+    MissingExtraError,
+    ServiceClient,
+    launch,
+)
+from tinker_sync.config import Settings
+from tinker_sync.launch import known
+from tinker_sync.launch.server import LocalServer
+
+TINY = "tinker-sync/tiny"
+
+
+@pytest.fixture(autouse=True)
+def a_process_without_server() -> Iterator[None]:
+    yield
+    gc.collect()  # clients that a failed test has left
+    launch.stop_all()
+    launch._current = None
+
+
+def current() -> LocalServer:
+    server = launch._current
+    assert server is not None
+    return server
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def await_stopped(server: LocalServer) -> None:
+    """What is dropped is shut by another thread."""
+    never = Event()
+    for _ in range(int(PATIENCE_S * 100)):
+        if not server.running:
+            return
+        never.wait(0.01)
+    raise AssertionError("the server still runs")
+
+
+def test_one_server_for_all_clients_from_the_first_request_to_the_last_close() -> None:
+    one, two = ServiceClient(base_url="local"), ServiceClient(base_url="local")
+    server = current()
+    assert not server.running
+    assert not known.place_of(int(server.base_url.rpartition(":")[2])).exists()  # nothing was touched
+    names = [model.model_name for model in one.get_server_capabilities().supported_models]
+    assert names == [TINY]
+    pid = server.pid
+    assert pid is not None
+    place = known.place_of(int(server.base_url.rpartition(":")[2]))
+    two.get_server_capabilities()
+    assert current() is server
+    assert server.pid == pid
+    one.close().result(PATIENCE_S)
+    assert server.running
+    sampler = two.create_sampling_client(base_model=TINY)
+    assert sampler.get_base_model() == TINY
+    two.close().result(PATIENCE_S)
+    assert not server.running
+    assert gone(pid)
+    assert not place.exists()
+    three = ServiceClient(base_url="local")
+    assert three.get_server_capabilities().supported_models  # a new process
+    assert server.pid != pid
+    three.close().result(PATIENCE_S)
+
+
+def test_threads_that_race_share_one() -> None:
+    gate = Barrier(8)
+
+    def use(_: int) -> tuple[ServiceClient, int | None]:
+        gate.wait(PATIENCE_S)
+        client = ServiceClient(base_url="local")
+        client.get_server_capabilities()
+        return client, current().pid
+
+    with ThreadPoolExecutor(8) as pool:
+        used = list(pool.map(use, range(8)))
+    assert len({pid for _, pid in used}) == 1
+    for client, _ in used:
+        client.close().result(PATIENCE_S)
+    assert not current().running
+
+
+def test_a_client_that_is_dropped_lets_go_too() -> None:
+    client = ServiceClient(base_url="local")
+    client.get_server_capabilities()
+    server = current()
+    assert server.running
+    del client
+    gc.collect()
+    await_stopped(server)
+
+
+def test_the_key_is_in_no_command_line_and_no_environment() -> None:
+    with ServiceClient(base_url="local") as client:
+        client.get_server_capabilities()
+        server = current()
+        key = server.key.reveal()
+        place = known.place_of(int(server.base_url.rpartition(":")[2]))
+        if Path("/proc/self/cmdline").exists():
+            for name in ("cmdline", "environ"):
+                assert key.encode() not in Path(f"/proc/{server.pid}/{name}").read_bytes()
+        assert key not in (place / "server.log").read_text()
+        if os.name != "nt":
+            assert (place / "server.json").stat().st_mode & 0o077 == 0
+            assert place.stat().st_mode & 0o077 == known.root().stat().st_mode & 0o077 == 0
+        for shown in (repr(server), repr(client), repr(client.holder.settings), repr(vars(server))):
+            assert key not in shown
+        other = ServiceClient(base_url=server.base_url, api_key="tml-wrong")  # it is meant, then
+        with pytest.raises(AuthenticationError):
+            other.get_server_capabilities()
+        other.close().result(PATIENCE_S)
+
+
+def test_a_script_for_the_hosted_service_runs_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", "local")
+    monkeypatch.setenv("TINKER_API_KEY", "tml-of-the-hosted-service")
+    monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "exit 3")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # where nobody answers
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with ServiceClient(api_key="tml-of-the-hosted-service") as client:
+        assert client.get_server_capabilities().supported_models
+        assert client.holder.settings.api_key == current().key
+        assert client.holder.settings.credential_cmd is None
+
+
+def test_a_pickle_finds_the_server_and_its_key() -> None:
+    settings = Settings.resolve(base_url="local")
+    content = pickle.dumps(settings)  # starts it: whoever loads this can only use what runs
+    key = settings.api_key
+    assert key is not None
+    assert key.reveal().encode() not in content
+    assert current().running
+    back = pickle.loads(content)
+    assert (back.base_url, back.api_key, back.local) == (settings.base_url, key, current())
+    with ServiceClient(base_url=settings.base_url) as client:  # the address is enough
+        assert client.get_server_capabilities().supported_models
+
+
+def test_a_server_that_is_killed_is_said_to_be_gone_and_the_next_client_has_another() -> None:
+    client = ServiceClient(base_url="local")
+    client.get_server_capabilities()
+    server = current()
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(
+        APIConnectionError, match=r"embedded server has ended \(signal 9\); make a new client"
+    ):
+        client.get_server_capabilities()
+    with ServiceClient(base_url="local") as other:
+        assert other.get_server_capabilities().supported_models
+        assert current() is not server
+    client.close().result(PATIENCE_S)
+
+
+def test_a_directory_keeps_checkpoints_and_can_be_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setenv("TINKER_LOCAL_DATA_DIR", str(tmp_path / "file"))
+    client = ServiceClient(base_url="local")
+    with pytest.raises(ConfigurationError, match="file cannot be used: File exists"):
+        client.get_server_capabilities()
+    (tmp_path / "file").unlink()
+    training = client.create_lora_training_client(TINY, rank=2)  # the next call tries again
+    path = training.save_state("kept").result(PATIENCE_S).path
+    monkeypatch.setenv("TINKER_LOCAL_DATA_DIR", str(tmp_path / "other"))
+    with pytest.raises(ConfigurationError, match="in use, with another directory"):
+        ServiceClient(base_url="local")
+    client.close().result(PATIENCE_S)
+    monkeypatch.setenv("TINKER_LOCAL_DATA_DIR", str(tmp_path / "file"))
+    with ServiceClient(base_url="local") as later:
+        assert later.create_training_client_from_state_with_optimizer(path) is not None
+
+
+def test_a_model_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_LOCAL_MODEL", str(tmp_path))
+    client = ServiceClient(base_url="local")
+    with pytest.raises(ConfigurationError, match="there is no model in "):
+        client.get_server_capabilities()
+    client.close().result(PATIENCE_S)
+
+
+def test_what_is_not_installed_is_named_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sqlite3.py").write_text("import _sqlite3_of_another_python")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    client = ServiceClient(base_url="local")
+    with pytest.raises(
+        MissingExtraError, match=r"_sqlite3_of_another_python.*pip install 'tinker_sync\[local\]'"
+    ):
+        client.get_server_capabilities()
+    client.close().result(PATIENCE_S)
+
+
+def test_last_words_of_a_server_that_dies_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sqlite3.py").write_text(
+        "import os, sys; print('I cannot go on', file=sys.stderr); os._exit(9)"
+    )
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    server = launch.local_server()
+    with pytest.raises(ConfigurationError, match=r"did not start \(exit code 9\). It said:\nI cannot go on"):
+        server.start()
+    assert not server.running
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has other rights")
+@pytest.mark.parametrize("what", ["link", "open", "file"])
+def test_a_directory_for_keys_that_is_not_ours_alone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    place = tmp_path / f"tinker-sync-{os.getuid()}"
+    if what == "link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        place.symlink_to(tmp_path / "elsewhere")
+    elif what == "open":
+        place.mkdir()
+        place.chmod(0o755)
+    else:
+        place.write_text("")
+    with pytest.raises(ConfigurationError, match=r"tinker-sync-\d+ cannot be used"):
+        launch.local_server().start()
+    assert launch.known_key("http://127.0.0.1:1") is None
+
+
+def test_leftovers_of_the_killed_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    server = LocalServer()
+    dead = server._known._replace(owner=2**22 + 1, base_url="http://127.0.0.1:1")  # no such process
+    place = known.publish(dead)
+    assert launch.known_key("http://127.0.0.1:1") == dead.key
+    other = known.publish(server._known)
+    assert not place.exists()
+    assert other.exists()
+    server.stop()
