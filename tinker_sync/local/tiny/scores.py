@@ -1,0 +1,131 @@
+"""How good the built-in model is, measured on what was kept from its training. Uses the engine, not torch."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from tinker_sync.local.engine.hf import load_weights
+from tinker_sync.local.engine.lora import LoraSettings
+from tinker_sync.local.engine.loss_inputs import Example
+from tinker_sync.local.engine.model import Weights
+from tinker_sync.local.engine.sample_spec import SampleSpec
+from tinker_sync.local.engine.sampler import Sampler
+from tinker_sync.local.engine.training import TrainingRun
+from tinker_sync.local.tiny import directory, tasks, words
+from tinker_sync.local.tiny.corpus import told
+from tinker_sync.local.tiny.page import END_OF_TURN, TURN
+
+_ANSWER_TOKENS: Final = 48
+
+
+class Score(NamedTuple):
+    """One number of the table, and what knowing nothing but frequencies gives."""
+
+    name: str
+    value: float
+    chance: float
+
+
+class Model:
+    """The built-in model or another like it, with its tokenizer. Not thread-safe.
+
+    >>> Model().answers(["Q: 2+3="])
+    ['5']
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        folder = folder or directory()
+        self.weights: Weights = load_weights(folder)
+        self.tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids."""
+        ids: list[int] = self.tokenizer.encode(text).ids
+        return ids
+
+    def answers(self, prompts: Sequence[str], stop: str = "\n") -> list[str]:
+        """The likeliest continuation of each prompt up to a token that is `stop`."""
+        sampler = Sampler(self.weights)
+        stops = frozenset(self.encode(stop))
+        specs = [
+            SampleSpec(
+                prompt=np.array(self.encode(prompt)),
+                seed=0,
+                max_tokens=_ANSWER_TOKENS,
+                temperature=0.0,
+                stop_tokens=stops,
+            )
+            for prompt in prompts
+        ]
+        found = (result.samples[0].tokens.tolist() for result in sampler.run(specs))
+        return [
+            self.tokenizer.decode(tokens, skip_special_tokens=False).partition(stop)[0] for tokens in found
+        ]
+
+    def logprobs(self, texts: Sequence[str]) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:
+        """Log-probabilities of the tokens of each text but the first."""
+        run = TrainingRun(self.weights, LoraSettings(rank=1))
+        ids = [np.array(self.encode(text)) for text in texts]
+        data = [Example(tokens[:-1], {"target_tokens": tokens[1:]}) for tokens in ids]
+        return run.forward(data, "cross_entropy").logprobs
+
+
+def perplexity(model: Model, stories: int) -> Score:
+    """Of the tokens of stories it never read; chance is a model that knows the frequency of each token."""
+    rng = random.Random(11)  # noqa: S311  # nothing is secret
+    texts = [told(rng, asked_later=True).text for _ in range(stories)]
+    every = np.concatenate(model.logprobs(texts))
+    counts = Counter(token for text in texts for token in model.encode(text)[1:])
+    whole = counts.total()
+    entropy = -sum(count / whole * math.log(count / whole) for count in counts.values())
+    return Score("perplexity of stories", float(np.exp(-every.mean())), math.exp(entropy))
+
+
+def exact(model: Model, kind: str, problems: int, *, chat: bool = False) -> Score:
+    """The share of problems it never met that it solves; chance is to say the commonest answer always."""
+    rng = random.Random(12)  # noqa: S311
+    asked = [tasks.draw(kind, rng, asked_later=True) for _ in range(problems)]
+    right = [problem.answer for problem in asked]
+    if chat:
+        said = model.answers([tasks.as_chat(kind, problem)[0] for problem in asked], END_OF_TURN)
+        right = [tasks.as_chat(kind, problem)[1] for problem in asked]
+    else:
+        said = model.answers([problem.prompt for problem in asked])
+    share = sum(one == two for one, two in zip(said, right, strict=True)) / problems
+    commonest = Counter(right).most_common(1)[0][1] / problems
+    return Score(f"{kind}{', in a chat' if chat else ''}", share, commonest)
+
+
+def facts(model: Model) -> Score:
+    """The share of the facts that it knows; these it did read."""
+    prompts = [f"{TURN}user\n{question}{END_OF_TURN}\n{TURN}assistant\n" for question, _, _ in words.FACTS]
+    said = model.answers(prompts, END_OF_TURN)
+    known = sum(
+        text in (f"{short[0].upper()}{short[1:]}.", sentence)
+        for text, (_, short, sentence) in zip(said, words.FACTS, strict=True)
+    )
+    commonest = Counter(short for _, short, _ in words.FACTS).most_common(1)[0][1]
+    return Score("facts", known / len(words.FACTS), commonest / len(words.FACTS))
+
+
+def measure(model: Model, *, problems: int = 500, stories: int = 200) -> list[Score]:
+    """Every score.
+
+    Args:
+        model: what to measure.
+        problems: how many of each kind are asked.
+        stories: how many are read.
+    """
+    found = [perplexity(model, stories)]
+    found += [exact(model, kind, problems) for kind in tasks.KINDS]
+    found += [exact(model, kind, problems, chat=True) for kind in tasks.KINDS]
+    found.append(facts(model))
+    return found
