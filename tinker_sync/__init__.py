@@ -14,6 +14,7 @@ from tinker_sync._version import __title__, __version__
 if TYPE_CHECKING:
     from tinker_sync import (
         auth,
+        data,
         errors,
         types,
     )
@@ -122,6 +123,7 @@ if TYPE_CHECKING:
 
 _HOMES: dict[str, tuple[str, ...]] = {  # a module without names is offered as a whole
     "tinker_sync.auth": (),
+    "tinker_sync.data": (),
     "tinker_sync.clients.rest": ("AdminClient", "RestClient"),
     "tinker_sync.clients.retry_config": ("RetryConfig",),
     "tinker_sync.clients.sampling": ("SamplingClient",),
@@ -282,6 +284,7 @@ __all__ = [
     "__title__",
     "__version__",
     "auth",
+    "data",
     "errors",
     "get_tokenizer",
     "types",

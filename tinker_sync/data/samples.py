@@ -1,0 +1,169 @@
+"""Examples from samples: what was sampled, how likely it was, and how much better than expected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tinker_sync.data.shift import Shifted, TokenIds, as_ids, as_numbers, shift
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.types import (
+    Datum,
+    ModelInput,
+    PromptProvenanceSpan,
+    SampledProvenanceSpan,
+    SampledSequence,
+    SampleResponse,
+)
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+Advantages: TypeAlias = float | Sequence[float] | npt.NDArray[Any]
+"""One number for the whole sample, or one for each sampled token."""
+
+_ROUNDING = 1e-3
+"""By so much a log-probability may be above 0, as sums of rounded numbers are."""
+
+
+def from_sample(
+    prompt: ModelInput | TokenIds,
+    sequence: SampledSequence,
+    advantages: Advantages,
+    *,
+    provenance: bool = True,
+) -> Datum:
+    """An example for `importance_sampling`, `ppo` and their relatives.
+
+    The prompt's tokens get log-probability and advantage 0, so they count for nothing.
+
+    Args:
+        prompt: what was sampled from.
+        sequence: what was sampled.
+        advantages: of the sample, or of each of its tokens.
+        provenance: say where the tokens came from, if the server named the sequence.
+
+    Raises:
+        InvalidInputError: tokens, log-probabilities and advantages do not fit; lists all problems.
+
+    >>> sequence = SampledSequence("stop", "seq-1", np.array([3, 4]), np.array([-0.5, -0.25]))
+    >>> datum = from_sample([1, 2], sequence, 2.0)
+    >>> datum.model_input.to_ints(), datum.loss_fn_inputs["target_tokens"].tolist()
+    ([1, 2, 3], [2, 3, 4])
+    >>> datum.loss_fn_inputs["logprobs"].tolist(), datum.loss_fn_inputs["advantages"].tolist()
+    ([0.0, -0.5, -0.25], [0.0, 2.0, 2.0])
+    """
+    given = as_numbers(advantages, "advantages")
+    problems = list(_problems(sequence, given))
+    told = prompt if isinstance(prompt, ModelInput) else ModelInput.from_ints(as_ids(prompt, "prompt"))
+    if told.length == 0:
+        problems.append("prompt: is empty; nothing can be sampled from nothing")
+    if problems:
+        raise InvalidInputError(problems)
+    shifted = shift(told, as_ids(_tokens(sequence), "sequence.tokens"))
+    datum = Datum(
+        shifted.model_input,
+        {
+            "target_tokens": shifted.targets,
+            "logprobs": shifted.row(0.0, _logprobs(sequence)),
+            "advantages": shifted.row(0.0, given),
+        },
+    )
+    named = provenance and sequence.sequence_id is not None
+    return _with_spans(datum, shifted, str(sequence.sequence_id)) if named else datum
+
+
+def from_samples(
+    prompt: ModelInput | TokenIds,
+    sampled: SampleResponse | Sequence[SampledSequence],
+    advantages: Sequence[Advantages] | npt.NDArray[Any],
+    *,
+    provenance: bool = True,
+) -> list[Datum]:
+    """An example for each sample of one prompt.
+
+    Args:
+        prompt: what was sampled from.
+        sampled: the response, or its sequences.
+        advantages: for each sequence one number, or one for each of its tokens.
+        provenance: as in `from_sample`.
+
+    Raises:
+        InvalidInputError: something does not fit; says in which sequence.
+
+    >>> group = [SampledSequence("stop", None, np.array([n]), np.array([-1.0])) for n in (3, 4)]
+    >>> [datum.loss_fn_inputs["advantages"].tolist() for datum in from_samples([1], group, [0.5, -0.5])]
+    [[0.5], [-0.5]]
+    """
+    sequences = sampled.sequences if isinstance(sampled, SampleResponse) else list(sampled)
+    single = not hasattr(advantages, "__len__") or getattr(advantages, "shape", None) == ()
+    if single or len(advantages) != len(sequences):
+        got = "one number" if single else str(len(advantages))
+        raise InvalidInputError(f"advantages: expected {len(sequences)}, one for each sequence, got {got}")
+    made = []
+    for index, (sequence, advantage) in enumerate(zip(sequences, advantages, strict=True)):
+        try:
+            made.append(from_sample(prompt, sequence, advantage, provenance=provenance))
+        except InvalidInputError as error:
+            raise InvalidInputError([f"sequences[{index}]: {each}" for each in error.problems]) from None
+    return made
+
+
+# ------------------------------------------------------------------------------------------- what fits
+
+
+def _tokens(sequence: SampledSequence) -> TokenIds:
+    return sequence.tokens if sequence.tokens_np is None else sequence.tokens_np
+
+
+def _logprobs(sequence: SampledSequence) -> npt.NDArray[Any]:
+    given = sequence.logprobs if sequence.logprobs_np is None else sequence.logprobs_np
+    return np.asarray(given if given is not None else [], dtype=np.float32)
+
+
+def _problems(sequence: SampledSequence, advantages: npt.NDArray[Any]) -> Iterator[str]:
+    count = len(_tokens(sequence))
+    if count == 0:
+        yield "sequence: has no tokens"
+    if sequence.logprobs_np is None and sequence.logprobs is None:
+        yield "sequence: has no log-probabilities; the server gave none"
+    else:
+        yield from _logprob_problems(_logprobs(sequence), count)
+    if advantages.ndim and advantages.shape != (count,):
+        shape = list(advantages.shape)
+        yield f"advantages: expected one number or {count}, one for each sampled token, got shape {shape}"
+    if not np.isfinite(advantages).all():
+        yield f"advantages: expected finite numbers, got {advantages[~np.isfinite(advantages)].flat[0]}"
+
+
+def _logprob_problems(logprobs: npt.NDArray[Any], count: int) -> Iterator[str]:
+    if logprobs.shape != (count,):
+        yield f"sequence: has {count} tokens and log-probabilities of shape {list(logprobs.shape)}"
+        return
+    bad = ~(np.isfinite(logprobs) & (logprobs <= _ROUNDING))
+    if bad.any():
+        index = int(np.argmax(bad))
+        yield f"sequence: logprobs[{index}] is {logprobs[index]}, which is no log-probability"
+
+
+def _with_spans(datum: Datum, shifted: Shifted, sequence_id: str) -> Datum:
+    """Say of every position whether it is the prompt's or the sample's, in input and targets."""
+    length = len(shifted.targets)
+    prompt = shifted.first + 1
+    return datum.with_provenance(
+        model_input=[
+            PromptProvenanceSpan(sequence_id=sequence_id, length=prompt),
+            *_spans(SampledProvenanceSpan, sequence_id, 0, length - prompt),
+        ],
+        loss_fn_inputs=[
+            *_spans(PromptProvenanceSpan, sequence_id, 1, prompt - 1),
+            SampledProvenanceSpan(sequence_id=sequence_id, length=length - prompt + 1),
+        ],
+    )
+
+
+def _spans(kind: Any, sequence_id: str, offset: int, length: int) -> list[Any]:
+    return [kind(sequence_id=sequence_id, offset=offset, length=length)] if length else []
