@@ -168,7 +168,8 @@ def test_a_server_that_is_killed_is_said_to_be_gone_and_the_next_client_has_anot
     server = current()
     assert server.pid is not None
     os.kill(server.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+    assert server._process is not None
+    server._process._process.wait(PATIENCE_S)
     with pytest.raises(
         APIConnectionError, match=r"embedded server has ended \(signal 9\); make a new client"
     ):

@@ -1,0 +1,208 @@
+"""`base_url="local"` and the end of processes, forked and spawned children: programs of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.clock import PATIENCE_S
+
+import tinker_sync
+from tinker_sync.local.store import Store
+
+ROOT = Path(tinker_sync.__file__).parents[1]
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="has no fork")
+
+
+@contextmanager
+def program(directory: Path, code: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A running program; its output is read line by line."""
+    path = directory / "program.py"
+    path.write_text(textwrap.dedent(code), encoding="utf-8")
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", str(path)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    watchdog = threading.Timer(PATIENCE_S * 4, process.kill)
+    watchdog.start()
+    try:
+        with process:
+            yield process
+    finally:
+        watchdog.cancel()
+        process.kill()
+
+
+def said(process: subprocess.Popen[str]) -> list[str]:
+    """What it prints until it has ended well."""
+    output, errors = process.communicate(timeout=PATIENCE_S * 2)
+    assert process.returncode == 0, errors
+    assert errors == ""
+    return output.split()
+
+
+def await_gone(pid: int, place: Path) -> None:
+    never = threading.Event()
+    for _ in range(int(PATIENCE_S * 100)):
+        if not Path(f"/proc/{pid}").exists() and not place.exists():
+            return
+        never.wait(0.01)
+    raise AssertionError(f"{pid} still runs, or {place} is still there")
+
+
+SHOW = """
+import json, os, sys
+from tinker_sync import ServiceClient, launch
+from tinker_sync.launch import known
+
+def shown():
+    server = launch._current
+    port = int(server.base_url.rpartition(":")[2])
+    return json.dumps({"pid": server.pid, "url": server.base_url, "place": str(known.place_of(port))})
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes")
+@pytest.mark.parametrize("how", ["killed", "ends"])
+def test_a_process_takes_its_server_with_it_however_it_ends(tmp_path: Path, how: str) -> None:
+    code = f"""{SHOW}
+client = ServiceClient(base_url="local")
+training = client.create_lora_training_client("tinker-sync/tiny", rank=2)
+training.save_state("kept").result()
+print(shown().replace(" ", ""), flush=True)
+sys.stdin.readline()
+"""
+    with program(tmp_path, code, TINKER_LOCAL_DATA_DIR=str(tmp_path / "data")) as process:
+        assert process.stdout is not None
+        server = json.loads(process.stdout.readline() or "{}")
+        assert Path(f"/proc/{server['pid']}").exists()
+        if how == "killed":
+            process.kill()
+            process.wait(PATIENCE_S)
+        else:
+            assert said(process) == []
+        await_gone(server["pid"], Path(server["place"]))
+    with Store(tmp_path / "data") as store:
+        [session] = store.list_sessions(10, 0)[0]
+        # A program that ends says goodbye while its server still listens.
+        ended = {"type": "client_finished", "reason": {"type": "success"}, "detail": None}
+        assert session.status == ({"type": "active"} if how == "killed" else ended)
+        [run] = store.session_runs(session.session_id)
+        [row] = store.list_checkpoints(run)
+        assert store.load_checkpoint(run, row.kind, row.name)
+
+
+@needs_fork
+def test_forked_children_share_the_server_also_where_it_had_not_begun(tmp_path: Path) -> None:
+    code = f"""{SHOW}
+import threading
+client = ServiceClient(base_url="local")
+children = []
+for number in range(2):
+    child = os.fork()
+    if child == 0:
+        client.get_server_capabilities()
+        again = ServiceClient(base_url="local")
+        again.get_server_capabilities()
+        same = again.holder.settings.base_url == client.holder.settings.base_url
+        again.close().result()
+        client.close().result()
+        print("shared" if same and launch._current.pid is None else "apart", flush=True)
+        os._exit(0)
+    children.append(child)
+for child in children:
+    os.waitpid(child, 0)
+client.get_server_capabilities()  # what children close is closed for them alone
+print("alive" if launch._current.running else "gone")
+client.close().result()
+"""
+    with program(tmp_path, code) as process:
+        assert said(process) == ["shared", "shared", "alive"]
+
+
+@needs_fork
+def test_a_forked_child_has_one_of_its_own_when_the_parents_is_gone(tmp_path: Path) -> None:
+    code = f"""{SHOW}
+from tinker_sync import APIConnectionError
+client = ServiceClient(base_url="local")
+client.get_server_capabilities()
+reader, writer = os.pipe()
+child = os.fork()
+if child == 0:
+    os.close(writer)
+    os.read(reader, 1)  # until the parent has closed
+    try:
+        client.get_server_capabilities()
+    except APIConnectionError as error:
+        print("refused" if "belongs to the process" in str(error) else error, flush=True)
+    with ServiceClient(base_url="local") as own:
+        own.get_server_capabilities()
+        print("own" if launch._current.running else "none", flush=True)
+    os._exit(0)
+client.close().result()
+print("stopped" if not launch._current.running else "runs", flush=True)
+os.close(writer)
+os.waitpid(child, 0)
+"""
+    with program(tmp_path, code) as process:
+        assert said(process) == ["stopped", "refused", "own"]
+
+
+def test_spawned_children_share_the_server_and_pickled_clients_work_there(tmp_path: Path) -> None:
+    code = f"""{SHOW}
+import multiprocessing
+
+def work(sampler, url, path):
+    sampler.get_base_model()
+    with ServiceClient(base_url="local") as client:
+        same = client.holder.settings.base_url == url
+        client.create_training_client_from_state(path)
+    return "shared" if same else "apart"
+
+if __name__ == "__main__":
+    with ServiceClient(base_url="local") as client:
+        training = client.create_lora_training_client("tinker-sync/tiny", rank=2)
+        path = training.save_state("one").result().path
+        sampler = client.create_sampling_client(base_model="tinker-sync/tiny")
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            print(pool.apply(work, (sampler, client.holder.settings.base_url, path)), flush=True)
+            pool.close()
+            pool.join()
+        client.get_server_capabilities()
+        print("alive")
+"""
+    with program(tmp_path, code) as process:
+        assert said(process) == ["shared", "alive"]
+
+
+def test_ctrl_c_is_for_the_program_and_its_server_hears_its_goodbye(tmp_path: Path) -> None:
+    code = f"""{SHOW}
+client = ServiceClient(base_url="local")
+client.create_lora_training_client("tinker-sync/tiny", rank=2)
+print("ready", flush=True)
+try:
+    sys.stdin.readline()
+except KeyboardInterrupt:
+    client.close("interrupted").result()
+"""
+    with program(tmp_path, code, TINKER_LOCAL_DATA_DIR=str(tmp_path / "data")) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert said(process) == []
+    with Store(tmp_path / "data") as store:
+        [session] = store.list_sessions(10, 0)[0]
+        assert session.status["reason"] == {"type": "interrupted"}

@@ -1,0 +1,171 @@
+"""`serve` and `python -m tinker_sync.local`: a server that stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.clock import PATIENCE_S
+
+import tinker_sync
+from tinker_sync import AuthenticationError, ConfigurationError, ServiceClient
+from tinker_sync._secret import Secret
+from tinker_sync.launch import known
+from tinker_sync.local import serve
+from tinker_sync.local.launch import command
+
+ROOT = Path(tinker_sync.__file__).parents[1]
+
+
+@contextmanager
+def served(*arguments: object, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command, and its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "tinker_sync.local", *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    watchdog = threading.Timer(PATIENCE_S * 2, process.kill)
+    watchdog.start()
+    try:
+        with process:
+            assert process.stderr is not None
+            first = process.stderr.readline()
+            assert first.startswith("Serving on http://"), first + process.stderr.read()
+            yield process, first.split()[2]
+            process.terminate()
+    finally:
+        watchdog.cancel()
+        process.kill()
+
+
+def ended(process: subprocess.Popen[str], how: signal.Signals) -> tuple[int, str, str]:
+    process.send_signal(how)
+    output, errors = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, output, errors
+
+
+def test_it_serves_until_it_is_told_to_end_and_its_users_need_no_key(tmp_path: Path) -> None:
+    with served("--data-dir", tmp_path / "data") as (process, url):
+        place = known.place_of(int(url.rpartition(":")[2]))
+        with ServiceClient(base_url=url) as client:
+            assert client.get_server_capabilities().supported_models
+        key = launch_key(url)
+        code, output, errors = ended(process, signal.SIGTERM)
+        assert (code, output) == (0, "")
+        assert key not in errors
+        assert "--show-key" in errors
+        assert not place.exists()
+    assert (tmp_path / "data" / "state.sqlite").exists()
+
+
+def launch_key(url: str) -> str:
+    found = known.at(url)
+    assert found is not None
+    return found.key.reveal()
+
+
+@pytest.mark.parametrize("source", ["file", "environment"])
+def test_a_key_that_was_given_is_the_one_and_is_shown_once_when_asked(tmp_path: Path, source: str) -> None:
+    (tmp_path / "key").write_text("tml-mine-0123456789\nmore\n")
+    given = ["--key-file", tmp_path / "key"] if source == "file" else []
+    environment = {} if source == "file" else {"TINKER_LOCAL_KEY": "tml-mine-0123456789"}
+    with served("--data-dir", tmp_path / "data", "--show-key", *given, **environment) as (process, url):
+        with pytest.raises(AuthenticationError):
+            ServiceClient(base_url=url, api_key="tml-wrong").get_server_capabilities()
+        with ServiceClient(base_url=url, api_key="tml-mine-0123456789") as client:
+            assert client.get_server_capabilities().supported_models
+        code, output, errors = ended(process, signal.SIGINT)
+    assert (code, output) == (0, "tml-mine-0123456789\n")
+    assert "tml-mine" not in errors
+
+
+def test_a_second_one_on_the_same_directory_or_port_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served("--data-dir", tmp_path / "data") as (process, url):
+        assert command.main(["--data-dir", str(tmp_path / "data")]) == 1
+        assert f"another server (process {process.pid}) uses" in capsys.readouterr().err
+        port = url.rpartition(":")[2]
+        assert command.main(["--data-dir", str(tmp_path / "other"), "--port", port]) == 1
+        assert f"127.0.0.1:{port} cannot be listened on" in capsys.readouterr().err
+        assert launch_key(url)  # the first one's key file is untouched
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "example.org", "::", ""])
+def test_what_others_can_reach_is_refused_unless_it_is_meant(tmp_path: Path, host: str) -> None:
+    with pytest.raises(ConfigurationError, match="allow_remote=True"):
+        serve(host=host, data_dir=tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_others_may_reach_it_where_that_is_meant_and_threads_can_end_it(tmp_path: Path) -> None:
+    """In this process, in a thread that is not the main one."""
+    ready = threading.Event()
+    addresses: list[tuple[str, Secret]] = []
+    stops = []
+
+    def listens(url: str, key: Secret) -> None:
+        addresses.append((url, key))
+        ready.set()
+
+    thread = threading.Thread(
+        target=serve,
+        kwargs={
+            "data_dir": tmp_path / "data",
+            "host": "0.0.0.0",
+            "allow_remote": True,
+            "json_only": True,
+            "ready": listens,
+            "begun": stops.append,
+        },
+    )
+    thread.start()
+    try:
+        assert ready.wait(PATIENCE_S)
+        [(url, key)] = addresses
+        assert url.startswith("http://0.0.0.0:")
+        address = url.replace("0.0.0.0", "127.0.0.1")
+        with ServiceClient(base_url=address, api_key=key.reveal()) as client:
+            assert client.get_server_capabilities().supported_models
+            assert not client.holder.dialect.protobuf
+    finally:
+        for stop in stops:
+            stop()
+        thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5)
+
+
+@pytest.mark.parametrize("content", [None, "", "\n \n"])
+def test_a_key_file_without_a_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "key").write_text(content)
+    assert command.main(["--key-file", str(tmp_path / "key"), "--data-dir", str(tmp_path / "data")]) == 1
+    assert str(tmp_path / "key") in capsys.readouterr().err
+
+
+def test_a_model_of_ones_own_stands_beside_the_built_in_one(tmp_path: Path) -> None:
+    from tinker_sync.local import tiny
+
+    (tmp_path / "mine").mkdir()
+    for path in tiny.directory().iterdir():
+        (tmp_path / "mine" / path.name).write_bytes(path.read_bytes())
+    server = served("--data-dir", tmp_path / "data", "--model", tmp_path / "mine")
+    with server as (_, url), ServiceClient(base_url=url) as client:
+        names = {model.model_name for model in client.get_server_capabilities().supported_models}
+        assert names == {"tinker-sync/tiny", "mine"}
+        assert client.create_lora_training_client("mine", rank=2) is not None
