@@ -6,11 +6,12 @@ from tinker_sync.clients.rest.account import AccountCalls, AdminClient
 from tinker_sync.clients.rest.checkpoints import CheckpointCalls
 from tinker_sync.clients.rest.runs import RunCalls
 from tinker_sync.clients.rest.sessions import SessionCalls
+from tinker_sync.clients.rest.transfers import TransferCalls
 
 __all__ = ["AdminClient", "RestClient"]
 
 
-class RestClient(RunCalls, CheckpointCalls, SessionCalls, AccountCalls):
+class RestClient(RunCalls, CheckpointCalls, SessionCalls, TransferCalls, AccountCalls):
     """Looks after runs, checkpoints and sessions. Threads may share it.
 
     Methods return futures; calls go out at once and side by side. Clients for the same server and key share

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import uuid
-from datetime import datetime, timedelta, timezone
-from email.utils import parsedate_to_datetime
+from datetime import datetime
 from operator import attrgetter
-from typing import Final
 
 from attrs import frozen
 
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._twins import result_twin
 from tinker_sync.clients.rest._base import RestBase, checked_id, told_of
+from tinker_sync.clients.rest._sources import archive_address
 from tinker_sync.clients.rest.listing import Listing, Page
-from tinker_sync.errors import APIResponseValidationError, InvalidInputError
+from tinker_sync.errors import InvalidInputError
 from tinker_sync.runtime.calls import make_call
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.transport.call import Reply
@@ -26,9 +25,6 @@ from tinker_sync.types import (
     ExternalWeightsUrlsResponse,
     ParsedCheckpointTinkerPath,
 )
-
-# How long such an address is good for where the server does not say.
-_ARCHIVE_URL_LIFE: Final = timedelta(minutes=15)
 
 
 @frozen
@@ -238,13 +234,4 @@ class CheckpointCalls(RestBase):
 
 
 def _archive_url(reply: Reply, now_s: float) -> CheckpointArchiveUrl:
-    url = reply.headers.get("location")
-    if reply.status not in (301, 302, 303, 307, 308) or not url:
-        raise APIResponseValidationError(
-            "the server did not say where the archive is", status_code=reply.status, method="GET"
-        )
-    try:
-        expires = parsedate_to_datetime(reply.headers.get("expires", ""))
-    except (ValueError, TypeError, IndexError):
-        expires = datetime.fromtimestamp(now_s, tz=timezone.utc) + _ARCHIVE_URL_LIFE
-    return CheckpointArchiveUrl(url, expires)
+    return CheckpointArchiveUrl(*archive_address(reply, now_s))

@@ -1,0 +1,218 @@
+"""Where the service keeps the files of a checkpoint, by what kind of checkpoint and of server it is."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta, timezone
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+from urllib.parse import urljoin
+
+from attrs import evolve
+
+from tinker_sync.clients import _deadlines
+from tinker_sync.clients._models import Checkpoint, load_model
+from tinker_sync.clients.rest._base import told_of
+from tinker_sync.errors import (
+    APIResponseValidationError,
+    APIStatusError,
+    TinkerError,
+    UnsupportedByServerError,
+)
+from tinker_sync.runtime.calls import make_call
+from tinker_sync.runtime.core import Core
+from tinker_sync.runtime.session import Session
+from tinker_sync.transfer.download import ARCHIVE, Source
+from tinker_sync.transfer.signed import SignedUrls, in_utc
+from tinker_sync.transport.call import Reply
+from tinker_sync.types import ExternalWeightsUrlsResponse, ParsedCheckpointTinkerPath
+
+# How long such an address is good for where the server does not say.
+_ARCHIVE_URL_LIFE: Final = timedelta(minutes=15)
+# An export is there for the download alone; each new address lets it live on.
+_EXPORT_TTL_S: Final = 3600
+_METHOD: Final = "download_checkpoint"
+_ABSENT: Final = frozenset({404, 405, 410, 501})
+
+_log = logging.getLogger(__name__)
+
+
+def source_of(core: Core, tinker_path: str) -> Source:
+    """Where the files of a checkpoint come from. Asks the server what it speaks, the first time.
+
+    An external checkpoint has files. A training checkpoint is exported for the download, as the current
+    protocol wants it, or comes in an archive, as in older ones. A checkpoint for sampling comes in an
+    archive, where there are any.
+    """
+    parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+    if parsed.checkpoint_type == "external":
+        return ExternalFiles(core, parsed)
+    archives = core.start().facts.dialect.offers("get_checkpoint_archive")
+    if parsed.checkpoint_type == "training" and not archives:
+        return ExportedFiles(core, parsed)
+    return Archive(core, parsed, offered=archives)
+
+
+class ExternalFiles:
+    """The files of an exported checkpoint."""
+
+    archive = False
+
+    def __init__(self, core: Core, parsed: ParsedCheckpointTinkerPath) -> None:
+        self._core = core
+        self._parsed = parsed
+
+    def begin(self, memory: dict[str, Any]) -> None:
+        """There is nothing to do first."""
+
+    def sign(self) -> SignedUrls:
+        """Addresses of its files."""
+        found: ExternalWeightsUrlsResponse = self._core.call(
+            "get_external_weights_urls",
+            path={
+                "run": self._parsed.training_run_id,
+                "name": self._parsed.checkpoint_id.partition("/")[2],
+            },
+            headers=told_of(_METHOD),
+            usual_s=_deadlines.REST_S,
+        )
+        return SignedUrls(found.urls, in_utc(found.expires))
+
+    def finish(self) -> None:
+        """There is nothing to clean up."""
+
+
+class ExportedFiles:
+    """The files of a training checkpoint, exported for one download and deleted after it."""
+
+    archive = False
+
+    def __init__(self, core: Core, parsed: ParsedCheckpointTinkerPath) -> None:
+        self._core = core
+        self._parsed = parsed
+        self._export: ParsedCheckpointTinkerPath
+        self._files: ExternalFiles
+
+    def begin(self, memory: dict[str, Any]) -> None:
+        """Take the export of an earlier try, if it is still there; else make one."""
+        kept = memory.get("export")
+        if isinstance(kept, str):
+            self._take(kept)
+            try:
+                self.sign()
+            except APIStatusError as error:
+                if error.status_code not in _ABSENT:
+                    raise
+            else:
+                return
+        memory["export"] = self._make()
+        self._take(memory["export"])
+
+    def sign(self) -> SignedUrls:
+        """Addresses of its files; the export lives on with them."""
+        self._try("set_checkpoint_ttl", {"ttl_seconds": _EXPORT_TTL_S})
+        return self._files.sign()
+
+    def finish(self) -> None:
+        """Delete the export. If that fails, it ends by itself."""
+        self._try("delete_checkpoint", None)
+
+    def _take(self, path: str) -> None:
+        self._export = ParsedCheckpointTinkerPath.from_tinker_path(path)
+        self._files = ExternalFiles(self._core, self._export)
+
+    def _make(self) -> str:
+        """Load the checkpoint into a model of a session of its own, and export that."""
+        core = self._core
+        session = Session(
+            user_metadata={"created_by": "tinker_sync checkpoint download"},
+            project_id=core.settings.project_id,
+        )
+        own = Core(evolve(core.settings, telemetry=False), session=session, clock=core.clock)
+        status: Any = "errored"
+        try:
+            until = core.clock.now() + _deadlines.SAVE_S
+            trainer = load_model(
+                own, Checkpoint(self._parsed.tinker_path, False, None, None, None, None), until
+            )
+            saved = trainer.save_weights_external("download", _EXPORT_TTL_S).result()
+            status = "success"
+            return saved.path
+        finally:
+            own.close(status).result()
+
+    def _try(self, name: str, request: Any) -> None:
+        path = {"run": self._export.training_run_id, "checkpoint": self._export.checkpoint_id}
+        try:
+            self._core.call(name, request, path=path, headers=told_of(_METHOD), usual_s=_deadlines.REST_S)
+        except TinkerError as error:
+            _log.warning("%s of the export %s: %s", name, self._export.tinker_path, error)
+
+
+class Archive:
+    """All files of a checkpoint in one archive, as older servers offer it."""
+
+    archive = True
+
+    def __init__(self, core: Core, parsed: ParsedCheckpointTinkerPath, *, offered: bool) -> None:
+        self._core = core
+        self._parsed = parsed
+        self._offered = offered
+        self._checkpoint = parsed.checkpoint_id
+
+    def begin(self, memory: dict[str, Any]) -> None:
+        """There is nothing to do first."""
+
+    def sign(self) -> SignedUrls:
+        """The address of the archive."""
+        try:
+            return self._ask()
+        except APIStatusError as error:
+            bare = self._parsed.checkpoint_id.partition("/")[2]
+            if error.status_code not in {*_ABSENT, 400, 422} or self._checkpoint == bare:
+                raise self._explained(error) from error
+            self._checkpoint, full = bare, self._checkpoint  # so some open servers know it
+            try:
+                return self._ask()
+            except APIStatusError:
+                self._checkpoint = full
+                raise self._explained(error) from error
+
+    def finish(self) -> None:
+        """There is nothing to clean up."""
+
+    def _ask(self) -> SignedUrls:
+        core = self._core
+        core.start()
+        call = make_call(
+            "get_checkpoint_archive",
+            core.settings,
+            path={"run": self._parsed.training_run_id, "checkpoint": self._checkpoint},
+            headers={**told_of(_METHOD), "Accept": "application/gzip"},
+            deadline_s=_deadlines.REST_S,
+        )
+        url, expires = archive_address(core.caller.call(call), core.clock.time())
+        return SignedUrls({ARCHIVE: urljoin(f"{core.settings.base_url}/", url)}, expires)
+
+    def _explained(self, error: APIStatusError) -> TinkerError:
+        if self._offered or error.status_code not in _ABSENT:
+            return error
+        return UnsupportedByServerError(
+            f"the server has no archive of {self._parsed.tinker_path}: there is no such checkpoint, or it "
+            "cannot be downloaded as it is. Checkpoints of TrainingClient.save_weights_external can",
+            feature="get_checkpoint_archive",
+        )
+
+
+def archive_address(reply: Reply, now_s: float) -> tuple[str, datetime]:
+    """Where an archive is, and until when, by the redirect to it."""
+    url = reply.headers.get("location")
+    if reply.status not in (301, 302, 303, 307, 308) or not url:
+        raise APIResponseValidationError(
+            "the server did not say where the archive is", status_code=reply.status, method="GET"
+        )
+    try:
+        expires = in_utc(parsedate_to_datetime(reply.headers.get("expires", "")))
+    except (ValueError, TypeError, IndexError):
+        expires = datetime.fromtimestamp(now_s, tz=timezone.utc) + _ARCHIVE_URL_LIFE
+    return url, expires

@@ -1,0 +1,105 @@
+"""Checkpoints fetched to this machine and weights brought from it, and many checkpoints at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from tinker_sync.clients.rest._base import RestBase
+from tinker_sync.clients.rest._sources import source_of
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.workers import Workers
+from tinker_sync.transfer.control import Control
+from tinker_sync.transfer.download import CheckpointDownload, Download, Wish, default_target
+from tinker_sync.transfer.progress import Teller, TransferProgress
+from tinker_sync.types import ParsedCheckpointTinkerPath
+
+T = TypeVar("T")
+
+MAX_PARTS = 64
+
+
+class TransferCalls(RestBase):
+    """Calls that move files."""
+
+    def download_checkpoint(
+        self,
+        tinker_path: str,
+        to: str | os.PathLike[str] | None = None,
+        *,
+        unpack: bool = True,
+        overwrite: bool = False,
+        parts: int = 4,
+        progress: Callable[[TransferProgress], object] | None = None,
+    ) -> APIFuture[CheckpointDownload]:
+        """Fetch the files of a checkpoint, whatever breaks meanwhile.
+
+        While it is not whole there is a directory `<to>.partial`. The same call, also of a later process,
+        goes on from there. A training checkpoint is exported for the download first. `cancel()` of the
+        future stops it, and keeps what has arrived.
+
+        Args:
+            tinker_path: of the checkpoint.
+            to: the directory its files come to, made here; None: named after the path, where you are.
+            unpack: take an archive apart, where the server gives one; else `to` becomes the archive itself.
+            overwrite: replace what is at `to`. Without it that is an error.
+            parts: how many parts of a file are fetched side by side.
+            progress: called with `TransferProgress`, on a worker, at most ten times a second.
+
+        The future fails with `TransferError`, or `UnsafeArchiveError` where an archive holds what must not
+        be unpacked.
+        """
+        ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+        target = default_target(tinker_path) if to is None else Path(to)
+        if not target.name:
+            raise InvalidInputError(f"to: expected the name of a directory to be made, got {str(to)!r}")
+        wish = Wish(
+            tinker_path=tinker_path,
+            target=target.absolute(),
+            unpacked=unpack,
+            overwrite=overwrite,
+            parts=checked_parts(parts),
+        )
+        core = self._core
+
+        def download(control: Control) -> CheckpointDownload:
+            start = TransferProgress(tinker_path=tinker_path, stage="preparing")
+            teller = Teller(progress, core.callback_pool.run, core.clock, start)
+            teller.change()
+            source = source_of(core, tinker_path)
+            return Download(
+                wish, source, core.settings, clock=core.clock, control=control, teller=teller
+            ).run()
+
+        return self._alongside(download)
+
+    def _alongside(self, work: Callable[[Control], T]) -> APIFuture[T]:
+        """Do `work` on a thread of its own, until it is done, cancelled, or the client closed."""
+        core = self._core
+        core.refuse_closed()
+        future: APIFuture[T] = core.future()
+        control = Control()
+        future.when_done(lambda _: control.stop())
+        worker = Workers("transfer", 1)
+
+        def run() -> None:
+            try:
+                future.mark_sending()
+                future.resolve(work(control))
+            except Exception as error:  # noqa: BLE001  # it belongs to whoever waits
+                future.fail(error)
+            finally:
+                worker.close(0)
+
+        worker.run(run)
+        return future
+
+
+def checked_parts(parts: int) -> int:
+    """A number of parts that makes sense."""
+    if not 1 <= parts <= MAX_PARTS:
+        raise InvalidInputError(f"parts: expected 1 to {MAX_PARTS}, got {parts}")
+    return parts
