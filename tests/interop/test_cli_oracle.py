@@ -1,0 +1,261 @@
+"""The command line against the reference client's, on the same embedded server: the same JSON, to the letter.
+
+Different on purpose, and so not compared: `version` names this package; `auth status` has a JSON form here;
+what is said to people; the exit code when some of several deletions failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cli_runs import Ran, Run, runner
+from support.cli_world import KEY, World
+from support.tinker_stub import Answer, StubServer
+
+import tinker_sync
+from tinker_sync.testing import LocalServer
+from tinker_sync.types import Datum, ModelInput, SamplingParams
+
+SCRIPT = Path(__file__).with_name("cli_script.py")
+MODEL = "tinker-sync/random"
+
+
+@pytest.fixture
+def server() -> Iterator[LocalServer]:
+    with LocalServer(model=MODEL, pjwt_auth_enabled=True) as server:
+        yield server
+
+
+@pytest.fixture
+def run_id(server: LocalServer) -> str:
+    """A run with checkpoints of every kind, and another one; something was used."""
+    with server.service(user_metadata={"purpose": "naïve"}) as service:
+        other = service.create_lora_training_client(MODEL, rank=4)
+        other.save_state("first").result(30)
+        training = service.create_lora_training_client(MODEL, rank=2, user_metadata={"who": "ada"})
+        datum = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4], "weights": [1, 1, 1]})
+        training.forward_backward([datum], "cross_entropy").result(30)
+        for name in ("a", "b", "c", "d", "e", "f"):
+            training.save_state(name, ttl_seconds=7200 if name == "b" else None).result(30)
+        training.save_weights_for_sampler("s").result(30)
+        training.save_weights_external("x").result(30)
+        sampling = training.save_weights_and_get_sampling_client()
+        sampling.sample(ModelInput.from_ints([1, 2]), 1, SamplingParams(max_tokens=3)).result(30)
+        return training.model_id
+
+
+@pytest.fixture
+def settings(server: LocalServer, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", server.url)
+    monkeypatch.setenv("TINKER_API_KEY", server.key)
+
+
+@pytest.fixture
+def ours(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    return runner(capsys, monkeypatch)
+
+
+def theirs(*lines: tuple[str, ...], typed: str = "") -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)],
+        input=json.dumps([[list(line), typed] for line in lines]),
+        env={**os.environ, "TINKER_TELEMETRY": "0"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    ended: list[dict[str, Any]] = json.loads(done.stdout)
+    return ended
+
+
+def hours() -> tuple[str, str]:
+    now = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
+    return tuple(f"{now + timedelta(hours=away):%Y-%m-%dT%H:00:00Z}" for away in (-1, 2))  # type: ignore[return-value]
+
+
+def test_what_only_reads_prints_the_same(settings: None, run_id: str, ours: Run) -> None:
+    path = f"tinker://{run_id}"
+    lines = [
+        ("run", "list"),
+        ("run", "list", "--limit", "1"),
+        ("run", "list", "--limit", "0", "-c", "id,owner"),
+        ("run", "info", run_id),
+        ("checkpoint", "list"),
+        ("checkpoint", "list", "--limit", "3"),
+        ("checkpoint", "list", "--run-id", run_id),
+        *(("checkpoint", "info", f"{path}/{name}") for name in ("weights/b", "sampler_weights/s")),
+        ("checkpoint", "info", f"{path}/external_weights/x"),
+        ("model", "list"),
+        ("model", "list", "RANDOM"),
+        ("auth", "whoami"),
+        ("billing", "usage", *hours()),
+        ("billing", "usage", *hours(), "--csv", "-"),
+        ("billing", "usage", *hours(), "--sessions-csv", "-"),
+        ("billing", "checkpoint-storage"),
+        ("billing", "checkpoint-storage", "--csv", "-"),
+        ("session", "export-trace", run_id.partition(":")[0], "--url-only"),
+    ]
+    reference = theirs(*[("--format", "json", *line) for line in lines])
+    for line, expected in zip(lines, reference, strict=True):
+        for place in (("--format", "json", *line), (*line, "-f", "json")):
+            own = ours(*place)
+            assert expected["code"] == 0, (line, expected)
+            assert unsigned(own.out) == unsigned(expected["out"]), line
+            assert own.code == 0
+
+
+def unsigned(text: str) -> str:
+    """What was printed, but for what depends on the moment: the signature of an address, and for how long
+    something has been stored by now.
+    """
+    plain = text.partition("?")[0] if '"url"' in text else text.replace("\r\n", "\n")
+    return re.sub(r"\b\d(\.\d+)?e-\d+\b", "LITTLE", plain)
+
+
+def test_what_changes_something_does_the_same(
+    settings: None, server: LocalServer, run_id: str, ours: Run
+) -> None:
+    """The reference client's on one checkpoint, ours on another; then both are as they should be."""
+    path = f"tinker://{run_id}/weights"
+    for verb, options, what, before, after in (
+        ("publish", (), "public", False, True),
+        ("unpublish", (), "public", True, False),
+        ("set-ttl", ("--ttl", "7200"), "expires_at", None, "set"),
+        ("set-ttl", ("--remove",), "expires_at", "set", None),
+    ):
+        assert [state(server, f"{path}/{name}", what) for name in "ac"] == [before, before]
+        [expected] = theirs(("-f", "json", "checkpoint", verb, f"{path}/a", *options))
+        own = ours("-f", "json", "checkpoint", verb, f"{path}/c", *options)
+        assert (own.code, own.out) == (expected["code"], expected["out"]) == (0, "")
+        assert [state(server, f"{path}/{name}", what) for name in "ac"] == [after, after]
+    [expected] = theirs(("-f", "json", "checkpoint", "delete", "--yes", f"{path}/d"))
+    own = ours("-f", "json", "checkpoint", "delete", "--yes", f"{path}/e")
+    assert own.out == expected["out"]
+    [declined] = theirs(("checkpoint", "delete", f"{path}/f"), typed="n\n")
+    assert ours("checkpoint", "delete", f"{path}/f", stdin="n\n").code == declined["code"] == 0
+    with server.service() as service:
+        left = {
+            each.checkpoint_id for each in tinker_sync.RestClient(service.holder).iter_checkpoints(run_id)
+        }
+    assert {"weights/f"} <= left
+    assert not {"weights/d", "weights/e"} & left
+
+
+def state(server: LocalServer, path: str, what: str) -> object:
+    with server.service() as service:
+        rest = tinker_sync.RestClient(service.holder)
+        found = next(each for each in rest.iter_checkpoints(path.split("/")[2]) if each.tinker_path == path)
+    value = getattr(found, what)
+    return "set" if isinstance(value, datetime) else value
+
+
+def test_failures_of_a_deletion_are_listed_alike(settings: None, run_id: str, ours: Run) -> None:
+    path = f"tinker://{run_id}/weights/none"
+    [expected] = theirs(("-f", "json", "checkpoint", "delete", "-y", path))
+    own = ours("-f", "json", "checkpoint", "delete", "-y", path)
+    trees = [json.loads(text) for text in (own.out, expected["out"])]
+    assert [tree["deleted_count"] for tree in trees] == [0, 0]
+    assert [[each["tinker_path"] for each in tree["failed"]] for tree in trees] == [[path], [path]]
+    assert (own.code, expected["code"]) == (3, 0)
+
+
+def test_what_fails_fails_in_both(settings: None, run_id: str, ours: Run) -> None:
+    lines = [
+        ("run", "info", "no-such-run"),
+        ("checkpoint", "info", "run-1/weights/a"),
+        ("checkpoint", "info", f"tinker://{run_id}/weights/none"),
+        ("checkpoint", "publish", f"tinker://{run_id}/weights/none"),
+        ("model", "list", "no-such-model"),
+        ("billing", "usage", "yesterday", "today"),
+        ("frobnicate",),
+        ("run", "info"),
+        ("run", "list", "--frobnicate"),
+    ]
+    codes = [each["code"] for each in theirs(*lines)]
+    assert [ours(*line).code for line in lines] == codes
+    assert set(codes) == {1, 2}
+
+
+def test_the_trace_is_the_same_file(settings: None, run_id: str, ours: Run, tmp_path: Path) -> None:
+    session = run_id.partition(":")[0]
+    made = []
+    for name, command in (("theirs", theirs), ("ours", ours)):
+        target = tmp_path / name
+        result: Any = (
+            command(("-f", "json", "session", "export-trace", session, "-o", str(target)))
+            if (command is theirs)
+            else ours("-f", "json", "session", "export-trace", session, "-o", str(target))
+        )
+        out = result.out if isinstance(result, Ran) else result[0]["out"]
+        assert json.loads(out)["file_size_bytes"] == target.stat().st_size
+        made.append((out.replace(str(target), "FILE"), target.read_bytes()))
+    assert made[0] == made[1]
+
+
+def test_both_write_the_same_credentials_file(
+    ours: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with StubServer(World()) as stub:
+        monkeypatch.setenv("TINKER_BASE_URL", stub.url)  # type: ignore[attr-defined]
+        files = {}
+        for name in ("theirs", "ours"):
+            home = tmp_path / name
+            home.mkdir()
+            monkeypatch.setenv("HOME", str(home))
+            if name == "theirs":
+                assert theirs(("auth", "login"), typed=f"{KEY}\n")[0]["code"] == 0
+            else:
+                assert ours("auth", "login", stdin=f"{KEY}\n").code == 0
+            path = home / ".tinker" / "credentials.json"
+            files[name] = (json.loads(path.read_text()), path.stat().st_mode, path.parent.stat().st_mode)
+        assert files["ours"] == files["theirs"]
+        # And each can forget what the other has stored.
+        monkeypatch.setenv("HOME", str(tmp_path / "theirs"))
+        assert ours("auth", "logout").code == 0
+        monkeypatch.setenv("HOME", str(tmp_path / "ours"))
+        assert theirs(("auth", "logout"))[0]["code"] == 0
+        left = [json.loads((tmp_path / name / ".tinker" / "credentials.json").read_text()) for name in files]
+        assert left[0] == left[1] == {"version": 1, "keys": {}}
+
+
+def test_costs_and_unusual_values_print_the_same(ours: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded server is free of charge; this one has prices, fractions of seconds and nulls."""
+    with StubServer(World()) as stub:
+        monkeypatch.setenv("TINKER_BASE_URL", stub.url)  # type: ignore[attr-defined]
+        monkeypatch.setenv("TINKER_API_KEY", KEY)
+        world: Any = stub
+        run = world.runs[0]["training_run_id"]
+        window = ("2026-03-01T09:00:00Z", "2026-03-01T10:00:00Z")
+        lines = [
+            ("run", "list"),
+            ("run", "info", run),
+            ("checkpoint", "list"),
+            ("checkpoint", "info", f"tinker://{run}/sampler_weights/step-0100"),
+            ("billing", "usage", *window),
+            ("billing", "usage", *window, "--csv", "-"),
+            ("billing", "usage", *window, "--sessions-csv", "-"),
+            ("billing", "checkpoint-storage"),
+            ("billing", "checkpoint-storage", "--csv", "-"),
+            ("auth", "whoami"),
+            ("model", "list"),
+        ]
+        reference = theirs(*[("--format", "json", *line) for line in lines])
+        for line, expected in zip(lines, reference, strict=True):
+            own = ours(*line, "-f", "json")
+            assert expected["code"] == 0, (line, expected)
+            assert unsigned(own.out) == unsigned(expected["out"]), line
+        stub.script("/checkpoints", Answer(body={"checkpoints": []}))
+        [expected] = theirs(("-f", "json", "checkpoint", "list"))
+        stub.script("/checkpoints", Answer(body={"checkpoints": []}))
+        assert ours("-f", "json", "checkpoint", "list").out == expected["out"]
