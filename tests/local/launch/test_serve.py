@@ -2,57 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from support.clock import PATIENCE_S
+from support.served import served
 
-import tinker_sync
 from tinker_sync import AuthenticationError, ConfigurationError, ServiceClient
 from tinker_sync._secret import Secret
 from tinker_sync.launch import known
 from tinker_sync.local import serve
 from tinker_sync.local.launch import command
 
-ROOT = Path(tinker_sync.__file__).parents[1]
-
-
-@contextmanager
-def served(*arguments: object, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command, and its address."""
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "tinker_sync.local", *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": str(ROOT), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    watchdog = threading.Timer(PATIENCE_S * 2, process.kill)
-    watchdog.start()
-    try:
-        with process:
-            assert process.stderr is not None
-            first = process.stderr.readline()
-            assert first.startswith("Serving on http://"), first + process.stderr.read()
-            yield process, first.split()[2]
-            process.terminate()
-    finally:
-        watchdog.cancel()
-        process.kill()
-
 
 def ended(process: subprocess.Popen[str], how: signal.Signals) -> tuple[int, str, str]:
     process.send_signal(how)
-    output, errors = process.communicate(timeout=PATIENCE_S)
-    return process.returncode, output, errors
+    assert process.stdout is not None
+    assert process.stderr is not None
+    # Not communicate(): that does not know what reading a line has read beyond it.
+    output, errors = process.stdout.read(), process.stderr.read()
+    return process.wait(PATIENCE_S), output, errors
 
 
 def test_it_serves_until_it_is_told_to_end_and_its_users_need_no_key(tmp_path: Path) -> None:

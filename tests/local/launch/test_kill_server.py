@@ -1,0 +1,192 @@
+"""kill -9 of the whole server, at random moments, while clients train and save over HTTP.
+
+`KILL_ROUNDS=100` for the whole proof; two rounds by default. All rounds use one directory, so what one has
+left is there in the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+
+import pytest
+from support.clock import PATIENCE_S
+from support.served import served
+
+from tinker_sync import AdamParams, Datum, ModelInput, ServiceClient, TinkerError, TrainingClient
+from tinker_sync.clients.rest import RestClient
+from tinker_sync.local.store import Store
+
+ROUNDS = int(os.environ.get("KILL_ROUNDS", "2"))
+CLIENTS = 3
+TINY = "tinker-sync/tiny"
+DATUM = Datum(
+    model_input=ModelInput.from_ints(list(range(20, 32))),
+    loss_fn_inputs={"target_tokens": list(range(21, 33))},
+)
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no kill -9")
+
+
+class Promises:
+    """What the server has said it keeps, by path. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.digests: dict[str, str | None] = {}  # guarded by _lock; None: deleted
+        self.losses: dict[str, float] = {}  # guarded by _lock; what the model with these weights computes
+        self.open: set[str] = set()  # guarded by _lock; asked for and not answered
+        self.kept = 0  # guarded by _lock
+        self.in_flight = 0
+        self.under_way = threading.Event()
+
+    def begin(self, path: str) -> None:
+        with self._lock:
+            self.open.add(path)
+            self.under_way.set()
+
+    def keep(self, path: str, digest: str | None, loss: float | None) -> None:
+        with self._lock:
+            self.open.discard(path)
+            self.digests[path] = digest
+            self.kept += 1
+            self.losses.pop(path, None)
+            if loss is not None:
+                self.losses[path] = loss
+
+    def settle(self, found: dict[str, str]) -> None:
+        """What was under way is now one or the other."""
+        self.in_flight += len(self.open)
+        for path in self.open:
+            self.losses.pop(path, None)
+            self.digests[path] = found.get(path)
+        self.open.clear()
+
+
+def digests_on_disk(directory: Path) -> dict[str, str]:
+    """The training checkpoints that lie in a directory, whoever knows them, and what is in their files."""
+    found = {}
+    for folder in (directory / "checkpoints").iterdir():
+        try:
+            about = json.loads((folder / "checkpoint.json").read_bytes())
+            content = [path.read_bytes() for path in sorted(folder.iterdir())]
+        except FileNotFoundError:  # a sampler's, or deleted just now
+            continue
+        found[f"tinker://{about['run']}/weights/{about['name']}"] = hashlib.sha256(
+            b"".join(content)
+        ).hexdigest()
+    return found
+
+
+def train_and_save(
+    service: ServiceClient, directory: Path, promises: Promises, seed: int, over: threading.Event
+) -> None:
+    """Until the server is no more."""
+    rng, rest = random.Random(seed), RestClient(service.holder)
+    try:
+        client = service.create_lora_training_client(TINY, rank=2, seed=seed)
+        run = client.model_id
+        for number in count():
+            client.forward_backward([DATUM], "cross_entropy")
+            client.optim_step(AdamParams(learning_rate=1e-2))
+            loss = loss_of(client)
+            path = f"tinker://{run}/weights/n{rng.randrange(3)}"
+            action = rng.choice(["save", "save", "sampler", "delete"])
+            if action == "save":
+                promises.begin(path)
+                client.save_state(path.rpartition("/")[2], overwrite=True).result(PATIENCE_S)
+                promises.keep(path, digests_on_disk(directory)[path], loss)
+            elif action == "sampler":
+                path = f"tinker://{run}/sampler_weights/s{number}"
+                promises.begin(path)
+                client.save_weights_for_sampler(f"s{number}").result(PATIENCE_S)
+                promises.keep(path, "sampler", None)
+            elif promises.digests.get(path) is not None:
+                promises.begin(path)
+                rest.delete_checkpoint_from_tinker_path(path).result(PATIENCE_S)
+                promises.keep(path, None, None)
+    except (TinkerError, TimeoutError):
+        if not over.is_set():
+            raise
+
+
+def loss_of(client: TrainingClient) -> float:
+    return client.forward([DATUM], "cross_entropy").result(PATIENCE_S).metrics["loss:sum"]
+
+
+def found_in(directory: Path) -> dict[str, str]:
+    """What the store lists; everything is loaded."""
+    on_disk, found = digests_on_disk(directory), {}
+    with Store(directory) as store:
+        rows, total = store.list_user_checkpoints(100_000, 0)
+        assert len(rows) == total
+        for row in rows:
+            store.load_checkpoint(row.run_id, row.kind, row.name)
+            found[row.tinker_path] = on_disk[row.tinker_path] if row.kind == "training" else "sampler"
+        with store._database.read("the check could not run") as connection:
+            assert [tuple(line) for line in connection.execute("PRAGMA integrity_check")] == [("ok",)]
+        assert len(list((directory / "checkpoints").iterdir())) == total
+        assert list((directory / "staging").iterdir()) == []
+    return found
+
+
+def goes_on_where_it_was(service: ServiceClient, promises: Promises, rng: random.Random) -> None:
+    """One of the kept checkpoints, with its optimizer, computes what it computed when it was saved."""
+    if promises.losses:
+        path = rng.choice(sorted(promises.losses))
+        client = service.create_training_client_from_state_with_optimizer(path)
+        assert loss_of(client) == promises.losses[path]
+
+
+def one_round(directory: Path, promises: Promises, seed: int) -> None:
+    rng, over = random.Random(seed), threading.Event()
+    before = promises.kept
+    with served("--data-dir", directory) as (process, url), ThreadPoolExecutor(CLIENTS) as pool:
+        services = [ServiceClient(base_url=url, max_retries=0, pace=0.001) for _ in range(CLIENTS)]
+        try:
+            goes_on_where_it_was(services[0], promises, rng)
+            workers = [
+                pool.submit(train_and_save, service, directory, promises, seed * CLIENTS + number, over)
+                for number, service in enumerate(services)
+            ]
+            after = rng.randint(1, 12)
+            while promises.kept - before < after and all(not worker.done() for worker in workers):
+                promises.under_way.clear()
+                assert promises.under_way.wait(PATIENCE_S)
+            # The moment that is drawn: somewhere within what is done next.
+            threading.Event().wait(rng.uniform(0, 0.03))
+            over.set()
+            process.kill()
+            process.wait(PATIENCE_S)
+        finally:
+            over.set()
+            for service in services:
+                service.close("interrupted", timeout=0.1).result(PATIENCE_S)
+        for worker in workers:
+            worker.result(PATIENCE_S)
+    found = found_in(directory)
+    for path in {*promises.digests, *found} - promises.open:
+        assert found.get(path) == promises.digests.get(path), f"round {seed}: {path}"
+    promises.settle(found)
+
+
+def test_a_killed_server_has_everything_it_has_acknowledged(
+    tmp_path: Path, record_testsuite_property: Callable[[str, object], None]
+) -> None:
+    promises = Promises()
+    for seed in range(ROUNDS):
+        one_round(tmp_path / "data", promises, seed)
+    assert promises.kept >= ROUNDS
+    if ROUNDS >= 10:
+        assert promises.in_flight > 0  # or the kills came at quiet moments, and this showed little
+    record_testsuite_property("kills", ROUNDS)
+    record_testsuite_property("acknowledged over HTTP", promises.kept)
+    record_testsuite_property("in flight", promises.in_flight)
