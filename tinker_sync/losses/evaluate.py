@@ -45,7 +45,7 @@ def evaluator(loss_fn: Any) -> Evaluate:
     if not callable(loss_fn) and not isinstance(loss_fn, LossHandle):
         raise TypeError(f"loss_fn: expected a function or a LossHandle, got {type(loss_fn).__name__}")
     if takes_numpy(loss_fn):
-        return partial(_with_numpy, loss_fn)
+        return partial(_evaluated, loss_fn)
     try:
         import torch  # noqa: F401  # asked for here, so that it is missed before anything is sent
     except ImportError:
@@ -59,7 +59,21 @@ def evaluator(loss_fn: Any) -> Evaluate:
 # ---------------------------------------------------------------------------------------------- numpy
 
 
-def _with_numpy(loss_fn: Any, data: list[Datum], logprobs: list[FloatArray]) -> Evaluated:
+def _evaluated(loss_fn: Any, data: list[Datum], logprobs: list[FloatArray]) -> Evaluated:
+    loss, metrics, gradients = with_numpy(loss_fn, data, logprobs)
+    name = name_of(loss_fn)
+    narrow = [_finite(f"{name}: gradients[{index}]", each) for index, each in enumerate(gradients)]
+    return Evaluated(loss, metrics, narrow)
+
+
+def with_numpy(
+    loss_fn: Any, data: list[Datum], logprobs: list[FloatArray]
+) -> tuple[float, dict[str, Any], list[npt.NDArray[Any]]]:
+    """Call a loss that takes numpy, and check what it returns.
+
+    Raises:
+        InvalidInputError: it is not a loss, metrics, and an array of derivatives for each datum.
+    """
     name = name_of(loss_fn)
     shapes = [each.shape for each in logprobs]
     returned = loss_fn(data, logprobs)
@@ -68,9 +82,7 @@ def _with_numpy(loss_fn: Any, data: list[Datum], logprobs: list[FloatArray]) -> 
             f"{name} returned {_kind(returned)}; a loss that takes numpy returns (loss, metrics, gradients)"
         )
     loss, metrics, gradients = returned
-    return Evaluated(
-        _scalar(name, loss), _plain_metrics(name, metrics), _checked_gradients(name, gradients, shapes)
-    )
+    return _scalar(name, loss), _plain_metrics(name, metrics), _checked_gradients(name, gradients, shapes)
 
 
 def _scalar(name: str, loss: Any) -> float:
@@ -90,7 +102,9 @@ def _finite_loss(name: str, value: float) -> float:
     return value
 
 
-def _checked_gradients(name: str, gradients: Any, shapes: Sequence[tuple[int, ...]]) -> list[Float32Array]:
+def _checked_gradients(
+    name: str, gradients: Any, shapes: Sequence[tuple[int, ...]]
+) -> list[npt.NDArray[Any]]:
     if isinstance(gradients, (Mapping, str)) or not hasattr(gradients, "__len__"):
         raise InvalidInputError(
             f"{name} returned {_kind(gradients)} as gradients; return a list with an array for each datum"
@@ -106,7 +120,7 @@ def _checked_gradients(name: str, gradients: Any, shapes: Sequence[tuple[int, ..
     ]
 
 
-def _checked_gradient(name: str, index: int, given: Any, shape: tuple[int, ...]) -> Float32Array:
+def _checked_gradient(name: str, index: int, given: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     where = f"{name}: gradients[{index}]"
     try:
         array = np.asarray(given)
@@ -121,7 +135,7 @@ def _checked_gradient(name: str, index: int, given: Any, shape: tuple[int, ...])
             f"{where}: has shape {array.shape}, logprobs[{index}] has {shape}; "
             "return the derivative of the loss by each log-probability"
         )
-    return _finite(where, array)
+    return array
 
 
 def _finite(where: str, array: npt.NDArray[Any]) -> Float32Array:
