@@ -122,7 +122,8 @@ def test_what_became_of_it_shows() -> None:
     for status in (None, 200):
         entered: Any = scene.enter(method="POST", path="/api/v1/asample", query="", headers=[], content=b"")
         assert "under way" in repr(entered.call)
-        scene.left(entered.call, status)
+        entered.call.status = status
+        entered.call.over.set()
     assert [repr(call) for call in scene.calls] == [
         "<asample 1: cut off, Cut(after_work=False, reset=True)>",
         "<asample 2: 200>",

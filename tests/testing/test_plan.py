@@ -30,7 +30,6 @@ def ask(scene: Scene, name: str, body: bytes = b"{}") -> faults.Fault | None:
         headers=[],
         content=body,
     )
-    scene.left(decision.call, 200)
     return decision.fault
 
 

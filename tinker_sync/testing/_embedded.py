@@ -5,7 +5,6 @@ Weights are read once in a process, and shared by every server there: a server i
 
 from __future__ import annotations
 
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,32 +20,28 @@ RANDOM: Final = "tinker-sync/random"
 
 
 class Embedded:
-    """A store, a host and the application over them. For one owner.
+    """A store, a host and the application over them, in this process. For one owner.
 
     Args:
         model: the base model: a name of `base_model`, or a directory.
         key: what clients must show.
-        data_dir: where state is kept; None: in a directory that is removed at the end.
+        data_dir: where state is kept.
         settings: of the server, by name.
     """
 
-    def __init__(self, *, model: str, key: str, data_dir: Path | None, settings: dict[str, Any]) -> None:
+    def __init__(self, *, model: str, key: str, data_dir: Path, settings: dict[str, Any]) -> None:
         from tinker_sync.local.host.host import Host
         from tinker_sync.local.server.app import build
         from tinker_sync.local.server.flags import Flags
         from tinker_sync.local.store import Store
 
-        self._temporary = tempfile.TemporaryDirectory(prefix="tinker-sync-") if data_dir is None else None
-        directory = Path(self._temporary.name) / "data" if self._temporary else Path(str(data_dir))
-        flags = Flags.of(**settings)
-        self._store = Store(directory)
-        self.app: Asgi = build(self._store, Host([base_model(model)]), flags=flags, key=key)
+        flags, base = Flags.of(**settings), base_model(model)
+        self._store = Store(data_dir)
+        self.app: Asgi = build(self._store, Host([base]), flags=flags, key=key)
 
     def close(self) -> None:
-        """Let go of the files. The server must have stopped."""
+        """Let go of the files. What served the application must have stopped."""
         self._store.close()
-        if self._temporary is not None:
-            self._temporary.cleanup()
 
 
 @lru_cache(maxsize=8)

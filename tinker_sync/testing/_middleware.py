@@ -20,6 +20,7 @@ from tinker_sync.testing.faults import Answered, Cut, Slow, Truncated
 if TYPE_CHECKING:
     from tinker_sync.local.server.http1 import Asgi, Message, Receive, Send
     from tinker_sync.testing._scene import Decision, Scene
+    from tinker_sync.testing.calls import RecordedCall
     from tinker_sync.testing.faults import Fault
 
 
@@ -70,12 +71,12 @@ class Faults:
             headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]],
             content=content,
         )
-        run = _Run(self._app, scope, _again(content, receive), send)
+        run = _Run(self._app, scope, _again(content, receive), send, decision.call)
         try:
             await asyncio.sleep(decision.latency_s * self._pace)
             await self._act(run, decision)
         finally:
-            self._scene.left(decision.call, run.status)
+            decision.call.over.set()
 
     async def _act(self, run: _Run, decision: Decision) -> None:
         fault, opens = decision.fault, decision.call.endpoint == "create_session"
@@ -105,13 +106,12 @@ class Faults:
 class _Run:
     """One call on its way: what can be done with it."""
 
-    def __init__(self, app: Asgi, scope: Message, receive: Receive, send: Send) -> None:
+    def __init__(self, app: Asgi, scope: Message, receive: Receive, send: Send, call: RecordedCall) -> None:
         self._app = app
         self._scope = scope
         self._receive = receive
         self._send = send
-        self.status: int | None = None
-        """What was said to the client."""
+        self._call = call
         self._captured: _Captured | None = None
 
     async def through(self) -> None:
@@ -134,6 +134,7 @@ class _Run:
 
     async def cut(self, *, reset: bool) -> None:
         """No answer."""
+        self._call.over.set()
         await self._send({"type": ABORT, "reset": reset})
 
     async def send_own(self) -> None:
@@ -165,16 +166,18 @@ class _Run:
         return self._captured
 
     async def _watched(self, event: Message) -> None:
+        # Written down before it is sent: a client that has the answer may be asked about at once.
         if event["type"] == "http.response.start":
-            self.status = event["status"]
+            self._call.status = event["status"]
+        elif not event.get("more_body", False):
+            self._call.over.set()
         await self._send(event)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.status = status
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._watched({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _body(self, body: bytes, *, more: bool = False) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        await self._watched({"type": "http.response.body", "body": body, "more_body": more})
 
 
 def _needs_work(fault: Fault) -> bool:

@@ -173,13 +173,6 @@ class Scene:
         with self._changed:
             self._sessions.add(session_id)
 
-    def left(self, call: RecordedCall, status: int | None) -> None:
-        """A call is over."""
-        call.status = status
-        call.over.set()
-        with self._changed:
-            self._changed.notify_all()
-
 
 def _owners(call: RecordedCall) -> list[str]:
     """Ids of the session, model or sampler that a call is about."""

@@ -1,11 +1,13 @@
 """`LocalServer`: a real server on this machine, in which calls go wrong as planned.
 
-The server runs in a thread of this process. Time on the wire is real; pauses are not, `pace` shortens them.
+Requests are taken, spoilt and remembered by a thread of this process; the server itself runs there too, or
+in a process of its own. Time on the wire is real; pauses are not, `pace` shortens them.
 """
 
 from __future__ import annotations
 
 import secrets
+import tempfile
 import weakref
 from os import PathLike, fspath
 from pathlib import Path
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from tinker_sync.clients.service import ServiceClient
     from tinker_sync.local.server.serving import ServerThread
     from tinker_sync.testing._embedded import Embedded
+    from tinker_sync.testing._process import Separate
     from tinker_sync.testing.calls import RecordedCall
 
 PACE: Final = 0.01
@@ -46,6 +49,7 @@ class LocalServer:
             real time.
         key: what clients must show; None: a new one.
         data_dir: where checkpoints and the like are kept; None: in a directory that is removed at the end.
+        process: run the server in a process of its own: slower to start, and it can be killed.
         json_only: speak as servers did before protobuf.
         settings: others of the server, such as `fwdbwd_max_chunk_len=2` or `hold_s=1.0`.
 
@@ -68,6 +72,7 @@ class LocalServer:
         pace: float = PACE,
         key: str | None = None,
         data_dir: str | PathLike[str] | None = None,
+        process: bool = False,
         json_only: bool = False,
         **settings: Any,
     ) -> None:
@@ -77,9 +82,11 @@ class LocalServer:
         """The key that clients need."""
         self._model = fspath(model)
         self._data_dir = None if data_dir is None else Path(data_dir)
+        self._process = process
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._settings = {"seed": seed, "json_only": json_only, **settings}
         self._scene = Scene(plan or FaultPlan())
-        self._embedded: Embedded | None = None
+        self._inside: Embedded | Separate | None = None
         self._thread: ServerThread | None = None
         self._port = 0
         self._services: weakref.WeakSet[ServiceClient] = weakref.WeakSet()
@@ -88,25 +95,26 @@ class LocalServer:
 
     def start(self) -> Self:
         """Begin to serve; returns when requests are taken."""
-        from tinker_sync.local.server.serving import ServerThread
-        from tinker_sync.testing._embedded import Embedded
-        from tinker_sync.testing._middleware import Faults
-
         if self._thread is not None:
             raise ConfigurationError("this server is running already")
-        self._embedded = Embedded(
-            model=self._model, key=self.key, data_dir=self._data_dir, settings=self._settings
-        )
-        app = Faults(self._embedded.app, self._scene, pace=self.pace)
-        # The same port after a restart, so that clients find it again.
-        self._thread = ServerThread(app, key=self.key, port=self._port)
+        if self._data_dir is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="tinker-sync-")
         try:
-            self._thread.start()
+            self._begin()
         except BaseException:
-            self._release()
+            self._remove_state()
             raise
-        self._port = self._thread.port
         return self
+
+    def restart(self) -> None:
+        """End the server and begin anew at the same address, as after a crash.
+
+        Models and sessions are lost, checkpoints are not. A server in a process of its own is killed.
+        """
+        if self._thread is None:
+            raise ConfigurationError("this server is not running")
+        self._end(kill=True)
+        self._begin()
 
     def close(self) -> None:
         """End the clients of `service`, and the server. May be called twice, and `start` again after it.
@@ -118,16 +126,43 @@ class LocalServer:
             return
         for service in list(self._services):
             service.close().result()
-        self._thread.stop()
-        self._release()
+        self._end()
+        self._remove_state()
         for failure in self._scene.failures:
             raise failure
 
-    def _release(self) -> None:
-        self._thread = None
-        if self._embedded is not None:
-            self._embedded.close()
-        self._embedded = None
+    def _begin(self) -> None:
+        from tinker_sync.local.server.serving import ServerThread
+        from tinker_sync.testing._embedded import Embedded
+        from tinker_sync.testing._middleware import Faults
+        from tinker_sync.testing._process import Separate
+
+        directory = self._data_dir or Path(self._temporary.name if self._temporary else "") / "data"
+        kind = Separate if self._process else Embedded
+        self._inside = kind(model=self._model, key=self.key, data_dir=directory, settings=self._settings)
+        app = Faults(self._inside.app, self._scene, pace=self.pace)
+        # The same port after a restart, so that clients find it again.
+        thread = ServerThread(app, key=self.key, port=self._port)
+        try:
+            thread.start()
+        except BaseException:
+            self._end()
+            raise
+        self._thread, self._port = thread, thread.port
+
+    def _end(self, *, kill: bool = False) -> None:
+        thread, self._thread = self._thread, None
+        inside, self._inside = self._inside, None
+        if kill and self._process:
+            inside.kill()  # type: ignore[union-attr]  # it is of that kind
+        if thread is not None:
+            thread.stop()
+        if inside is not None:
+            inside.close()
+
+    def _remove_state(self) -> None:
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
     def __enter__(self) -> Self:
         return self.start()

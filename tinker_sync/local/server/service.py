@@ -132,6 +132,10 @@ class Service:
         self.loop = asyncio.get_running_loop()
         self.disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="tinker-disk")
         self.adapters = Adapters(self.host.forget, self.disk)
+        if self.flags.seed is not None:
+            # Not the ids once more that a server before this one has given out over the same store.
+            known = (await self.on_disk(self.store.list_sessions, 1, 0))[1]
+            self._random = random.Random(f"{self.flags.seed}/{known}")  # noqa: S311
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
 
     async def close(self) -> None:

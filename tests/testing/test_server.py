@@ -1,0 +1,254 @@
+"""`LocalServer`: its life, what it remembers, and that it computes the same every time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.training_job import MODEL, train
+
+import tinker_sync
+from tinker_sync.errors import (
+    APIConnectionError,
+    ConfigurationError,
+    InvalidInputError,
+    NotFoundError,
+    TinkerError,
+)
+from tinker_sync.testing import FaultPlan, LocalServer, faults
+
+
+def local(plan: FaultPlan | None = None, **options: Any) -> LocalServer:
+    return LocalServer(plan, **{"model": MODEL, **options})
+
+
+def models(client: tinker_sync.ServiceClient) -> list[str | None]:
+    return [model.model_name for model in client.get_server_capabilities().supported_models]
+
+
+# ------------------------------------------------------------------------------------------ its life
+
+
+def test_it_serves_the_built_in_model_by_default() -> None:
+    with LocalServer() as server, server.service() as service:
+        assert models(service) == ["tinker-sync/tiny"]
+        assert train(service, steps=1, model="tinker-sync/tiny")["losses"]
+
+
+def test_programs_find_it_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with local() as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        with tinker_sync.ServiceClient() as client:
+            assert models(client) == [MODEL]
+            assert client.holder.settings.pace == server.pace
+
+
+def test_the_key_is_needed_and_new_each_time() -> None:
+    with local() as one, local() as other:
+        assert one.key != other.key
+        assert one.url != other.url
+        with other.service(api_key=one.key) as client, pytest.raises(TinkerError, match="401"):
+            client.get_server_capabilities()
+        assert one.key not in repr(one) + repr(one.calls)
+        assert one.key not in repr([dict(call.headers) for call in other.calls])
+
+
+def test_nothing_works_before_the_start_and_little_after_the_end() -> None:
+    server = local()
+    for use in (lambda: server.url, server.service, server.environment, server.restart):
+        with pytest.raises(ConfigurationError, match="not running"):
+            use()
+    server.close()
+    server.start()
+    with pytest.raises(ConfigurationError, match="running already"):
+        server.start()
+    service = server.service()
+    assert models(service) == [MODEL]
+    server.close()
+    server.close()
+    with pytest.raises(tinker_sync.ClientClosedError):
+        service.get_server_capabilities()
+    assert len(server.calls_to("get_server_capabilities")) == 1
+    assert "not running" in repr(server)
+
+
+def test_no_thread_and_no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = threading.enumerate()
+    with local() as server, server.service() as service:
+        train(service, steps=1)
+        assert list(tmp_path.iterdir())
+        assert any(thread.name.startswith("tinker-") for thread in threading.enumerate())
+    assert list(tmp_path.iterdir()) == []
+    assert [thread for thread in threading.enumerate() if thread not in before] == []
+
+
+def test_what_cannot_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for wrong in ({"model": "no/such/model"}, {"no_such_setting": 1}):
+        server = local(**wrong)
+        with pytest.raises((InvalidInputError, ConfigurationError), match=r"no/such/model|no_such_setting"):
+            server.start()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_reach_the_server() -> None:
+    with local(fwdbwd_max_chunk_len=2) as server, server.service() as service:
+        train(service, steps=1)
+        sizes = [
+            len(call.request.forward_backward_input.data) for call in server.calls_to("forward_backward")
+        ]
+        assert sorted(sizes) == [1, 2]
+
+
+@pytest.mark.parametrize("process", [False, True])
+def test_after_a_restart_checkpoints_are_there_and_models_are_not(process: bool, tmp_path: Path) -> None:
+    with local(process=process, data_dir=tmp_path / "data") as server, server.service() as service:
+        training = service.create_lora_training_client(MODEL, rank=4)
+        path = training.save_state("kept").result(20).path
+        url = server.url
+        server.restart()
+        assert server.url == url
+        with pytest.raises(NotFoundError, match="not in memory"):
+            training.optim_step(tinker_sync.AdamParams()).result(20)
+        with server.service() as another:
+            resumed = another.create_training_client_from_state(path)
+            assert resumed.optim_step(tinker_sync.AdamParams()).result(20) is not None
+
+
+def test_a_server_in_a_process_computes_the_same_and_fails_as_planned() -> None:
+    with local() as server, server.service() as service:
+        expected = train(service)
+    plan = (
+        FaultPlan()
+        .on("forward_backward", faults.lost_answer(), nth=1)
+        .on("optim_step", faults.truncated(), nth=2)
+        .on("retrieve_future", faults.reset(), nth=3)
+    )
+    with local(plan, process=True) as server, server.service() as service:
+        assert train(service) == expected
+        assert server.pending_faults == ()
+
+
+def test_a_process_that_is_dead_is_a_reset() -> None:
+    with local(process=True) as server, server.service(max_retries=0, deadline=5) as service:
+        assert models(service) == [MODEL]
+        inside: Any = server._inside
+        inside.kill()
+        with pytest.raises(APIConnectionError):
+            service.get_server_capabilities()
+
+
+def test_a_process_that_cannot_start_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigurationError, match="did not start"):
+        local(process=True, model="no/such/model").start()
+    assert "no/such/model" in capfd.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------ what it remembers
+
+
+def test_calls_are_remembered_in_order() -> None:
+    with local() as server, server.service() as service:
+        train(service, steps=1)
+        names = [call.endpoint for call in server.calls if call.endpoint != "retrieve_future"]
+        assert names[:7] == [
+            *("client_config", "dynamic_config", "create_session", "create_model"),
+            *("forward_backward", "optim_step", "save_weights_for_sampler"),
+        ]
+        [passed] = server.calls_to("forward_backward")
+        assert passed.request.forward_backward_input.loss_fn == "cross_entropy"
+        [stepped] = server.calls_to("optim_step")
+        assert stepped.body["adam_params"]["learning_rate"] == 1e-2
+        assert (stepped.status, stepped.over.is_set()) == (200, True)
+        assert all(
+            earlier.at_s <= later.at_s for earlier, later in zip(server.calls, server.calls[1:], strict=False)
+        )
+
+
+def test_asking_for_calls_that_do_not_exist_is_a_mistake() -> None:
+    with local() as server:
+        for ask in (server.calls_to, server.wait_for_calls):
+            with pytest.raises(InvalidInputError, match="did you mean 'asample'"):
+                ask("sample")
+        assert server.calls_to("*") == []
+
+
+def test_calls_can_be_awaited() -> None:
+    with local() as server, server.service() as service:
+        with pytest.raises(TimeoutError, match=r"1 calls to asample were awaited, 0 came in 0\.01 s"):
+            server.wait_for_calls("asample", timeout=0.01)
+        thread = threading.Thread(target=models, args=(service,))
+        thread.start()
+        assert len(server.wait_for_calls("get_server_capabilities")) == 1
+        thread.join(20)
+
+
+def test_forgetting_begins_anew() -> None:
+    plan = FaultPlan().on("get_server_capabilities", faults.status(503), nth=1)
+    with local(plan) as server, server.service() as service:
+        assert server.plan == plan
+        models(service)
+        assert len(server.calls_to("get_server_capabilities")) == 2
+        server.forget()
+        assert (server.plan, server.calls, server.pending_faults) == (FaultPlan(), [], ())
+        server.plan = plan
+        models(service)
+        assert [call.status for call in server.calls] == [503, 200]
+
+
+def test_a_predicate_that_fails_fails_the_test() -> None:
+    plan = FaultPlan().on("get_server_capabilities", faults.reset(), when=lambda call: call.body["typo"])
+
+    def look(failure: Exception | None = None) -> None:
+        with local(plan) as server, server.service() as service:
+            models(service)
+            if failure is not None:
+                raise failure
+
+    with pytest.raises(TypeError, match="not subscriptable"):
+        look()
+    with pytest.raises(ZeroDivisionError):
+        look(ZeroDivisionError("what the test itself says comes first"))
+
+
+# ------------------------------------------------------------------------------------------ the same numbers
+
+
+def test_equal_seeds_give_equal_numbers_and_others_do_not() -> None:
+    outcomes = []
+    for seed in (7, 7, 8):
+        with local(seed=seed) as server, server.service() as service:
+            outcomes.append(train(service, seed=None))
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0]["tokens"] != outcomes[2]["tokens"]
+    assert outcomes[0]["losses"][1] != outcomes[2]["losses"][1]
+
+
+def test_another_process_computes_the_same() -> None:
+    with local(seed=7) as server, server.service() as service:
+        expected = train(service, seed=None)
+    code = (
+        "import json; from support.training_job import MODEL, train\n"
+        "from tinker_sync.testing import LocalServer\n"
+        "with LocalServer(model=MODEL, seed=7) as server, server.service() as service:\n"
+        "    print(json.dumps(train(service, seed=None)))"
+    )
+    paths = [str(Path(__file__).parents[1]), str(Path(tinker_sync.__file__).parents[1])]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "99"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == expected

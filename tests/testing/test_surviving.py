@@ -1,0 +1,207 @@
+"""Our own client among faults: what can be survived is, with the same numbers as on a quiet day.
+
+By default every kind of fault meets every kind of call once, and a few random plans are run;
+`TINKER_FAULT_PLANS=200` runs so many of these.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from typing import Any
+
+import pytest
+from support.training_job import MODEL, train
+
+from tinker_sync.errors import APIStatusError, AuthenticationError, RequestFailedError
+from tinker_sync.testing import Fault, FaultPlan, LocalServer, faults
+
+PLANS = int(os.environ.get("TINKER_FAULT_PLANS", "5"))
+# Long training and many faults: what is lost, or done twice, adds up.
+LONG = 10
+
+# All calls of the job but for those to retrieve results, which have rules of their own.
+CALLS = (
+    *("client_config", "dynamic_config", "create_session", "create_model", "forward_backward", "optim_step"),
+    *("save_weights_for_sampler", "asample", "save_weights"),
+)
+WITH_BILLING = ("forward_backward", "optim_step", "save_weights_for_sampler", "asample", "save_weights")
+
+KINDS: dict[str, Fault] = {
+    "429 with seconds": faults.too_many_requests(2),
+    "429 with a date": faults.too_many_requests(2, form="date"),
+    "429 with milliseconds": faults.too_many_requests(0.5, form="milliseconds"),
+    "429 without": faults.too_many_requests(),
+    "408": faults.status(408),
+    "408 with a queue state": faults.queue_paused("paused_rate_limit", "busy"),
+    "500": faults.status(500),
+    "502 after the work": faults.status(502, after_work=True),
+    "503 with seconds": faults.status(503, retry_after=2),
+    "an empty 400": faults.empty_bad_request(),
+    "a truncated answer": faults.truncated(),
+    "a slow answer": faults.slow(2),
+    "a reset": faults.reset(),
+    "a lost answer": faults.lost_answer(),
+    "a hang-up": faults.hang_up(),
+    "a hang-up after the work": faults.hang_up(after_work=True),
+}
+RESULTS: dict[str, Fault] = {
+    **KINDS,
+    "402": faults.status(402),
+    "404": faults.status(404),
+    "garbage": faults.garbage(),
+    "half an object": faults.garbage(b'{"metrics": {', "application/json"),
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "tinker_sync")
+
+
+def run(plan: FaultPlan, **options: Any) -> tuple[dict[str, Any], LocalServer]:
+    with LocalServer(plan, model=MODEL, **options) as server, server.service() as service:
+        return train(service), server
+
+
+@pytest.fixture(scope="module")
+def quiet() -> dict[str, Any]:
+    return run(FaultPlan())[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_call_survives_one(kind: str, quiet: dict[str, Any]) -> None:
+    plan = FaultPlan()
+    for call in CALLS:
+        plan = plan.on(call, KINDS[kind], nth=2 if call in ("forward_backward", "asample") else 1)
+    outcome, server = run(plan)
+    assert outcome == quiet
+    assert server.pending_faults == ()
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+def test_every_result_survives_one(kind: str, quiet: dict[str, Any]) -> None:
+    # The first result is that of the model's creation, the last one of the checkpoint.
+    outcome, server = run(FaultPlan().on("retrieve_future", RESULTS[kind], nth=(1, 4, 8)))
+    assert outcome == quiet
+    assert server.pending_faults == ()
+
+
+def test_a_pause_for_billing_is_waited_out(quiet: dict[str, Any]) -> None:
+    plan = FaultPlan()
+    for call in WITH_BILLING:
+        plan = plan.on(call, faults.status(402), nth=1)
+    outcome, server = run(plan)
+    assert outcome == quiet
+    assert server.pending_faults == ()
+
+
+def test_a_sample_that_was_forgotten_is_drawn_again(quiet: dict[str, Any]) -> None:
+    def is_sample(call: Any) -> bool:
+        return call.headers["x-tinker-request-type"] == "Sample"
+
+    plan = FaultPlan().on("retrieve_future", faults.status(410), nth=(1, 2), when=is_sample)
+    outcome, server = run(plan)
+    assert outcome == quiet
+    assert server.pending_faults == ()
+    numbers = [call.body["seq_id"] for call in server.calls_to("asample")]
+    assert len(numbers) == len(set(numbers)) == 3 + 2
+
+
+def test_an_older_protocol_survives_as_well() -> None:
+    plan = FaultPlan()
+    for call in ("forward_backward", "optim_step", "asample", "retrieve_future"):
+        plan = plan.on(call, faults.too_many_requests(1), nth=2).on(call, faults.status(503), nth=3)
+    outcome, server = run(plan, json_only=True)
+    assert outcome == run(FaultPlan(), json_only=True)[0]
+    assert len(server.calls_to("client_config")) >= 1
+    assert all("protobuf" not in call.headers["content-type"] for call in server.calls_to("forward_backward"))
+
+
+# ------------------------------------------------------------------------------------------ the loss curve
+
+
+def random_plan(seed: int) -> FaultPlan:
+    """Nearly half of all calls of a training go wrong, in any way that can be survived."""
+    chance = random.Random(seed)
+    lost = faults.lost_answer()
+    plan = FaultPlan(seed).on("forward_backward", lost, nth=3).on("optim_step", lost, nth=2)
+    for name in (
+        "create_session",
+        "create_model",
+        "forward_backward",
+        "optim_step",
+        "asample",
+        "save_weights",
+    ):
+        for number in range(1, 3 * LONG):
+            if chance.random() < 0.45:
+                plan = plan.on(name, chance.choice(list(KINDS.values())), nth=number)
+    kinds = [fault for name, fault in RESULTS.items() if name not in ("404", "garbage", "half an object")]
+    for number in range(1, 6 * LONG):
+        if chance.random() < 0.45:
+            plan = plan.on("retrieve_future", chance.choice(kinds), nth=number)
+    return plan
+
+
+@pytest.fixture(scope="module")
+def quiet_curve() -> dict[str, Any]:
+    with LocalServer(model=MODEL) as server, server.service() as service:
+        return train(service, steps=LONG)
+
+
+@pytest.mark.parametrize("seed", range(PLANS))
+def test_a_training_among_faults_has_the_curve_of_a_quiet_one(seed: int, quiet_curve: dict[str, Any]) -> None:
+    plan = random_plan(seed)
+    with LocalServer(plan, model=MODEL, pace=0.001) as server, server.service() as service:
+        outcome = train(service, steps=LONG)
+        struck = [call for call in server.calls if call.fault is not None]
+    assert outcome == quiet_curve
+    # It was not a quiet day: calls of every kind went wrong, and work was done whose answer was lost.
+    assert len(struck) >= 12
+    assert len({call.endpoint for call in struck} & {"forward_backward", "optim_step", "retrieve_future"}) > 1
+    lost = [call for call in struck if getattr(call.fault, "after_work", False)]
+    assert lost
+
+
+def test_the_curve_falls(quiet_curve: dict[str, Any]) -> None:
+    losses = quiet_curve["losses"]
+    assert losses[-1] < losses[0] / 2
+
+
+def test_a_step_whose_answer_is_lost_is_done_once() -> None:
+    once, again = FaultPlan(), FaultPlan()
+    for name in ("forward_backward", "optim_step"):
+        again = again.on(name, faults.lost_answer(), nth=(1, 2))
+    outcomes = [run(plan) for plan in (once, again)]
+    assert outcomes[0][0] == outcomes[1][0]
+    steps = [[call.body["seq_id"] for call in server.calls_to("optim_step")] for _, server in outcomes]
+    assert steps == [[2, 4], [2, 2, 2, 4]]
+
+
+# ------------------------------------------------------------------------------------------ what ends it
+
+
+@pytest.mark.parametrize(
+    ("call", "fault", "error"),
+    [
+        ("optim_step", faults.status(401), AuthenticationError),
+        ("forward_backward", faults.status(410), APIStatusError),
+        ("retrieve_future", faults.promise_failed("out of memory"), RequestFailedError),
+        ("asample", faults.session_expired(), APIStatusError),
+    ],
+)
+def test_what_cannot_be_survived_is_said(call: str, fault: Fault, error: type[Exception]) -> None:
+    plan = FaultPlan().on(call, fault, nth=1)
+    with LocalServer(plan, model=MODEL) as server, server.service() as service, pytest.raises(error):
+        train(service)
+
+
+def test_an_expired_session_is_lost_for_good_and_a_new_client_goes_on() -> None:
+    plan = FaultPlan().on("optim_step", faults.session_expired(), nth=1)
+    with LocalServer(plan, model=MODEL) as server:
+        with server.service() as service, pytest.raises(APIStatusError, match="the session has expired"):
+            train(service)
+        with server.service() as another:
+            assert train(another)["losses"]
