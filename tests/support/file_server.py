@@ -97,7 +97,7 @@ class FileServer:
         self.encoding: str | None = None
         self.expires_header = True
         self.archive = True
-        self.config: dict[str, Any] = {"fwdbwd_max_chunk_len": 1024}
+        self.config: dict[str, Any] = {"fwdbwd_max_chunk_len": 1024, "custom_loss_server_side": False}
         self.redirect: str | None = None
         self.statuses: list[int] = []
         """Answered to the next requests of files."""
@@ -166,6 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
     owner: FileServer
     protocol_version = "HTTP/1.1"
     timeout = 30
+    disable_nagle_algorithm = True
 
     def log_message(self, *_: Any) -> None:
         """Not to the terminal."""
