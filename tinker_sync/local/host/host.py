@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TypeVar
@@ -10,6 +11,7 @@ from tinker_sync.local.engine.lora import LoraParams, LoraSettings
 from tinker_sync.local.engine.sample_spec import SampleSpec
 from tinker_sync.local.engine.training import TrainingRun
 from tinker_sync.local.host.base_model import BaseModel
+from tinker_sync.local.host.blas import ONE_THREAD, SMALL
 from tinker_sync.local.host.workers import SampleOrder, SampleWorker, TrainWorker
 
 T = TypeVar("T")
@@ -39,6 +41,9 @@ class Host:
         self._trainer = TrainWorker("tinker-engine-train")
         self._sampler = SampleWorker("tinker-engine-sample", max_rows=max_rows)
         self._runs: dict[str, TrainingRun] = {}  # the trainer's own
+        self._small = all(model.config.hidden_size <= SMALL for model in self.models.values())
+        self._lock = threading.Lock()
+        self._quiet = False  # guarded by _lock
 
     def create(self, run_id: str, base_model: str, settings: LoraSettings) -> Future[None]:
         """Make a run in memory, as a new adapter. One of the same name is replaced."""
@@ -46,6 +51,7 @@ class Host:
         def make() -> None:
             self._runs[run_id] = TrainingRun(self.models[base_model].weights, settings)
 
+        self._begin()
         return self._trainer.submit(make)
 
     def train(self, run_id: str, job: Callable[[TrainingRun], T]) -> Future[T]:
@@ -68,6 +74,7 @@ class Host:
 
     def sample(self, base_model: str, spec: SampleSpec) -> SampleOrder:
         """Sample, together with everybody else's requests; the order's future has the result."""
+        self._begin()
         return self._sampler.submit(self.models[base_model], spec)
 
     def cancel(self, order: SampleOrder) -> None:
@@ -79,7 +86,19 @@ class Host:
         self._sampler.forget(params)
 
     def close(self) -> None:
-        """End both threads; what waits for them fails."""
+        """End both threads; what waits for them fails. May be called more than once."""
         self._trainer.close()
         self._sampler.close()
         self._runs.clear()
+        with self._lock:
+            quiet, self._quiet, self._small = self._quiet, False, False
+        if quiet:
+            ONE_THREAD.release()
+
+    def _begin(self) -> None:
+        """Something will be computed: small models on one thread each."""
+        with self._lock:
+            begins = self._small and not self._quiet
+            self._quiet = self._quiet or begins
+        if begins:
+            ONE_THREAD.acquire()

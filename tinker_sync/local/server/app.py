@@ -114,7 +114,9 @@ class App:
                 refused = Refused(500, f"internal error: {type(problem).__name__}")
             elif refused.status >= 500:
                 logger.error("%s %s: %s", scope["method"], scope["path"], refused.detail)  # noqa: TRY400  # no bug
-            return Answer(json_codec.dumps({"detail": refused.detail}), refused.status)
+            # What is taken now will be taken later; clients that repeat every 409 should not.
+            advice = {"x-should-retry": "false"} if refused.status == 409 else {}
+            return Answer(json_codec.dumps({"detail": refused.detail}), refused.status, headers=advice)
 
     async def _handled(self, scope: Message, receive: Receive) -> Answer:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
