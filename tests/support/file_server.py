@@ -81,6 +81,10 @@ class FileServer:
         }
         self.cut = 0
         """Cut the connection whenever so many bytes have been sent."""
+        self.dies_after = 0
+        """End the process, without a word, when so many bytes have been sent."""
+        self.halts_after = 0
+        """Say so, and send nothing more, when so many bytes have been sent."""
         self.life_s = 60.0
         """How long an address is good for."""
         self.uses = 0
@@ -144,7 +148,13 @@ class FileServer:
         with self._lock:
             left = self.cut - self.sent % self.cut if self.cut else count + 1
             self.sent += min(count, left)
-            return min(count, left), left <= count
+            sent = self.sent
+        if self.dies_after and sent >= self.dies_after:
+            os._exit(3)
+        if self.halts_after and sent >= self.halts_after:
+            print("halted", flush=True)  # noqa: T201  # to the process that started this one
+            threading.Event().wait()
+        return min(count, left), left <= count
 
     def is_good(self, query: dict[str, list[str]]) -> bool:
         signature = query["signature"][0]
@@ -167,6 +177,11 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 30
     disable_nagle_algorithm = True
+
+    def setup(self) -> None:
+        # What a cut line swallows is what had been sent and not received; little enough to matter.
+        self.request.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)
+        super().setup()
 
     def log_message(self, *_: Any) -> None:
         """Not to the terminal."""

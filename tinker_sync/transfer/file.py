@@ -370,6 +370,7 @@ class FileDownload:
                 if tries.are_over(error, clock.now()):
                     raise TransferError(f"{self._name}: {error}") from None
                 self._means.teller.interrupted()
+                self._save()
                 control.pause(clock, tries.pause_s(error, self._means.draw()))
                 at = self._reached(part, at)
             else:

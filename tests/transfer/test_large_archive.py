@@ -1,0 +1,105 @@
+"""A large archive, over a line that is cut, from a server that dies, into a process that is killed.
+
+By default 20 MB, cut every half; `DOWNLOAD_MB=2000` makes it 2 GB, cut every 50 MB. With `-s` it says how it
+went.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from support.file_server import Tar
+
+MEGABYTES = int(os.environ.get("DOWNLOAD_MB", "20"))
+SIZE = MEGABYTES * 1_000_000
+LIMIT_S = 60 + MEGABYTES
+TESTS = Path(__file__).parents[1]
+
+# The process that downloads: prints what came of it, with the most memory it ever had.
+CLIENT = """
+import json, resource, sys
+import tinker_sync
+from tinker_sync.transfer import file
+url, to, every_s = sys.argv[1], sys.argv[2], float(sys.argv[3])
+file._SAVE_EVERY_S = every_s
+rest = tinker_sync.RestClient(base_url=url, api_key="tml-large")
+got = rest.download_checkpoint("tinker://run/sampler_weights/large", to).result()
+print(json.dumps({
+    "files": [[file.name, file.size_bytes] for file in got.files],
+    "bytes_resumed": got.bytes_resumed,
+    "interruptions": got.interruptions,
+    "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+}))
+"""
+
+
+@contextmanager
+def started(*command: str) -> Iterator[subprocess.Popen[str]]:
+    environ = {**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"}
+    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, env=environ)
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def server(port: int = 0, **behaviour: Any) -> Any:
+    options = {
+        "files": {"archive": SIZE},
+        "cut": SIZE // 40,
+        "life_s": 1.5,
+        "uses": 12,
+        "port": port,
+        **behaviour,
+    }
+    return started("-m", "support.file_server", json.dumps(options))
+
+
+def test_it_arrives_whatever_happens(tmp_path: Path) -> None:
+    began_at = time.monotonic()
+    to = tmp_path / "out"
+    every_s = "0.02" if MEGABYTES < 100 else "1.0"  # it would be over before the first journal
+    with server(dies_after=SIZE // 4) as first:
+        port = int(first.stdout.readline())
+        url = f"http://127.0.0.1:{port}"
+        with started("-c", CLIENT, url, str(to), every_s) as client:
+            assert first.wait(LIMIT_S) == 3
+            with server(port, halts_after=SIZE // 4) as second:
+                assert int(second.stdout.readline()) == port
+                assert second.stdout.readline() == "halted\n"
+                client.send_signal(signal.SIGKILL)
+                assert client.wait(20) == -signal.SIGKILL
+    assert os.listdir(tmp_path) == ["out.partial"]
+    with server(port) as third:
+        assert int(third.stdout.readline()) == port
+        with started("-c", CLIENT, url, str(to), every_s) as client:
+            said, _ = client.communicate(timeout=LIMIT_S)
+            assert client.returncode == 0
+    got = json.loads(said)
+    took_s = time.monotonic() - began_at
+    print(f"\n{MEGABYTES} MB in {took_s:.1f} s: {got}")  # noqa: T201  # the figures, for who asks with -s
+    assert got["files"] == [["adapter_model.safetensors", SIZE]]
+    assert got["bytes_resumed"] > SIZE // 5
+    assert got["interruptions"] >= 10
+    assert got["peak_bytes"] < 100_000_000
+    assert sum_of(to / "adapter_model.safetensors") == Tar(SIZE).inner.sum("sha256")
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def sum_of(path: Path) -> bytes:
+    summed = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            summed.update(piece)
+    return summed.digest()
