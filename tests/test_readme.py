@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from support.tinker_stub import StubServer
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
 PYTHON = [code for language, code in BLOCKS if language == "python"]
+# Files of tests: pytest runs them, with the fixtures of the package, as their reader will.
+TEST_FILES = re.findall(r"^```python pytest\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
 
 
 def test_there_are_examples() -> None:
@@ -24,6 +30,27 @@ def test_an_example_runs(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TINKER_BASE_URL", stub.url)  # type: ignore[attr-defined]
         monkeypatch.setenv("TINKER_API_KEY", "tml-readme")
         exec(compile(code, "README.md", "exec"), {"__name__": "__readme__"})
+
+
+def test_a_file_of_tests_runs_quickly(tmp_path: Path) -> None:
+    [code] = TEST_FILES
+    assert len(code.splitlines()) <= 30
+    (tmp_path / "test_mine.py").write_text(code, encoding="utf-8")
+    before = os.times()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "tinker_sync.testing.pytest_plugin", "-q", "-W", "error"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    after = os.times()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+    # Two seconds on an idle machine; of a busy one only what the processor did can be judged.
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 3
 
 
 @pytest.mark.parametrize(
