@@ -7,6 +7,15 @@ server   what answers requests;  launch   a process for it
 
 from __future__ import annotations
 
-from tinker_sync.local.launch.serving import serve
+from typing import TYPE_CHECKING
+
+from tinker_sync._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from tinker_sync.local.launch.serving import serve
 
 __all__ = ["serve"]
+
+if not TYPE_CHECKING:
+    # The engine is of use without the server, and quicker to load.
+    __getattr__, __dir__ = lazy_names(__name__, {"tinker_sync.local.launch.serving": ("serve",)})
