@@ -229,9 +229,6 @@ def test_a_loss_in_a_sum_harms_no_other() -> None:
     assert kept.tolist() == P.tolist()
 
 
-        target = {"target_tokens": [token], "reference_logprobs": q[token : token + 1]}
-        datum = Datum(ModelInput.from_ints([0]), target)
-
 LOGITS = np.array([0.3, -1.0, 0.8, 0.1, -0.4])
 OTHER = np.array([-0.2, 0.5, 0.4, -1.0, 0.0])
 
