@@ -63,6 +63,7 @@ class Acceptance:
         self.newer, self.torch, self.exchange = newer, torch, exchange
         self.own = package != "tinker"
         self.results: list[tuple[str, Any]] = []
+        self.to_close: list[Any] = []
 
     # ------------------------------------------------------------------------------------ small tools
 
@@ -101,7 +102,7 @@ class Acceptance:
         )
 
     def service(self, **options: Any) -> Any:
-        return self.tinker.ServiceClient(base_url=self.url, api_key=self.key, **options)
+        return self.tinker.ServiceClient(**{"base_url": self.url, "api_key": self.key, **options})
 
     # ------------------------------------------------------------------------------------ the whole
 
@@ -118,6 +119,9 @@ class Acceptance:
                 self.custom(client, trainer)
                 self.rest(client, trainer, sampler)
                 self.admin()
+        if self.own:  # they would stay until the process ends
+            for client in self.to_close:
+                client.holder.close().result(timeout=WAIT_S)
         return self.results
 
     # ------------------------------------------------------------------------------------ training
@@ -404,7 +408,8 @@ class Acceptance:
         self.refused("too long", lambda: sampler.sample(prompt, 1, long), "max_tokens")
         strange = types.ModelInput.from_ints([10**6])
         self.refused("strange token", lambda: sampler.sample(strange, 1, params), "prompt")
-        wrong = self.tinker.ServiceClient(base_url=self.url, api_key="tml-wrong")
+        wrong = self.service(api_key="tml-wrong")
+        self.to_close.append(wrong)
         self.refused("wrong key", wrong.get_server_capabilities, "key|Unauthorized", 401)
         # After all that the model still works.
         trainer.forward_backward(good, "cross_entropy").result(timeout=WAIT_S)
@@ -421,6 +426,7 @@ class Acceptance:
 
     def rest(self, client: Any, trainer: Any, sampler: Any) -> None:
         rest = self.tinker.RestClient(base_url=self.url, api_key=self.key)
+        self.to_close.append(rest)
         run, path = trainer.model_id, f"tinker://{trainer.model_id}"
         self.wait("run", rest.get_training_run(run))
         self.wait("run by path", rest.get_training_run_by_tinker_path(f"{path}/weights/first"))
@@ -492,6 +498,7 @@ class Acceptance:
 
     def admin(self) -> None:
         admin = self.tinker.AdminClient(base_url=self.url, api_key=self.key)
+        self.to_close.append(admin)
         now = dt.datetime.now(dt.timezone.utc)
         start = now.replace(minute=0, second=0, microsecond=0)
         usage = admin.get_billing_usage(start - HOUR, start + HOUR).result(timeout=WAIT_S)
