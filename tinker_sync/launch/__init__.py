@@ -45,6 +45,7 @@ def local_server(*, data_dir: str | None = None, model: str | None = None) -> Lo
     >>> one = local_server()
     >>> one is local_server(), one.base_url.startswith("http://127.0.0.1:")
     (True, True)
+    >>> one.stop()
     """
     global _current  # noqa: PLW0603  # there is one for the process
     with _lock:

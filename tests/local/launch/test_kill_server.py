@@ -124,8 +124,9 @@ def loss_of(client: TrainingClient) -> float:
 
 def found_in(directory: Path) -> dict[str, str]:
     """What the store lists; everything is loaded."""
-    on_disk, found = digests_on_disk(directory), {}
+    found = {}
     with Store(directory) as store:
+        on_disk = digests_on_disk(directory)  # now: opening has swept what was never finished
         rows, total = store.list_user_checkpoints(100_000, 0)
         assert len(rows) == total
         for row in rows:

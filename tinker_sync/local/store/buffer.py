@@ -66,7 +66,8 @@ class Waiting:
             connection.execute(f"UPDATE {table} SET seen = max(seen, ?) WHERE id = ?", (moment, one))  # noqa: S608  # one of two
         connection.executemany(
             "INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?)"
-            " ON CONFLICT DO UPDATE SET amount = amount + excluded.amount",
+            " ON CONFLICT (hour, session_id, run_id, base_model, kind)"
+            " DO UPDATE SET amount = amount + excluded.amount",
             [(*key, amount) for key, amount in self.usage.items()],
         )
         connection.executemany("INSERT INTO audit (at, event, detail) VALUES (?, ?, ?)", self.audit)
