@@ -1,0 +1,120 @@
+"""The fixtures as users get them: in a pytest of their own, found in every way there is."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PLUGIN = "tinker_sync.testing.pytest_plugin"
+
+TESTS = """
+import pytest
+from tinker_sync.testing import FaultPlan, faults
+
+ADDRESSES = set()
+
+@pytest.fixture(scope="session")
+def tinker_server_options():
+    return {"model": "tinker-sync/random", "key": "tml-of-our-own", "pace": 0.02}
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_each_has_its_own(turn, tinker_server, tinker_service):
+    assert tinker_server.calls == [] and not tinker_server.plan.rules
+    tinker_server.plan = FaultPlan().on("get_server_capabilities", faults.status(503), nth=1)
+    [model] = tinker_service.get_server_capabilities().supported_models
+    assert model.model_name == "tinker-sync/random"
+    assert [call.status for call in tinker_server.calls_to("get_server_capabilities")] == [503, 200]
+    assert (tinker_server.key, tinker_server.pace) == ("tml-of-our-own", 0.02)
+    assert tinker_service.holder.settings.base_url == tinker_server.url
+
+def test_the_same_numbers(tinker_server, tinker_service):
+    training = tinker_service.create_lora_training_client("tinker-sync/random", rank=2)
+    assert training.get_info().model_id == "e"
+"""
+
+LOADED = """
+import sys
+
+def test_nothing_heavy_is_loaded():
+    heavy = {"numpy", "requests", "urllib3", "attrs", "attr", "cattrs", "tokenizers", "sqlite3"}
+    ours = {name for name in sys.modules if name.startswith("tinker_sync")}
+    assert ours <= {
+        "tinker_sync", "tinker_sync._lazy", "tinker_sync._version",
+        "tinker_sync.testing", "tinker_sync.testing._entry", "tinker_sync.testing.pytest_plugin",
+    }, ours
+    assert "tinker_sync.testing.pytest_plugin" in ours
+    assert not heavy & BEFORE, heavy & BEFORE
+"""
+
+CONFTEST = """
+import sys, builtins
+builtins.BEFORE = set(sys.modules)
+"""
+
+
+def run(folder: Path, *arguments: str, path: tuple[Path, ...] = (), code: int = 0) -> str:
+    """What a pytest of its own says, in a folder."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-W", "error", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, *path)))},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder that makes the package look installed: what an installer writes of its entry points."""
+    config = configparser.ConfigParser(interpolation=None)
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    site = tmp_path / "site"
+    written = site / "tinker_sync-0.0.0.dist-info"
+    written.mkdir(parents=True)
+    (written / "METADATA").write_text("Metadata-Version: 2.1\nName: tinker-sync\nVersion: 0.0.0\n")
+    entry = config["options.entry_points"]["pytest11"].strip()
+    (written / "entry_points.txt").write_text(f"[pytest11]\n{entry}\n")
+    files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tinker_sync").rglob("*.py")]
+    (written / "RECORD").write_text("".join(f"{name},,\n" for name in files))
+    return site
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "project"
+    made.mkdir()
+    (made / "test_mine.py").write_text(TESTS, encoding="utf-8")
+    return made
+
+
+def test_each_test_has_a_server_of_its_own_however_the_plugin_is_named(folder: Path, installed: Path) -> None:
+    said = [run(folder, path=(installed,), code=1)]
+    (folder / "conftest.py").write_text(f"pytest_plugins = [{PLUGIN!r}]\n", encoding="utf-8")
+    said.append(run(folder, "-p", PLUGIN, path=(installed,), code=1))
+    assert all("1 failed, 2 passed" in text for text in said)
+    # The last test fails on purpose, and shows an id: the same in each run, since it follows from the seed.
+    ids = [[line for line in text.splitlines() if ":train:0" in line and "==" in line] for text in said]
+    assert ids[0] == ids[1] != []
+
+
+def test_pytest_starts_without_loading_anything(tmp_path: Path, installed: Path) -> None:
+    folder = tmp_path / "light"
+    folder.mkdir()
+    (folder / "conftest.py").write_text(CONFTEST, encoding="utf-8")
+    (folder / "test_light.py").write_text(LOADED, encoding="utf-8")
+    assert "1 passed" in run(folder, path=(installed,))
+
+
+def test_our_own_suite_does_without_it(request: pytest.FixtureRequest) -> None:
+    assert request.config.pluginmanager.is_blocked("tinker_sync")
+    assert not request.config.pluginmanager.has_plugin(PLUGIN)
