@@ -130,7 +130,7 @@ class _Record:
         class Tracer(torch.fx.Tracer):  # type: ignore[misc]  # torch is Any where types are checked
             def create_node(self, *args: Any, **kwargs: Any) -> Any:
                 node = super().create_node(*args, **kwargs)
-                lines[node] = _line_of_frame(sys._getframe(1))
+                lines[node] = _line_of_frame(sys._getframe().f_back)
                 return node
 
         tracer = Tracer()
@@ -226,8 +226,8 @@ def _definition(fn: Any) -> str:
 
 
 def _line_of_frame(frame: Any) -> str:
-    """The innermost line of the user's."""
-    while frame is not None:
+    """The innermost line of the user's in what is being traced; none once that has returned."""
+    while frame is not None and frame.f_code.co_filename != __file__:
         if _is_the_users(frame.f_code):
             return _shown(frame.f_code, frame.f_lineno)
         frame = frame.f_back
