@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -77,4 +77,4 @@ def as_ids(given: Any) -> Any:
     if isinstance(given, (list, tuple)):
         first = given[0] if given else 0
         return given if type(first) is int else [as_ids(item) for item in given]
-    return given if isinstance(given, int) else list(given)
+    return list(given) if isinstance(given, Iterable) else given

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final, Literal, overload
 
 from tinker_sync.errors import InvalidInputError, TokenizerError
-from tinker_sync.text import hub
+from tinker_sync.text import hub, memory
 from tinker_sync.text.cache import LoadedOnce
 from tinker_sync.text.resolve import Source, resolve
 from tinker_sync.text.setup import read_json
@@ -60,7 +60,10 @@ def _load(source: Source) -> Any:
     place = hub.find(source)
     if "added_tokens_decoder" not in read_json(place.directory / hub.CONFIG_FILE):
         place = hub.complete(source, place, hub.LEGACY)
-    return Tokenizer.from_directory(place.directory, name_or_path=source.id)
+    made = Tokenizer.from_directory(place.directory, name_or_path=source.id)
+    if (place.directory / hub.TOKENIZER_FILE).stat().st_size > memory.WORTH_IT_BYTES:
+        memory.give_back()
+    return made
 
 
 def _load_transformers(source: Source) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, overload
 
@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
 from tinker_sync.errors import InvalidInputError, TokenizerError
+from tinker_sync.runtime import _fork
 from tinker_sync.text import saving
 from tinker_sync.text.chat import Chat, Message, Tool
 from tinker_sync.text.encoded import Encoded, as_ids, as_tensors
@@ -139,6 +140,8 @@ class Tokenizer(SpecialTokens):
             InvalidInputError: it is no text, or it cannot be cut or padded.
         """
         single = isinstance(text, str)
+        if not isinstance(text, Iterable):
+            raise InvalidInputError(f"text: expected a str or a list of them, got {type(text).__name__}")
         texts = [text] if isinstance(text, str) else list(text)
         pairs = [text_pair] if isinstance(text_pair, str) else text_pair
         if pairs is not None and len(pairs) != len(texts):
@@ -180,6 +183,13 @@ class Tokenizer(SpecialTokens):
             if len(texts) == 1:
                 pair = pairs[0] if pairs is not None else None
                 return [self._backend.encode(texts[0], pair, add_special_tokens=add_special_tokens)]
+            if _fork.generation():
+                # The library's threads stayed in the parent, and where told to it would wait for them.
+                partners: Sequence[str | None] = [None] * len(texts) if pairs is None else pairs
+                return [
+                    self._backend.encode(*both, add_special_tokens=add_special_tokens)
+                    for both in zip(texts, partners, strict=True)
+                ]
             inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
             return self._backend.encode_batch(inputs, add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:

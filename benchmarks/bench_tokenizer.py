@@ -1,0 +1,195 @@
+"""What the first `get_tokenizer()` of a process costs, beside the reference client in the same run.
+
+Makes byte-level tokenizers of three sizes, lays them out as the hub's cache does and has each client load
+each in fresh processes, offline, in turn. Measured is what `get_tokenizer()` does after the server has named
+the model: the time until there is a tokenizer that has encoded a text, and by how much the resident set has
+grown since the client was imported. Further processes load the same file with `tokenizers` alone, which both
+clients build on: "beyond the library" is what each needs more than that.
+
+    python benchmarks/bench_tokenizer.py --reference-python /path/to/venv/with/reference/bin/python
+
+Floors: a tenth of the reference's time and memory growth. Exits with 1 when one is missed. The vocabulary
+itself is the same object of the same library in both, so the larger it is, the less is left to save: the
+lines without a floor say what a client adds to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from _side_by_side import (
+    Figures,
+    Floor,
+    medians,
+    print_head,
+    print_rows,
+    resident_mb,
+    run_in_fresh_process,
+    use_two_cores,
+)
+
+SIZES = {"small": 512, "medium": 32_000, "large": 151_000}
+TEXT = "The quick brown fox jumps over the lazy dog. " * 4
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+ABSENT = ("chat_template.jinja", "special_tokens_map.json", "added_tokens.json")
+COMMIT = "b" * 40
+
+FLOORS = [
+    Floor("time_ms", "time", "ms", share=0.1),
+    Floor("memory_mb", "growth of memory", "MB", share=0.1),
+    Floor("beyond_ms", "time beyond the library", "ms"),
+    Floor("beyond_mb", "memory beyond the library", "MB"),
+]
+
+
+# ------------------------------------------------------------------------------------------ the files
+
+
+def write_cache(root: Path) -> None:
+    """A hub cache with one repository for each size."""
+    for name, size in SIZES.items():
+        repository = root / "hub" / f"models--bench--{name}"
+        snapshot, absent = repository / "snapshots" / COMMIT, repository / ".no_exist" / COMMIT
+        for folder in (snapshot, absent, repository / "refs"):
+            folder.mkdir(parents=True)
+        (repository / "refs" / "main").write_text(COMMIT)
+        for missing in ABSENT:
+            (absent / missing).touch()
+        write_tokenizer(snapshot, size)
+
+
+def write_tokenizer(folder: Path, size: int) -> None:
+    """Byte pairs as trained ones look: short tokens, each made of two others."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    rng = random.Random(size)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    letters = [character for character in alphabet if character.isascii() and character.isalpha()]
+    vocabulary = {character: index for index, character in enumerate(alphabet)}
+    merges, pool = [], list(vocabulary)
+    while len(vocabulary) < size - len(SPECIAL):
+        left = rng.choice(pool if rng.random() < 0.7 else letters)
+        right = rng.choice(letters if rng.random() < 0.6 else pool)
+        if len(left + right) > 10 or left + right in vocabulary:
+            continue
+        vocabulary[left + right] = len(vocabulary)
+        merges.append((left, right))
+        pool.append(left + right)
+    tokenizer: Any = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
+    listed = {str(tokenizer.token_to_id(token)): {"content": token, **flags} for token in SPECIAL}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": SPECIAL[2],
+        "added_tokens_decoder": listed,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))  # the reference asks for it
+
+
+# ------------------------------------------------------------------------------------------ one process
+
+
+def measure(who: str, name: str) -> Figures:
+    """Import a client, then load a tokenizer with it and encode a text."""
+    load: Any
+    if who == "ours":
+        from tinker_sync import SamplingClient, ServiceClient, TrainingClient  # noqa: F401  # what a script has
+
+        def load() -> Any:
+            from tinker_sync import get_tokenizer
+
+            return get_tokenizer(f"bench/{name}")
+
+    elif who == "reference":
+        import tinker  # noqa: F401
+        from tinker.lib.public_interfaces import sampling_client
+
+        def load() -> Any:
+            return sampling_client._load_tokenizer_from_model_info(f"bench/{name}")
+
+    else:
+
+        def load() -> Any:
+            from tokenizers import Tokenizer
+
+            place = Path(os.environ["HF_HOME"], "hub", f"models--bench--{name}", "snapshots", COMMIT)
+            return Tokenizer.from_file(str(place / "tokenizer.json"))
+
+    before_mb, began = resident_mb("VmRSS"), time.perf_counter()
+    tokenizer = load()
+    ids = tokenizer.encode(TEXT)
+    took_s = time.perf_counter() - began
+    made = ids if isinstance(ids, list) else ids.ids
+    return {
+        "time_ms": took_s * 1000,
+        "memory_mb": resident_mb("VmRSS") - before_mb,
+        "checksum": float(sum(index * token for index, token in enumerate(made))),
+    }
+
+
+def compare(pythons: dict[str, str], name: str, rounds: int) -> dict[str, Figures]:
+    runs: dict[str, list[Figures]] = {who: [] for who in pythons}
+    for number in range(rounds + 1):
+        for who, python in pythons.items():
+            figures = run_in_fresh_process(python, __file__, ["--measure", who, name], limit_s=120)
+            if number:  # the first warms the file cache
+                runs[who].append(figures)
+    found = {who: medians(taken) for who, taken in runs.items()}
+    assert len({figures["checksum"] for figures in found.values()}) == 1, "they encode differently"
+    for who in ("ours", "reference"):
+        found[who]["beyond_ms"] = found[who]["time_ms"] - found["library"]["time_ms"]
+        found[who]["beyond_mb"] = found[who]["memory_mb"] - found["library"]["memory_mb"]
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--python", default=sys.executable, help="interpreter with tinker_sync's dependencies"
+    )
+    parser.add_argument("--reference-python", help="interpreter with the reference client")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--measure", nargs=2, metavar=("WHO", "NAME"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print(json.dumps(measure(*arguments.measure)))
+        return 0
+    if not arguments.reference_python:
+        parser.error("--reference-python is needed")
+
+    use_two_cores()
+    pythons = {
+        "ours": arguments.python,
+        "reference": arguments.reference_python,
+        "library": arguments.python,
+    }
+    held = True
+    with tempfile.TemporaryDirectory() as root:
+        os.environ |= {"HF_HOME": root, "HF_HUB_OFFLINE": "1"}
+        for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+            os.environ.pop(name, None)
+        write_cache(Path(root))
+        print(f"medians of {arguments.rounds} processes each")
+        print_head()
+        for name, size in SIZES.items():
+            found = compare(pythons, name, arguments.rounds)
+            title = f"{name}: {size} tokens"
+            held &= print_rows(title, FLOORS, found["ours"], found["reference"])
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
