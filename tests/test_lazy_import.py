@@ -19,7 +19,7 @@ import pytest
 import tinker_sync
 import tinker_sync.types
 
-PACKAGES = ["tinker_sync", "tinker_sync.types"]
+PACKAGES = ["tinker_sync", "tinker_sync.testing", "tinker_sync.types"]
 HEAVY = {"numpy", "requests", "urllib3", "tokenizers", "cattrs", "orjson", "torch", "asyncio"}
 
 
