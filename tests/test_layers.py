@@ -14,7 +14,19 @@ import tinker_sync
 ROOMS = (
     *("_version", "_lazy", "_clock", "_secret", "_evidence", "errors", "_observe", "launch"),
     *("config", "types", "wire", "transport", "auth", "runtime", "telemetry", "usage", "losses"),
-    *("transfer", "text", "data", "clients", "diagnose", "local", "testing", "demo", "cli", "__main__"),
+    *(
+        "transfer",
+        "text",
+        "data",
+        "clients",
+        "diagnose",
+        "local",
+        "testing",
+        "demo",
+        "cli",
+        "__main__",
+        "lib",
+    ),
 )
 # Rooms above that are closed all the same: values and codecs are pure, the embedded server knows no client.
 CLOSED = {
@@ -27,6 +39,7 @@ CLOSED = {
     "local": {"transport", "runtime", "telemetry", "losses", "transfer", "clients"},
     "usage": {"config", "wire", "transport", "auth", "telemetry"},
     "cli": {"transport", "runtime", "telemetry"},
+    "lib": {"transport", "telemetry", "local", "testing", "demo", "cli"},
 }
 FOREIGN = {"tinker"}
 NOT_AT_IMPORT = {"asyncio"}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         auth,
         data,
         errors,
+        losses,
         types,
     )
     from tinker_sync.clients.rest import (
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         TrainingClient,
     )
     from tinker_sync.config import (
+        RequestOptions,
         Timeout,
     )
     from tinker_sync.errors import (
@@ -72,6 +74,10 @@ if TYPE_CHECKING:
         UnsafeArchiveError,
         UnsupportedByServerError,
         WireError,
+    )
+    from tinker_sync.losses.handle import (
+        LossHandle,
+        PerDatumLossFn,
     )
     from tinker_sync.runtime.futures import (
         APIFuture,
@@ -129,10 +135,12 @@ _HOMES: dict[str, tuple[str, ...]] = {  # a module without names is offered as a
     "tinker_sync.clients.sampling": ("SamplingClient",),
     "tinker_sync.clients.service": ("ServiceClient",),
     "tinker_sync.clients.training": ("TrainingClient",),
+    "tinker_sync.losses": (),
+    "tinker_sync.losses.handle": ("LossHandle", "PerDatumLossFn"),
     "tinker_sync.runtime.futures": ("APIFuture",),
     "tinker_sync.runtime.notices": ("QueueState",),
     "tinker_sync.runtime.rate_limiter": ("RateLimiter",),
-    "tinker_sync.config": ("Timeout",),
+    "tinker_sync.config": ("RequestOptions", "Timeout"),
     "tinker_sync.errors": (
         "APIConnectionError",
         "APIError",
@@ -239,6 +247,7 @@ __all__ = [
     "InternalServerError",
     "InvalidInputError",
     "LoraConfig",
+    "LossHandle",
     "MissingExtraError",
     "ModelID",
     "ModelInput",
@@ -248,6 +257,7 @@ __all__ = [
     "OptimStepRequest",
     "OptimStepResponse",
     "ParsedCheckpointTinkerPath",
+    "PerDatumLossFn",
     "PermissionDeniedError",
     "PromptProvenanceSpan",
     "QueueState",
@@ -256,6 +266,7 @@ __all__ = [
     "RequestErrorCategory",
     "RequestFailedError",
     "RequestInfo",
+    "RequestOptions",
     "ResponseInfo",
     "RestClient",
     "RetryConfig",
@@ -287,6 +298,7 @@ __all__ = [
     "data",
     "errors",
     "get_tokenizer",
+    "losses",
     "types",
 ]
 

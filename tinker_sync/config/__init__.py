@@ -8,6 +8,7 @@ from __future__ import annotations
 from tinker_sync._secret import HeaderMap, Secret
 from tinker_sync.config.address import CONSOLE_URL, DEFAULT_BASE_URL
 from tinker_sync.config.credentials_file import CredentialsFile, StoredKey
+from tinker_sync.config.request_options import RequestOptions
 from tinker_sync.config.settings import Settings
 from tinker_sync.config.timeout import Timeout
 
@@ -16,6 +17,7 @@ __all__ = [
     "DEFAULT_BASE_URL",
     "CredentialsFile",
     "HeaderMap",
+    "RequestOptions",
     "Secret",
     "Settings",
     "StoredKey",

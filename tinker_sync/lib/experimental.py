@@ -1,0 +1,19 @@
+"""`ExperimentalWarning`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tinker_sync._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from tinker_sync.errors import ExperimentalWarning as ExperimentalWarning
+
+_HOMES: dict[str, tuple[str, ...]] = {
+    "tinker_sync.errors": ("ExperimentalWarning",),
+}
+
+__all__ = ["ExperimentalWarning"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,0 +1,19 @@
+"""`RetryConfig`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tinker_sync._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from tinker_sync.clients.retry_config import RetryConfig as RetryConfig
+
+_HOMES: dict[str, tuple[str, ...]] = {
+    "tinker_sync.clients.retry_config": ("RetryConfig",),
+}
+
+__all__ = ["RetryConfig"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)

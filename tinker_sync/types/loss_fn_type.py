@@ -1,0 +1,5 @@
+"""`LossFnType`, for scripts that look for it here."""
+
+from __future__ import annotations
+
+from tinker_sync.types.scalars import LossFnType as LossFnType

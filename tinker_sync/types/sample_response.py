@@ -1,0 +1,5 @@
+"""`SampleResponse`, for scripts that look for it here."""
+
+from __future__ import annotations
+
+from tinker_sync.types.sampling import SampleResponse as SampleResponse
