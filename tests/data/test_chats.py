@@ -157,8 +157,8 @@ PROMPT = "{% if add_generation_prompt %}assistant: {% endif %}"
         # Tags whose content is changed by what stands around them.
         (
             (
-                "{% for m in messages %}{% set s %}{% generation %}{{ m.content }}{% endgeneration %}{% endset %}"
-                "{{ s | length }}{% endfor %}"
+                "{% for m in messages %}{% set s %}{% generation %}{{ m.content }}{% endgeneration %}"
+                "{% endset %}{{ s | length }}{% endfor %}"
             ),
             "works on what stands between its generation tags",
         ),

@@ -66,7 +66,7 @@ def test_ids_and_texts(plain: Tokenizer) -> None:
 )
 def test_ids_may_come_in_any_container(plain: Tokenizer, ids: Any) -> None:
     assert plain.decode(ids) == "<s> a b </s>"
-    assert plain.decode(ids, skip_special_tokens=True) in ("a b", "<s> a b") or True
+    assert plain.decode(ids, skip_special_tokens=True) == "a b"
     assert plain.convert_ids_to_tokens(ids if not isinstance(ids, dict) else ids["input_ids"])[1] == "a"
 
 

@@ -1,0 +1,294 @@
+"""Chat templates by hand-made examples; the interop suite compares them with transformers."""
+
+from __future__ import annotations
+
+import enum
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jinja2")
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
+
+from tinker_sync import InvalidInputError, MissingExtraError, Tokenizer
+from tinker_sync.text.schemas import schema_of
+from tinker_sync.text.template import plain
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}] "
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }} !{% endgeneration %}"
+    "{% else %}{{ m.content }}{% endif %} {% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+CHAT = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    words = ["?", "<s>", "[user]", "[assistant]", "a", "b", "c", "!"]
+    backend: Any = Backend(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(["<s>"])
+    made = Tokenizer(backend)
+    made.bos_token = "<s>"
+    made.chat_template = TEMPLATE
+    return made
+
+
+def shown(tokenizer: Tokenizer, template: str, messages: Any = CHAT, **options: Any) -> str:
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, chat_template=template, **options)
+    return text
+
+
+def test_a_chat_as_text_ids_and_masks(tokenizer: Tokenizer) -> None:
+    assert tokenizer.apply_chat_template(CHAT, tokenize=False) == "<s>[user] a b [assistant] c ! "
+    assert tokenizer.apply_chat_template(CHAT, return_dict=False) == [1, 2, 4, 5, 3, 6, 7]
+    made = tokenizer.apply_chat_template(CHAT[:1], add_generation_prompt=True)
+    assert made == {"input_ids": [1, 2, 4, 5, 3], "attention_mask": [1] * 5}
+    masked = tokenizer.apply_chat_template(CHAT, return_assistant_tokens_mask=True)
+    assert masked["assistant_masks"] == [0, 0, 0, 0, 0, 1, 1]
+    both = tokenizer.apply_chat_template([CHAT, CHAT[:1]], return_assistant_tokens_mask=True)
+    assert both["assistant_masks"] == [[0, 0, 0, 0, 0, 1, 1], [0, 0, 0, 0]]
+    array = tokenizer.apply_chat_template(CHAT, return_tensors="np", return_assistant_tokens_mask=True)
+    assert array["input_ids"].shape == array["assistant_masks"].shape == (1, 7)
+    assert tokenizer.apply_chat_template(CHAT, truncation=True, max_length=3, return_dict=False) == [1, 2, 4]
+
+
+def test_an_open_message(tokenizer: Tokenizer) -> None:
+    options = {"tokenize": False, "continue_final_message": True}
+    assert tokenizer.apply_chat_template(CHAT, **options) == "<s>[user] a b [assistant] c"
+    trimming = "{% for m in messages %}{{ m.content | trim }}|{% endfor %}"
+    assert shown(tokenizer, trimming, [{"role": "a", "content": " x "}], continue_final_message=True) == "x"
+    thought = [{"role": "a", "reasoning": "hm", "content": "x"}]
+    template = "{{ messages[0].reasoning_content }}{{ messages[0].thinking }}>{{ messages[0].content }}"
+    assert shown(tokenizer, template, thought) == "hmhm>x"
+    assert (
+        shown(tokenizer, "<{{ messages[0].thinking }}>", thought, continue_final_message="reasoning") == "<hm"
+    )
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "words"),
+    [
+        ([], {}, "there is no message"),
+        ("hello", {}, "expected a list of messages, got a str"),
+        (["hello"], {}, r"messages\[0\]: expected a dictionary, got a str"),
+        (
+            CHAT,
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "neither a generation prompt",
+        ),
+        (CHAT, {"continue_final_message": "thinking"}, "the last message has no 'thinking'"),
+        (
+            [{"role": "user", "name": "x", "content": ""}],
+            {"continue_final_message": "name"},
+            "reads no 'name'",
+        ),
+        ([{"role": "user", "content": [{"type": "image"}]}], {"continue_final_message": True}, "has no text"),
+        (CHAT, {"return_assistant_tokens_mask": True, "return_dict": False}, "needs tokenize=True"),
+        (CHAT, {"tools": ["f"]}, "tools: expected a JSON schema or a function, got a str"),
+        (CHAT, {"documents": ["d"]}, "documents: expected dictionaries, got a str"),
+    ],
+)
+def test_what_cannot_be_shown(tokenizer: Tokenizer, messages: Any, options: Any, words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        tokenizer.apply_chat_template(messages, **options)
+
+
+def test_a_template_is_chosen_by_name_tools_and_default(tokenizer: Tokenizer) -> None:
+    tokenizer.chat_template = {"default": "d", "tool_use": "t", "rag": "r"}
+    assert tokenizer.get_chat_template() == "d"
+    assert tokenizer.get_chat_template(tools=[{}]) == "t"
+    assert tokenizer.get_chat_template("rag") == "r"
+    assert tokenizer.get_chat_template("{{ 1 }}") == "{{ 1 }}"
+    tokenizer.chat_template = {"rag": "r", "b": "x"}
+    with pytest.raises(InvalidInputError, match="several and no default; name one of b, rag"):
+        tokenizer.get_chat_template()
+    tokenizer.chat_template = None
+    with pytest.raises(InvalidInputError, match="the model's files have none"):
+        tokenizer.apply_chat_template(CHAT)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "chat template: access to attribute '__class__'"),
+        ("{{ messages.append(1) }}", "chat template: access to attribute 'append'"),
+        ("{{ messages[0].update(a=1) }}", "chat template"),
+        ("{{ raise_exception('roles must alternate') }}", "chat template: roles must alternate"),
+        ("a\n{% if %}", "chat template, line 2"),
+        ("{{ 1 / 0 }}", "chat template: ZeroDivisionError"),
+        ("{{ messages[0].nothing.at_all }}", "has no attribute 'nothing'"),
+        ("{% set n = namespace(__init__=1) %}", "leading underscore, got '__init__'"),
+        ("{{ range(1000000000) | list }}", "chat template"),
+        ("{{ dict.__class__ }}{{ dict.mro() }}", "chat template"),
+        ("{{ strftime_now.__globals__['x'] }}", "chat template"),
+        ("{{ cycler.__init__.__globals__ }}", "chat template"),
+        ("{{ lipsum.__globals__.os }}", "chat template"),
+        ("{{ ('%s' | format)['__class__']['x'] }}", "chat template"),
+    ],
+)
+def test_the_sandbox(tokenizer: Tokenizer, template: str, words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        shown(tokenizer, template)
+
+
+def test_the_users_messages_stay_as_they_are(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}], "tool_calls": None}]
+    before = repr(messages)
+    shown(tokenizer, "{{ messages }}", messages, continue_final_message=False)
+    shown(
+        tokenizer,
+        "{% for m in messages %}{{ m.content[0].text }}{% endfor %}",
+        messages,
+        continue_final_message=True,
+    )
+    assert repr(messages) == before
+
+
+class Kind(str, enum.Enum):
+    SHORT = "short"
+
+
+@dataclass
+class Call:
+    name: str
+    size: int
+
+
+class Dumped:
+    def model_dump(self) -> dict[str, Any]:
+        return {"role": "user"}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (Kind.SHORT, "short"),
+        (np.float32(0.5), 0.5),
+        (np.bool_(False), False),
+        (np.ones(3), "<ndarray>"),
+        (Call("f", 2), {"name": "f", "size": 2}),
+        (Dumped(), {"role": "user"}),
+        (object(), "<object>"),
+        ((1, [None, {"a": True}]), (1, [None, {"a": True}])),
+        (open, "<builtin_function_or_method>"),
+    ],
+)
+def test_templates_see_plain_data(value: Any, expected: Any) -> None:
+    made = plain(value)
+    assert made == expected
+    assert type(made) is type(expected)
+
+
+def test_without_jinja_the_extra_is_named(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(
+        MissingExtraError, match=r"chat templates: not installed\. pip install 'tinker_sync\[chat\]'"
+    ):
+        tokenizer.apply_chat_template(CHAT)
+
+
+def test_threads_render_at_the_same_time(tokenizer: Tokenizer) -> None:
+    gate = threading.Barrier(16)
+
+    def work(number: int) -> Any:
+        gate.wait(30)
+        chat = [{"role": "user", "content": "a " * number}, {"role": "assistant", "content": "c " * number}]
+        return [
+            tokenizer.apply_chat_template(chat, return_assistant_tokens_mask=True)["assistant_masks"]
+            for _ in range(20)
+        ]
+
+    with ThreadPoolExecutor(16) as pool:
+        masks = [future.result(60) for future in [pool.submit(work, number) for number in range(1, 17)]]
+    for number, mask in enumerate(masks, start=1):
+        assert mask == [[0] * (3 + number) + [1] * (number + 1)] * 20
+
+
+# ------------------------------------------------------------------------------------------- tools
+
+
+def test_a_functions_schema() -> None:
+    def search(query: str, limit: int = 5, order: Literal["new", "old"] | None = None) -> list[str]:
+        """
+        Search the archive
+        for words.
+
+        Args:
+            query: what to look for,
+                in any language
+            limit: how many
+            order: by age (choices: ["new", "old"])
+
+        Returns:
+            titles
+        """
+        raise NotImplementedError
+
+    assert schema_of(search) == {
+        "type": "function",
+        "function": {
+            "name": "search",
+            "description": "Search the archive\nfor words.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "query": {"type": "string", "description": "what to look for, in any language"},
+                    "limit": {"type": "integer", "description": "how many"},
+                    "order": {
+                        "type": "string",
+                        "enum": ["new", "old"],
+                        "nullable": True,
+                        "description": "by age",
+                    },
+                },
+                "required": ["query"],
+            },
+            "return": {"type": "array", "items": {"type": "string"}, "description": "titles"},
+        },
+    }
+
+
+def silent(x: int) -> None:
+    pass
+
+
+def untyped(x) -> None:  # type: ignore[no-untyped-def]
+    """Do.
+
+    Args:
+        x: it
+    """
+
+
+def undescribed(x: int) -> None:
+    """Do."""
+
+
+def odd(x: object) -> None:
+    """Do.
+
+    Args:
+        x: it
+    """
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (silent, "silent has no docstring"),
+        (untyped, "untyped says no type for 'x'"),
+        (undescribed, "the docstring of undescribed does not describe 'x'"),
+        (odd, "no JSON schema for the type <class 'object'>"),
+    ],
+)
+def test_functions_that_leave_something_unsaid(function: Any, words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        schema_of(function)
