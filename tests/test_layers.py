@@ -14,19 +14,8 @@ import tinker_sync
 ROOMS = (
     *("_version", "_lazy", "_clock", "_secret", "_evidence", "errors", "_observe", "launch"),
     *("config", "types", "wire", "transport", "auth", "runtime", "telemetry", "usage", "losses"),
-    *(
-        "transfer",
-        "text",
-        "data",
-        "clients",
-        "diagnose",
-        "local",
-        "testing",
-        "demo",
-        "cli",
-        "__main__",
-        "lib",
-    ),
+    *("transfer", "text", "data", "clients", "diagnose", "local", "testing", "demo", "cli"),
+    *("__main__", "lib"),
 )
 # Rooms above that are closed all the same: values and codecs are pure, the embedded server knows no client.
 CLOSED = {

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import importlib
+import importlib.util
 import json
 import logging
 import math
@@ -404,6 +406,95 @@ def refusals(run: Run) -> None:
         run.refused("get_base_model", sampler.get_base_model)
 
 
+# ------------------------------------------------------------------------------------ losses
+
+
+def losses(run: Run) -> None:
+    """Losses of the user's; of use with torch only."""
+    with run.service() as client:
+        step(run, "losses, create")
+        trainer = run.ready(client.create_lora_training_client("stub/model"))
+        custom_losses(run, trainer)
+        traced_losses(run, client, trainer)
+
+
+def custom_losses(run: Run, trainer: Any) -> None:
+    import torch
+
+    def squares(data: Any, logprobs: Any) -> Any:
+        loss = torch.cat([each.reshape(-1) for each in logprobs]).square().sum()
+        return loss, {"squares": float(loss.detach()) / len(data)}
+
+    def broken(data: Any, logprobs: Any) -> Any:
+        raise ValueError("no")
+
+    types = run.types
+    data = every_datum(run)
+    step(run, "custom losses")
+    run.wait("with weights", trainer.forward_backward_custom([data[0], data[6]], squares))
+    run.wait("without", trainer.forward_backward_custom(data=[data[1], data[4]], loss_fn=squares))
+    run.wait(
+        "of several", trainer.forward_backward_custom([simple(run, [n, n + 1]) for n in range(5)], squares)
+    )
+    run.wait("step", trainer.optim_step(types.AdamParams()))
+
+    step(run, "custom losses of candidates")
+    wide = types.Datum(
+        model_input=types.ModelInput.from_ints([5, 6, 7, 8]),
+        loss_fn_inputs={"target_tokens": torch.arange(1, 9).reshape(4, 2)},
+    )
+    run.wait("dense", trainer.forward_backward_custom([wide], squares))
+    run.wait(
+        "mostly zero", trainer.forward_backward_custom([wide], lambda _, p: (p[0][0, 1] + 0 * p[0].sum(), {}))
+    )
+
+    step(run, "custom losses that fail")
+    first = data[:1]
+    bare = types.Datum(model_input=types.ModelInput.from_ints([1]), loss_fn_inputs={})
+    run.refused("no targets", lambda: trainer.forward_backward_custom([bare], squares))
+    run.refused("another input", lambda: trainer.forward_backward_custom(first, squares, loss_type_input="x"))
+    run.refused("an error", lambda: trainer.forward_backward_custom(first, broken))
+    constant = torch.ones(1, requires_grad=True)
+    run.refused(
+        "no gradient", lambda: trainer.forward_backward_custom(first, lambda *_: (constant.sum(), {}))
+    )
+    run.wait("and on", trainer.optim_step(types.AdamParams()))
+
+
+def traced_losses(run: Run, client: Any, trainer: Any) -> None:
+    import torch
+
+    def nll(logprobs: Any, weights: Any) -> Any:
+        loss = -(logprobs * weights).sum()
+        return loss, {"custom/nll:sum": loss, "custom/most:mean": torch.max(logprobs)}
+
+    def mean(logprobs: Any) -> Any:
+        return torch.nn.functional.softplus(logprobs).mean(), {}
+
+    step(run, "traced losses")
+    ranks = {"logprobs": 1, "weights": 1}
+    handle = client.create_custom_loss(nll, ranks).result(timeout=WAIT_S)
+    other = client.create_custom_loss(fn=mean, input_ranks={"logprobs": 1}).result(timeout=WAIT_S)
+    for each in (handle, other):
+        inputs = [(one.name, one.rank) for one in each.inputs]
+        run.note(each.name, [each.session_id, each.loss_id, inputs, each.input_names])
+    run.refused("twice", lambda: client.create_custom_loss(nll, ranks))
+    run.refused("ranks", lambda: client.create_custom_loss(nll, {"logprobs": 1}))
+    run.refused(
+        "no pair", lambda: client.create_custom_loss(lambda logprobs: logprobs.sum(), {"logprobs": 1})
+    )
+    data = [simple(run, [n, n + 1, n + 2]) for n in range(3)]
+    run.wait("pass", trainer.forward_backward_custom(data, handle))
+    run.wait("other pass", trainer.forward_backward_custom(data, other))
+    run.refused("no weights", lambda: trainer.forward_backward_custom(every_datum(run)[1:2], handle))
+    foreign = dataclasses.replace(handle, session_id="other") if dataclasses.is_dataclass(handle) else None
+    if foreign is None:
+        import attrs
+
+        foreign = attrs.evolve(handle, session_id="other")
+    run.refused("another session", lambda: trainer.forward_backward_custom(data, foreign))
+
+
 # ------------------------------------------------------------------------------------ checkpoints
 
 
@@ -599,6 +690,9 @@ async def twins_of_training(run: Run, trainer: Any) -> None:
     optim = await trainer.optim_step_async(types.AdamParams())
     run.note("backward", await backward.result_async())
     run.note("optim", await optim)
+    if importlib.util.find_spec("torch"):
+        custom = await trainer.forward_backward_custom_async(data, lambda _, p: (p[0].sum(), {"a": 1.0}))
+        run.note("custom", await custom)
     run.note("state", await (await trainer.save_state_async("a")))
     run.note("sampler", await (await trainer.save_weights_for_sampler_async("s")))
     run.note("external", await (await trainer.save_weights_external_async("e")))
@@ -627,7 +721,8 @@ async def twins_of_sampling(run: Run, sampler: Any) -> None:
 SCRIPTS = {
     each.__name__: each
     for each in (
-        service, environment, training, refusals, from_state, sampling, twins, foreign_handle, a_handle
+        service, environment, training, losses, refusals, from_state, sampling, twins, foreign_handle,
+        a_handle,
     )
 }  # fmt: skip
 

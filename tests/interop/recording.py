@@ -94,6 +94,16 @@ class RecordingStub(Stub):
         promise.payload = response.SerializeToString()
         return made
 
+    def on_forward_backward(self, asked: Asked) -> Any:
+        made = super().on_forward_backward(asked)
+        widths = _widths(pb.ForwardBackwardRequest.FromString(_octets(asked)))
+        if len(widths) == 1 and None not in widths:
+            promise: Promise = self._promises[made["request_id"]]
+            output = pb.ForwardBackwardOutput.FromString(promise.payload)
+            output.loss_fn_outputs[0].fields["logprobs"].trailing_shape.extend(widths)
+            promise.payload = output.SerializeToString()
+        return made
+
     def _passed(self, data: list[Any]) -> Any:
         made = super()._passed(data)
         promise: Promise = self._promises[made["request_id"]]
@@ -103,6 +113,12 @@ class RecordingStub(Stub):
         output.metrics["clock_cycle:unique"] = sum(data[0]["loss_fn_inputs"]["target_tokens"]["data"]) % 1000
         promise.payload = output.SerializeToString()
         return made
+
+
+def _widths(request: Any) -> set[int | None]:
+    """How many candidates the tokens of the data have, None for one without a dimension of them."""
+    shapes = [datum.loss_fn_inputs["target_tokens"].shape for datum in request.data]
+    return {shape[1] if len(shape) == 2 else None for shape in shapes}
 
 
 def _floats(values: Iterable[float]) -> bytes:
@@ -276,11 +292,14 @@ def _body(asked: Asked) -> dict[str, Any]:
     if not asked.headers.get("content-type", "").startswith(PROTO):
         tree: dict[str, Any] = without_chance(json.loads(asked.body))
         return tree
-    octets = asked.body
-    if asked.headers.get("content-encoding") == "zstd":
-        octets = zstandard.ZstdDecompressor().decompress(octets)
-    message = pb.ForwardBackwardRequest.FromString(octets)
+    message = pb.ForwardBackwardRequest.FromString(_octets(asked))
     return MessageToDict(message, preserving_proto_field_name=True)
+
+
+def _octets(asked: Asked) -> bytes:
+    if asked.headers.get("content-encoding") == "zstd":
+        return bytes(zstandard.ZstdDecompressor().decompress(asked.body))
+    return bytes(asked.body)
 
 
 def without_chance(tree: Any) -> Any:

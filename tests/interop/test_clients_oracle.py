@@ -1,9 +1,8 @@
 """The three clients against the reference client: one script, two packages, the same requests and results.
 
 Each package runs the script in a process of its own against a server of its own, and the logs of the servers
-are compared step by step; `recording.py` says what may differ. Beyond this: `forward_backward_custom`,
-`create_custom_loss` and `get_tokenizer`, which this package does not offer yet, and the clients for
-administration.
+are compared step by step; `recording.py` says what may differ. Losses of the user's are compared where torch
+is installed. Beyond this: `get_tokenizer`, and the clients for administration.
 
 Different on purpose, and so not in the script: a sampler path need not begin with `tinker://` on servers
 other than the vendor's; after a training call that could not be sent, later ones fail; where the server
@@ -14,6 +13,7 @@ reduction is unknown, or that not every chunk has, are kept.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -71,6 +71,15 @@ VARIANTS = [
     Variant("sizes before results", ("training", "sampling"), behaviour={"metadata_over": 40}),
     Variant("tokens", ("training", "sampling", "twins"), {"pjwt_auth_enabled": True}),
     Variant("a flag of tomorrow", ("training", "sampling"), {"a_flag_of_tomorrow": {"x": 1}}),
+    *(
+        [
+            Variant("losses", ("losses",)),
+            Variant("losses in chunks", ("losses",), {"fwdbwd_max_chunk_len": 2}),
+            Variant("losses on the server", ("losses",), {"custom_loss_server_side": True}),
+        ]
+        if importlib.util.find_spec("torch")
+        else []
+    ),
 ]
 
 
