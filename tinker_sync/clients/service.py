@@ -48,8 +48,8 @@ class ServiceClient:
         user_metadata: your own words about this session.
         project_id: the project it belongs to; None: `TINKER_PROJECT_ID`.
         display_name: how it is listed.
-        base_url: the server; "local" starts one on this machine, for this process, with the first request; None:
-            `TINKER_BASE_URL`, else the hosted service.
+        base_url: the server; "local" starts one on this machine for this process, with the first request;
+            None: `TINKER_BASE_URL`, else the hosted service.
         api_key: the key; None: `TINKER_API_KEY`, else the stored one.
         default_headers_overrides: headers of every request; the older name of `default_headers`.
         default_headers: headers of every request.

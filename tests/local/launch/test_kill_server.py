@@ -1,6 +1,6 @@
 """kill -9 of the whole server, at random moments, while clients train and save over HTTP.
 
-`KILL_ROUNDS=100` for the whole proof; two rounds by default. All rounds use one directory, so what one has
+`KILL_ROUNDS=100` for the whole proof; one round by default. All rounds use one directory, so what one has
 left is there in the next.
 """
 
@@ -25,7 +25,7 @@ from tinker_sync import AdamParams, Datum, ModelInput, ServiceClient, TinkerErro
 from tinker_sync.clients.rest import RestClient
 from tinker_sync.local.store import Store
 
-ROUNDS = int(os.environ.get("KILL_ROUNDS", "2"))
+ROUNDS = int(os.environ.get("KILL_ROUNDS", "1"))
 CLIENTS = 3
 TINY = "tinker-sync/tiny"
 DATUM = Datum(

@@ -137,29 +137,26 @@ def test_the_key_is_in_no_command_line_and_no_environment() -> None:
         other.close().result(PATIENCE_S)
 
 
-def test_a_script_for_the_hosted_service_runs_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_for_the_hosted_service_runs_unchanged_and_its_pickles_find_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TINKER_BASE_URL", "local")
     monkeypatch.setenv("TINKER_API_KEY", "tml-of-the-hosted-service")
     monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "exit 3")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # where nobody answers
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    settings = Settings.resolve(api_key="tml-of-the-hosted-service")
+    content = pickle.dumps(settings)  # starts it: whoever loads this can only use what runs
+    assert current().running
+    assert settings.api_key == current().key
+    assert current().key.reveal().encode() not in content
+    back = pickle.loads(content)
+    assert (back.base_url, back.api_key, back.local) == (settings.base_url, settings.api_key, current())
+    assert settings.credential_cmd is back.credential_cmd is None
     with ServiceClient(api_key="tml-of-the-hosted-service") as client:
         assert client.get_server_capabilities().supported_models
-        assert client.holder.settings.api_key == current().key
-        assert client.holder.settings.credential_cmd is None
-
-
-def test_a_pickle_finds_the_server_and_its_key() -> None:
-    settings = Settings.resolve(base_url="local")
-    content = pickle.dumps(settings)  # starts it: whoever loads this can only use what runs
-    key = settings.api_key
-    assert key is not None
-    assert key.reveal().encode() not in content
-    assert current().running
-    back = pickle.loads(content)
-    assert (back.base_url, back.api_key, back.local) == (settings.base_url, key, current())
-    with ServiceClient(base_url=settings.base_url) as client:  # the address is enough
-        assert client.get_server_capabilities().supported_models
+        with ServiceClient(base_url=settings.base_url) as other:  # the address is enough
+            assert other.get_server_capabilities().supported_models
 
 
 def test_a_server_that_is_killed_is_said_to_be_gone_and_the_next_client_has_another() -> None:
@@ -198,14 +195,6 @@ def test_a_directory_keeps_checkpoints_and_can_be_wrong(
     monkeypatch.setenv("TINKER_LOCAL_DATA_DIR", str(tmp_path / "file"))
     with ServiceClient(base_url="local") as later:
         assert later.create_training_client_from_state_with_optimizer(path) is not None
-
-
-def test_a_model_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINKER_LOCAL_MODEL", str(tmp_path))
-    client = ServiceClient(base_url="local")
-    with pytest.raises(ConfigurationError, match="there is no model in "):
-        client.get_server_capabilities()
-    client.close().result(PATIENCE_S)
 
 
 def test_what_is_not_installed_is_named_with_what_to_install(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.clock import PATIENCE_S
@@ -34,6 +39,7 @@ def test_it_serves_until_it_is_told_to_end_and_its_users_need_no_key(tmp_path: P
         with ServiceClient(base_url=url) as client:
             assert client.get_server_capabilities().supported_models
         key = launch_key(url)
+        assert key is not None
         code, output, errors = ended(process, signal.SIGTERM)
         assert (code, output) == (0, "")
         assert key not in errors
@@ -42,18 +48,15 @@ def test_it_serves_until_it_is_told_to_end_and_its_users_need_no_key(tmp_path: P
     assert (tmp_path / "data" / "state.sqlite").exists()
 
 
-def launch_key(url: str) -> str:
+def launch_key(url: str) -> str | None:
     found = known.at(url)
-    assert found is not None
-    return found.key.reveal()
+    return None if found is None else found.key.reveal()
 
 
-@pytest.mark.parametrize("source", ["file", "environment"])
-def test_a_key_that_was_given_is_the_one_and_is_shown_once_when_asked(tmp_path: Path, source: str) -> None:
+def test_a_key_that_was_given_is_the_one_and_is_shown_once_when_asked(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("tml-mine-0123456789\nmore\n")
-    given = ["--key-file", tmp_path / "key"] if source == "file" else []
-    environment = {} if source == "file" else {"TINKER_LOCAL_KEY": "tml-mine-0123456789"}
-    with served("--data-dir", tmp_path / "data", "--show-key", *given, **environment) as (process, url):
+    told = ["--data-dir", tmp_path / "data", "--show-key", "--key-file", tmp_path / "key"]
+    with served(*told, TINKER_LOCAL_KEY="tml-less-important") as (process, url):
         with pytest.raises(AuthenticationError):
             ServiceClient(base_url=url, api_key="tml-wrong").get_server_capabilities()
         with ServiceClient(base_url=url, api_key="tml-mine-0123456789") as client:
@@ -63,16 +66,26 @@ def test_a_key_that_was_given_is_the_one_and_is_shown_once_when_asked(tmp_path: 
     assert "tml-mine" not in errors
 
 
+def test_the_environment_may_hold_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Secret] = []
+    monkeypatch.setattr(command, "serve", lambda **options: given.append(options["key"]))
+    for value in ("tml-mine-0123456789", " "):
+        monkeypatch.setenv("TINKER_LOCAL_KEY", value)
+        assert command.main([]) == 0
+    assert given == [Secret("tml-mine-0123456789"), None]
+
+
 def test_a_second_one_on_the_same_directory_or_port_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with served("--data-dir", tmp_path / "data") as (process, url):
+    with in_thread(data_dir=tmp_path / "data") as (url, _):
         assert command.main(["--data-dir", str(tmp_path / "data")]) == 1
-        assert f"another server (process {process.pid}) uses" in capsys.readouterr().err
+        assert f"another server (process {os.getpid()}) uses" in capsys.readouterr().err
         port = url.rpartition(":")[2]
         assert command.main(["--data-dir", str(tmp_path / "other"), "--port", port]) == 1
         assert f"127.0.0.1:{port} cannot be listened on" in capsys.readouterr().err
         assert launch_key(url)  # the first one's key file is untouched
+    assert launch_key(url) is None
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "example.org", "::", ""])
@@ -82,41 +95,38 @@ def test_what_others_can_reach_is_refused_unless_it_is_meant(tmp_path: Path, hos
     assert not (tmp_path / "data").exists()
 
 
-def test_others_may_reach_it_where_that_is_meant_and_threads_can_end_it(tmp_path: Path) -> None:
-    """In this process, in a thread that is not the main one."""
-    ready = threading.Event()
-    addresses: list[tuple[str, Secret]] = []
-    stops = []
+@contextmanager
+def in_thread(**options: Any) -> Iterator[tuple[str, Secret]]:
+    """`serve` in a thread of this process that is not the main one."""
+    ready, stops, addresses = threading.Event(), [], []
 
     def listens(url: str, key: Secret) -> None:
         addresses.append((url, key))
         ready.set()
 
-    thread = threading.Thread(
-        target=serve,
-        kwargs={
-            "data_dir": tmp_path / "data",
-            "host": "0.0.0.0",
-            "allow_remote": True,
-            "json_only": True,
-            "ready": listens,
-            "begun": stops.append,
-        },
-    )
-    thread.start()
-    try:
-        assert ready.wait(PATIENCE_S)
-        [(url, key)] = addresses
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(serve, ready=listens, begun=stops.append, **options)
+        ended.add_done_callback(lambda _: ready.set())
+        try:
+            assert ready.wait(PATIENCE_S)
+            if ended.done():
+                ended.result()
+            yield addresses[0]
+        finally:
+            for stop in stops:
+                stop()
+            ended.result(PATIENCE_S)
+
+
+def test_others_may_reach_it_where_that_is_meant_and_threads_can_end_it(tmp_path: Path) -> None:
+    options = {"host": "0.0.0.0", "allow_remote": True, "json_only": True, "data_dir": tmp_path / "data"}
+    with in_thread(**options) as (url, key):
         assert url.startswith("http://0.0.0.0:")
         address = url.replace("0.0.0.0", "127.0.0.1")
         with ServiceClient(base_url=address, api_key=key.reveal()) as client:
             assert client.get_server_capabilities().supported_models
             assert not client.holder.dialect.protobuf
-    finally:
-        for stop in stops:
-            stop()
-        thread.join(PATIENCE_S)
-    assert not thread.is_alive()
+        assert launch_key(address) is None  # whoever is to reach it has to be told
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5)
 
@@ -137,8 +147,13 @@ def test_a_model_of_ones_own_stands_beside_the_built_in_one(tmp_path: Path) -> N
     (tmp_path / "mine").mkdir()
     for path in tiny.directory().iterdir():
         (tmp_path / "mine" / path.name).write_bytes(path.read_bytes())
-    server = served("--data-dir", tmp_path / "data", "--model", tmp_path / "mine")
-    with server as (_, url), ServiceClient(base_url=url) as client:
+    server = in_thread(data_dir=tmp_path / "data", model=tmp_path / "mine")
+    with server as (url, _), ServiceClient(base_url=url) as client:
         names = {model.model_name for model in client.get_server_capabilities().supported_models}
         assert names == {"tinker-sync/tiny", "mine"}
         assert client.create_lora_training_client("mine", rank=2) is not None
+
+
+def test_a_model_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=rf"there is no model in {tmp_path}"):
+        serve(data_dir=tmp_path / "data", model=tmp_path)

@@ -23,7 +23,7 @@ from support.stores import same
 import tinker_sync
 from tinker_sync.local.store import Store
 
-ROUNDS = int(os.environ.get("KILL_ROUNDS", "4"))
+ROUNDS = int(os.environ.get("KILL_ROUNDS", "3"))
 ROOT = Path(tinker_sync.__file__).parents[1]
 # Name of a run and of a checkpoint; the number of the save that it holds, or None where there is none.
 State = dict[tuple[str, str], int | None]
