@@ -202,6 +202,7 @@ def test_an_expired_session_is_refused_until_there_is_a_new_one() -> None:
         # Others live: a session whose name begins alike, and calls outside of sessions.
         assert wire.ask("/session_heartbeat", body=b'{"session_id": "s-10"}')[0] == 200
         assert wire.ask("/checkpoints", method="GET")[0] == 200
+        assert wire.ask("/optim_step", body=b"no JSON")[0] == 200
         wire.scene.forget()
         assert wire.ask("/session_heartbeat", body=b'{"session_id": "s-1"}')[0] == 200
 

@@ -32,10 +32,6 @@ def test_each_has_its_own(turn, tinker_server, tinker_service):
     assert [call.status for call in tinker_server.calls_to("get_server_capabilities")] == [503, 200]
     assert (tinker_server.key, tinker_server.pace) == ("tml-of-our-own", 0.02)
     assert tinker_service.holder.settings.base_url == tinker_server.url
-
-def test_the_same_numbers(tinker_server, tinker_service):
-    training = tinker_service.create_lora_training_client("tinker-sync/random", rank=2)
-    assert training.get_info().model_id == "e"
 """
 
 LOADED = """
@@ -58,7 +54,7 @@ builtins.BEFORE = set(sys.modules)
 """
 
 
-def run(folder: Path, *arguments: str, path: tuple[Path, ...] = (), code: int = 0) -> str:
+def run(folder: Path, *arguments: str, path: tuple[Path, ...] = ()) -> str:
     """What a pytest of its own says, in a folder."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-W", "error", *arguments],
@@ -69,7 +65,7 @@ def run(folder: Path, *arguments: str, path: tuple[Path, ...] = (), code: int = 
         timeout=100,
         check=False,
     )
-    assert done.returncode == code, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
@@ -97,14 +93,11 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_each_test_has_a_server_of_its_own_however_the_plugin_is_named(folder: Path, installed: Path) -> None:
-    said = [run(folder, path=(installed,), code=1)]
+def test_each_test_has_a_server_of_its_own_however_often_the_plugin_is_named(
+    folder: Path, installed: Path
+) -> None:
     (folder / "conftest.py").write_text(f"pytest_plugins = [{PLUGIN!r}]\n", encoding="utf-8")
-    said.append(run(folder, "-p", PLUGIN, path=(installed,), code=1))
-    assert all("1 failed, 2 passed" in text for text in said)
-    # The last test fails on purpose, and shows an id: the same in each run, since it follows from the seed.
-    ids = [[line for line in text.splitlines() if ":train:0" in line and "==" in line] for text in said]
-    assert ids[0] == ids[1] != []
+    assert "2 passed" in run(folder, "-p", PLUGIN, path=(installed,))
 
 
 def test_pytest_starts_without_loading_anything(tmp_path: Path, installed: Path) -> None:

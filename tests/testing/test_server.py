@@ -123,7 +123,7 @@ def test_after_a_restart_checkpoints_are_there_and_models_are_not(process: bool,
             assert resumed.optim_step(tinker_sync.AdamParams()).result(20) is not None
 
 
-def test_a_server_in_a_process_computes_the_same_and_fails_as_planned() -> None:
+def test_a_server_in_a_process_computes_the_same_fails_as_planned_and_can_die() -> None:
     with local() as server, server.service() as service:
         expected = train(service)
     plan = (
@@ -135,15 +135,10 @@ def test_a_server_in_a_process_computes_the_same_and_fails_as_planned() -> None:
     with local(plan, process=True) as server, server.service() as service:
         assert train(service) == expected
         assert server.pending_faults == ()
-
-
-def test_a_process_that_is_dead_is_a_reset() -> None:
-    with local(process=True) as server, server.service(max_retries=0, deadline=5) as service:
-        assert models(service) == [MODEL]
         inside: Any = server._inside
         inside.kill()
-        with pytest.raises(APIConnectionError):
-            service.get_server_capabilities()
+        with server.service(max_retries=0, deadline=5) as hasty, pytest.raises(APIConnectionError):
+            hasty.get_server_capabilities()
 
 
 def test_a_process_that_cannot_start_says_so(capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync.errors import TinkerError
 from tinker_sync.testing.calls import RecordedCall
 from tinker_sync.testing.faults import Answered, Fault, SessionExpired
 from tinker_sync.testing.plan import FaultPlan, Rule
@@ -177,7 +178,10 @@ class Scene:
 def _owners(call: RecordedCall) -> list[str]:
     """Ids of the session, model or sampler that a call is about."""
     found = [call.ids.get(name, "") for name in _OWNERS_IN_PATHS]
-    body: Any = call.body
+    try:
+        body: Any = call.body
+    except (ValueError, TinkerError):  # the server will say what is wrong with it
+        return found
     for part in (body, body.get("target") if isinstance(body, Mapping) else None):
         if isinstance(part, Mapping):
             found += [value for name in _OWNERS if isinstance(value := part.get(name), str)]
