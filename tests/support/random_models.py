@@ -69,6 +69,9 @@ _CONSTRAINED: dict[tuple[str, str], Any] = {
     ("SessionSearchRequest", "statuses"): lambda rng, _: rng.choice([None, [{"type": "active"}]]),
     ("SessionSearchRequest", "limit"): lambda rng, _: rng.randint(1, 200),
     ("SessionSearchCursor", "last_created_at"): lambda rng, _: random_moment(rng, aware=True),
+    ("CheckpointSearchRequest", "limit"): lambda rng, _: rng.randint(1, 200),
+    ("CheckpointSearchCursor", "last_created_at"): lambda rng, _: random_moment(rng, aware=True),
+    ("Checkpoint", "base_model"): lambda *_: None,  # newer than the reference
 }
 
 

@@ -14,7 +14,7 @@ from tinker_sync.types._model import Model
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.adapt import json_body
 from tinker_sync.wire.dialect import Dialect
-from tinker_sync.wire.endpoints import ENDPOINTS, Endpoint, Repeat
+from tinker_sync.wire.endpoints import Endpoint, Repeat, row_of
 from tinker_sync.wire.paths import QueryValue, encode_query
 
 
@@ -47,7 +47,7 @@ def make_call(
         dialect: what the server speaks; None before that is known, or where it makes no difference.
         idempotency_key: None: the caller draws one.
     """
-    row = ENDPOINTS[name]
+    row = row_of(name)
     if body is None and row.body != "none":
         if dialect is not None and isinstance(request, Model):
             body = json_body(request, dialect)
@@ -89,7 +89,7 @@ def read_reply(name: str, reply: Reply, secrets: Callable[[], Iterable[Secret]] 
     Raises:
         APIResponseValidationError: it does not fit.
     """
-    row = ENDPOINTS[name]
+    row = row_of(name)
     kind = row.reply_type
     if kind is None:
         return None

@@ -37,6 +37,11 @@ if TYPE_CHECKING:
         ExternalWeightsUrlsResponse,
         ParsedCheckpointTinkerPath,
     )
+    from tinker_sync.types.checkpoint_search import (
+        CheckpointSearchCursor,
+        CheckpointSearchRequest,
+        CheckpointSearchResponse,
+    )
     from tinker_sync.types.custom_loss import (
         CreateCustomLossRequest,
         CreateCustomLossResponse,
@@ -191,6 +196,12 @@ if TYPE_CHECKING:
         ForwardBackwardRequest,
         ForwardRequest,
     )
+    from tinker_sync.types.upload import (
+        ExternalWeightsUploadFinishRequest,
+        ExternalWeightsUploadFinishResult,
+        ExternalWeightsUploadStartRequest,
+        ExternalWeightsUploadStartResult,
+    )
     from tinker_sync.types.weights import (
         CopyWeightsRequest,
         CopyWeightsResponse,
@@ -232,6 +243,11 @@ _HOMES = {
         "Cursor",
         "ExternalWeightsUrlsResponse",
         "ParsedCheckpointTinkerPath",
+    ),
+    "tinker_sync.types.checkpoint_search": (
+        "CheckpointSearchCursor",
+        "CheckpointSearchRequest",
+        "CheckpointSearchResponse",
     ),
     "tinker_sync.types.custom_loss": (
         "CreateCustomLossRequest",
@@ -385,6 +401,12 @@ _HOMES = {
         "ForwardBackwardRequest",
         "ForwardRequest",
     ),
+    "tinker_sync.types.upload": (
+        "ExternalWeightsUploadFinishRequest",
+        "ExternalWeightsUploadFinishResult",
+        "ExternalWeightsUploadStartRequest",
+        "ExternalWeightsUploadStartResult",
+    ),
     "tinker_sync.types.weights": (
         "CopyWeightsRequest",
         "CopyWeightsResponse",
@@ -417,6 +439,9 @@ __all__ = [
     "CancelledSessionStatusQuery",
     "Checkpoint",
     "CheckpointBillingEvent",
+    "CheckpointSearchCursor",
+    "CheckpointSearchRequest",
+    "CheckpointSearchResponse",
     "CheckpointType",
     "CheckpointsListResponse",
     "ClientConfigRequest",
@@ -453,6 +478,10 @@ __all__ = [
     "DmelChunk",
     "EncodedTextChunk",
     "EventType",
+    "ExternalWeightsUploadFinishRequest",
+    "ExternalWeightsUploadFinishResult",
+    "ExternalWeightsUploadStartRequest",
+    "ExternalWeightsUploadStartResult",
     "ExternalWeightsUrlsResponse",
     "FailedSessionStatusQuery",
     "ForwardBackwardInput",

@@ -33,6 +33,7 @@ class Checkpoint(Model):
         time: when it was saved.
         public: whether everybody may read it.
         expires_at: when the service deletes it; None is never.
+        base_model: what it was trained from; None where the server does not say. Experimental.
 
     >>> Checkpoint(
     ...     checkpoint_id="weights/final",
@@ -53,6 +54,13 @@ class Checkpoint(Model):
     public: bool = False
     user_metadata: dict[str, str] | None = None
     expires_at: datetime | None = None
+    base_model: str | None = None
+
+    def _fields_out(self) -> dict[str, Any]:
+        out = Model._fields_out(self)
+        if self.base_model is None:  # as a service has it that does not know the field
+            del out["base_model"]
+        return out
 
 
 @model
@@ -145,10 +153,14 @@ class ExternalWeightsUrlsResponse(Model):
     expires: datetime
 
     def _repr_items(self) -> Iterable[tuple[str, Any]]:
-        return (("urls", {path: _host(url) for path, url in self.urls.items()}), ("expires", self.expires))
+        return (
+            ("urls", {path: host_only(url) for path, url in self.urls.items()}),
+            ("expires", self.expires),
+        )
 
 
-def _host(url: str) -> str:
+def host_only(url: str) -> str:
+    """What of a signed URL may be shown."""
     try:
         parts = urlsplit(url)
     except ValueError:  # such as an unclosed "["

@@ -285,9 +285,38 @@ _LEGACY: Final = (
     ),
 )  # fmt: skip
 
+# Experimental in versions after the one spoken here. Whether a server has them it says itself.
+_NEWER: Final = (
+    _row(
+        "search_checkpoints", "POST", "/checkpoints/search",
+        request="CheckpointSearchRequest", reply="CheckpointSearchResponse",
+    ),
+    _row(
+        "external_weights_upload_start", "POST", "/external_weights_upload_start",
+        request="ExternalWeightsUploadStartRequest", reply="ExternalWeightsUploadStartResult",
+        reason="an upload that is never finished comes to nothing",
+    ),
+    _row(
+        "external_weights_upload_finish", "POST", "/external_weights_upload_finish",
+        request="ExternalWeightsUploadFinishRequest", reply="ExternalWeightsUploadFinishResult",
+        reason="the upload is named, and finished once",
+    ),
+)  # fmt: skip
+
 ENDPOINTS: Final[Mapping[str, Endpoint]] = MappingProxyType(
     {row.name: row for row in (*_SERVICE, *_PROMISES, *_RETRIEVAL, *_REST, *_LEGACY)}
 )
+
+NEWER: Final[Mapping[str, Endpoint]] = MappingProxyType({row.name: row for row in _NEWER})
+
+
+def row_of(name: str) -> Endpoint:
+    """The row of a call, experimental ones included.
+
+    >>> row_of("search_checkpoints").method
+    'POST'
+    """
+    return ENDPOINTS.get(name) or NEWER[name]
 
 
 def find(method: str, path: str) -> tuple[Endpoint, dict[str, str]] | None:
