@@ -1,0 +1,232 @@
+"""Losses of the user's train the embedded server's model, as the same losses on the server do."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.embedded import BASE, KEY, Running, running
+
+import tinker_sync
+from tinker_sync import types
+from tinker_sync.errors import InvalidInputError, RequestFailedError
+from tinker_sync.losses import (
+    DPO,
+    PPO,
+    CrossEntropy,
+    EntropyBonus,
+    ImportanceSampling,
+    KLToReference,
+    WeightedSum,
+    dpo_pairs,
+    with_reference,
+)
+
+PATIENCE_S = 60.0
+STEPS = int(os.environ.get("TINKER_SYNC_TEST_DPO_STEPS", "6"))
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Running]:
+    with running(tmp_path, seed=1, hold_s=0.5) as server:
+        yield server
+
+
+def service(server: Running) -> tinker_sync.ServiceClient:
+    return tinker_sync.ServiceClient(base_url=server.url, api_key=KEY, telemetry=False)
+
+
+def trainer(client: tinker_sync.ServiceClient) -> tinker_sync.TrainingClient:
+    return client.create_lora_training_client(BASE, rank=4, seed=3)
+
+
+def sequences(count: int, seed: int) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(5, 200, 8 + 3 * index).tolist() for index in range(count)]
+
+
+def supervised() -> list[types.Datum]:
+    made = []
+    for tokens in sequences(3, 5):
+        weights = np.linspace(0, 1, len(tokens) - 1)
+        inputs = {"target_tokens": tokens[1:], "weights": weights}
+        made.append(types.Datum(types.ModelInput.from_ints(tokens[:-1]), inputs))
+    return made
+
+
+def sampled(training: tinker_sync.TrainingClient) -> list[types.Datum]:
+    """With log-probabilities of a sampler that is not quite the model, and advantages."""
+    bare = supervised()
+    scored = training.forward(bare, "cross_entropy").result(PATIENCE_S).loss_fn_outputs
+    rng = np.random.default_rng(7)
+    made = []
+    for datum, output in zip(bare, scored, strict=True):
+        p = output["logprobs"].to_numpy()
+        inputs = {
+            "target_tokens": datum.loss_fn_inputs["target_tokens"],
+            "logprobs": p + rng.standard_normal(p.shape).astype(np.float32) / 4,
+            "advantages": rng.standard_normal(p.shape),
+        }
+        made.append(types.Datum(datum.model_input, inputs))
+    return made
+
+
+def trained(
+    training: tinker_sync.TrainingClient, data: list[types.Datum], loss: Any
+) -> list[tuple[float, float]]:
+    """Three steps, all asked for at once: the loss and the norm of the gradients of each."""
+    one_pass = training.forward_backward if isinstance(loss, str) else training.forward_backward_custom
+    asked = [
+        (one_pass(data, loss), training.optim_step(types.AdamParams(learning_rate=1e-3))) for _ in range(3)
+    ]
+    return [
+        (
+            passed.result(PATIENCE_S).metrics["loss:sum"],
+            (stepped.result(PATIENCE_S).metrics or {})["grad_norm"],
+        )
+        for passed, stepped in asked
+    ]
+
+
+def test_losses_in_numpy_train_as_those_of_the_server(server: Running) -> None:
+    with service(server) as client:
+        for name, loss in (
+            ("cross_entropy", CrossEntropy()),
+            ("importance_sampling", ImportanceSampling()),
+            ("ppo", PPO()),
+        ):
+            data = supervised() if name == "cross_entropy" else sampled(trainer(client))
+            theirs, ours = trained(trainer(client), data, name), trained(trainer(client), data, loss)
+            assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
+            # Later steps see what the roundings of earlier ones have become.
+            np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+            assert theirs[0][1] > 0.1
+
+
+@needs_torch
+def test_losses_in_torch_train_as_those_of_the_server(server: Running) -> None:
+    import torch
+
+    def ppo(data: Any, logprobs: Any) -> Any:
+        total = torch.zeros(())
+        for datum, p in zip(data, logprobs, strict=True):
+            inputs = {name: each.to_torch() for name, each in datum.loss_fn_inputs.items()}
+            ratio = torch.exp(p - inputs["logprobs"])
+            clipped = ratio.clamp(0.8, 1.2)
+            total = total - torch.minimum(ratio * inputs["advantages"], clipped * inputs["advantages"]).sum()
+        return total, {}
+
+    with service(server) as client:
+        data = sampled(trainer(client))
+        theirs, ours = trained(trainer(client), data, "ppo"), trained(trainer(client), data, ppo)
+        assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+
+
+@needs_torch
+def test_traced_losses_train_alike_here_and_on_the_server(tmp_path: Path) -> None:
+    def nll(logprobs: Any, weights: Any) -> Any:
+        loss = -(logprobs * weights).sum()
+        return loss, {"custom/nll:sum": loss, "custom/best:mean": logprobs.max()}
+
+    found: dict[bool, Any] = {}
+    for on_server in (False, True):
+        flags = {"seed": 1, "custom_loss_server_side": on_server}
+        with running(tmp_path / str(on_server), **flags) as server, service(server) as client:
+            handle = client.create_custom_loss(nll, {"logprobs": 1, "weights": 1}).result(PATIENCE_S)
+            assert (handle.loss_id is not None) is on_server
+            training = trainer(client)
+            metrics = training.forward_backward(supervised(), handle).result(PATIENCE_S).metrics
+            step = training.optim_step(types.AdamParams()).result(PATIENCE_S)
+            assert ("surrogate_loss:sum" in metrics) is not on_server
+            found[on_server] = {**metrics, **(step.metrics or {})}
+            found[on_server].pop("surrogate_loss:sum", None)
+            expected = trained(trainer(client), supervised(), "cross_entropy")[0]
+            assert (metrics["loss:sum"], (step.metrics or {})["grad_norm"]) == pytest.approx(
+                expected, rel=1e-5
+            )
+    assert found[True] == pytest.approx(found[False], rel=1e-5)
+
+
+@needs_torch
+def test_what_the_server_does_not_compute_is_refused_when_it_is_uploaded(tmp_path: Path) -> None:
+    import torch
+
+    def noisy(logprobs: Any) -> Any:
+        return (logprobs + torch.rand_like(logprobs)).sum(), {}
+
+    with running(tmp_path, seed=1, custom_loss_server_side=True) as server, service(server) as client:
+        for _ in range(2):  # what was refused may be made again
+            with pytest.raises(
+                RequestFailedError, match=r"torch.rand_like.*not computed by this server"
+            ) as caught:
+                client.create_custom_loss(noisy, {"logprobs": 1}).result(PATIENCE_S)
+            assert caught.value.category.value == "user"
+
+
+def preferences() -> tuple[list[types.Datum], list[types.Datum]]:
+    """Prompts with two answers of random tokens; the prompt's tokens have no weight."""
+    rng = np.random.default_rng(11)
+    answers: tuple[list[types.Datum], list[types.Datum]] = ([], [])
+    for _ in range(4):
+        prompt = rng.integers(5, 200, 6).tolist()
+        for made in answers:
+            tokens = prompt + rng.integers(5, 200, 8).tolist()
+            weights = [0.0] * 5 + [1.0] * 8
+            inputs = {"target_tokens": tokens[1:], "weights": weights}
+            made.append(types.Datum(types.ModelInput.from_ints(tokens[:-1]), inputs))
+    return answers
+
+
+def test_dpo_improves_its_margin(server: Running) -> None:
+    with service(server) as client:
+        training = trainer(client)
+        data = dpo_pairs(*preferences())
+        data = with_reference(data, training.forward(data, "cross_entropy").result(PATIENCE_S))
+        loss = DPO(beta=0.5)
+        asked = []
+        for _ in range(STEPS):
+            asked.append(training.forward_backward_custom(data, loss))
+            training.optim_step(types.AdamParams(learning_rate=5e-3))
+        metrics = [future.result(PATIENCE_S).metrics for future in asked]
+        margins = [each["dpo_margin:mean"] for each in metrics]
+        assert margins[0] == pytest.approx(0.0, abs=1e-4)
+        assert metrics[0]["loss:sum"] == pytest.approx(4 * np.log(2), abs=1e-3)
+        assert margins[-1] > 1.0
+        assert metrics[-1]["dpo_accuracy:mean"] == 1.0
+        assert metrics[-1]["loss:sum"] < 0.5 * metrics[0]["loss:sum"]
+
+
+def test_a_sum_of_losses_holds_a_policy_back(server: Running) -> None:
+    def apart(weight: float) -> float:
+        training = trainer(client)
+        before = training.forward(supervised(), "cross_entropy").result(PATIENCE_S)
+        data = with_reference(sampled(training), before)
+        terms = {"reward": (1.0, ImportanceSampling()), "kl": (weight, KLToReference("k2"))}
+        loss = WeightedSum({**terms, "bonus": (0.0, EntropyBonus())})
+        for _ in range(4):
+            passed = training.forward_backward_custom(data, loss)
+            training.optim_step(types.AdamParams(learning_rate=2e-3))
+        metrics = passed.result(PATIENCE_S).metrics
+        assert metrics["loss:sum"] == pytest.approx(metrics["reward:sum"] + weight * metrics["kl:sum"])
+        return float(metrics["kl:sum"])
+
+    with service(server) as client:
+        assert 0 < 2 * apart(30.0) < apart(0.0)
+
+
+def test_data_the_server_would_refuse_are_refused_here(server: Running) -> None:
+    with service(server) as client:
+        training = trainer(client)
+        with pytest.raises(InvalidInputError, match=r"reference_logprobs.*is missing"):
+            training.forward_backward_custom(dpo_pairs(*preferences()), DPO()).result(PATIENCE_S)
+        bad = types.Datum(types.ModelInput.from_ints([10**6]), {"target_tokens": [1]})
+        with pytest.raises(RequestFailedError, match="token id"):
+            training.forward_backward_custom([bad], CrossEntropy()).result(PATIENCE_S)
+        training.optim_step(types.AdamParams()).result(PATIENCE_S)
