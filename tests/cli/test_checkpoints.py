@@ -103,7 +103,7 @@ def test_the_question_shows_sizes_and_ages_and_not_thousands(run: Run, world: Wo
     world.checkpoints = [checkpoint(RUN, "weights", f"step-{number}") for number in range(100)]
     asked = run("checkpoint", "delete", "--run-id", RUN, stdin="n\n").err
     assert "To be deleted for good: 100 checkpoints, 120.0 GB\n" in asked
-    assert f"  tinker://{RUN}/weights/step-0 (1.2 GB, saved 2 hours ago)\n" in asked
+    assert f"  tinker://{RUN}/weights/step-0\n    1.2 GB, saved 2 hours ago\n" in asked
     assert "  and 70 more\n" in asked
 
 

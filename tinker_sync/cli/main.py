@@ -75,12 +75,24 @@ def _say(error: Exception) -> int:
     from tinker_sync.cli.failures import explained
 
     told = explained(error)
-    sys.stderr.write(f"Error: {told.message}\n")
-    if told.advice:
-        sys.stderr.write(f"{told.advice}\n")
+    for text in (f"Error: {told.message}", told.advice):
+        if text:
+            sys.stderr.write(f"{_fitted(text)}\n")
     if not isinstance(error, CliError) and told.message.startswith("Unexpected"):
         _show_where(error)
     return told.code or FAILED
+
+
+def _fitted(text: str) -> str:
+    """Broken at blanks where a terminal ends; a pipe gets lines as they are."""
+    if not sys.stderr.isatty():
+        return text
+    import shutil
+    import textwrap
+
+    width = shutil.get_terminal_size().columns
+    wrap = textwrap.TextWrapper(width=width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrap.fill(line) for line in text.splitlines())
 
 
 def _show_where(error: Exception) -> None:

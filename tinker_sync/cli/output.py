@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
+from tinker_sync.cli import words
 from tinker_sync.cli.failures import CliError
 
 if TYPE_CHECKING:
@@ -193,7 +194,9 @@ class Progress:
             self.done = done
             self.total = total if total is not None else self.total
             if self._bar is not None:
-                self._bar.update(self._task, completed=self.done, total=self.total)
+                self._bar.update(
+                    self._task, completed=self.done, total=self.total, amount=self._amount_locked()
+                )
 
     def aside(self, say: Callable[[], object]) -> None:
         """Print something while the bar is out of the way."""
@@ -220,28 +223,29 @@ class Progress:
             bar.stop()
 
     def _start(self) -> None:
-        bar = _rich_bar(self._unit)
+        bar = _rich_bar()
         with self._lock:
             if self._closed:
                 return
             self._bar = bar
-            self._task = bar.add_task(self._label, total=self.total, completed=self.done)
+            self._task = bar.add_task(
+                self._label, total=self.total, completed=self.done, amount=self._amount_locked()
+            )
             bar.start()
 
+    def _amount_locked(self) -> str:
+        shown = words.size if self._unit == "bytes" else "{:,}".format
+        of_all = "" if self.total is None else f" of {shown(self.total)}"
+        return f"{shown(self.done)}{of_all}{'' if self._unit == 'bytes' else f' {self._unit}'}"
 
-def _rich_bar(unit: str) -> Any:
+
+def _rich_bar() -> Any:
     from rich import progress
 
-    amounts: list[Any]
-    if unit == "bytes":
-        amounts = [progress.DownloadColumn(binary_units=False), progress.TransferSpeedColumn()]
-    else:
-        amounts = [progress.MofNCompleteColumn(), progress.TextColumn(unit)]
     return progress.Progress(
         progress.TextColumn("{task.description}"),
         progress.BarColumn(),
-        progress.TaskProgressColumn(),
-        *amounts,
+        progress.TextColumn("{task.fields[amount]}"),
         progress.TimeRemainingColumn(),
         console=_console(sys.stderr),
         transient=True,

@@ -23,13 +23,14 @@ def ask_for_key(question: str) -> str:
         return getpass.getpass(question)
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
-    sys.stderr.write(question)
-    sys.stderr.flush()
     try:
-        tty.setcbreak(descriptor)
+        # Before the question, and keeping what was typed early: a pasted key must neither show nor be lost.
+        tty.setcbreak(descriptor, termios.TCSADRAIN)
         attributes = termios.tcgetattr(descriptor)
         attributes[3] &= ~termios.ISIG  # Ctrl-C must first give the terminal back
         termios.tcsetattr(descriptor, termios.TCSADRAIN, attributes)
+        sys.stderr.write(question)
+        sys.stderr.flush()
         return read_masked(lambda: os.read(descriptor, 4096).decode("utf-8", "replace"), sys.stderr.write)
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -1,7 +1,7 @@
 """Tables of text, laid out for a width. Pure: rows in, lines of styled pieces out.
 
-A row stays on one line while it fits. Where it does not, the columns that asked for it get lines of their own
-below the row, whole, so that a path can still be copied; if that is not enough the widest columns are folded.
+A row stays on one line while it fits. Where it does not, columns that allow it move to a line below the row,
+the widest first and whole, so that a path can still be copied; if that is not enough the widest are folded.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ class Column:
     """A column of a table.
 
     >>> Column("Size", right=True)
-    Column(title='Size', right=True, below=False)
+    Column(title='Size', right=True, below=False, whole=False)
     """
 
     title: str
     right: bool = False
     """Numbers are compared by their last digits."""
     below: bool = False
-    """Goes on a line of its own where the row does not fit."""
+    """May go on a line below where the row does not fit."""
+    whole: bool = False
+    """What has no blanks in it is never folded, and goes below instead."""
 
 
 @frozen
@@ -52,7 +54,7 @@ def record(title: str, pairs: Sequence[tuple[str, str]]) -> Table:
     >>> record("Run", [("Id", "run-1")]).rows
     [('Id', 'run-1')]
     """
-    return Table((Column(""), Column("")), list(pairs), title)
+    return Table((Column(""), Column("", whole=True)), list(pairs), title)
 
 
 def lay_out(table: Table, width: int | None) -> Iterator[list[Piece]]:
@@ -62,17 +64,20 @@ def lay_out(table: Table, width: int | None) -> Iterator[list[Piece]]:
         max([cell_len(column.title), *(cell_len(row[place]) for row in cells)], default=0)
         for place, column in enumerate(table.columns)
     ]
-    below: list[int] = []
     places = list(range(len(table.columns)))
-    if width is not None and _total(natural) > width:
-        below = [place for place in places if table.columns[place].below]
-        places = [place for place in places if place not in below]
+    below: list[int] = []
+    for place in sorted(places, key=lambda place: -natural[place]):
+        if width is not None and _total([natural[each] for each in places]) > width and len(places) > 1:
+            below += [place] * table.columns[place].below
+            places = [each for each in places if each not in below]
+    below.sort()
     widths = _shrunk({place: natural[place] for place in places}, width)
     if any(column.title for column in table.columns):
         titles = [column.title for column in table.columns]
-        yield from _row(table, widths, titles, "head", below=())
+        yield from _row(table, widths, titles, "head")
     for row in cells:
-        yield from _row(table, widths, row, "plain", below=below if width is not None else ())
+        yield from _row(table, widths, row, "plain")
+        yield from _below([row[place] for place in below], width)
 
 
 def _clean(cell: str) -> str:
@@ -102,23 +107,37 @@ def _shrunk(widths: dict[int, int], width: int | None) -> dict[int, int]:
     return widths
 
 
-def _row(
-    table: Table, widths: dict[int, int], cells: Sequence[str], style: str, below: Sequence[int]
-) -> Iterator[list[Piece]]:
-    folded = {place: _folded(cells[place], wide) for place, wide in widths.items()}
-    for line in range(max((len(parts) for parts in folded.values()), default=0)):
+def _row(table: Table, widths: dict[int, int], cells: Sequence[str], style: str) -> Iterator[list[Piece]]:
+    whole = [
+        place
+        for place, wide in widths.items()
+        if table.columns[place].whole and " " not in cells[place] and cell_len(cells[place]) > wide
+    ]
+    folded = {
+        place: [""] if place in whole else _folded(cells[place], wide) for place, wide in widths.items()
+    }
+    first, last = next(iter(widths)), list(widths)[-1]
+    for line in range(max(len(parts) for parts in folded.values())):
         pieces: list[Piece] = []
         for place, wide in widths.items():
             text = folded[place][line] if line < len(folded[place]) else ""
             space = " " * (wide - cell_len(text))
-            last = place == list(widths)[-1]
-            padded = space + text if table.columns[place].right else text if last else text + space
-            name = "key" if style == "plain" and place == 0 else style
-            pieces += [(" " * GAP, "plain")] * (place != next(iter(widths))) + [(padded, name)]
+            padded = space + text if table.columns[place].right else text if place == last else text + space
+            pieces += [(" " * GAP, "plain")] * (place != first)
+            pieces.append((padded, "key" if style == "plain" and place == first else style))
         yield pieces
-    for place in below:
-        if cells[place]:
-            yield [(" " * _INDENT + cells[place], "faint")]
+    for place in whole:
+        yield [(" " * _INDENT + cells[place], style)]
+
+
+def _below(cells: Sequence[str], width: int | None) -> Iterator[list[Piece]]:
+    """What did not fit into the row: on one line if that is wide enough, else each on its own."""
+    filled = [cell for cell in cells if cell]
+    together = (" " * GAP).join(filled)
+    lines = [together] if width is None or cell_len(together) + _INDENT <= width else filled
+    for line in lines:
+        if line:
+            yield [(" " * _INDENT + line, "key")]
 
 
 def _folded(text: str, width: int) -> list[str]:

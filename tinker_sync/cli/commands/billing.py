@@ -81,11 +81,11 @@ def _used(events: Sequence[BillingUsageEvent]) -> Table:
         Column("Hour (UTC)"),
         Column("What"),
         Column("Amount", right=True),
-        Column("Model"),
+        Column("Model", below=True),
         Column("Rate", right=True),
         Column("Cost", right=True),
-        Column("User"),
-        Column("Project"),
+        Column("User", below=True),
+        Column("Project", below=True),
         Column("Session", below=True),
     )
     rows = [

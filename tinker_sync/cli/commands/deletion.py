@@ -46,7 +46,7 @@ def _moment(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 @command(
     "delete",
     example="tinker-sync checkpoint delete tinker://RUN/weights/NAME\n"
-    "tinker-sync checkpoint delete --run-id RUN --type sampler_weights --before 2026-01-31",
+    "tinker-sync checkpoint delete --run-id RUN --type sampler --before 2026-01-31",
 )
 @click.argument("checkpoint_paths", nargs=-1, callback=path_argument)
 @click.option("--run-id", metavar="RUN", help="All checkpoints of this run that fit the options below.")
@@ -100,9 +100,8 @@ def _fits(each: Checkpoint, kind: str | None, before: datetime | None, after: da
 
 
 def _described(each: Checkpoint) -> str:
-    return (
-        f"{each.tinker_path} ({words.size(each.size_bytes)}, saved {words.age(each.time, words.utc_now())})"
-    )
+    about = f"{words.size(each.size_bytes)}, saved {words.age(each.time, words.utc_now())}"
+    return f"{each.tinker_path}\n    {about}"
 
 
 def _agreed(sink: Sink, shown: Sequence[str], size: int) -> bool:

@@ -77,7 +77,7 @@ def _features(report: ProbeReport) -> Table:
         (Column("Feature"), Column("Since"), Column("Known")),
         rows,
         "Features of requests",
-        note="What is not known to be there is refused before it is sent, for servers skip it silently.",
+        note="The others are refused before they are sent: servers skip them silently.",
     )
 
 

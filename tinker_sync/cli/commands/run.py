@@ -52,6 +52,7 @@ COLUMNS: Final[dict[str, tuple[str, Callable[[TrainingRun, datetime], str]]]] = 
         lambda run, now: words.age(run.last_checkpoint.time if run.last_checkpoint else None, now),
     ),
 }
+_LONG: Final = ("id", "owner", "checkpoint")
 _USUAL: Final = ("id", "model", "lora", "updated", "status")
 
 
@@ -82,7 +83,8 @@ def list_runs(cli: Cli, limit: int, columns: Sequence[str]) -> None:
     def table(runs: list[TrainingRun], note: str) -> Table:
         rows = [[COLUMNS[name][1](each, now) for name in columns] for each in runs]
         title = words.counted(len(runs), "training run") if runs else "no training runs"
-        return Table([Column(COLUMNS[name][0]) for name in columns], rows, title, note)
+        heads = [Column(COLUMNS[name][0], below=name in _LONG) for name in columns]
+        return Table(heads, rows, title, note)
 
     with cli.rest() as rest:
         show_list(cli.sink, rest.iter_training_runs(limit=limit or None), "runs", table, limit=limit)
