@@ -1,4 +1,4 @@
-"""The embedded server against the reference client: one script of every call, two packages, the same findings.
+"""The embedded server against the reference client: one script of every call, two packages, equal findings.
 
 Each package runs `support/acceptance.py` in a process of its own against a server of its own. The servers are
 seeded alike, so that both clients must find the same numbers and the same ids to the last digit.

@@ -160,6 +160,8 @@ class Wire:
 
     def output(self, request_id: str) -> ForwardBackwardOutput:
         reply = self.retrieve(request_id, accept=PROTO)
+        while reply.status == 408:
+            reply = self.retrieve(request_id, accept=PROTO)
         assert (reply.status, reply.headers["content-type"]) == (200, PROTO), reply
         return decode_forward_backward_output(reply.body)
 

@@ -25,6 +25,7 @@ from tinker_sync.local.server import (
     sampling,
     sessions,
     training,
+    uploads,
     weights,
 )
 from tinker_sync.local.server.calls import Answer, Ask, Handler
@@ -33,7 +34,7 @@ from tinker_sync.local.server.problems import Refused, refusal_of
 from tinker_sync.local.server.service import Service
 from tinker_sync.wire import json as json_codec
 from tinker_sync.wire.dialect import Dialect
-from tinker_sync.wire.endpoints import ENDPOINTS, find
+from tinker_sync.wire.endpoints import ENDPOINTS, NEWER, Endpoint, find
 
 if TYPE_CHECKING:
     from tinker_sync.local.host.host import Host
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 HANDLERS: Final[Mapping[str, Handler]] = {
     name: handler
     for module in (
-        account, custom_losses, files, models, rest, retrieval, sampling, sessions, training, weights
+        account, custom_losses, files, models, rest, retrieval, sampling, sessions, training, uploads,
+        weights,
     )
     for name, handler in module.calls.items()
 }  # fmt: skip
@@ -82,9 +84,10 @@ class App:
         self.service = service
         # What an older server does not have, by the table that tells clients so.
         dialect = Dialect.forced("json")
-        self._offered = {
-            name for name in ENDPOINTS if not service.flags.json_only or dialect.offers(name)
-        } - ({"client_config", "dynamic_config"} if service.flags.json_only else set())
+        self._offered = {*ENDPOINTS, *NEWER}
+        if service.flags.json_only:
+            self._offered = {name for name in ENDPOINTS if dialect.offers(name)}
+            self._offered -= {"client_config", "dynamic_config"}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -121,12 +124,14 @@ class App:
     async def _handled(self, scope: Message, receive: Receive) -> Answer:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         path = scope.get("raw_path", b"").decode("latin-1") or scope["path"]
+        if path.startswith(files.PREFIX) and scope["method"] == "PUT":
+            return await uploads.put(self.service, path, scope["query_string"], await _Watch(receive).body())
         if path.startswith(files.PREFIX):
             return await files.fetch(self.service, scope["method"], path, scope["query_string"], headers)
         credential = headers.get("x-api-key", "")
         if not self.service.signer.knows(credential):
             raise Refused(401, "the X-API-Key header holds no valid key")
-        found = find("GET" if scope["method"] == "HEAD" else scope["method"], path)
+        found = _called("GET" if scope["method"] == "HEAD" else scope["method"], path)
         if found is None or found[0].name not in self._offered:
             if self._has_other_method(path):
                 raise Refused(405, "Method Not Allowed")
@@ -147,8 +152,17 @@ class App:
 
     def _has_other_method(self, path: str) -> bool:
         """Whether the path is a call under another method; who asks what a server has goes by that."""
-        hits = [find(method, path) for method in ("GET", "POST", "PUT", "DELETE")]
+        hits = [_called(method, path) for method in ("GET", "POST", "PUT", "DELETE")]
         return any(hit is not None and hit[0].name in self._offered for hit in hits)
+
+
+def _called(method: str, path: str) -> tuple[Endpoint, dict[str, str]] | None:
+    """The call a request is, experimental ones included."""
+    for row in NEWER.values():
+        ids = row.path.match(path) if row.method == method else None
+        if ids is not None:
+            return row, ids
+    return find(method, path)
 
 
 class _Watch:

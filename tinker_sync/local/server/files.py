@@ -56,13 +56,14 @@ async def get_external_weights_urls(service: Service, ask: Ask) -> Any:
     expires = 0
     for name in sorted(files):
         path = f"{PREFIX}external/{segment(key[0])}/{segment(key[2])}/{segment(name)}"
-        urls[name], expires = _signed(service, ask, path)
+        urls[name], expires = signed_url(service, ask, path)
     detail = {**about(row), "purpose": "download"}
     service.store.audit("checkpoint_read", detail)
     return ExternalWeightsUrlsResponse(urls=urls, expires=datetime.fromtimestamp(expires, timezone.utc))
 
 
-def _signed(service: Service, ask: Ask, path: str) -> tuple[str, int]:
+def signed_url(service: Service, ask: Ask, path: str) -> tuple[str, int]:
+    """An address that needs no key, and until when it is valid, in seconds."""
     query, expires = service.signer.query(path, service.flags.url_life_s)
     return f"http://{ask.headers.get('host', 'localhost')}{path}?{query}", expires
 
@@ -72,7 +73,7 @@ async def get_checkpoint_archive(service: Service, ask: Ask) -> Any:
     """Where all files of a checkpoint are in one archive, as older servers offer it."""
     run_id, kind, name = await _named(service, ask)
     row = await service.on_disk(service.store.checkpoint, run_id, kind, name)
-    url, expires = _signed(
+    url, expires = signed_url(
         service, ask, f"{PREFIX}archive-{kind}/{segment(run_id)}/{segment(name)}/{segment(name)}.tar.gz"
     )
     service.store.audit("checkpoint_read", {**about(row), "purpose": "download"})
@@ -86,7 +87,7 @@ async def export_session_trace(service: Service, ask: Ask) -> Any:
     session_id = ask.ids["session"]
     await service.on_disk(service.store.session, session_id)
     path = f"{PREFIX}trace/{segment(session_id)}/trace/trace.json"
-    return {"status": "ready", "url": _signed(service, ask, path)[0]}
+    return {"status": "ready", "url": signed_url(service, ask, path)[0]}
 
 
 # ------------------------------------------------------------------------------------------------ downloads
@@ -124,12 +125,17 @@ async def fetch(service: Service, method: str, path: str, query: bytes, headers:
     """
     if method not in ("GET", "HEAD"):
         raise Refused(405, "files can only be fetched")
+    check_address(service, path, query)
+    download = await _content(service, path)
+    return _answer(service, download, headers)
+
+
+def check_address(service: Service, path: str, query: bytes) -> None:
+    """Refuse addresses that are not genuine, or too old."""
     given = parse_qs(query.decode("latin-1"))
     expires, signature = (given.get(name, [""])[0] for name in ("expires", "signature"))
     if not service.signer.allows(path, expires, signature):
         raise Refused(403, "this address is not valid, or not any more")
-    download = await _content(service, path)
-    return _answer(service, download, headers)
 
 
 async def _content(service: Service, path: str) -> Download:

@@ -44,6 +44,7 @@ IDLE_S = 120.0
 STALL_S = 60.0
 """How long a request may come to a standstill before it is complete."""
 
+_CLOSING_ROUNDS = 3
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(rb"[\x21-\x7e]+")
 
@@ -154,7 +155,10 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()  # the next request waits where it is
 
     def eof_received(self) -> bool:
-        # Half-closed: nobody reads an answer to a question that never came; one under way is still answered.
+        # Mostly the other side is gone; if it only has no more to ask, it still reads the answer under way.
+        self._ending = True
+        if self._exchange is not None:
+            self._exchange.leave()
         return self._exchange is not None
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio calls it
@@ -279,6 +283,7 @@ class Exchange:
         self._scope = scope
         self._gone: asyncio.Future[None] | None = None
         self._hung_up = False
+        self._left = False
         self._start: Message | None = None
         self._chunked = False
         self._sent_head = False
@@ -292,8 +297,6 @@ class Exchange:
             logger.exception("the application failed")
             if not self._sent_head:
                 await self._say_failed()
-        if not self._complete and not self._hung_up:
-            self._connection.abort()
         self._connection.finished(keep_alive=self._complete and self._head.keeps_alive)
 
     async def _say_failed(self) -> None:
@@ -303,8 +306,13 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": b'{"detail":"internal error"}'})
 
     def hang_up(self) -> None:
-        """The other side is gone."""
+        """The connection is no more."""
         self._hung_up = True
+        self.leave()
+
+    def leave(self) -> None:
+        """The other side sends no more, so that it is most likely gone."""
+        self._left = True
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
 
@@ -313,7 +321,7 @@ class Exchange:
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
-        if not self._hung_up and not self._complete:
+        if not self._left and not self._complete:
             self._gone = self._gone or asyncio.get_running_loop().create_future()
             await asyncio.shield(self._gone)
         return {"type": "http.disconnect"}
@@ -399,9 +407,11 @@ class HttpServer:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _ in range(_CLOSING_ROUNDS):  # lets transports close their sockets
+            await asyncio.sleep(0)
         for connection in list(self.connections):
             connection.abort()
-        await asyncio.sleep(0)  # lets transports close their sockets
+        await asyncio.sleep(0)
 
     def spawn(self, work: Any) -> None:
         """Run a coroutine, and hold it until it is done."""

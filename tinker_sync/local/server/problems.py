@@ -57,13 +57,13 @@ def unfit(problem: WireError) -> list[dict[str, Any]]:
 def place(path: str | None) -> list[str | int]:
     """The steps of a path.
 
-    >>> place("$.data[3].loss_fn_inputs['weights']")
-    ['data', 3, 'loss_fn_inputs', 'weights']
+    >>> place("$.data[3].loss_fn_inputs['weights']"), place("loss_fn_config['']")
+    (['data', 3, 'loss_fn_inputs', 'weights'], ['loss_fn_config', ''])
     """
     text = path or ""
     if text and not text.startswith("$"):
         text = "." + text
-    return [name or quoted or int(index) for name, index, quoted in _STEP.findall(text)]
+    return [int(index) if index else name or quoted for name, index, quoted in _STEP.findall(text)]
 
 
 def failure_of(problem: BaseException) -> tuple[str, Category]:

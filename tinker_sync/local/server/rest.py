@@ -11,6 +11,11 @@ from tinker_sync.local.server.signing import USER
 from tinker_sync.local.server.weights import about, checked_ttl
 from tinker_sync.local.store.rows import FOLDERS
 from tinker_sync.types.checkpoint import Checkpoint, CheckpointsListResponse, Cursor
+from tinker_sync.types.checkpoint_search import (
+    CheckpointSearchCursor,
+    CheckpointSearchRequest,
+    CheckpointSearchResponse,
+)
 from tinker_sync.types.run import TrainingRun, TrainingRunsResponse
 
 if TYPE_CHECKING:
@@ -82,6 +87,7 @@ def checkpoint_model(row: CheckpointRow) -> Checkpoint:
         public=row.published,
         user_metadata=texts(row.user_metadata),
         expires_at=row.expires_at,
+        base_model=row.base_model,
     )
 
 
@@ -107,6 +113,40 @@ async def list_user_checkpoints(service: Service, ask: Ask) -> Any:
     return CheckpointsListResponse(
         checkpoints=[checkpoint_model(row) for row in rows],
         cursor=Cursor(offset=offset, limit=limit, total_count=total),
+    )
+
+
+@calls.of("search_checkpoints")
+async def search_checkpoints(service: Service, ask: Ask) -> Any:
+    """Those that fit a description, the newest first. Experimental, as the call is."""
+    request = ask.read(CheckpointSearchRequest)
+    rows, _ = await service.on_disk(service.store.list_user_checkpoints, 1 << 40, 0)
+    found = [row for row in _after(rows, request.cursor) if _fits(row, request)]
+    page, cursor = found[: request.limit], None
+    if len(found) > len(page):
+        cursor = CheckpointSearchCursor(
+            last_created_at=page[-1].created_at, last_checkpoint_uuid=page[-1].tinker_path
+        )
+    return CheckpointSearchResponse(checkpoints=[checkpoint_model(row) for row in page], next_cursor=cursor)
+
+
+def _after(rows: list[CheckpointRow], cursor: CheckpointSearchCursor | None) -> list[CheckpointRow]:
+    """What comes behind a cursor, also when the checkpoint that it names is gone."""
+    if cursor is None:
+        return rows
+    for index, row in enumerate(rows):
+        if row.tinker_path == cursor.last_checkpoint_uuid:
+            return rows[index + 1 :]
+    return [row for row in rows if row.created_at < cursor.last_created_at]
+
+
+def _fits(row: CheckpointRow, request: CheckpointSearchRequest) -> bool:
+    metadata = texts(row.user_metadata) or {}
+    return (
+        (request.project_ids is None or row.project_id in request.project_ids)
+        and all(metadata.get(name) == value for name, value in request.user_metadata.items())
+        and (request.checkpoint_type is None or row.kind == request.checkpoint_type)
+        and (request.base_models is None or row.base_model in request.base_models)
     )
 
 

@@ -69,8 +69,6 @@ async def _source(service: Service, base_model: str | None, path: str | None) ->
             raise UserFault("give base_model or model_path")
         return service.base_model(base_model).name, None
     run_id, kind, name = parse(path)
-    if kind == "external":
-        raise UserFault(f"{path} was exported; sample from weights or sampler_weights")
     row = await service.on_disk(service.store.checkpoint, run_id, kind, name)
     if base_model is not None and base_model != row.base_model:
         raise UserFault(f"{path} is of base model {row.base_model}, not {base_model}")

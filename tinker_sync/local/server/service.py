@@ -11,6 +11,7 @@ import hashlib
 import logging
 import random
 import secrets
+import threading
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
@@ -114,6 +115,7 @@ class Service:
         self.sessions: dict[str, LiveSession] = {}
         self.losses: dict[str, Any] = {}
         self.downloads: dict[Any, Any] = {}
+        self.uploads: dict[str, Any] = {}
         self.numbered = Seen()
         self.closing = False
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # set by start
@@ -131,6 +133,9 @@ class Service:
         """Be ready for requests."""
         self.loop = asyncio.get_running_loop()
         self.disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="tinker-disk")
+        # Its threads start now, not whenever there happens to be much to do.
+        together = threading.Barrier(_DISK_THREADS)
+        await asyncio.gather(*(self.on_disk(together.wait) for _ in range(_DISK_THREADS)))
         self.adapters = Adapters(self.host.forget, self.disk)
         if self.flags.seed is not None:
             # Not the ids once more that a server before this one has given out over the same store.

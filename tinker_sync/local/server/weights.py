@@ -73,11 +73,10 @@ def parse(path: str) -> tuple[str, CheckpointKind, str]:
 # ------------------------------------------------------------------------------------------------ saving
 
 
-def info_of(model: LiveModel) -> dict[str, Any]:
+def info_of(base_model: str, lora: LoraSettings) -> dict[str, Any]:
     """What a checkpoint must say to be loaded."""
-    lora = model.lora
     return {
-        "base_model": model.base.name,
+        "base_model": base_model,
         "rank": lora.rank,
         "seed": lora.seed,
         "train_attn": lora.train_attn,
@@ -103,7 +102,13 @@ async def _save(
         service.host.train(model.run_id, lambda run: _snapshot(run, optimizer=kind == "training"))
     )
     row = await service.on_disk(
-        service.store.save_checkpoint, model.run_id, kind, name, arrays, info_of(model), **options
+        service.store.save_checkpoint,
+        model.run_id,
+        kind,
+        name,
+        arrays,
+        info_of(model.base.name, model.lora),
+        **options,
     )
     service.store.audit("checkpoint_created", about(row))
     return row

@@ -1,0 +1,207 @@
+"""The door: which calls there are, who may make them, what is answered to what does not fit."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.clock import FakeClock
+from support.embedded import API, KEY, PROTO, Running, pass_body, running
+
+from tinker_sync.errors import ConfigurationError
+from tinker_sync.local.host.host import Host
+from tinker_sync.local.server.app import HANDLERS, build
+from tinker_sync.local.server.flags import Flags
+from tinker_sync.local.store import Store
+from tinker_sync.wire.dialect import Dialect, read_probe
+from tinker_sync.wire.endpoints import ENDPOINTS, NEWER
+
+zstandard = pytest.importorskip("zstandard")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("door"), max_body_bytes=200_000, hold_s=0.05) as made:
+        yield made
+
+
+def paths() -> list[tuple[str, str]]:
+    found = []
+    for row in (*ENDPOINTS.values(), *NEWER.values()):
+        ids = {name: "weights/x" if name == "checkpoint" else "x" for name in row.path.names}
+        found.append((row.method, row.path_for(**ids)))
+    return found
+
+
+def test_every_call_of_the_protocol_has_a_handler() -> None:
+    assert set(HANDLERS) == {*ENDPOINTS, *NEWER}
+
+
+@pytest.mark.parametrize(("method", "path"), paths())
+def test_every_call_needs_the_key(server: Running, method: str, path: str) -> None:
+    for key in ("", "tml-wrong", KEY + "x", "eyJhbGciOiJub25lIn0.eyJleHAiOjk5OTk5OTk5OTl9."):
+        reply = server.ask(method, path, b"{}", {"X-API-Key": key})
+        assert (reply.status, "key" in str(reply.detail)) == (401, True), reply
+
+
+@pytest.mark.parametrize(("method", "path"), paths())
+def test_no_call_breaks_on_nonsense(
+    server: Running, method: str, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bodies = [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"nobody": 1}', b"[" * 500, b'{"type": {"a": []}}']
+    for body in bodies:
+        reply = server.ask(method, path, body, {"Content-Type": "application/json"})
+        assert reply.status < 500, reply
+        if reply.status >= 400:
+            assert reply.detail
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_bodies_that_do_not_fit_are_told_by_place(server: Running) -> None:
+    body = {
+        "sampling_params": {"top_p": 3},
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": ["x"]}]},
+    }
+    reply = server.post("/asample", body)
+    assert reply.status == 422
+    places = [entry["loc"] for entry in reply.detail]
+    assert all(place[0] == "body" for place in places)
+    reply = server.post("/optim_step", {"model_id": "m", "adam_params": {}, "surprise": 1})
+    assert reply.status == 422
+    assert "surprise" in str(reply.detail)
+    reply = server.post("/forward_backward", b"\x0a\xff", content_type=PROTO)
+    assert reply.status == 422
+
+
+def test_other_paths_and_methods(server: Running) -> None:
+    assert server.get("/nowhere").status == 404
+    assert server.ask("GET", "/").status == 404
+    assert server.ask("DELETE", "/create_session").status == 405
+    assert server.ask("PUT", "/training_runs").status == 405
+
+
+@pytest.mark.parametrize(
+    "path", ["/training_runs/..%2F..%2Fetc", "/training_runs/a/checkpoints/weights/..%2Fx"]
+)
+def test_no_path_leaves_the_data(server: Running, path: str) -> None:
+    assert server.ask("DELETE" if "weights" in path else "GET", path).status in (400, 404)
+
+
+@pytest.mark.parametrize(
+    ("coding", "pack"),
+    [
+        ("gzip", gzip.compress),
+        ("deflate", zlib.compress),
+        ("zstd", lambda b: zstandard.ZstdCompressor().compress(b)),
+    ],
+)
+def test_packed_bodies(server: Running, coding: str, pack: object) -> None:
+    body = json.dumps({"sdk_version": "0.36.0"}).encode()
+    headers = {"Content-Encoding": coding, "Content-Type": "application/json"}
+    assert callable(pack)
+    assert server.ask("POST", "/client/config", pack(body), headers).status == 200
+    bomb = pack(b" " * 500_000 + body)
+    assert len(bomb) < 100_000
+    assert server.ask("POST", "/client/config", bomb, headers).status == 413
+    assert server.ask("POST", "/client/config", pack(body)[:-3], headers).status in (400, 422)
+    assert server.ask("POST", "/client/config", b"not packed", headers).status == 400
+
+
+def test_unknown_packing(server: Running) -> None:
+    assert server.ask("POST", "/client/config", b"x", {"Content-Encoding": "br"}).status == 415
+
+
+def test_large_bodies_are_refused_before_they_come(server: Running) -> None:
+    reply = server.post("/telemetry", {"x": "y" * 300_000})
+    assert reply.status == 413
+
+
+def test_telemetry_is_swallowed_and_health_told(server: Running) -> None:
+    assert server.ok("/telemetry", {"events": [], "session_id": "s"}) == {"status": "accepted"}
+    assert server.get("/healthz").json() == {"status": "ok"}
+
+
+def test_settings_are_told(tmp_path: Path) -> None:
+    with running(tmp_path, fwdbwd_max_chunk_len=7, refresh_interval_sec=11, seed=0) as server:
+        asked = {"sdk_version": "0.36.0"}
+        config, dynamic = server.ok("/client/config", asked), server.ok("/client/dynamic_config", asked)
+    assert len(config) == 18
+    assert (config["fwdbwd_max_chunk_len"], dynamic["refresh_interval_sec"]) == (7, 11)
+
+
+def test_settings_nobody_knows() -> None:
+    with pytest.raises(ConfigurationError, match="fwdbwd_max_chunk_length"):
+        Flags.of(fwdbwd_max_chunk_length=7)
+
+
+def test_a_server_without_a_key_is_not_made(tmp_path: Path) -> None:
+    with Store(tmp_path) as store, pytest.raises(ConfigurationError, match="key"):
+        build(store, Host([]), key="")
+
+
+def test_tokens_stand_for_the_key_until_they_expire(tmp_path: Path) -> None:
+    clock = FakeClock()
+    with running(tmp_path, clock=clock, token_life_s=60) as server:
+        token = server.ok("/auth/token", {})["jwt"]
+        assert server.get("/healthz", X_API_Key=token).status == 200
+        clock.advance(61)
+        assert server.get("/healthz", X_API_Key=token).status == 401
+        key = server.get("/auth/apikey/me").json()
+        assert (key["key_id"], key["name"]) == (1, "local")
+        assert server.ask("DELETE", "/auth/apikey/me").status == 403
+
+
+# ------------------------------------------------------------------------------------------ the older kind
+
+
+def test_an_older_server_has_no_newer_calls(tmp_path: Path) -> None:
+    dialect = Dialect.forced("json")
+    with running(tmp_path, json_only=True) as server:
+        for row in ENDPOINTS.values():
+            ids = {name: "weights/x" if name == "checkpoint" else "x" for name in row.path.names}
+            reply = server.ask(row.method, row.path_for(**ids), b"{}")
+            offered = dialect.offers(row.name) and row.name not in ("client_config", "dynamic_config")
+            assert (
+                reply.status in (404, 405) and reply.detail in ("Not Found", "Method Not Allowed")
+            ) != offered, row
+        probe = server.post("/forward_backward", b"\n\x05probe", content_type=PROTO)
+        assert read_probe(probe.status, probe.body) == "json"
+
+
+def test_an_older_server_answers_in_json_and_fails_with_a_status(tmp_path: Path) -> None:
+    with running(tmp_path, json_only=True) as server:
+        model = server.model(server.session())
+        data = [
+            {
+                "model_input": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
+                "loss_fn_inputs": {"target_tokens": {"data": [2, 3], "dtype": "int64"}},
+            }
+        ]
+        asked = {"model_id": model, "forward_backward_input": {"data": data, "loss_fn": "cross_entropy"}}
+        promise = server.ok("/forward_backward", asked)
+        reply = server.retrieve(promise["request_id"], accept=PROTO)
+        assert reply.headers["content-type"] == "application/json"
+        assert reply.json()["loss_fn_outputs"][0]["logprobs"]["dtype"] == "float32"
+        forward = {"model_id": model, "forward_input": {"data": data, "loss_fn": "cross_entropy"}}
+        assert server.result(server.ok("/forward", forward)["request_id"])["metrics"]["loss:sum"] > 0
+        wrong = {**asked, "forward_backward_input": {"data": data, "loss_fn": "none"}}
+        failed = server.retrieve(server.ok("/forward_backward", wrong)["request_id"])
+        assert (failed.status, "'none'" in failed.detail) == (400, True)
+        sampler = server.sampler(server.session()).json()["sampling_session_id"]
+        assert "sample_sequence_ids" not in server.sample(sampler, 0)
+
+
+def test_a_newer_server_knows_protobuf(server: Running) -> None:
+    reply = server.post("/forward_backward", b"\n\x05probe", content_type=PROTO)
+    assert reply.status == 404
+    assert read_probe(reply.status, reply.body) == "protobuf"
+    assert server.post("/forward_backward", pass_body("no-model", 1), content_type=PROTO).status == 404
+
+
+def test_paths_begin_with_the_api(server: Running) -> None:
+    assert server.ask("GET", f"{API}/healthz").status == 200

@@ -1,0 +1,271 @@
+"""HTTP as it comes over a socket: in pieces, several at once, wrong, too large, cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tinker_sync.local.server import http1
+from tinker_sync.local.server.http1 import ABORT, BadRequest, parse_head
+from tinker_sync.local.server.serving import ServerThread, serve
+
+PATIENCE_S = 5.0
+
+
+class Echo:
+    """Answers with what was asked; paths say how."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Any]] = []
+        self.gone = threading.Event()
+        self.life: list[str] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            for kind in ("startup", "shutdown"):
+                await receive()
+                self.life.append(kind)
+                await send({"type": f"lifespan.{kind}.complete"})
+            return
+        event = await receive()
+        self.seen.append({**scope, "body": event["body"]})
+        await getattr(self, scope["path"].strip("/") or "echo", self.echo)(event["body"], receive, send)
+
+    async def echo(self, body: bytes, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x-a", b"b")]})
+        await send({"type": "http.response.body", "body": b"<" + body + b">"})
+
+    async def stream(self, body: bytes, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for piece in (b"one", b"", b"two"):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def flood(self, body: bytes, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(64):
+            await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def broken(self, body: bytes, receive: Any, send: Any) -> None:
+        raise RuntimeError("a bug")
+
+    async def half(self, body: bytes, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"100")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"only this", "more_body": True})
+        raise RuntimeError("a bug in the middle")
+
+    async def abort(self, body: bytes, receive: Any, send: Any) -> None:
+        await send({"type": ABORT})
+
+    async def wait(self, body: bytes, receive: Any, send: Any) -> None:
+        assert (await receive())["type"] == "http.disconnect"
+        self.gone.set()
+
+
+@contextlib.contextmanager
+def serving(**options: Any) -> Iterator[tuple[ServerThread, Echo]]:
+    echo = Echo()
+    with ServerThread(echo, **options) as thread:
+        yield thread, echo
+    assert echo.life == ["startup", "shutdown"]
+
+
+def talk(thread: ServerThread, *pieces: bytes, until: bytes = b"") -> bytes:
+    """Send pieces, each in a packet of its own; what came back until the end, or until `until`."""
+    with socket.create_connection(("127.0.0.1", thread.port), PATIENCE_S) as line:
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in pieces:
+            line.sendall(piece)
+        if not until:
+            line.shutdown(socket.SHUT_WR)
+        found = b""
+        while not until or until not in found:
+            data = line.recv(65536)
+            if not data:
+                break
+            found += data
+        return found
+
+
+GET = b"GET /echo HTTP/1.1\r\nHost: h\r\n\r\n"
+
+
+def test_a_request_in_pieces() -> None:
+    with serving() as (thread, echo):
+        head = b"POST /echo?a=%20b HTTP/1.1\r\nHost: h\r\nX-Y:  z \r\nContent-Length: 5\r\n\r\n"
+        pieces = [head[i : i + 7] for i in range(0, len(head), 7)]
+        answer = talk(thread, *pieces, b"he", b"llo", until=b"<hello>")
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\nx-a: b\r\ncontent-length: 7\r\n")
+    seen = echo.seen[0]
+    assert (seen["method"], seen["path"], seen["query_string"]) == ("POST", "/echo", b"a=%20b")
+    assert (b"x-y", b"z") in seen["headers"]
+    assert echo.seen[0]["extensions"] == {ABORT: {}}
+
+
+def test_one_after_another_on_one_connection() -> None:
+    with serving() as (thread, echo):
+        post = b"POST /echo HTTP/1.1\r\nContent-Length: 2\r\n\r\n"
+        answer = talk(thread, post + b"ab" + GET + post + b"cd", until=b"<cd>")
+    assert [seen["body"] for seen in echo.seen] == [b"ab", b"", b"cd"]
+    assert answer.index(b"<ab>") < answer.index(b"<>") < answer.index(b"<cd>")
+
+
+def test_a_body_in_chunks() -> None:
+    head = b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with serving() as (thread, _):
+        answer = talk(thread, head + b"3;x=y\r\nab", b"c\r\n2\r\nde\r\n0\r\nTrailer: t\r\n\r\n", until=b">")
+    assert answer.endswith(b"<abcde>")
+
+
+def test_it_is_said_when_a_body_may_come() -> None:
+    head = b"POST /echo HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+    with serving() as (thread, _), socket.create_connection(("127.0.0.1", thread.port), PATIENCE_S) as line:
+        line.sendall(head)
+        assert line.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        line.sendall(b"ab")
+        assert line.recv(1000).endswith(b"<ab>")
+
+
+def test_an_answer_of_unknown_length() -> None:
+    with serving() as (thread, _):
+        answer = talk(thread, b"GET /stream HTTP/1.1\r\n\r\n", until=b"0\r\n\r\n")
+    assert b"transfer-encoding: chunked" in answer
+    assert answer.endswith(b"\r\n\r\n3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")
+
+
+def test_no_body_for_a_head() -> None:
+    with serving() as (thread, _):
+        answer = talk(thread, b"HEAD /echo HTTP/1.1\r\nConnection: close\r\n\r\n", until=b"never")
+    assert b"content-length: 2" in answer
+    assert answer.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "head", [b"GET /echo HTTP/1.0\r\n\r\n", b"GET /echo HTTP/1.1\r\nConnection: close\r\n\r\n"]
+)
+def test_connections_end_when_they_are_to(head: bytes) -> None:
+    with serving() as (thread, _):
+        answer = talk(thread, head, until=b"never")  # returns because the server closes
+    assert b"connection: close" in answer
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"HELLO\r\n\r\n", 400),
+        (b"GET  /a HTTP/1.1\r\n\r\n", 400),
+        (b"GET /a HTTP/2.0\r\n\r\n", 505),
+        (b"GET /a HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (b"GET /a HTTP/1.1\r\nName : x\r\n\r\n", 400),
+        (b"GET /a HTTP/1.1\r\nA: b\nc\r\n\r\n", 400),
+        (b"POST /a HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST /a HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+        (b"POST /a HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"POST /a HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 400),
+        (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nabc\r\n", 400),
+        (b"POST /a HTTP/1.1\r\nContent-Length: 999999999999\r\n\r\n", 413),
+        (b"GET /a HTTP/1.1\r\nX: " + b"y" * 70000, 431),
+    ],
+)
+def test_what_is_no_request_is_refused(request_bytes: bytes, status: int) -> None:
+    with serving() as (thread, echo):
+        answer = talk(thread, request_bytes, until=b"never")
+        assert talk(thread, GET, until=b"<>")  # others are served as before
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert len(echo.seen) == 1
+
+
+def test_bugs_are_answered_and_do_not_spread() -> None:
+    with serving() as (thread, _):
+        assert talk(thread, b"GET /broken HTTP/1.1\r\n\r\n", until=b"}").startswith(b"HTTP/1.1 500 ")
+        assert talk(thread, b"GET /half HTTP/1.1\r\n\r\n", until=b"never").endswith(b"only this")
+        assert talk(thread, GET, until=b"<>")
+
+
+def test_a_connection_can_be_cut() -> None:
+    with serving() as (thread, _), pytest.raises(ConnectionResetError):
+        talk(thread, b"GET /abort HTTP/1.1\r\n\r\n", until=b"never")
+
+
+def test_an_application_learns_that_nobody_listens() -> None:
+    with serving() as (thread, echo):
+        with socket.create_connection(("127.0.0.1", thread.port), PATIENCE_S) as line:
+            line.sendall(b"GET /wait HTTP/1.1\r\n\r\n")
+            while not echo.seen:
+                threading.Event().wait(0.002)
+        assert echo.gone.wait(PATIENCE_S)
+
+
+def test_a_slow_reader_is_waited_for() -> None:
+    with serving() as (thread, _), socket.create_connection(("127.0.0.1", thread.port), PATIENCE_S) as line:
+        line.sendall(b"GET /flood HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert talk(thread, GET, until=b"<>")  # meanwhile others are served
+        found = 0
+        while data := line.recv(1 << 20):
+            found += len(data)
+    assert found > 64 * 65536
+
+
+def test_what_stands_still_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http1, "STALL_S", 0.05)
+    with serving() as (thread, _), socket.create_connection(("127.0.0.1", thread.port), PATIENCE_S) as line:
+        line.sendall(b"POST /echo HTTP/1.1\r\nContent-")
+        with contextlib.suppress(ConnectionResetError):
+            assert line.recv(100) == b""
+
+
+def test_the_end_waits_for_answers_under_way() -> None:
+    """And does not wait for connections that are only open."""
+    with (
+        serving() as (thread, echo),
+        socket.create_connection(("127.0.0.1", thread.port), PATIENCE_S) as idle,
+    ):
+        idle.sendall(GET)
+        assert idle.recv(1000).endswith(b"<>")
+        thread.stop()
+        assert idle.recv(1000) == b""
+    assert echo.life == ["startup", "shutdown"]
+
+
+def test_a_port_that_is_taken() -> None:
+    with serving() as (thread, _), pytest.raises(OSError, match="address"):
+        ServerThread(Echo(), port=thread.port).start()
+
+
+def test_an_application_that_cannot_start() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.failed", "message": "no disk"})
+
+    async def main() -> None:
+        await serve(app, stopped=asyncio.Event())
+
+    with pytest.raises(RuntimeError, match="no disk"):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("lines", "keeps"),
+    [
+        (b"GET / HTTP/1.1", True),
+        (b"GET / HTTP/1.1\r\nConnection: Close", False),
+        (b"GET / HTTP/1.0", False),
+        (b"GET / HTTP/1.0\r\nConnection: keep-alive", True),
+    ],
+)
+def test_keeping_alive(lines: bytes, keeps: bool) -> None:
+    assert parse_head(lines).keeps_alive is keeps
+
+
+def test_a_malformed_head() -> None:
+    with pytest.raises(BadRequest, match="first line"):
+        parse_head(b"\x00\x01")

@@ -1,0 +1,143 @@
+"""The order of numbered requests, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tinker_sync.local.server.lanes import Lane, Seen, Step
+from tinker_sync.local.server.problems import Refused
+from tinker_sync.local.server.promises import Promise
+
+
+class Scene:
+    """A lane, and in which order its steps were done."""
+
+    def __init__(self, patience_s: float = 60.0) -> None:
+        self.done: list[str] = []
+        self.lane = Lane(self._run, patience_s=patience_s)
+
+    async def _run(self, step: Step) -> None:
+        await step.work()
+        self.done.append(step.promise.request_id)
+
+    def add(self, number: int | None, name: str = "", digest: bytes = b"") -> Promise:
+        async def work() -> None:
+            await asyncio.sleep(0)
+
+        promise = Promise(name or str(number), "OptimStep")
+        self.lane.add(number, digest or str(number).encode(), Step(promise, work))
+        return promise
+
+    async def settled(self, count: int) -> list[str]:
+        async def enough() -> None:
+            while len(self.done) < count:
+                await asyncio.sleep(0.001)
+
+        await asyncio.wait_for(enough(), 10)
+        await self.lane.close()
+        return self.done
+
+
+def play(scenario: Callable[[], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        return await scenario()
+
+    return asyncio.run(main())
+
+
+def test_any_order_of_arrival_becomes_the_order_of_the_numbers() -> None:
+    async def scenario() -> list[str]:
+        scene = Scene()
+        for number in (2, 3, 4, 1, 6, 5):  # the first of a batch comes last
+            scene.add(number)
+        return await scene.settled(6)
+
+    assert play(scenario) == ["1", "2", "3", "4", "5", "6"]
+
+
+def test_nothing_is_done_before_its_turn() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        early = scene.add(2)
+        await asyncio.sleep(0.01)
+        assert scene.done == []
+        assert early.waits_for == "waiting for seq_id 1 of this model, which has not arrived"
+        scene.add(1)
+        assert early.waits_for is None
+        await scene.settled(2)
+
+    play(scenario)
+
+
+def test_without_a_number_it_is_the_next() -> None:
+    async def scenario() -> list[str]:
+        scene = Scene()
+        scene.add(None, "made")
+        scene.add(1)
+        scene.add(3)
+        scene.add(None, "between")
+        scene.add(2)
+        return await scene.settled(5)
+
+    assert play(scenario) == ["made", "1", "between", "2", "3"]
+
+
+def test_what_comes_twice_is_known() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        promise = scene.add(1, digest=b"same")
+        assert scene.lane.known(1, b"same") is promise
+        with pytest.raises(Refused) as refused:
+            scene.lane.known(1, b"another body")
+        assert refused.value.status == 409
+        assert scene.lane.known(2, b"new") is None
+        await scene.settled(1)
+        assert scene.lane.known(1, b"same") is promise
+
+    play(scenario)
+
+
+def test_a_number_that_never_comes_is_skipped_and_then_too_late() -> None:
+    async def scenario() -> list[str]:
+        scene = Scene(patience_s=0.02)
+        scene.add(1)
+        scene.add(4)
+        scene.add(3)
+        done = list(await scene.settled(3))
+        with pytest.raises(Refused, match="too late"):
+            scene.lane.known(2, b"late")
+        return done
+
+    assert play(scenario) == ["1", "3", "4"]
+
+
+def test_patience_begins_anew_with_each_gap() -> None:
+    async def scenario() -> list[str]:
+        scene = Scene(patience_s=0.02)
+        scene.add(2)
+        scene.add(5)
+        return await scene.settled(2)
+
+    assert play(scenario) == ["2", "5"]
+
+
+def test_a_closed_lane_does_nothing_more() -> None:
+    async def scenario() -> list[str]:
+        scene = Scene(patience_s=0.01)
+        scene.add(2)
+        await scene.lane.close()
+        await asyncio.sleep(0.05)
+        return scene.done
+
+    assert play(scenario) == []
+
+
+def test_only_so_much_is_remembered() -> None:
+    seen = Seen(limit=3)
+    for number in range(5):
+        seen.add(number, b"", number * 10)
+    assert [seen.get(number, b"") for number in range(5)] == [None, None, 20, 30, 40]

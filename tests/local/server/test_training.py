@@ -1,0 +1,207 @@
+"""Numbered training requests on the wire: order, repeats, refusals, and what becomes of models."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.embedded import BASE, PROTO, Running, pass_body, running
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("training"), seed=1, hold_s=0.5) as made:
+        made.model(made.session())  # its threads start here
+        yield made
+
+
+def ids(*replies: object) -> list[str]:
+    return [reply.json()["request_id"] for reply in replies]  # type: ignore[attr-defined]
+
+
+def test_the_order_of_the_numbers_counts_not_that_of_arrival(server: Running) -> None:
+    """Chunk one last, and the step before all of them."""
+    one, two = server.model(server.session()), server.model(server.session())
+    step = {"learning_rate": 0.05}
+    server.pass_(one, 1)
+    server.pass_(one, 2, [9, 10, 11])
+    server.optim(one, 3, **step)
+    wanted = server.output(server.pass_(one, 4).json()["request_id"]).metrics
+    probe = server.pass_(two, 4).json()["request_id"]
+    server.optim(two, 3, **step)
+    late = server.pass_(two, 2, [9, 10, 11]).json()["request_id"]
+    reply = server.post("/retrieve_future", {"request_id": late}, x="y")
+    assert reply.status == 408
+    told = reply.json()
+    assert told["queue_state"] == "paused_capacity"
+    assert "seq_id 1" in told["queue_state_reason"]
+    server.pass_(two, 1)
+    assert server.output(probe).metrics == wanted
+
+
+def test_a_repeated_request_has_its_old_promise_and_is_done_once(server: Running) -> None:
+    model = server.model(server.session())
+    replies = [server.pass_(model, 1) for _ in range(3)]
+    assert len(set(ids(*replies))) == 1
+    norm = server.result(ids(server.optim(model, 2, learning_rate=0.0))[0])["metrics"]["grad_norm"]
+    other = server.model(server.session())
+    server.pass_(other, 1)
+    assert server.result(ids(server.optim(other, 2, learning_rate=0.0))[0])["metrics"]["grad_norm"] == norm
+    again = server.optim(model, 2, learning_rate=0.0)
+    assert server.result(ids(again)[0])["metrics"]["grad_norm"] == norm  # long after it was done
+
+
+def test_a_number_for_two_things_is_refused(server: Running) -> None:
+    model = server.model(server.session())
+    server.pass_(model, 1)
+    for reply in (server.pass_(model, 1, [1, 2, 3]), server.optim(model, 1, learning_rate=0.1)):
+        assert reply.status == 409
+        assert "number 1 was used" in reply.detail
+        assert reply.headers["x-should-retry"] == "false"
+
+
+def test_what_cannot_be_computed_fails_its_promise_and_takes_its_number(server: Running) -> None:
+    model = server.model(server.session())
+    failed = server.result(ids(server.pass_(model, 1, loss="none"))[0])
+    assert failed["category"] == "user"
+    assert "'none' is unknown" in failed["error"]
+    failed = server.result(ids(server.pass_(model, 2, [1, 10**6]))[0])
+    assert failed["category"] == "user"
+    assert "data[0]" in failed["error"]
+    other = {"optimizer_params": {"type": "muon", "lr": 1}, "model_id": model, "seq_id": 3}
+    assert "adamw" in server.result(server.ok("/optim_step", other)["request_id"])["error"]
+    norm = server.result(ids(server.optim(model, 4, learning_rate=0.1))[0])["metrics"]["grad_norm"]
+    assert norm == 0.0  # nothing of the failed ones was kept
+
+
+def test_a_forward_pass_leaves_no_gradients(server: Running) -> None:
+    model = server.model(server.session())
+    output = server.output(ids(server.pass_(model, 1, forward_only=True))[0])
+    assert output.loss_fn_outputs[0]["logprobs"].to_numpy().shape == (3,)
+    assert output.loss_fn_output_type == "ArrayRecord"
+    assert server.result(ids(server.optim(model, 2, learning_rate=0.1))[0])["metrics"]["grad_norm"] == 0.0
+
+
+def test_results_come_in_either_form(server: Running) -> None:
+    model = server.model(server.session())
+    request = ids(server.pass_(model, 1))[0]
+    proto = server.output(request)
+    plain = server.result(request)
+    assert plain["metrics"] == proto.metrics
+    shown = np.array(plain["loss_fn_outputs"][0]["logprobs"]["data"], dtype=np.float32)
+    assert shown.tolist() == proto.loss_fn_outputs[0]["logprobs"].to_numpy().tolist()
+
+
+def test_large_results_are_announced_to_those_who_allow_it(tmp_path: Path) -> None:
+    with running(tmp_path, metadata_over_bytes=50) as server:
+        request = ids(server.pass_(server.model(server.session()), 1))[0]
+        asked = {"request_id": request, "allow_metadata_only": True}
+        told = server.post("/retrieve_future", asked, accept=PROTO).json()
+        whole = server.post("/retrieve_future", {"request_id": request}, accept=PROTO)
+    assert told == {"status": "complete_metadata", "response_payload_size": len(whole.body)}
+
+
+def test_no_such_promise(server: Running) -> None:
+    assert server.retrieve("req-nonsense").status == 404
+    assert server.retrieve("req-00000000-5").status == 410  # of another server, or of before a restart
+    assert server.post("/cancel_future", {"request_id": "req-nonsense"}).status == 404
+
+
+def test_two_models_are_two_lanes(server: Running) -> None:
+    """One that waits for a number keeps nobody else waiting."""
+    session = server.session()
+    one, two = server.model(session, 0), server.model(session, 1)
+    server.pass_(one, 5)
+    assert server.output(ids(server.pass_(two, 1))[0]).metrics["loss:sum"] > 0
+
+
+# ------------------------------------------------------------------------------------------ models
+
+
+def test_a_model_is_made_once(server: Running) -> None:
+    session = server.session()
+    promises = [server.create_model(session) for _ in range(2)]
+    assert promises[0] == promises[1]
+    assert server.result(promises[0]["request_id"])["model_id"] == f"{session}:train:0"
+    other = {"session_id": session, "model_seq_id": 0, "base_model": BASE, "lora_config": {"rank": 9}}
+    assert server.post("/create_model", other).status == 409
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"base_model": "no/model"}, "no/model"),
+        ({"optimizer_config": {"type": "dimuon", "version": 1}}, "dimuon"),
+        ({"lora_config": {"rank": 0}}, "rank"),
+        ({"lora_config": {"rank": 100_000}}, "rank"),
+        (
+            {"lora_config": {"rank": 2, "train_mlp": False, "train_attn": False, "train_unembed": False}},
+            "at least one",
+        ),
+    ],
+)
+def test_models_that_cannot_be_made(server: Running, changes: dict[str, object], says: str) -> None:
+    body = {"session_id": server.session(), "model_seq_id": 0, "base_model": BASE, **changes}
+    reply = server.post("/create_model", body)
+    assert (reply.status, says in reply.detail) == (400, True), reply
+
+
+def test_a_model_of_no_session(server: Running) -> None:
+    body = {"session_id": "nobody", "model_seq_id": 0, "base_model": BASE}
+    assert server.post("/create_model", body).status == 404
+
+
+def test_a_model_can_be_dropped(server: Running) -> None:
+    model = server.model(server.session())
+    last = ids(server.pass_(model, 1))[0]
+    promise = server.ok("/unload_model", {"model_id": model})
+    assert server.result(promise["request_id"])["model_id"] == model
+    assert server.output(last).metrics["loss:sum"] > 0
+    reply = server.pass_(model, 2)
+    assert (reply.status, "not in memory" in reply.detail) == (404, True)
+    info = server.ok("/get_info", {"model_id": model})
+    assert (info["model_name"], info["lora_rank"], info["is_lora"]) == (BASE, 2, True)
+
+
+def test_many_at_once_from_many_threads(server: Running) -> None:
+    """Eight clients, one model each, all numbers in any order: each has its own result."""
+    session = server.session()
+    models = [server.model(session, number) for number in range(8)]
+    losses: dict[str, list[float]] = {}
+
+    def work(model: str, seed: int) -> None:
+        order = np.random.default_rng(seed).permutation(6) + 1
+        requests = {int(n): ids(server.pass_(model, int(n), [n + 1, n + 2, n + 3]))[0] for n in order}
+        losses[model] = [server.output(requests[n]).metrics["loss:sum"] for n in range(1, 7)]
+
+    threads = [threading.Thread(target=work, args=(model, seed)) for seed, model in enumerate(models)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len({tuple(each) for each in losses.values()}) == 1
+    assert len(losses) == 8
+
+
+def test_a_large_json_body_is_taken(server: Running) -> None:
+    model = server.model(server.session())
+    datum = {
+        "model_input": {"chunks": [{"type": "encoded_text", "tokens": [1] * 8}]},
+        "loss_fn_inputs": {"target_tokens": {"data": [2] * 8, "dtype": "int64", "shape": [8]}},
+    }
+    given = {"data": [datum] * 800, "loss_fn": "cross_entropy"}
+    promise = server.ok(
+        "/forward_backward", {"model_id": model, "seq_id": 1, "forward_backward_input": given}
+    )
+    assert len(server.output(promise["request_id"]).loss_fn_outputs) == 800
+
+
+def test_bytes_of_a_request_are_the_request(server: Running) -> None:
+    """The same numbers in other bytes are another request."""
+    model = server.model(server.session())
+    body = pass_body(model, 1)
+    assert server.post("/forward_backward", body, content_type=PROTO).status == 200
+    assert server.post("/forward_backward", body + b"\x3a\x00", content_type=PROTO).status in (409, 422)
