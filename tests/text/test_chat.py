@@ -139,6 +139,13 @@ def test_the_sandbox(tokenizer: Tokenizer, template: str, words: str) -> None:
         shown(tokenizer, template)
 
 
+def test_what_is_none_is_not_there(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": None, "tool_calls": None}]
+    assert shown(tokenizer, "{{ messages[0] | list }}{{ messages[0].content is defined }}", messages) == (
+        "['role']False"
+    )
+
+
 def test_the_users_messages_stay_as_they_are(tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}], "tool_calls": None}]
     before = repr(messages)

@@ -131,6 +131,38 @@ def test_a_forked_child_can_load(folders: Any) -> None:
     assert cache.get("a", lambda: 1) == 1
 
 
+def test_older_repositories_are_asked_for_their_older_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folders: Any
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    asked = []
+
+    def hf_hub_download(repo_id: str, name: str, *, revision: str | None) -> None:
+        snapshot = tmp_path / f"models--{repo_id.replace('/', '--')}" / "snapshots" / "main"
+        snapshot.mkdir(parents=True, exist_ok=True)
+        source = folders["unigram" if repo_id == "org/older" else "byte-level"] / name
+        (snapshot / name).write_bytes(source.read_bytes() if source.exists() else b"")
+        asked.append(name)
+
+    class Errors:
+        class EntryNotFoundError(Exception):
+            pass
+
+        LocalEntryNotFoundError = RepositoryNotFoundError = RevisionNotFoundError = EntryNotFoundError
+
+    library: Any = types.ModuleType("huggingface_hub")
+    library.hf_hub_download = hf_hub_download
+    monkeypatch.setitem(sys.modules, "huggingface_hub", library)
+    monkeypatch.setitem(sys.modules, "huggingface_hub.utils", Errors)  # type: ignore[arg-type]
+    usual = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+    older = get_tokenizer("org/older")
+    assert asked == [*usual, "special_tokens_map.json", "added_tokens.json"]
+    assert older.extra_special_tokens == ["<extra_0>"]  # which only the older file has
+    asked.clear()
+    get_tokenizer("org/newer")
+    assert asked == usual
+
+
 # ------------------------------------------------------------------------------------------- other backends
 
 
