@@ -297,7 +297,7 @@ def odd_arguments(name: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     rng, cls = seeded(name), ours(name)
     good = random_arguments(rng, cls)
     yield "", None, good
-    for field in attrs.fields(cls):
+    for field in shared_fields(cls):
         if field.init:
             for value in ODD:
                 yield field.name, value, {**good, field.name: value}

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
@@ -186,8 +187,13 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         """Not to the terminal."""
 
+    def _note(self) -> None:
+        # Not this object: it serves all requests of its connection.
+        self.noted = SimpleNamespace(path=self.path, headers=self.headers, method=self.command)
+        self.owner.seen.append(self.noted)
+
     def do_GET(self) -> None:
-        self.owner.seen.append(self)
+        self._note()
         url = urlsplit(self.path)
         if url.path.startswith("/files/"):
             self.owner.before(self)
@@ -202,11 +208,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        self.owner.seen.append(self)
+        self._note()
         if self.path.endswith("/client/config"):
             self._json(self.owner.config)
         elif self.path.endswith("/external_weights_upload_start"):
-            self.start = json.loads(body)
+            self.noted.start = json.loads(body)
             owner = self.owner
             self._json(
                 {
@@ -221,7 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._json({}, 200 if self.path.endswith("/dynamic_config") else 404)
 
     def do_PUT(self) -> None:
-        self.owner.seen.append(self)
+        self._note()
         self.owner.before(self)
         url = urlsplit(self.path)
         length = int(self.headers["content-length"])
@@ -240,7 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._json({})
 
     def do_DELETE(self) -> None:
-        self.owner.seen.append(self)
+        self._note()
         self._json({})
 
     def _expiry(self) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from types import TracebackType
-from typing import IO, Final
+from typing import Final, Protocol
 from urllib.parse import urljoin
 
 import requests
@@ -35,6 +35,12 @@ from tinker_sync.transport.session import SessionRules
 # A new address is asked for this long before the old one ends, by our own clock, which may be wrong; an
 # address that has just been given is used in any case.
 _MARGIN_S: Final = 30.0
+
+
+class Readable(Protocol):
+    """As much of a file as is needed to send it."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
 
 
 class Broken(Exception):
@@ -110,7 +116,7 @@ class SignedHttp:
         with answer:
             raise TransferError(f"the address of the file redirects more than {MAX_REDIRECTS} times")
 
-    def put(self, url: str, body: IO[bytes], size_bytes: int) -> Answer:
+    def put(self, url: str, body: Readable, size_bytes: int) -> Answer:
         """Send a file. Errors as for `get`; redirects are not followed."""
         return self._send("PUT", url, {"Content-Length": str(size_bytes)}, body)
 
@@ -118,7 +124,7 @@ class SignedHttp:
         """Close the connections that are ours to close."""
         self._rules.close()
 
-    def _send(self, method: str, url: str, headers: Mapping[str, str], body: IO[bytes] | None) -> Answer:
+    def _send(self, method: str, url: str, headers: Mapping[str, str], body: Readable | None) -> Answer:
         origin = self._origin(url)
         request = requests.PreparedRequest()
         request.method = method

@@ -144,6 +144,8 @@ class Caller:
         verdict = self._judge.reply(reply, call)
         if verdict is not None and isinstance(verdict.error, ConflictError):
             verdict.error.ambiguous = reply.resent
+        if verdict is not None and reply.resent:
+            verdict.error.attempts = call.attempt + 1
         return verdict or reply
 
     def _pause_s(self, verdict: Retry | Again, call: Call) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tinker_sync.clients.rest.account import AccountCalls, AdminClient
+from tinker_sync.clients.rest.bulk import BulkCalls
 from tinker_sync.clients.rest.checkpoints import CheckpointCalls
 from tinker_sync.clients.rest.runs import RunCalls
 from tinker_sync.clients.rest.sessions import SessionCalls
@@ -11,7 +12,7 @@ from tinker_sync.clients.rest.transfers import TransferCalls
 __all__ = ["AdminClient", "RestClient"]
 
 
-class RestClient(RunCalls, CheckpointCalls, SessionCalls, TransferCalls, AccountCalls):
+class RestClient(RunCalls, CheckpointCalls, SessionCalls, TransferCalls, BulkCalls, AccountCalls):
     """Looks after runs, checkpoints and sessions. Threads may share it.
 
     Methods return futures; calls go out at once and side by side. Clients for the same server and key share

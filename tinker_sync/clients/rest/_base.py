@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeVar
 
@@ -10,7 +11,12 @@ from tinker_sync._version import __version__
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._shared import SharedCores
 from tinker_sync.config import Settings
-from tinker_sync.errors import InvalidInputError
+from tinker_sync.errors import (
+    APIStatusError,
+    ExperimentalWarning,
+    InvalidInputError,
+    UnsupportedByServerError,
+)
 from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.rate_limiter import key_fingerprint
@@ -87,6 +93,31 @@ class RestBase:
 def told_of(method: str) -> dict[str, str]:
     """What servers are told of where a call comes from."""
     return {"x-sdk-version": __version__, "x-sdk-method": method}
+
+
+# What servers answer that have no such call; 403 is a server that has it and does not let everybody.
+_NO_SUCH_CALL: Final = frozenset({404, 405, 501})
+
+
+def newer_call(core: Core, name: str, request: Any, *, method: str) -> Any:
+    """Make a call that only the newest servers have.
+
+    Raises:
+        UnsupportedByServerError: this one has not.
+    """
+    try:
+        return core.call(name, request, headers=told_of(method), usual_s=_deadlines.REST_S)
+    except APIStatusError as error:
+        if error.status_code not in _NO_SUCH_CALL:
+            raise
+        raise UnsupportedByServerError(
+            f"this server does not offer {name} (it answers {error.status_code})", feature=name
+        ) from error
+
+
+def warn_experimental(name: str) -> None:
+    """Say that a call may change; to whoever called the public method that says so."""
+    warnings.warn(f"{name} is experimental and may change", ExperimentalWarning, stacklevel=3)
 
 
 def checked_scope(access_scope: str) -> str:

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._twins import result_twin
-from tinker_sync.clients.rest._base import RestBase, checked_id, told_of
+from tinker_sync.clients.rest._base import RestBase, checked_id, newer_call, told_of, warn_experimental
 from tinker_sync.clients.rest._sources import archive_address
 from tinker_sync.clients.rest.listing import Listing, Page
 from tinker_sync.errors import InvalidInputError
@@ -19,10 +19,17 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.transport.call import Reply
 from tinker_sync.types import (
     Checkpoint,
+    CheckpointSearchRequest,
+    CheckpointSearchResponse,
     CheckpointsListResponse,
     CopyWeightsRequest,
     CopyWeightsResponse,
+    ExternalWeightsUploadFinishRequest,
+    ExternalWeightsUploadFinishResult,
+    ExternalWeightsUploadStartRequest,
+    ExternalWeightsUploadStartResult,
     ExternalWeightsUrlsResponse,
+    LoraConfig,
     ParsedCheckpointTinkerPath,
 )
 
@@ -184,6 +191,54 @@ class CheckpointCalls(RestBase):
 
         return self._later(copy)
 
+    # ---------------------------------------------------------------------------------- newer servers
+
+    def search_checkpoints(self, request: CheckpointSearchRequest) -> APIFuture[CheckpointSearchResponse]:
+        """One page of the checkpoints that match, the newest first. Experimental: the service may change it.
+
+        The future fails with `UnsupportedByServerError` where the server has no such search.
+        """
+        warn_experimental("search_checkpoints")
+        core = self._core
+        return self._later(
+            lambda: newer_call(core, "search_checkpoints", request, method="search_checkpoints")
+        )
+
+    def external_weights_upload_start(
+        self, *, base_model: str, lora_config: LoraConfig, destination_project_id: str | None = None
+    ) -> APIFuture[ExternalWeightsUploadStartResult]:
+        """Begin to upload an adapter: where each of its files goes. Experimental.
+
+        `upload_external_weights` does all of it. Without that, send each file to its address with PUT, and
+        then call `external_weights_upload_finish`.
+
+        Args:
+            base_model: what it is an adapter of.
+            lora_config: how it is built.
+            destination_project_id: where it goes; None: `TINKER_PROJECT_ID`, else the default project.
+        """
+        warn_experimental("external_weights_upload_start")
+        core = self._core
+        request = ExternalWeightsUploadStartRequest(
+            base_model=base_model,
+            lora_config=lora_config,
+            destination_project_id=destination_project_id or core.settings.project_id,
+        )
+        name = "external_weights_upload_start"
+        return self._later(lambda: newer_call(core, name, request, method=name))
+
+    def external_weights_upload_finish(self, upload_id: str) -> APIFuture[ExternalWeightsUploadFinishResult]:
+        """Make a checkpoint of an upload whose files are all there. Experimental.
+
+        Args:
+            upload_id: what `external_weights_upload_start` called it.
+        """
+        warn_experimental("external_weights_upload_finish")
+        core = self._core
+        request = ExternalWeightsUploadFinishRequest(upload_id=checked_id("upload_id", upload_id))
+        name = "external_weights_upload_finish"
+        return self._later(lambda: newer_call(core, name, request, method=name))
+
     # ---------------------------------------------------------------------------------- older servers
 
     def get_checkpoint_archive_url(
@@ -227,6 +282,9 @@ class CheckpointCalls(RestBase):
     set_checkpoint_ttl_from_tinker_path_async = result_twin(set_checkpoint_ttl_from_tinker_path)
     get_external_weights_urls_async = result_twin(get_external_weights_urls)
     copy_weights_async = result_twin(copy_weights)
+    search_checkpoints_async = result_twin(search_checkpoints)
+    external_weights_upload_start_async = result_twin(external_weights_upload_start)
+    external_weights_upload_finish_async = result_twin(external_weights_upload_finish)
     get_checkpoint_archive_url_async = result_twin(get_checkpoint_archive_url)
     get_checkpoint_archive_url_from_tinker_path_async = result_twin(
         get_checkpoint_archive_url_from_tinker_path

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from tinker_sync.clients.rest._base import RestBase
+from tinker_sync.clients.rest._base import RestBase, newer_call, warn_experimental
 from tinker_sync.clients.rest._sources import source_of
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.runtime.futures import APIFuture
@@ -15,7 +16,16 @@ from tinker_sync.runtime.workers import Workers
 from tinker_sync.transfer.control import Control
 from tinker_sync.transfer.download import CheckpointDownload, Download, Wish, default_target
 from tinker_sync.transfer.progress import Teller, TransferProgress
-from tinker_sync.types import ParsedCheckpointTinkerPath
+from tinker_sync.transfer.signed import SignedHttp
+from tinker_sync.transfer.upload import Upload
+from tinker_sync.types import (
+    ExternalWeightsUploadFinishRequest,
+    ExternalWeightsUploadFinishResult,
+    ExternalWeightsUploadStartRequest,
+    ExternalWeightsUploadStartResult,
+    LoraConfig,
+    ParsedCheckpointTinkerPath,
+)
 
 T = TypeVar("T")
 
@@ -75,6 +85,65 @@ class TransferCalls(RestBase):
             ).run()
 
         return self._alongside(download)
+
+    def upload_external_weights(
+        self,
+        directory: str | os.PathLike[str],
+        base_model: str,
+        lora_config: LoraConfig,
+        destination_project_id: str | None = None,
+        *,
+        progress: Callable[[TransferProgress], object] | None = None,
+    ) -> APIFuture[str]:
+        """Bring an adapter to the service, and give the path of the checkpoint it becomes. Experimental.
+
+        Args:
+            directory: with the files, named and built as `TrainingClient.save_weights_external` exports them.
+            base_model: what it is an adapter of.
+            lora_config: how it is built.
+            destination_project_id: where it goes; None: `TINKER_PROJECT_ID`, else the default project.
+            progress: called with `TransferProgress`, on a worker, at most ten times a second.
+
+        The future fails with `UnsupportedByServerError` where the server takes none.
+        """
+        warn_experimental("upload_external_weights")
+        place = Path(directory)
+        if not place.is_dir():
+            raise InvalidInputError(f"directory: there is none at {str(directory)!r}")
+        core = self._core
+        request = ExternalWeightsUploadStartRequest(
+            base_model=base_model,
+            lora_config=lora_config,
+            destination_project_id=destination_project_id or core.settings.project_id,
+        )
+
+        def begin() -> tuple[str, dict[str, str]]:
+            begun: ExternalWeightsUploadStartResult = newer_call(
+                core, "external_weights_upload_start", request, method="upload_external_weights"
+            )
+            return begun.upload_id, begun.urls
+
+        def upload(control: Control) -> str:
+            start = TransferProgress(tinker_path="", stage="preparing")
+            teller = Teller(progress, core.callback_pool.run, core.clock, start)
+            http = SignedHttp(core.settings)
+            try:
+                sender = Upload(
+                    place, http, clock=core.clock, control=control, teller=teller, draw=random.random
+                )
+                upload_id = sender.run(begin)
+            finally:
+                http.close()
+            finished: ExternalWeightsUploadFinishResult = newer_call(
+                core,
+                "external_weights_upload_finish",
+                ExternalWeightsUploadFinishRequest(upload_id=upload_id),
+                method="upload_external_weights",
+            )
+            teller.change(stage="done", file=None, tinker_path=finished.tinker_path)
+            return finished.tinker_path
+
+        return self._alongside(upload)
 
     def _alongside(self, work: Callable[[Control], T]) -> APIFuture[T]:
         """Do `work` on a thread of its own, until it is done, cancelled, or the client closed."""

@@ -1,0 +1,175 @@
+"""Weights brought to the service: every file gets there whole, and nothing else of this machine does."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.file_server import FileServer
+
+import tinker_sync
+from tinker_sync import errors, types
+from tinker_sync.clients.rest import RestClient
+from tinker_sync.transfer import upload as transfer_upload
+from tinker_sync.transfer.progress import TransferProgress
+
+LORA = types.LoraConfig(rank=8)
+FILES = {"adapter_model.safetensors": os.urandom(700_000), "adapter_config.json": b"{}"}
+pytestmark = pytest.mark.filterwarnings("ignore::tinker_sync.errors.ExperimentalWarning")
+
+
+@pytest.fixture
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(transfer_upload, "delay_s", lambda *_, **__: 0.001)
+    place = tmp_path / "weights"
+    place.mkdir()
+    for name, content in FILES.items():
+        (place / name).write_bytes(content)
+    return place
+
+
+@pytest.fixture
+def server() -> Iterator[FileServer]:
+    with FileServer(dict.fromkeys(FILES, 0)) as server:
+        yield server
+
+
+def send(server: FileServer, place: Path, **options: Any) -> str:
+    with tinker_sync.ServiceClient(base_url=server.url, api_key="tml-mine-alone") as service:
+        return (
+            RestClient(service.holder).upload_external_weights(place, "org/base", LORA, **options).result(30)
+        )
+
+
+def test_all_files_get_there(server: FileServer, weights: Path) -> None:
+    told: list[TransferProgress] = []
+    done = threading.Event()
+
+    def listen(state: TransferProgress) -> None:
+        told.append(state)
+        if state.stage == "done":
+            done.set()
+
+    path = send(server, weights, destination_project_id="p-1", progress=listen)
+    assert done.wait(10)
+    assert server.puts == FILES
+    assert path == "tinker://run/external_weights/up-0"
+    start = next(seen for seen in server.seen if seen.path.endswith("_start")).start
+    assert (start["base_model"], start["lora_config"]["rank"], start["destination_project_id"]) == (
+        "org/base",
+        8,
+        "p-1",
+    )
+    assert (told[-1].bytes_done, told[-1].bytes_total, told[-1].files_done) == (700_002, 700_002, 2)
+    for put in server.asked():
+        assert "tml-mine-alone" not in str(put.headers)
+        assert {name.lower() for name in put.headers} <= {
+            "host",
+            "user-agent",
+            "accept-encoding",
+            "content-length",
+        }
+
+
+@pytest.mark.parametrize("trouble", [{"cut": 900_000, "sent": 500_000}, {"statuses": [503, 500]}])
+def test_what_breaks_is_sent_again(server: FileServer, weights: Path, trouble: dict[str, Any]) -> None:
+    for name, value in trouble.items():
+        setattr(server, name, value)
+    assert send(server, weights)
+    assert server.puts == FILES
+    assert len(server.asked()) > 2
+
+
+def test_addresses_that_end_begin_a_new_upload(server: FileServer, weights: Path) -> None:
+    server.statuses = [403]
+    assert send(server, weights) == "tinker://run/external_weights/up-2"
+    assert server.puts == FILES
+
+
+def test_a_server_that_refuses(server: FileServer, weights: Path) -> None:
+    server.statuses = [507]
+    with pytest.raises(errors.TransferError, match="507"):
+        send(server, weights)
+    server.life_s = -5
+    with pytest.raises(errors.TransferError, match="refused each time") as caught:
+        send(server, weights)
+    assert "s3cr3t" not in str(caught.value)
+    server.life_s, server.statuses = 60, [503] * 20
+    with pytest.raises(errors.TransferError, match="503"):
+        send(server, weights)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "link/outside"])
+def test_a_server_gets_nothing_it_must_not_ask_for(weights: Path, name: str) -> None:
+    (weights.parent / "outside").write_text("private")
+    (weights / "link").symlink_to(weights.parent)
+    with FileServer({name: 0}) as server, pytest.raises(errors.TransferError):
+        send(server, weights)
+    assert server.asked() == []
+
+
+def test_files_that_are_missing_are_all_named(weights: Path) -> None:
+    with FileServer({"x.bin": 0, "y.bin": 0, "adapter_config.json": 0}) as server:
+        with pytest.raises(errors.InvalidInputError) as caught:
+            send(server, weights)
+        assert [problem.split("'")[1] for problem in caught.value.problems] == ["x.bin", "y.bin"]
+        assert server.asked() == []
+        with pytest.raises(errors.InvalidInputError):
+            send(server, weights / "nowhere")
+
+
+CALLS: list[Callable[[RestClient], Any]] = [
+    lambda rest: rest.search_checkpoints(types.CheckpointSearchRequest()),
+    lambda rest: rest.external_weights_upload_start(base_model="org/base", lora_config=LORA),
+    lambda rest: rest.external_weights_upload_finish("up-1"),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_servers_that_have_no_such_call(status: int, call: Callable[[RestClient], Any]) -> None:
+    from support.tinker_stub import Answer, StubServer
+
+    with StubServer() as stub:
+        stub.script("*", *[Answer(usual=True)] * 2, Answer(status, {"detail": "Not Found"}))
+        with tinker_sync.ServiceClient(base_url=stub.url, api_key="tml-a") as service:  # type: ignore[attr-defined]
+            rest = RestClient(service.holder)
+            with pytest.warns(errors.ExperimentalWarning):
+                future = call(rest)
+            with pytest.raises(errors.UnsupportedByServerError, match="does not offer"):
+                future.result(20)
+
+
+def test_experimental_calls_where_there_are_some() -> None:
+    from support.tinker_stub import Answer, StubServer
+
+    cursor = {"last_created_at": "2026-01-01T00:00:00Z", "last_checkpoint_uuid": "u"}
+    entry = {
+        "checkpoint_id": "weights/a",
+        "checkpoint_type": "training",
+        "time": "2026-01-01T00:00:00Z",
+        "tinker_path": "tinker://r/weights/a",
+        "base_model": "org/base",
+    }
+    with StubServer() as stub:
+        stub.script("/checkpoints/search", Answer(body={"checkpoints": [entry], "next_cursor": cursor}))
+        stub.script("/external_weights_upload_finish", Answer(403, {"detail": "not for you"}))
+        with tinker_sync.ServiceClient(base_url=stub.url, api_key="tml-a") as service:  # type: ignore[attr-defined]
+            rest = RestClient(service.holder)
+            found = rest.search_checkpoints(types.CheckpointSearchRequest(base_models=["org/base"])).result(
+                20
+            )
+            with pytest.raises(errors.PermissionDeniedError):
+                rest.external_weights_upload_finish("up-1").result(20)
+            with pytest.raises(errors.InvalidInputError):
+                rest.external_weights_upload_finish("")
+        asked = json.loads(stub.asked("/checkpoints/search")[0].body)
+    assert (asked["base_models"], asked["owner"], asked["limit"]) == (["org/base"], {"type": "own"}, 50)
+    assert found.checkpoints[0].base_model == "org/base"
+    assert found.next_cursor is not None
+    assert found.checkpoints[0].model_dump()["base_model"] == "org/base"

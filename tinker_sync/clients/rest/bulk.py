@@ -1,0 +1,196 @@
+"""The same call for many checkpoints: side by side, but not too many, and with a result for each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from attrs import field, frozen
+
+from tinker_sync.clients import _deadlines
+from tinker_sync.clients.rest._base import RestBase, told_of
+from tinker_sync.errors import InvalidInputError, NotFoundError, TinkerError
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.workers import Workers
+from tinker_sync.types import Checkpoint, ParsedCheckpointTinkerPath
+
+# As many as the reference client's command line has under way.
+PARALLEL = 32
+
+
+@frozen
+class CheckpointOutcome:
+    """What became of one checkpoint.
+
+    >>> CheckpointOutcome("tinker://run/weights/a", None).ok
+    True
+    """
+
+    tinker_path: str
+    error: TinkerError | None = field(default=None)
+    """Why it failed; None where it did not."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it worked."""
+        return self.error is None
+
+
+@frozen(kw_only=True)
+class BulkProgress:
+    """How far a call for many checkpoints is.
+
+    >>> BulkProgress(done=3, failed=1, total=10).total
+    10
+    """
+
+    done: int
+    """Failed ones included."""
+    failed: int
+    total: int
+
+
+Paths = Iterable[str | Checkpoint]
+Listener = Callable[[BulkProgress], object]
+
+
+class BulkCalls(RestBase):
+    """Calls for many checkpoints."""
+
+    def delete_checkpoints(
+        self, paths: Paths, *, parallel: int = PARALLEL, progress: Listener | None = None
+    ) -> APIFuture[list[CheckpointOutcome]]:
+        """Delete checkpoints for good. One that fails keeps no other from being deleted.
+
+        Args:
+            paths: of the checkpoints, or checkpoints as they are listed.
+            parallel: how many are deleted side by side.
+            progress: called with `BulkProgress` after each, on a worker.
+
+        The result has an outcome for each path, in their order; one that was given twice has the same twice.
+        """
+        return self._for_each(
+            "delete_checkpoint",
+            None,
+            paths,
+            parallel,
+            progress,
+            method="delete_checkpoints",
+            gone_is_fine=True,
+        )
+
+    def set_checkpoints_ttl(
+        self,
+        paths: Paths,
+        ttl_seconds: int | None,
+        *,
+        parallel: int = PARALLEL,
+        progress: Listener | None = None,
+    ) -> APIFuture[list[CheckpointOutcome]]:
+        """Have checkpoints deleted in so many seconds; None keeps them. Otherwise as `delete_checkpoints`."""
+        return self._for_each(
+            "set_checkpoint_ttl",
+            {"ttl_seconds": ttl_seconds},
+            paths,
+            parallel,
+            progress,
+            method="set_checkpoints_ttl",
+        )
+
+    def _for_each(
+        self,
+        name: str,
+        request: object,
+        paths: Paths,
+        parallel: int,
+        progress: Listener | None,
+        *,
+        method: str,
+        gone_is_fine: bool = False,
+    ) -> APIFuture[list[CheckpointOutcome]]:
+        if parallel < 1:
+            raise InvalidInputError(f"parallel: expected 1 or more, got {parallel}")
+        if isinstance(paths, str):
+            raise InvalidInputError("paths: expected several, got one text")
+        core = self._core
+
+        def call(path: str) -> CheckpointOutcome:
+            try:
+                parsed = ParsedCheckpointTinkerPath.from_tinker_path(path)
+                core.call(
+                    name,
+                    request,
+                    path={"run": parsed.training_run_id, "checkpoint": parsed.checkpoint_id},
+                    headers=told_of(method),
+                    usual_s=_deadlines.REST_S,
+                )
+            except TinkerError as error:
+                return CheckpointOutcome(path, None if gone_is_fine and _gone_by_us(error) else error)
+            return CheckpointOutcome(path)
+
+        core.refuse_closed()
+        future: APIFuture[list[CheckpointOutcome]] = core.future()
+        wanted = [path if isinstance(path, str) else path.tinker_path for path in paths]
+        _Bulk(wanted, call, parallel, progress, future).start(core.callback_pool.run)
+        return future
+
+
+class _Bulk:
+    """Many calls of one kind under way. Each of its workers takes one path after another."""
+
+    def __init__(
+        self,
+        wanted: Sequence[str],
+        call: Callable[[str], CheckpointOutcome],
+        parallel: int,
+        progress: Listener | None,
+        future: APIFuture[list[CheckpointOutcome]],
+    ) -> None:
+        self._wanted = wanted
+        self._call = call
+        self._progress = progress
+        self._future = future
+        paths = list(dict.fromkeys(wanted))
+        self._total = len(paths)
+        self._workers = Workers("bulk", min(parallel, max(self._total, 1)))
+        self._count = min(parallel, self._total)
+        self._lock = threading.Lock()
+        self._left = iter(paths)  # guarded by _lock
+        self._outcomes: dict[str, CheckpointOutcome] = {}  # guarded by _lock
+        self._failed = 0  # guarded by _lock
+        self._run: Callable[[Callable[[], object]], object]
+
+    def start(self, run: Callable[[Callable[[], object]], object]) -> None:
+        """Begin; `run` is where listeners are called."""
+        self._run = run
+        if not self._total:
+            self._future.resolve([])
+        for _ in range(self._count):
+            self._workers.run(self._work)
+        self._workers.close(0, drop=False)
+
+    def _work(self) -> None:
+        while not self._future.done():  # cancelled, or the client closed
+            with self._lock:
+                path = next(self._left, None)
+            if path is None:
+                return
+            try:
+                outcome = self._call(path)
+            except Exception as error:  # noqa: BLE001  # none of ours: it belongs to whoever waits
+                self._future.fail(error)
+                return
+            with self._lock:
+                self._outcomes[path] = outcome
+                self._failed += not outcome.ok
+                state = BulkProgress(done=len(self._outcomes), failed=self._failed, total=self._total)
+            if self._progress is not None:
+                self._run(partial(self._progress, state))
+            if state.done == self._total:
+                self._future.resolve([self._outcomes[wanted] for wanted in self._wanted])
+
+
+def _gone_by_us(error: TinkerError) -> bool:
+    """Whether a checkpoint is missing because an earlier try had deleted it, and its answer was lost."""
+    return isinstance(error, NotFoundError) and (error.attempts or 1) > 1
