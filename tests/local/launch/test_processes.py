@@ -192,8 +192,8 @@ def test_ctrl_c_is_for_the_program_and_its_server_hears_its_goodbye(tmp_path: Pa
     code = f"""{SHOW}
 client = ServiceClient(base_url="local")
 client.create_lora_training_client("tinker-sync/tiny", rank=2)
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     sys.stdin.readline()
 except KeyboardInterrupt:
     client.close("interrupted").result()
