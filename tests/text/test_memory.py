@@ -29,8 +29,14 @@ print(resident() - before, len(tokenizer))
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc gives memory back")
 def test_a_large_vocabulary_leaves_little_behind(tmp_path: Path) -> None:
-    words = {f"word-{index}": index for index in range(60_000)}
-    model = {"type": "WordLevel", "vocab": words, "unk_token": "word-0"}
+    letters = [chr(point) for point in range(0x4E00, 0x4E00 + 245)]
+    pairs = [(one, other) for one in letters for other in letters][: 60_000 - len(letters)]
+    tokens = [*letters, *map("".join, pairs)]
+    model = {
+        "type": "BPE",
+        "vocab": {token: index for index, token in enumerate(tokens)},
+        "merges": [" ".join(pair) for pair in pairs],
+    }
     (tmp_path / "tokenizer.json").write_text(
         json.dumps({"version": "1.0", "added_tokens": [], "normalizer": None, "model": model})
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from support.vocabularies import KINDS, texts
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
@@ -155,7 +156,13 @@ def test_options_that_mean_nothing(plain: Tokenizer, options: Any, words: str) -
         (None, "text: expected a str or a list of them, got NoneType"),
         ([None], "text: expected a str, got NoneType"),
         (["a", 5], r"text\[1\]: expected a str, got int"),
-        ("ab\ud800", r"text\[2\]: half of a surrogate pair"),
+        pytest.param(
+            "ab\ud800",
+            r"text\[2\]: half of a surrogate pair",
+            marks=pytest.mark.skipif(
+                tokenizers.__version__.startswith("0.19."), reason="read as a question mark there"
+            ),
+        ),
     ],
 )
 def test_what_is_no_text(plain: Tokenizer, text: Any, words: str) -> None:
