@@ -1,0 +1,93 @@
+"""Downloads and uploads of real weights, from and to the embedded server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.embedded import BASE, KEY, Running, running
+
+import tinker_sync
+from tinker_sync import types
+from tinker_sync.clients.rest import RestClient
+from tinker_sync.transfer.download import Download
+
+pytestmark = pytest.mark.filterwarnings("ignore::tinker_sync.errors.ExperimentalWarning")
+LORA = types.LoraConfig(rank=4)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Running]:
+    with running(tmp_path / "server", seed=1) as server:
+        yield server
+
+
+@pytest.fixture
+def service(server: Running) -> Iterator[tinker_sync.ServiceClient]:
+    with tinker_sync.ServiceClient(base_url=server.url, api_key=KEY) as service:
+        yield service
+
+
+def test_every_kind_of_checkpoint(tmp_path: Path, service: tinker_sync.ServiceClient) -> None:
+    rest = RestClient(service.holder)
+    trainer = service.create_lora_training_client(BASE, rank=4)
+    example = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4]})
+    trainer.forward_backward([example], "cross_entropy")
+    trainer.optim_step(tinker_sync.AdamParams(learning_rate=0.01)).result(60)
+    paths = [
+        trainer.save_state("state").result(60).path,
+        trainer.save_weights_for_sampler("sampler").result(60).path,
+        trainer.save_weights_external("export").result(60).path,
+    ]
+    weights = []
+    for path in paths:
+        got = rest.download_checkpoint(path, tmp_path / path.rpartition("/")[2]).result(60)
+        names = [file.name for file in got.files]
+        assert {"adapter_config.json", "adapter_model.safetensors"} <= set(names)
+        assert [file.size_bytes for file in got.files] == [(got.path / name).stat().st_size for name in names]
+        weights.append((got.path / "adapter_model.safetensors").read_bytes())
+    assert weights[0] == weights[1] == weights[2]
+    # The export that the training checkpoint took is gone again, and so is its run's session.
+    kept = {entry.tinker_path for entry in rest.iter_user_checkpoints()}
+    assert kept == set(paths)
+
+
+def test_what_was_downloaded_can_be_brought_back(tmp_path: Path, service: tinker_sync.ServiceClient) -> None:
+    rest = RestClient(service.holder)
+    trainer = service.create_lora_training_client(BASE, rank=4)
+    path = trainer.save_weights_external("export").result(60).path
+    first = rest.download_checkpoint(path, tmp_path / "first").result(60)
+    back = rest.upload_external_weights(first.path, BASE, LORA).result(60)
+    second = rest.download_checkpoint(back, tmp_path / "second").result(60)
+    for name in ("adapter_model.safetensors",):
+        assert (first.path / name).read_bytes() == (second.path / name).read_bytes()
+    found = rest.search_checkpoints(types.CheckpointSearchRequest()).result(20)
+    assert {path, back} <= {entry.tinker_path for entry in found.checkpoints}
+    assert {entry.base_model for entry in found.checkpoints} == {BASE}
+
+
+def test_an_interrupted_export_is_taken_up(
+    tmp_path: Path, service: tinker_sync.ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second try finds the export of the first, and makes none."""
+    rest = RestClient(service.holder)
+    trainer = service.create_lora_training_client(BASE, rank=4)
+    path = trainer.save_state("state").result(60).path
+
+    def fail(*_: object) -> None:
+        raise tinker_sync.TransferError("in the last moment")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Download, "_reveal", fail)
+        with pytest.raises(tinker_sync.TransferError, match="last moment"):
+            rest.download_checkpoint(path, tmp_path / "out").result(60)
+    exports = [kept for kept in paths_of(rest) if "external_weights" in kept]
+    assert len(exports) == 1
+    assert exports[0] in (tmp_path / "out.partial" / "download.json").read_text()
+    assert rest.download_checkpoint(path, tmp_path / "out").result(60).bytes_resumed > 0
+    assert paths_of(rest) == [path]
+
+
+def paths_of(rest: RestClient) -> list[str]:
+    return [entry.tinker_path for entry in rest.iter_user_checkpoints()]
