@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from tinker_sync.errors import InvalidInputError, WireError
+from tinker_sync.errors import InvalidInputError, TinkerError, WireError
 from tinker_sync.local.host.host import UnknownRun
 from tinker_sync.local.host.workers import Cancelled, HostClosed
 from tinker_sync.local.store.errors import StoreError
@@ -76,6 +76,8 @@ def failure_of(problem: BaseException) -> tuple[str, Category]:
         return str(problem), "user"
     if isinstance(problem, ValueError):  # the engine says which input it is about
         return str(problem), "user"
+    if isinstance(problem, TinkerError):  # such as a package that is not installed
+        return str(problem), "server"
     if isinstance(problem, MemoryError):
         return "there is not enough memory for this request", "server"
     return f"internal error: {type(problem).__name__}: {problem}", "server"

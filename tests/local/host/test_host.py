@@ -1,0 +1,215 @@
+"""The threads that compute: order, cancelling, failures, the end."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tinker_sync.local import tiny
+from tinker_sync.local.engine.lora import LoraSettings
+from tinker_sync.local.engine.loss_inputs import Example
+from tinker_sync.local.engine.sample_spec import SampleSpec
+from tinker_sync.local.engine.sampler import Sampler
+from tinker_sync.local.host import blas
+from tinker_sync.local.host.base_model import BaseModel
+from tinker_sync.local.host.host import Host, UnknownRun
+from tinker_sync.local.host.workers import Cancelled, HostClosed, TrainWorker
+
+MODEL = BaseModel(tiny.NAME, tiny.directory())
+DATA = [Example(np.array([5, 6, 7]), {"target_tokens": np.array([6, 7, 8])})]
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    made = Host([MODEL])
+    yield made
+    made.close()
+
+
+def spec(**changes: Any) -> SampleSpec:
+    return SampleSpec(**{"prompt": np.array([1, 2, 3]), "seed": 1, "max_tokens": 4, **changes})
+
+
+def test_jobs_are_done_in_order_on_one_thread(host: Host) -> None:
+    host.create("a", tiny.NAME, LoraSettings(rank=2)).result(10)
+    names: list[tuple[int, str]] = []
+    jobs = [
+        host.train("a", lambda _, n=n: names.append((n, threading.current_thread().name)))  # type: ignore[misc]
+        for n in range(20)
+    ]
+    wait(jobs, 10)
+    assert names == [(n, "tinker-engine-train") for n in range(20)]
+
+
+def test_runs_are_apart_and_failures_stay_with_their_job(host: Host) -> None:
+    for run in ("a", "b"):
+        host.create(run, tiny.NAME, LoraSettings(rank=2, seed=1)).result(10)
+    before = host.train("b", lambda run: run.forward(DATA, "cross_entropy").metrics).result(10)
+    with pytest.raises(ValueError, match="loss_fn"):
+        host.train("a", lambda run: run.forward_backward(DATA, "none")).result(10)
+    host.train("a", lambda run: run.params.flat.fill(0.3)).result(10)
+    assert host.train("b", lambda run: run.forward(DATA, "cross_entropy").metrics).result(10) == before
+    assert host.train("a", lambda run: run.forward(DATA, "cross_entropy").metrics).result(10) != before
+
+
+def test_runs_that_are_not_there(host: Host) -> None:
+    with pytest.raises(UnknownRun, match="'nobody' is not in memory"):
+        host.train("nobody", lambda run: None).result(10)
+    host.create("a", tiny.NAME, LoraSettings(rank=2)).result(10)
+    assert [host.unload("a").result(10) for _ in range(2)] == [True, False]
+    with pytest.raises(UnknownRun):
+        host.train("a", lambda run: None).result(10)
+
+
+def test_an_unloaded_run_frees_its_memory(host: Host) -> None:
+    host.create("a", tiny.NAME, LoraSettings(rank=2)).result(10)
+    alive = weakref.ref(host._runs["a"])
+    host.unload("a").result(10)
+    host.unload("another").result(10)
+    gc.collect()
+    assert alive() is None
+
+
+def test_samples_of_many_are_those_of_each_alone(host: Host) -> None:
+    specs = [spec(prompt=np.array([n, n + 1]), seed=n, max_tokens=10) for n in range(1, 9)]
+    together = [order.future for order in [host.sample(tiny.NAME, each) for each in specs]]
+    alone = Sampler(MODEL.weights, decode=MODEL.decode)
+    for each, future in zip(specs, together, strict=True):
+        assert future.result(20).samples[0].tokens.tolist() == alone.run([each])[0].samples[0].tokens.tolist()
+
+
+def test_a_sample_that_cannot_be_drawn_bothers_nobody(host: Host) -> None:
+    good = host.sample(tiny.NAME, spec(max_tokens=50))
+    with pytest.raises(ValueError, match="max_tokens"):
+        host.sample(tiny.NAME, spec(max_tokens=0)).future.result(10)
+    assert len(good.future.result(10).samples) == 1
+
+
+def test_cancelled_samples_make_room(host: Host) -> None:
+    slow = host.sample(tiny.NAME, spec(max_tokens=4000, num_samples=64))
+    quick = host.sample(tiny.NAME, spec())
+    host.cancel(slow)
+    with pytest.raises(Cancelled):
+        slow.future.result(10)
+    assert quick.future.result(10)
+    host.cancel(slow)
+    host.cancel(quick)  # both are over
+    assert host.sample(tiny.NAME, spec()).future.result(10)
+
+
+def test_a_sample_that_was_cancelled_before_it_was_taken(host: Host) -> None:
+    order = host.sample(tiny.NAME, spec())
+    if order.future.cancel():  # else it was faster than we
+        with pytest.raises(CancelledError):
+            order.future.result(10)
+    assert host.sample(tiny.NAME, spec()).future.result(10)
+
+
+def test_a_broken_sampler_is_replaced(
+    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+
+        def broken(self: Sampler) -> Any:
+            raise RuntimeError("a bug")
+
+        patch.setattr(Sampler, "step", broken)
+        with pytest.raises(RuntimeError, match="a bug"):
+            host.sample(tiny.NAME, spec()).future.result(10)
+    assert "a bug" in caplog.text
+    assert host.sample(tiny.NAME, spec()).future.result(10)
+
+
+def test_what_waits_at_the_end_fails() -> None:
+    host = Host([MODEL])
+    host.create("a", tiny.NAME, LoraSettings(rank=2)).result(10)
+    started, gate = threading.Event(), threading.Event()
+
+    def held(_: object) -> None:
+        started.set()
+        gate.wait(10)
+
+    busy = host.train("a", held)
+    started.wait(10)
+    waiting = host.train("a", lambda run: None)
+    sample = host.sample(tiny.NAME, spec(max_tokens=4000, num_samples=64))
+    closing = threading.Thread(target=host.close)
+    closing.start()
+    while not host._trainer._closed:
+        threading.Event().wait(0.002)
+    gate.set()
+    closing.join(20)
+    assert busy.result(10) is None
+    for future in (
+        waiting,
+        sample.future,
+        host.train("a", lambda run: None),
+        host.sample(tiny.NAME, spec()).future,
+    ):
+        with pytest.raises(HostClosed):
+            future.result(10)
+    host.close()
+
+
+def test_a_host_that_was_never_used_ends() -> None:
+    Host([MODEL]).close()
+    TrainWorker("tinker-never").close()
+
+
+def test_small_models_compute_on_one_thread_as_long_as_somebody_does() -> None:
+    before = blas._get_threads()
+    if before < 2:
+        pytest.skip("this BLAS has one thread, or is not known")
+    one, two = Host([MODEL]), Host([MODEL])
+    assert blas._get_threads() == before  # nobody computes yet
+    one.create("a", tiny.NAME, LoraSettings(rank=2)).result(10)
+    two.sample(tiny.NAME, spec()).future.result(10)
+    assert blas._get_threads() == 1
+    one.close()
+    one.close()
+    assert blas._get_threads() == 1
+    two.close()
+    assert blas._get_threads() == before
+
+
+# ------------------------------------------------------------------------------------------ base models
+
+
+def test_weights_are_read_once_and_late(tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny.directory(), tmp_path / "model")
+    model = BaseModel("mine", folder)
+    (folder / "model.safetensors").rename(folder / "away")
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        _ = model.weights
+    (folder / "away").rename(folder / "model.safetensors")
+    assert model.weights is model.weights
+    assert model.tokenizer_id == str(folder)
+    assert model.decode([1, 2, 3]) == MODEL.decode([1, 2, 3])
+    (folder / "tokenizer.json").unlink()
+    assert (model.has_tokenizer, model.tokenizer_id) == (False, "mine")
+
+
+@pytest.mark.parametrize(("said", "ends"), [(7, {7}), ([7, 9], {7, 9}), (None, set())])
+def test_where_a_text_ends(tmp_path: Path, said: Any, ends: set[int]) -> None:
+    folder = shutil.copytree(tiny.directory(), tmp_path / "model")
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": said}))
+    assert BaseModel("mine", folder).end_tokens == ends
+    (folder / "generation_config.json").write_text('{"eos_token_id": 3}')
+    assert BaseModel("mine", folder).end_tokens == {3}
+
+
+def test_no_model_there(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"config\.json"):
+        BaseModel("mine", tmp_path)

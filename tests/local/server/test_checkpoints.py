@@ -1,0 +1,414 @@
+"""Checkpoints on the wire: saved, listed, searched, changed, fetched, brought along; and after a restart."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.clock import FakeClock
+from support.embedded import API, BASE, Reply, Running, running
+
+from tinker_sync.local.engine import hf
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("checkpoints"), seed=1) as made:
+        made.model(made.session())
+        yield made
+
+
+def train(server: Running, session: str, number: int = 0) -> str:
+    model = server.model(session, number)
+    server.pass_(model, 1)
+    server.optim(model, 2, learning_rate=0.05)
+    return model
+
+
+def save(server: Running, model: str, seq_id: int, name: str, **more: Any) -> Any:
+    body = {"model_id": model, "path": name, "seq_id": seq_id, **more}
+    return server.result(server.ok("/save_weights", body)["request_id"])
+
+
+def export(server: Running, model: str, seq_id: int, name: str, **more: Any) -> Any:
+    body = {"model_id": model, "path": name, "seq_id": seq_id, **more}
+    return server.result(server.ok("/save_weights_external", body)["request_id"])
+
+
+def loss(server: Running, model: str, seq_id: int) -> float:
+    request = server.pass_(model, seq_id, forward_only=True).json()["request_id"]
+    return server.output(request).metrics["loss:sum"]
+
+
+def fetch(server: Running, url: str, method: str = "GET", body: bytes | None = None, **headers: str) -> Reply:
+    """Without the key."""
+    path = url.partition(str(server.port))[2]
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return server.ask(method, path, body, {"X-API-Key": "", **named})
+
+
+# ------------------------------------------------------------------------------------------ saving
+
+
+def test_a_model_goes_on_from_a_checkpoint_of_another_server(tmp_path: Path) -> None:
+    with running(tmp_path, seed=1) as server:
+        model = train(server, server.session())
+        path = save(server, model, 3, "last")["path"]
+        wanted = loss(server, model, 4)
+        server.pass_(model, 5)
+        server.optim(model, 6, learning_rate=0.05)
+        further = loss(server, model, 7)
+        old_promise = server.pass_(model, 8).json()["request_id"]
+        old_session = model.partition(":")[0]
+    with running(tmp_path, seed=1) as server:
+        assert server.retrieve(old_promise).status == 410
+        assert "not in memory" in server.pass_(model, 9).detail
+        assert server.ok("/get_info", {"model_id": model})["lora_rank"] == 2
+        assert server.ok("/session_heartbeat", {"session_id": old_session})["type"] == "session_heartbeat"
+        body = {"session_id": server.session(), "model_seq_id": 0, "path": path, "optimizer": True}
+        made = server.result(server.ok("/load_weights", body)["request_id"])
+        again = made["model_id"]
+        assert loss(server, again, 1) == wanted
+        server.pass_(again, 2)
+        server.optim(again, 3, learning_rate=0.05)
+        assert loss(server, again, 4) == further
+
+
+def test_samplers_after_a_restart(tmp_path: Path) -> None:
+    with running(tmp_path, seed=1) as server:
+        session = server.session()
+        model = train(server, session)
+        named = server.ok("/save_weights_for_sampler", {"model_id": model, "path": "s", "seq_id": 3})
+        path = server.result(named["request_id"])["path"]
+        unsaved = {"model_id": model, "sampling_session_seq_id": 0, "seq_id": 4}
+        made = server.result(server.ok("/save_weights_for_sampler", unsaved)["request_id"])
+        ephemeral = made["sampling_session_id"]
+        sampler = server.sampler(session, 1, model_path=path).json()["sampling_session_id"]
+        params = {"max_tokens": 8, "seed": 2}
+        found = [
+            server.result(server.sample(each, 0, params=params)["request_id"])
+            for each in (ephemeral, sampler)
+        ]
+        assert found[0]["sequences"][0]["tokens"] == found[1]["sequences"][0]["tokens"]
+        assert server.get(f"/samplers/{ephemeral}").json().get("model_path") is None
+    with running(tmp_path, seed=1) as server:
+        again = server.result(server.sample(sampler, 0, params=params)["request_id"])
+        assert again["sequences"][0]["tokens"] == found[1]["sequences"][0]["tokens"]
+        body = {"sampling_session_id": ephemeral, "prompt": {"chunks": []}, "sampling_params": {}}
+        reply = server.post("/asample", body)
+        assert (reply.status, "never saved" in reply.detail) == (410, True)
+
+
+def test_a_load_right_behind_a_save_finds_it(server: Running) -> None:
+    """Nobody waits for the first promise."""
+    model = train(server, server.session())
+    server.ok("/save_weights", {"model_id": model, "path": "here", "seq_id": 3})
+    wanted = server.pass_(model, 4, forward_only=True).json()["request_id"]
+    server.pass_(model, 5)
+    server.optim(model, 6, learning_rate=1.0)
+    body = {"model_id": model, "path": f"tinker://{model}/weights/here", "optimizer": True, "seq_id": 7}
+    server.ok("/load_weights", body)
+    assert loss(server, model, 8) == server.output(wanted).metrics["loss:sum"]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"path": "../../etc/passwd"}, "cannot name"),
+        ({"path": "a/b"}, "cannot name"),
+        ({"path": ".."}, "cannot name"),
+        ({"path": "x" * 300}, "cannot name"),
+        ({"path": "fine", "ttl_seconds": 3599}, "ttl_seconds"),
+        ({"path": "fine", "ttl_seconds": 10**10}, "ttl_seconds"),
+    ],
+)
+def test_saves_that_are_refused(server: Running, more: dict[str, Any], says: str) -> None:
+    model = server.model(server.session())
+    for call in ("save_weights", "save_weights_for_sampler", "save_weights_external"):
+        body = {"model_id": model, "seq_id": 1 if call == "save_weights" else None, **more}
+        body = {name: value for name, value in body.items() if value is not None}
+        failed = server.result(server.ok(f"/{call}", body)["request_id"])
+        assert (failed["category"], says in failed["error"]) == ("user", True), failed
+    assert server.get(f"/training_runs/{model}/checkpoints").json()["checkpoints"] == []
+
+
+def test_names_are_taken_once_unless_overwritten(server: Running) -> None:
+    model = train(server, server.session())
+    save(server, model, 3, "a", user_metadata={"n": "1"})
+    failed = save(server, model, 4, "a")
+    assert (failed["category"], "already" in failed["error"]) == ("user", True)
+    save(server, model, 5, "a", overwrite=True, user_metadata={"n": "2"})
+    listed = server.get(f"/training_runs/{model}/checkpoints").json()["checkpoints"]
+    assert [each["user_metadata"] for each in listed] == [{"n": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("lora", "says"),
+    [({"rank": 3}, "rank 2, the model 3"), ({"rank": 2, "train_mlp": False}, "train_mlp True")],
+)
+def test_a_checkpoint_of_another_shape(server: Running, lora: dict[str, Any], says: str) -> None:
+    model = train(server, server.session())
+    path = save(server, model, 3, "a")["path"]
+    other = server.model(server.session(), lora_config=lora)
+    body = {"model_id": other, "path": path, "optimizer": False, "seq_id": 1}
+    failed = server.result(server.ok("/load_weights", body)["request_id"])
+    assert (failed["category"], says in failed["error"]) == ("user", True), failed
+
+
+def test_no_optimizer_where_none_was_saved(server: Running) -> None:
+    model = train(server, server.session())
+    named = server.ok("/save_weights_for_sampler", {"model_id": model, "path": "s", "seq_id": 3})
+    path = server.result(named["request_id"])["path"]
+    for seq_id, optimizer in ((4, True), (5, False)):
+        body = {"model_id": model, "path": path, "optimizer": optimizer, "seq_id": seq_id}
+        result = server.result(server.ok("/load_weights", body)["request_id"])
+        assert ("error" in result) is optimizer
+    foreign = {"model_id": model, "path": path, "optimizer": False, "weights_access_token": "x", "seq_id": 6}
+    assert "weights_access_token" in server.result(server.ok("/load_weights", foreign)["request_id"])["error"]
+
+
+# ------------------------------------------------------------------------------------------ lists
+
+
+def test_pages_and_searches(tmp_path: Path) -> None:
+    with running(tmp_path, seed=1) as server:
+        session = server.session(project_id="p-1", user_metadata={"team": "a"}, display_name="Night run")
+        other = server.session(display_name="day")
+        one, two = train(server, session), train(server, other)
+        for number in range(3):
+            save(server, one, 3 + number, f"c-{number}", user_metadata={"n": str(number)})
+        server.result(
+            server.ok("/save_weights_for_sampler", {"model_id": two, "path": "s", "seq_id": 3})["request_id"]
+        )
+        runs = server.get("/training_runs?limit=1&offset=1").json()
+        assert ([each["training_run_id"] for each in runs["training_runs"]], runs["cursor"]) == (
+            [one],
+            {"offset": 1, "limit": 1, "total_count": 2},
+        )
+        mine = server.get("/training_runs?project_id=p-1").json()["training_runs"]
+        assert [each["training_run_id"] for each in mine] == [one]
+        assert mine[0]["last_checkpoint"]["checkpoint_id"] == "weights/c-2"
+        page = server.get("/checkpoints?limit=2&offset=1").json()
+        assert [each["checkpoint_id"] for each in page["checkpoints"]] == ["weights/c-2", "weights/c-1"]
+        assert page["cursor"]["total_count"] == 4
+
+        def found(**request: Any) -> list[str]:
+            names: list[str] = []
+            cursor = None
+            while True:
+                body = {**request, "limit": 2, **({"cursor": cursor} if cursor else {})}
+                reply = server.ok("/checkpoints/search", body)
+                names += [each["checkpoint_id"].partition("/")[2] for each in reply["checkpoints"]]
+                cursor = reply.get("next_cursor")
+                if cursor is None:
+                    return names
+
+        assert found() == ["s", "c-2", "c-1", "c-0"]
+        assert found(checkpoint_type="training", base_models=[BASE]) == ["c-2", "c-1", "c-0"]
+        assert found(project_ids=["p-1"], user_metadata={"n": "1"}) == ["c-1"]
+        assert found(base_models=[]) == []
+        sessions = server.ok("/sessions/search", {"display_name": "night", "statuses": [{"type": "active"}]})
+        assert [each["session_id"] for each in sessions["sessions"]] == [session]
+        assert sessions["sessions"][0]["checkpoints_count"] == 3
+        assert server.get("/sessions?limit=1").json()["sessions"] == [other]
+        assert server.get(f"/sessions/{session}").json()["training_run_ids"] == [one]
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=x", "offset=-1", "limit=100000000", "access_scope=everything"]
+)
+def test_pages_that_make_no_sense(server: Running, query: str) -> None:
+    assert server.get(f"/training_runs?{query}").status == 422
+
+
+# ------------------------------------------------------------------------------------------ changes
+
+
+def test_checkpoints_are_published_kept_and_deleted(tmp_path: Path) -> None:
+    clock = FakeClock()
+    with running(tmp_path, clock=clock, seed=1) as server:
+        model = train(server, server.session())
+        save(server, model, 3, "a", ttl_seconds=4000)
+        place = f"/training_runs/{model}/checkpoints/weights/a"
+        assert server.post(f"{place}/publish").status == 200
+        assert server.post(f"{place}/publish").status == 409
+        assert server.get(f"/training_runs/{model}").json()["last_checkpoint"]["public"] is True
+        assert server.ask("DELETE", f"{place}/publish").status == 200
+        assert server.ask("DELETE", f"{place}/publish").status == 409
+        for ttl, status in ((1, 400), ("x", 400), (True, 400), (10**10, 400), (None, 200), (5000, 200)):
+            assert server.ask("PUT", f"{place}/ttl", {"ttl_seconds": ttl}).status == status
+        assert server.ask("PUT", f"{place}/ttl", {}).status == 422
+        clock.advance(4999)
+        assert server.post(f"{place}/publish").status == 200
+        clock.advance(2)
+        assert server.ask("DELETE", place).status == 404
+        save(server, model, 4, "a")  # its name is free again
+        assert server.ask("DELETE", place).status == 200
+        assert server.ask("DELETE", place).status == 404
+        assert server.ask("DELETE", f"/training_runs/{model}/checkpoints/nonsense/a").status in (400, 404)
+
+
+def test_a_copy_is_made_once(server: Running) -> None:
+    model = train(server, server.session(project_id="p-1"))
+    path = save(server, model, 3, "a")["path"]
+    body = {"source_path": path, "destination_project_id": "p-2", "ttl_seconds": 4000}
+    one, two = (server.ok("/copy_weights", body, X_Idempotency_Key="k-1") for _ in range(2))
+    other = server.ok("/copy_weights", body, X_Idempotency_Key="k-2")
+    assert one == two != other
+    run = one["tinker_path"].split("/")[2]
+    assert run in [
+        each["training_run_id"]
+        for each in server.get("/training_runs?project_id=p-2").json()["training_runs"]
+    ]
+    info = [server.ok("/weights_info", {"tinker_path": each}) for each in (path, one["tinker_path"])]
+    assert info[0] == info[1]
+    assert (info[0]["base_model"], info[0]["lora_rank"], info[0]["train_mlp"]) == (BASE, 2, True)
+    session = server.session()
+    to_session = {"source_path": path, "session_id": session, "model_seq_id": 3}
+    assert server.ok("/copy_weights", to_session)["tinker_path"] == f"tinker://{session}:train:3/weights/a"
+    assert server.post("/copy_weights", {"source_path": path}).status == 400
+    assert server.post("/copy_weights", {**body, "source_path": "tinker://no/weights/x"}).status == 404
+    assert server.post("/copy_weights", {**body, "weights_access_token": "tml-x"}).status == 400
+
+
+# ------------------------------------------------------------------------------------------ downloads
+
+
+def test_files_are_fetched_whole_and_in_parts(server: Running) -> None:
+    model = train(server, server.session())
+    saved = export(server, model, 3, "out")
+    told = server.get(f"/training_runs/{model}/checkpoints/external_weights/out/external_weights_urls").json()
+    assert sorted(told["urls"]) == ["adapter_config.json", "adapter_model.safetensors"]
+    url = told["urls"]["adapter_model.safetensors"]
+    whole = fetch(server, url)
+    assert whole.status == 200
+    assert saved["size_bytes"] == sum(len(fetch(server, each).body) for each in told["urls"].values())
+    tag = whole.headers["etag"]
+    assert tag == f'"{hashlib.sha256(whole.body).hexdigest()}"'
+    part = fetch(server, url, Range="bytes=100-199")
+    assert (part.status, part.body) == (206, whole.body[100:200])
+    assert part.headers["content-range"] == f"bytes 100-199/{len(whole.body)}"
+    assert fetch(server, url, Range="bytes=-10").body == whole.body[-10:]
+    assert fetch(server, url, Range=f"bytes={len(whole.body) - 3}-").body == whole.body[-3:]
+    assert fetch(server, url, Range="bytes=5-1000000000").body == whole.body[5:]
+    assert fetch(server, url, Range=f"bytes={len(whole.body)}-").status == 416
+    assert fetch(server, url, Range="bytes=0-1,5-6").body == whole.body  # which is allowed
+    assert fetch(server, url, Range="bytes=0-9", If_Range=tag).status == 206
+    assert fetch(server, url, Range="bytes=0-9", If_Range='"older"').body == whole.body
+    assert fetch(server, url, If_None_Match=tag).status == 304
+    head = fetch(server, url, "HEAD")
+    assert (head.status, head.body, head.headers["content-length"]) == (200, b"", str(len(whole.body)))
+
+
+def test_addresses_are_genuine_and_expire(tmp_path: Path) -> None:
+    clock = FakeClock()
+    with running(tmp_path, clock=clock, seed=1, url_life_s=60) as server:
+        model = train(server, server.session())
+        export(server, model, 3, "out")
+        told = server.get(
+            f"/training_runs/{model}/checkpoints/external_weights/out/external_weights_urls"
+        ).json()
+        assert datetime.fromisoformat(told["expires"].replace("Z", "+00:00")).timestamp() == clock.time() + 60
+        url = told["urls"]["adapter_config.json"]
+        assert fetch(server, url).status == 200
+        for wrong in (
+            url.partition("?")[0],
+            url.replace("adapter_config.json", "adapter_model.safetensors"),
+            url.replace("expires=1", "expires=2"),
+            url[:-2],
+        ):
+            assert fetch(server, wrong).status == 403
+        assert fetch(server, url, "PUT", b"x").status in (403, 404)
+        assert fetch(server, url, "DELETE").status == 405
+        clock.advance(61)
+        assert fetch(server, url).status == 403
+
+
+def test_archives_as_older_clients_fetch_them(server: Running) -> None:
+    model = train(server, server.session())
+    server.result(
+        server.ok("/save_weights_for_sampler", {"model_id": model, "path": "s", "seq_id": 3})["request_id"]
+    )
+    for name in ("sampler_weights/s", "s"):
+        told = server.get(f"/training_runs/{model}/checkpoints/{name}/archive")
+        assert told.status == 302
+        assert told.headers["expires"].endswith("GMT")
+        reply = fetch(server, told.headers["location"])
+        with tarfile.open(fileobj=io.BytesIO(gzip.decompress(reply.body))) as archive:
+            assert archive.getnames() == ["adapter_config.json", "adapter_model.safetensors"]
+            config = json.load(archive.extractfile("adapter_config.json"))  # type: ignore[arg-type]
+        assert config["base_model_name_or_path"] == BASE
+        assert fetch(server, told.headers["location"]).headers["etag"] == reply.headers["etag"]
+    assert server.get(f"/training_runs/{model}/checkpoints/none/archive").status == 404
+
+
+def test_what_is_fetched_is_what_was_trained(server: Running, tmp_path: Path) -> None:
+    model = train(server, server.session())
+    export(server, model, 3, "out")
+    urls = server.get(f"/training_runs/{model}/checkpoints/external_weights/out/external_weights_urls").json()
+    file = tmp_path / "adapter.safetensors"
+    file.write_bytes(fetch(server, urls["urls"]["adapter_model.safetensors"]).body)
+    arrays = hf.read_safetensors(file)
+    run = server.app.service.host.train(model, lambda run: run.params.snapshot().named()).result(10)
+    assert len(arrays) == len(run)
+    for name, array in run.items():
+        assert np.array_equal(arrays[f"base_model.model.{name}.weight"], array)
+
+
+# ------------------------------------------------------------------------------------------ uploads
+
+
+def test_weights_from_elsewhere_are_sampled_and_trained_on(server: Running) -> None:
+    model = train(server, server.session())
+    export(server, model, 3, "out")
+    wanted = loss(server, model, 4)
+    urls = server.get(f"/training_runs/{model}/checkpoints/external_weights/out/external_weights_urls").json()
+    content = {name: fetch(server, url).body for name, url in urls["urls"].items()}
+    start = {"base_model": BASE, "lora_config": {"rank": 2}, "destination_project_id": "p-9"}
+    told = server.ok("/external_weights_upload_start", start)
+    finish = {"upload_id": told["upload_id"]}
+    assert "adapter_config.json" in server.post("/external_weights_upload_finish", finish).detail
+    for name, url in told["urls"].items():
+        assert fetch(server, url.replace("signature=", "signature=x"), "PUT", b"").status == 403
+        assert fetch(server, url, "PUT", content[name]).status == 200
+    one, two = (server.ok("/external_weights_upload_finish", finish)["tinker_path"] for _ in range(2))
+    assert one == two
+    assert fetch(server, next(iter(told["urls"].values())), "PUT", b"").status == 404
+    body = {"session_id": server.session(), "model_seq_id": 0, "path": one, "optimizer": False}
+    again = server.result(server.ok("/load_weights", body)["request_id"])["model_id"]
+    assert loss(server, again, 1) == wanted
+    assert server.sampler(server.session(), model_path=one).status == 200
+
+
+@pytest.mark.parametrize(
+    ("rank", "damage", "says"),
+    [(3, "", "r 3"), (2, "cut", "damaged"), (2, "other", "must be floats")],
+)
+def test_uploads_that_are_no_such_adapter(server: Running, rank: int, damage: str, says: str) -> None:
+    more = {"lora_config": {"rank": 2, "train_mlp": damage != "other"}}
+    model = server.model(server.session(), **more)
+    export(server, model, 1, "out")
+    urls = server.get(f"/training_runs/{model}/checkpoints/external_weights/out/external_weights_urls").json()
+    told = server.ok("/external_weights_upload_start", {"base_model": BASE, "lora_config": {"rank": rank}})
+    for name, url in told["urls"].items():
+        content = fetch(server, urls["urls"][name]).body
+        assert fetch(server, url, "PUT", content[:-9] if damage == "cut" else content).status == 200
+    reply = server.post("/external_weights_upload_finish", {"upload_id": told["upload_id"]})
+    assert (reply.status, says in reply.detail) == (400, True), reply
+
+
+def test_paths_of_files_lead_nowhere_else(server: Running) -> None:
+    service = server.app.service
+    for path in ("external/../x/y", "external/a/b/c", "archive-nothing/a/b/c", "trace/nobody/a/b"):
+        query, _ = service.signer.query(f"{API}/files/{path}", 60)
+        reply = server.ask("GET", f"{API}/files/{path}?{query}", None, {"X-API-Key": ""})
+        assert reply.status in (400, 404) or json.loads(reply.body)["traceEvents"] == []

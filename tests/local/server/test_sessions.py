@@ -1,0 +1,243 @@
+"""Sessions on the wire, and what is in memory for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.clock import FakeClock
+from support.embedded import BASE, Running, running
+
+from tinker_sync.local.server import service as service_module
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Running]:
+    with running(tmp_path, seed=1, hold_s=0.3) as made:
+        yield made
+
+
+def on_loop(server: Running, work: Callable[[], object]) -> None:
+    """Do something where the server does it."""
+    import asyncio
+
+    async def run() -> None:
+        work()
+
+    asyncio.run_coroutine_threadsafe(run(), server.app.service.loop).result(10)
+
+
+def settled(condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 10
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        threading.Event().wait(0.002)
+    return True
+
+
+def finish(server: Running, session: str, reason: str, detail: str | None = None) -> int:
+    body = {"reason": {"type": reason}, "detail": detail}
+    return server.post(f"/sessions/{session}/finish", body).status
+
+
+def test_the_first_end_counts(server: Running) -> None:
+    session = server.session(user_metadata={"a": 1, "b": {"c": 2}}, display_name="mine")
+    assert server.ok("/session_heartbeat", {"session_id": session}) == {"type": "session_heartbeat"}
+    assert finish(server, session, "errored", "it broke") == 200
+    assert finish(server, session, "success") == 200
+    found = server.ok("/sessions/search", {"session_id": session})["sessions"][0]
+    assert found["status"] == {
+        "type": "client_finished",
+        "reason": {"type": "errored"},
+        "detail": "it broke",
+    }
+    assert found["user_metadata"] == {"a": "1", "b": '{"c":2}'}
+    assert server.post("/session_heartbeat", {"session_id": session}).status == 410
+    assert (
+        server.post("/create_model", {"session_id": session, "model_seq_id": 0, "base_model": BASE}).status
+        == 410
+    )
+    assert server.sampler(session).status == 410
+
+
+def test_ends_that_are_none(server: Running) -> None:
+    session = server.session()
+    assert finish(server, session, "bored") == 422
+    assert finish(server, "nobody", "success") == 404
+    assert server.post(f"/sessions/{session}/finish", {}).status == 422
+    assert server.post("/session_heartbeat", {"session_id": "nobody"}).status == 404
+
+
+def test_a_repeated_request_opens_one_session(server: Running) -> None:
+    body = {"tags": [], "user_metadata": None, "sdk_version": "0.36.0"}
+    one, two = (server.ok("/create_session", body, X_Idempotency_Key="k") for _ in range(2))
+    other = server.ok("/create_session", body, X_Idempotency_Key="other")
+    assert one == two != other
+
+
+def test_a_session_belongs_to_a_project(server: Running) -> None:
+    session = server.session()
+    model = server.model(session)
+    assert server.ask("PUT", f"/sessions/{session}/project", {"project_id": "p-1"}).status == 200
+    assert server.ask("PUT", f"/sessions/{session}/project", {"project_id": None}).status == 400
+    assert server.ask("PUT", "/sessions/nobody/project", {"project_id": "p-1"}).status == 404
+    runs = server.get("/training_runs?project_id=p-1").json()["training_runs"]
+    assert [each["training_run_id"] for each in runs] == [model]
+
+
+def test_what_an_ended_session_had_in_memory_is_let_go(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinker_sync.local.server.sessions.RELEASE_S", 0.01)
+    service = server.app.service
+    session, other = server.session(), server.session()
+    model, kept = server.model(session), server.model(other)
+    promise = server.pass_(model, 1).json()["request_id"]
+    server.output(promise)
+    body = {"model_id": model, "sampling_session_seq_id": 0, "seq_id": 2}
+    made = server.result(server.ok("/save_weights_for_sampler", body)["request_id"])
+    sampler = made["sampling_session_id"]
+    server.result(server.sample(sampler, 0)["request_id"])
+    assert sampler in service.adapters
+    finish(server, session, "success")
+    assert settled(lambda: model not in service.models and model not in service.host._runs)
+    assert sampler not in service.adapters
+    assert server.retrieve(promise).status == 410
+    assert set(service.models) == {kept}
+    assert server.pass_(kept, 1).status == 200
+
+
+def test_an_abandoned_session_is_let_go_but_not_ended(tmp_path: Path) -> None:
+    clock = FakeClock()
+    with running(tmp_path, clock=clock, abandoned_after_s=100) as server:
+        service = server.app.service
+        silent, alive = server.session(), server.session()
+        models = [server.model(each) for each in (silent, alive)]
+        clock.advance(90)
+        server.ok("/session_heartbeat", {"session_id": alive})
+        clock.advance(20)
+        on_loop(server, service._sweep)
+        assert settled(lambda: models[0] not in service.host._runs)
+        assert list(service.models) == [models[1]]
+        # Whoever comes back finds the session, though not the model.
+        assert server.post("/session_heartbeat", {"session_id": silent}).status == 200
+        assert "not in memory" in server.pass_(models[0], 1).detail
+
+
+def test_a_trace_tells_what_was_worked_on(server: Running) -> None:
+    session = server.session()
+    model = server.model(session)
+    server.output(server.pass_(model, 1).json()["request_id"])
+    server.result(server.optim(model, 2, learning_rate=-1.0).json()["request_id"])
+    told = server.get(f"/sessions/{session}/trace_export").json()
+    assert told["status"] == "ready"
+    path = told["url"].partition(str(server.port))[2]
+    spans = server.ask("GET", path, None, {"X-API-Key": ""}).json()["traceEvents"]
+    assert [(each["name"], each["args"]["failed"]) for each in spans] == [
+        ("CreateModel", False),
+        ("ForwardBackward", False),
+        ("OptimStep", True),
+    ]
+    assert server.get("/sessions/nobody/trace_export").status == 404
+
+
+def test_what_is_used_is_on_the_bill(server: Running) -> None:
+    session = server.session(user_metadata={"team": "a"})
+    model = server.model(session)
+    server.output(server.pass_(model, 1, [1, 2, 3, 4, 5]).json()["request_id"])
+    server.output(server.pass_(model, 2, [1, 2, 3], forward_only=True).json()["request_id"])
+    failed = server.pass_(model, 3, [1, 10**6]).json()["request_id"]
+    assert "error" in server.result(failed)
+    server.result(server.ok("/save_weights", {"model_id": model, "path": "a", "seq_id": 4})["request_id"])
+    sampler = server.sampler(session).json()["sampling_session_id"]
+    for number in range(2):
+        sampled = {"max_tokens": 5, "stop": []}
+        server.result(
+            server.sample(sampler, number, [1, 2, 3, 4], params=sampled, num_samples=2)["request_id"]
+        )
+    hour = int(time.time()) // 3600 * 3600
+    moments = [time.strftime("%Y-%m-%dT%H:00:00Z", time.gmtime(hour + 3600 * n)) for n in (-1, 2)]
+    query = f"starting_on={moments[0]}&ending_before={moments[1]}"
+    usage = server.get(f"/billing/usage/events?{query}").json()
+    found: dict[tuple[str, bool], int] = {}
+    for event in usage["data"]:
+        info = event["event_info"]
+        if info["type"] != "storage":
+            name = info["type"], info.get("cached", False)
+            found[name] = found.get(name, 0) + info.get("token_count", info.get("count"))
+            assert event["session_id"] == session
+    assert found == {
+        ("training", False): 4 + 2,
+        ("sampling_prefill", False): 4 + 1,
+        ("sampling_prefill", True): 3,
+        ("sampling_sample", False): 2 * 2 * 5,
+        ("checkpoint", False): 1,
+    }
+    assert usage["sessions"] == {session: {"user_metadata": {"team": "a"}}}
+    storage = server.get("/billing/usage/checkpoints/current").json()["data"]
+    assert [each["checkpoint_count"] for each in storage] == [1]
+    wrong = (
+        "starting_on=2026-01-01T00:30:00Z&ending_before=2026-01-01T02:00:00Z",
+        "starting_on=2026-01-01T00:00:00Z&ending_before=2026-02-01T00:00:00Z",
+        "starting_on=2026-01-02T00:00:00Z&ending_before=2026-01-01T00:00:00Z",
+    )
+    assert [server.get(f"/billing/usage/events?{each}").status for each in wrong] == [400] * 3
+    assert server.get("/billing/usage/events?starting_on=now").status == 422
+
+
+def test_the_log_of_one_day(server: Running) -> None:
+    session = server.session()
+    model = server.model(session)
+    server.result(server.ok("/save_weights", {"model_id": model, "path": "a", "seq_id": 1})["request_id"])
+    server.ask("PUT", f"/sessions/{session}/project", {"project_id": "p"})
+
+    def events(query: str) -> list[str]:
+        return [each["event"] for each in server.get(f"/audit?{query}").json()["entries"]]
+
+    assert events("") == ["checkpoint_created", "session_project_assigned"]
+    assert events("event_type=checkpoints") == ["checkpoint_created"]
+    assert events("event_type=teams") == []
+    assert events("event_type=all&day=2020-01-01") == []
+    entry = server.get("/audit?event_type=checkpoints").json()["entries"][0]
+    assert (entry["model_id"], entry["tinker_path"]) == (model, f"tinker://{model}/weights/a")
+    assert server.get("/audit?event_type=gossip").status == 422
+    assert server.get("/audit?day=yesterday").status == 422
+
+
+def test_a_full_disk_is_no_fault_of_the_user(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tinker_sync.local.store.errors import StoreError
+
+    model = server.model(server.session())
+
+    def full(*_: object, **__: object) -> None:
+        raise StoreError("full", "the disk is full")
+
+    monkeypatch.setattr(server.store, "save_checkpoint", full)
+    save = {"model_id": model, "path": "a", "seq_id": 1}
+    failed = server.result(server.ok("/save_weights", save)["request_id"])
+    assert failed == {"error": "the disk is full", "category": "server"}
+    assert "the disk is full" in caplog.text
+    monkeypatch.undo()
+    again = {"model_id": model, "path": "a", "seq_id": 2}
+    assert server.result(server.ok("/save_weights", again)["request_id"])["path"].endswith("/weights/a")
+
+
+def test_sweeping_goes_on_when_the_disk_does_not(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tinker_sync.local.store.errors import StoreError
+
+    def broken() -> None:
+        raise StoreError("unwritable", "no rights")
+
+    monkeypatch.setattr(server.store, "sweep_expired", broken)
+    on_loop(server, server.app.service._sweep)
+    assert settled(lambda: "no rights" in caplog.text)
+    assert server.get("/healthz").status == 200
+    assert service_module.SWEEP_S > 0
