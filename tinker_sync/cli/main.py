@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "billing": (f"{_HERE}billing:billing", "See what was used, and what it costs."),
     "checkpoint": (f"{_HERE}checkpoint:checkpoint", "List, publish, keep, delete and fetch checkpoints."),
     "completion": (f"{_HERE}completion:completion", "Print what makes a shell complete commands."),
+    "demo": (f"{_HERE}demo:demo", "See a model learn, on this machine, in under a minute."),
     "doctor": (f"{_HERE}diagnose:doctor", "Find out what is wrong between here and the server."),
     "model": (f"{_HERE}model:model", "See the models you can use."),
     "probe": (f"{_HERE}diagnose:probe", "Ask a server what it speaks."),

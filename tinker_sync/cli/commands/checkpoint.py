@@ -25,6 +25,8 @@ checkpoint = Group(
         "publish": (f"{_HERE}publish", "Let everybody read a checkpoint."),
         "unpublish": (f"{_HERE}unpublish", "Let nobody else read a checkpoint any more."),
         "set-ttl": (f"{_HERE}set_ttl", "Say how long a checkpoint is kept."),
+        "download": ("tinker_sync.cli.commands.transfer:download", "Fetch the files of a checkpoint."),
+        "push-hf": ("tinker_sync.cli.commands.transfer:push_hf", "Upload one to the Hugging Face hub."),
         "delete": ("tinker_sync.cli.commands.deletion:delete", "Delete checkpoints for good."),
     },
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -16,6 +16,7 @@ from tinker_sync.cli.lazy import Cli, command
 if TYPE_CHECKING:
     from tinker_sync.cli.output import Sink
     from tinker_sync.clients.rest import RestClient
+    from tinker_sync.clients.rest.bulk import BulkProgress
     from tinker_sync.types import Checkpoint
 
 _KINDS: Final = {
@@ -115,25 +116,22 @@ def _agreed(sink: Sink, shown: Sequence[str], size: int) -> bool:
 
 def _delete(sink: Sink, rest: RestClient, paths: Sequence[str]) -> dict[str, str]:
     """Delete side by side; give what failed, and why."""
-    failed: dict[str, str] = {}
-    futures: dict[str, Any] = {}
+    done = 0
     with sink.progress("Deleting", len(paths), unit="checkpoints") as bar:
+
+        def tell(state: BulkProgress) -> None:
+            nonlocal done
+            done = state.done - state.failed
+            bar.update(state.done)
+
+        future = rest.delete_checkpoints(paths, progress=tell)
         try:
-            futures.update({path: rest.delete_checkpoint_from_tinker_path(path) for path in paths})
-            for path, future in futures.items():
-                problem = future.exception()
-                if problem is not None:
-                    failed[path] = str(problem)
-                bar.advance()
+            outcomes = future.result()
         except KeyboardInterrupt:
-            for future in futures.values():
-                future.cancel()
-            gone = sum(1 for each in futures.values() if each.done() and not each.cancelled())
-            sink.complain(
-                f"\ninterrupted: {gone} of {len(paths)} were done; tinker-sync checkpoint list tells."
-            )
+            future.cancel()
+            sink.complain(f"\ninterrupted: {done} of {len(paths)} or a few more are deleted")
             raise
-    return failed
+    return {each.tinker_path: str(each.error) for each in outcomes if not each.ok}
 
 
 def _report(sink: Sink, paths: Sequence[str], failed: dict[str, str]) -> None:

@@ -1,0 +1,202 @@
+"""Downloads and uploads to the hub, on the embedded server: what arrives, what is refused, what is left."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cli_runs import Run
+
+from tinker_sync.testing import FaultPlan, LocalServer, faults
+
+MODEL = "tinker-sync/random"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
+    with LocalServer(model=MODEL) as server:
+        for name, value in (
+            server.environment().items() if callable(server.environment) else server.environment
+        ):
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture
+def paths(server: LocalServer) -> tuple[str, str]:
+    """A training checkpoint and an export."""
+    with server.service() as service:
+        training = service.create_lora_training_client(MODEL, rank=2)
+        return training.save_state("a").result(30).path, training.save_weights_external("x").result(30).path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "here"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    return place
+
+
+def files(folder: Path) -> set[str]:
+    return {each.name for each in folder.iterdir()}
+
+
+def test_a_training_checkpoint_and_an_export(run: Run, paths: tuple[str, str], folder: Path) -> None:
+    for path in paths:
+        target = folder / path.removeprefix("tinker://").replace("/", "_")
+        done = run("checkpoint", "download", path, "-f", "json")
+        assert done.code == 0, done.err
+        assert {"adapter_config.json", "adapter_model.safetensors"} <= files(target)
+        size = sum(each.stat().st_size for each in target.iterdir())
+        assert done.json == {
+            "checkpoint_path": path,
+            "destination": str(target),
+            "file_size_bytes": size,
+        }
+    # The export that a training checkpoint is fetched through does not stay.
+    listed = run("checkpoint", "list", "-f", "json").json["checkpoints"]
+    assert {each["tinker_path"] for each in listed} == set(paths)
+
+
+def test_what_is_there_is_replaced_only_when_asked(run: Run, paths: tuple[str, str], folder: Path) -> None:
+    line = ("checkpoint", "download", paths[1], "-o", "models")
+    assert "Saved to" in run(*line).out
+    [target] = (folder / "models").iterdir()
+    (target / "mine").write_text("kept")
+    again = run(*line)
+    assert again.code == 1
+    assert "Give --force" in again.err
+    assert (target / "mine").exists()
+    assert run(*line, "--force").code == 0
+    assert not (target / "mine").exists()
+    assert files(folder / "models") == {target.name}
+
+
+def test_a_failure_leaves_no_half_directory(
+    run: Run, server: LocalServer, paths: tuple[str, str], folder: Path
+) -> None:
+    server.plan = FaultPlan().on("get_external_weights_urls", faults.status(403))
+    done = run("checkpoint", "download", paths[1])
+    assert done.code == 1
+    assert not any(not name.endswith(".partial") for name in files(folder))
+    missing = run("checkpoint", "download", paths[1].replace("/x", "/none"))
+    assert missing.code == 1
+
+
+class Hub:
+    """The parts of `huggingface_hub.HfApi` that are used, remembering how."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.uploaded: dict[str, bytes] = {}
+        self.readme = ""
+        self.place: Path | None = None
+
+    def whoami(self) -> None:
+        if self.place is None:
+            raise RuntimeError("no token")
+
+    def create_repo(self, **options: Any) -> None:
+        self.calls.append(("create_repo", options))
+
+    def hf_hub_download(self, **options: Any) -> str:
+        assert self.place is not None
+        if not self.readme:
+            raise FileNotFoundError
+        (self.place / "README.md").write_text(self.readme)
+        return str(self.place / "README.md")
+
+    def upload_folder(self, **options: Any) -> None:
+        self.calls.append(("upload_folder", options))
+        self.uploaded = {each.name: each.read_bytes() for each in Path(options["folder_path"]).iterdir()}
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
+    made = Hub()
+    made.place = tmp_path
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: made)
+    return made
+
+
+def test_push_to_the_hub(run: Run, paths: tuple[str, str], hub: Hub) -> None:
+    path = paths[0]
+    done = run("checkpoint", "push-hf", path, "-f", "json")
+    run_id = path.split("/")[2]
+    name = f"tinker-random-{run_id.replace(':', '-')}"
+    assert done.json == {"checkpoint_path": path, "repo_id": name, "public": False}
+    assert hub.calls[0] == ("create_repo", {"repo_id": name, "private": True, "exist_ok": True})
+    upload = hub.calls[1][1]
+    assert (upload["repo_id"], upload["revision"], upload["create_pr"]) == (name, "weights-a", False)
+    assert (upload["allow_patterns"], upload["ignore_patterns"]) == (None, ["checkpoint_complete"])
+    assert {"adapter_config.json", "adapter_model.safetensors", "README.md"} <= set(hub.uploaded)
+    readme = hub.uploaded["README.md"].decode()
+    assert readme.startswith(f"---\nbase_model: {MODEL}\nlibrary_name: peft\ntags:\n- tinker\n")
+    assert f"tinker_path: {path}\n" in readme
+    assert "- LoRA rank: 2\n" in readme
+    assert isinstance(json.loads(hub.uploaded["adapter_config.json"])["base_model_name_or_path"], str)
+
+
+def test_everything_about_a_push_can_be_said(run: Run, paths: tuple[str, str], hub: Hub) -> None:
+    options = ("--public", "--revision", "dev", "--commit-message", "hello", "--create-pr", "--no-model-card")
+    patterns = ("--allow-pattern", "*.json", "--ignore-pattern", "x*")
+    done = run("checkpoint", "push-hf", paths[1], "-r", "ada/adapter", *options, *patterns)
+    assert done.code == 0
+    assert "ada/adapter" in done.out
+    assert hub.calls[0][1]["private"] is False
+    upload = hub.calls[1][1]
+    assert (upload["revision"], upload["commit_message"], upload["create_pr"]) == ("dev", "hello", True)
+    assert (upload["allow_patterns"], upload["ignore_patterns"]) == (["*.json"], ["x*"])
+    assert "README.md" not in hub.uploaded
+
+
+def test_another_checkpoint_in_the_repository_is_not_overwritten(
+    run: Run, paths: tuple[str, str], hub: Hub
+) -> None:
+    hub.readme = "of `tinker://someone/weights/else`"
+    done = run("checkpoint", "push-hf", paths[1], "-r", "ada/adapter")
+    assert done.code == 1
+    assert "holds another checkpoint, tinker://someone/weights/else" in done.err
+    assert hub.uploaded == {}
+    hub.readme = f"of `{paths[1]}`"
+    assert run("checkpoint", "push-hf", paths[1], "-r", "ada/adapter").code == 0
+
+
+def test_who_is_not_logged_in_downloads_nothing(
+    run: Run, server: LocalServer, paths: tuple[str, str], hub: Hub
+) -> None:
+    hub.place = None
+    server.forget()
+    done = run("checkpoint", "push-hf", paths[1])
+    assert done.code == 1
+    assert "Run hf auth login." in done.err
+    assert server.calls == []
+
+
+def test_the_demo_is_called(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What it does is shown in its own room; here only that the command leads there."""
+    course = pytest.importorskip("tinker_sync.demo.course")
+    asked: list[Any] = []
+
+    class Result:
+        exit_code = 0
+
+    def demo(base_url: str | None, **options: Any) -> Result:
+        asked.append((base_url, options))
+        return Result()
+
+    monkeypatch.setattr(course, "run", demo)
+    monkeypatch.setitem(vars(sys.modules["tinker_sync.demo"]), "run", demo)
+    line = ("demo", "--seed", "3", "--supervised", "40", "--base-url", "http://localhost:1")
+    assert run(*line).code == 0
+    base_url, options = asked[0]
+    assert (base_url, options["seed"], options["steps"].supervised) == ("http://localhost:1", 3, 40)
+    Result.exit_code = 1
+    failed = run("demo")
+    assert failed.code == 1
+    assert "did not learn" in failed.err

@@ -1,0 +1,140 @@
+"""`tinker-sync checkpoint download` and `tinker-sync checkpoint push-hf`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tinker_sync.cli import words
+from tinker_sync.cli.commands.checkpoint import path_argument
+from tinker_sync.cli.failures import CliError
+from tinker_sync.cli.lazy import Cli, command
+
+if TYPE_CHECKING:
+    from tinker_sync.clients.rest import RestClient
+    from tinker_sync.transfer.download import CheckpointDownload
+    from tinker_sync.transfer.progress import TransferProgress
+
+
+@command(
+    "download",
+    example="tinker-sync checkpoint download tinker://RUN/weights/NAME --output models",
+)
+@click.argument("checkpoint_path", callback=path_argument)
+@click.option("-o", "--output", metavar="DIR", help="Where its directory is made; default: here.")
+@click.option("--force", is_flag=True, help="Replace a directory that is there.")
+def download(cli: Cli, checkpoint_path: str, output: str | None, force: bool) -> None:
+    """Fetch the files of a checkpoint into a directory named after it.
+
+    A training checkpoint is exported first. What is interrupted leaves no half directory, but one beside it
+    that ends in .partial: the same command goes on from there.
+    """
+    from tinker_sync.cli.table import record
+    from tinker_sync.transfer.download import default_target
+
+    target = (Path(output) if output else Path.cwd()) / default_target(checkpoint_path).name
+    if target.exists() and not force:
+        raise CliError(f"{target} exists", "Give --force to replace it, or another --output.")
+    with cli.rest() as rest:
+        done = fetch(cli, rest, checkpoint_path, target, overwrite=force)
+    data: dict[str, Any] = {"checkpoint_path": checkpoint_path, "destination": str(target)}
+    if done.size_bytes:
+        data["file_size_bytes"] = done.size_bytes
+    pairs = [
+        ("Checkpoint", checkpoint_path),
+        ("Size", words.size(done.size_bytes)),
+        ("Saved to", str(target)),
+    ]
+    if done.bytes_resumed:
+        pairs.append(("From before", words.size(done.bytes_resumed)))
+    cli.sink.show(data, record("", pairs))
+
+
+def fetch(
+    cli: Cli, rest: RestClient, path: str, target: Path, *, overwrite: bool = False
+) -> CheckpointDownload:
+    """Fetch a checkpoint behind a bar."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with cli.sink.progress(f"Fetching {target.name[-30:]}", None, unit="bytes") as bar:
+
+        def tell(state: TransferProgress) -> None:
+            bar.update(state.bytes_done, state.bytes_total)
+
+        future = rest.download_checkpoint(path, target, overwrite=overwrite, progress=tell)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            cli.sink.complain("\ninterrupted; the same command goes on from here.")
+            raise
+
+
+@command(
+    "push-hf",
+    example="tinker-sync checkpoint push-hf tinker://RUN/weights/NAME --repo NAME/my-adapter",
+)
+@click.argument("checkpoint_path", callback=path_argument)
+@click.option("-r", "--repo", "repo_id", metavar="REPO", help="Where to; default: named after model and run.")
+@click.option("--public", is_flag=True, help="Let everybody see a repository that is made for it.")
+@click.option("--revision", metavar="BRANCH", help="The branch to upload to.")
+@click.option("--commit-message", metavar="TEXT", help="Of the commit.")
+@click.option("--create-pr", is_flag=True, help="Make a pull request instead of a commit to the branch.")
+@click.option(
+    "--allow-pattern", "allow", multiple=True, metavar="GLOB", help="Only files like this; repeatable."
+)
+@click.option(
+    "--ignore-pattern", "ignore", multiple=True, metavar="GLOB", help="No files like this; repeatable."
+)
+@click.option("--no-model-card", is_flag=True, help="Write no README.md where there is none.")
+def push_hf(
+    cli: Cli,
+    checkpoint_path: str,
+    repo_id: str | None,
+    public: bool,
+    revision: str | None,
+    commit_message: str | None,
+    create_pr: bool,
+    allow: Sequence[str],
+    ignore: Sequence[str],
+    no_model_card: bool,
+) -> None:
+    """Upload a checkpoint to the Hugging Face hub, as a PEFT adapter.
+
+    Needs huggingface_hub, and that you are logged in there: hf auth login.
+    """
+    import tempfile
+
+    from tinker_sync.cli import hub
+    from tinker_sync.cli.table import record
+
+    api = hub.connected()
+    with tempfile.TemporaryDirectory() as place, cli.rest() as rest:
+        folder = Path(place) / "adapter"
+        fetch(cli, rest, checkpoint_path, folder)
+        about = hub.about(rest, checkpoint_path)
+        hub.refuse_no_adapter(folder)
+        hub.name_base_model(folder, about)
+        target = hub.target_of(about, repo_id, revision)
+        if not no_model_card:
+            hub.write_card(folder, about, target.repo_id)
+        hub.upload(
+            api,
+            folder,
+            about,
+            target,
+            private=not public,
+            commit_message=commit_message,
+            create_pr=create_pr,
+            allow=allow,
+            ignore=ignore,
+        )
+    data: dict[str, Any] = {"checkpoint_path": checkpoint_path, "repo_id": target.repo_id}
+    if revision is not None:
+        data["revision"] = revision
+    data["public"] = public
+    pairs = [("Checkpoint", checkpoint_path), ("Repository", target.repo_id)]
+    pairs += [("Branch", target.revision)] if target.revision else []
+    cli.sink.show(data, record("", [*pairs, ("Public", words.yes_no(public))]))

@@ -1,0 +1,202 @@
+"""A checkpoint as a repository of the Hugging Face hub: what is written into it, and how it is uploaded."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import frozen
+
+from tinker_sync.cli.failures import CliError
+from tinker_sync.types import ParsedCheckpointTinkerPath
+
+if TYPE_CHECKING:
+    from tinker_sync.clients.rest import RestClient
+    from tinker_sync.types import WeightsInfoResponse
+
+CONFIG: Final = "adapter_config.json"
+_WEIGHTS: Final = ("adapter_model.safetensors", "adapter_model.bin")
+# A mark of the service that an export is whole.
+_MARK: Final = "checkpoint_complete"
+
+
+@frozen
+class About:
+    """What is known of a checkpoint."""
+
+    path: str
+    parsed: ParsedCheckpointTinkerPath
+    info: WeightsInfoResponse | None
+
+    @property
+    def base_model(self) -> str | None:
+        """What it is an adapter of, where the server says so."""
+        return self.info.base_model if self.info else None
+
+
+@frozen
+class Target:
+    """Where it goes.
+
+    >>> Target("ada/adapter").revision is None
+    True
+    """
+
+    repo_id: str
+    revision: str | None = None
+
+
+def connected() -> Any:
+    """The hub, for somebody who is logged in there.
+
+    Raises:
+        CliError: that is not so, or what is needed for it is not installed.
+    """
+    try:
+        from huggingface_hub import HfApi
+    except ImportError as error:
+        raise CliError("huggingface_hub is not installed", "pip install huggingface_hub") from error
+    api = HfApi()
+    try:
+        api.whoami()
+    except Exception as error:
+        raise CliError(f"you are not logged in to the hub: {error}", "Run hf auth login.") from error
+    return api
+
+
+def about(rest: RestClient, path: str) -> About:
+    """What the server knows of a checkpoint; not every one says."""
+    from tinker_sync.errors import TinkerError
+
+    info = None
+    with suppress(TinkerError):
+        info = rest.get_weights_info_by_tinker_path(path).result()
+    return About(path, ParsedCheckpointTinkerPath.from_tinker_path(path), info)
+
+
+def refuse_no_adapter(folder: Path) -> None:
+    """Refuse what others could not load.
+
+    Raises:
+        CliError: there is no adapter in it.
+    """
+    if not (folder / CONFIG).exists() or not any((folder / name).exists() for name in _WEIGHTS):
+        raise CliError(
+            "the checkpoint holds no PEFT adapter",
+            f"Expected {CONFIG} and {_WEIGHTS[0]}. Encrypted exports cannot be uploaded.",
+        )
+
+
+def name_base_model(folder: Path, about: About) -> None:
+    """Have the adapter say what it belongs to, where it does not."""
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CliError(f"{CONFIG} of the checkpoint is not JSON: {error}") from error
+    if about.base_model and not isinstance(config.get("base_model_name_or_path"), str):
+        config["base_model_name_or_path"] = about.base_model
+        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def target_of(about: About, repo_id: str | None, revision: str | None) -> Target:
+    """Where the user says; else a repository for the model and run, and a branch for the checkpoint."""
+    if repo_id is not None:
+        return Target(repo_id, revision)
+    short = (about.base_model or "adapter").rpartition("/")[2]
+    name = fit_for_hub(f"tinker-{short}-{about.parsed.training_run_id}")
+    return Target(name, revision or fit_for_hub(about.parsed.checkpoint_id))
+
+
+def fit_for_hub(text: str) -> str:
+    """A name as the hub takes it.
+
+    >>> fit_for_hub("tinker-Qwen3 8B-run:train:0")
+    'tinker-Qwen3-8B-run-train-0'
+    """
+    kept = "".join(each if each.isalnum() or each in "-_." else "-" for each in text)
+    return re.sub("-{2,}", "-", kept).strip("-_. ")
+
+
+def write_card(folder: Path, about: About, repo_id: str) -> None:
+    """Describe the adapter in a README.md, unless there is one."""
+    path = folder / "README.md"
+    if not path.exists():
+        path.write_text(card(about, repo_id), encoding="utf-8")
+
+
+def card(about: About, repo_id: str) -> str:
+    """What a README.md says of an adapter."""
+    base, info = about.base_model, about.info
+    tags = ["tinker", "peft", "lora", *([f"base_model:adapter:{base}"] if base else [])]
+    head = [
+        *([f"base_model: {base}"] if base else []),
+        "library_name: peft",
+        "tags:",
+        *(f"- {tag}" for tag in tags),
+        f"tinker_path: {about.path}",
+    ]
+    facts = [f"- Checkpoint: `{about.path}`", *([f"- Base model: {base}"] if base else [])]
+    if info is not None and info.lora_rank is not None:
+        facts.append(f"- LoRA rank: {info.lora_rank}")
+    loading = [
+        "```python",
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM",
+        "",
+        f'base = AutoModelForCausalLM.from_pretrained("{base or "BASE_MODEL"}", device_map="auto")',
+        f'model = PeftModel.from_pretrained(base, "{repo_id}")',
+        "```",
+    ]
+    body = ["# LoRA adapter", "", *facts, "", "## Loading it", "", *loading, ""]
+    return "\n".join(["---", *head, "---", "", *body])
+
+
+def upload(
+    api: Any,
+    folder: Path,
+    about: About,
+    target: Target,
+    *,
+    private: bool,
+    commit_message: str | None,
+    create_pr: bool,
+    allow: Sequence[str],
+    ignore: Sequence[str],
+) -> None:
+    """Make the repository if need be, and upload the files.
+
+    Raises:
+        CliError: another checkpoint is in it.
+    """
+    api.create_repo(repo_id=target.repo_id, private=private, exist_ok=True)
+    other = _checkpoint_in(api, target)
+    if other is not None and other != about.path:
+        raise CliError(
+            f"{target.repo_id} holds another checkpoint, {other}", "Give another --repo or --revision."
+        )
+    api.upload_folder(
+        folder_path=str(folder),
+        repo_id=target.repo_id,
+        path_in_repo="",
+        revision=target.revision,
+        commit_message=commit_message,
+        create_pr=create_pr,
+        allow_patterns=list(allow) or None,
+        ignore_patterns=(list(ignore) or None) if allow else [*ignore, _MARK],
+    )
+
+
+def _checkpoint_in(api: Any, target: Target) -> str | None:
+    """The checkpoint that a repository says it holds."""
+    try:
+        path = api.hf_hub_download(repo_id=target.repo_id, filename="README.md", revision=target.revision)
+        text = Path(path).read_text(encoding="utf-8", errors="ignore")
+    except Exception:  # noqa: BLE001  # most repositories have none, and each kind of hub says so differently
+        return None
+    found = re.search(r"tinker://[^\s`]+", text)
+    return found.group() if found else None
