@@ -11,7 +11,7 @@ from support.tinker_stub import Answer, StubServer
 
 import tinker_sync
 from tinker_sync.config import Settings
-from tinker_sync.errors import ConfigurationError, DeadlineError
+from tinker_sync.errors import BillingError, ConfigurationError, DeadlineError, InternalServerError
 from tinker_sync.runtime.poller import Poller
 from tinker_sync.runtime.rate_limiter import RateLimiter
 
@@ -46,6 +46,31 @@ def test_the_pauses_of_samples_and_results_are_short() -> None:
         sampling.sample(tinker_sync.ModelInput.from_ints([1]), 1, params).result(SOON_S)
         assert time.monotonic() - began < SOON_S
         assert stub.counts["/asample"] == 4
+
+
+def test_a_server_that_never_comes_back_is_given_up_after_as_many_tries_as_ever() -> None:
+    down = Answer(503)
+    with StubServer() as stub, service(stub) as client:
+        stub.script("/get_server_capabilities", *[down] * 200)
+        with pytest.raises(InternalServerError) as caught:
+            client.get_server_capabilities()
+        # Pauses of 0.5, 1, 2, 4, 8, 16 and then 30 s, less a quarter at most, make five minutes.
+        assert 13 <= caught.value.attempts <= 20
+        training = client.create_lora_training_client("stub/model")
+        stub.script("/retrieve_future", *[down] * 200)
+        before = stub.counts["/retrieve_future"]
+        with pytest.raises(InternalServerError):
+            training.optim_step(tinker_sync.AdamParams()).result(SOON_S)
+        assert 13 <= stub.counts["/retrieve_future"] - before <= 20
+
+
+def test_billing_is_paused_for_a_shorter_time() -> None:
+    config = {"billing_exception_max_pause_duration_sec": 100}
+    with StubServer(config=config) as stub, service(stub) as client:
+        training = client.create_lora_training_client("stub/model")
+        stub.script("/optim_step", *[Answer(402)] * 1000)
+        with pytest.raises(BillingError):
+            training.optim_step(tinker_sync.AdamParams()).result(SOON_S)
 
 
 def test_what_no_deadline_allows_stays_forbidden() -> None:

@@ -205,7 +205,8 @@ class Core:
         config = facts.config
         if facts.dialect.offers("dynamic_config"):
             self._upkeep.know(facts.dynamic)
-        billing = BillingPause(config.billing_exception_max_pause_duration_sec, clock=self.clock)
+        pace = self.settings.pace
+        billing = BillingPause(config.billing_exception_max_pause_duration_sec * pace, clock=self.clock)
         notices = self.notices
         gate = self._gate()
         fetcher = Fetcher(
@@ -217,6 +218,7 @@ class Core:
             secrets=self.secrets,
             read_timeout_s=self.poll_s,
             clock=self.clock,
+            pace=pace,
         )
         places = 2**31 if config.sample_use_retrieve_futures else config.sample_max_concurrent_requests
         lane = SampleLane(

@@ -84,6 +84,7 @@ class Fetcher:
         on_notice: told what the server says of its queue, with the promise it said it of.
         secrets: what must not appear in errors and notices.
         clock: what time it is.
+        pace: what the poller multiplies pauses by.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Fetcher:
         read_timeout_s: float = POLL_TIMEOUT_S,
         secrets: Callable[[], Iterable[Secret]] = tuple,
         clock: Clock = SYSTEM_CLOCK,
+        pace: float = 1.0,
     ) -> None:
         self.poller = poller
         self.inflight = inflight
@@ -106,6 +108,7 @@ class Fetcher:
         self.read_timeout_s = read_timeout_s
         self.secrets = secrets
         self.clock = clock
+        self.pace = pace
 
     def fetch(
         self,
@@ -145,6 +148,7 @@ class Fetch(Generic[T]):
         "_on_gone",
         "_promise",
         "_retrieval",
+        "_skipped_s",
         "_ticket",
     )
 
@@ -166,6 +170,7 @@ class Fetch(Generic[T]):
         self._began_at = fetcher.clock.now()
         self._asked_at = self._began_at
         self._held_bytes = 0
+        self._skipped_s = 0.0  # of pauses; what is skipped has been waited, as far as limits go
         self._ticket: Ticket | None = None
         self._retrieval = Retrieval(
             promise.request_id,
@@ -196,14 +201,13 @@ class Fetch(Generic[T]):
     # -------------------------------------------------------------------------------------- steps
 
     def _ask(self, ask: Ask) -> None:
-        clock = self._fetcher.clock
-        left_s = self._deadline_at - clock.now()
+        left_s = self._deadline_at - self._now()
         if self._future.done():
             self._release()
         elif left_s <= 0:
             self._fail(self._deadline_error())
         else:
-            self._asked_at = clock.now()
+            self._asked_at = self._now()
             call = Call(
                 method="POST",
                 path=PATH,
@@ -222,8 +226,11 @@ class Fetch(Generic[T]):
         except Exception as error:  # noqa: BLE001  # whatever it was, somebody waits for the result
             self._fail(error)
 
+    def _now(self) -> float:
+        return self._fetcher.clock.now() + self._skipped_s
+
     def _on_outcome(self, outcome: Reply | SendFailed) -> None:
-        now = self._fetcher.clock.now()
+        now = self._now()
         if isinstance(outcome, SendFailed) and now >= self._deadline_at:
             self._fail(self._deadline_error())
             return
@@ -251,6 +258,7 @@ class Fetch(Generic[T]):
         if now + wait.delay_s >= self._deadline_at:
             self._fail(self._deadline_error())
         else:
+            self._skipped_s += wait.delay_s * (1 - self._fetcher.pace)
             self._ticket = self._fetcher.poller.after(wait.delay_s, self._ask_again)
 
     def _take_bytes(self, size: int) -> None:

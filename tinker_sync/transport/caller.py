@@ -96,16 +96,18 @@ class Caller:
         """
         call = _keyed(call)
         patience = self._patience(call)
+        skipped_s = 0.0  # of pauses; what is skipped has been waited, as far as patience goes
         while True:
-            outcome = self._attempt(patience.allow(call, self._clock.now()))
+            outcome = self._attempt(patience.allow(call, self._clock.now() + skipped_s))
             if isinstance(outcome, Reply):
                 return outcome
             if isinstance(outcome, Fatal):
                 raise patience.explained(outcome.error)
             pause_s = self._pause_s(outcome, call)
-            patience = patience.after(outcome, self._clock.now() + pause_s)
+            patience = patience.after(outcome, self._clock.now() + skipped_s + pause_s)
             self._tell(call, pause_s, outcome.error)
             self._clock.wait(self._closing, pause_s * self._settings.pace)
+            skipped_s += pause_s * (1 - self._settings.pace)
             fresh = isinstance(outcome, Retry) and outcome.fresh
             call = call.but(attempt=call.attempt + 1, fresh=call.fresh or fresh)
 
