@@ -39,6 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "create_model_via_load_weights": True,
         "sample_join_sampling_session": False,
     },
+    "losses on the server": {"custom_loss_server_side": True},  # is different only where there is torch
 }
 
 

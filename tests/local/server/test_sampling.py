@@ -180,6 +180,8 @@ def test_older_clients_name_the_model_in_each_request(server: Running) -> None:
     body = {"base_model": BASE, "prompt": prompt, "sampling_params": {"max_tokens": 3, "seed": 1}}
     one, two = (tokens(server, server.ok("/asample", body)) for _ in range(2))
     assert one == two
+    free = {**body, "sampling_params": {"max_tokens": 12}}
+    assert tokens(server, server.ok("/asample", free)) != tokens(server, server.ok("/asample", free))
 
 
 def test_a_cancelled_sample_ends_at_once(server: Running, sampler: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from support.clock import FakeClock
 from support.embedded import BASE, Running, running
 
 from tinker_sync.local.server import service as service_module
+from tinker_sync.types import ForwardBackwardOutput, SampleResponse
 
 
 @pytest.fixture
@@ -126,6 +128,34 @@ def test_an_abandoned_session_is_let_go_but_not_ended(tmp_path: Path) -> None:
         # Whoever comes back finds the session, though not the model.
         assert server.post("/session_heartbeat", {"session_id": silent}).status == 200
         assert "not in memory" in server.pass_(models[0], 1).detail
+
+
+def test_what_waits_for_a_model_that_is_let_go_fails(tmp_path: Path) -> None:
+    clock = FakeClock()
+    with running(tmp_path, clock=clock, abandoned_after_s=100) as server:
+        model = server.model(server.session())
+        waiting = server.pass_(model, 2).json()["request_id"]
+        clock.advance(101)
+        on_loop(server, server.app.service._sweep)
+        assert "let go" in server.result(waiting)["error"]
+
+
+def test_results_are_let_go_with_their_promises(tmp_path: Path) -> None:
+    """What is remembered of a request that may come again is not its result."""
+    with running(tmp_path, kept_results_bytes=1) as server:
+        model = server.model(server.session())
+        sampler = server.sampler(model.partition(":")[0]).json()["sampling_session_id"]
+        for number in range(1, 6):
+            server.output(server.pass_(model, number).json()["request_id"])
+            server.result(server.sample(sampler, number)["request_id"])
+        again = server.pass_(model, 1)
+        assert again.status == 200
+        assert server.retrieve(again.json()["request_id"]).status == 410
+        gc.collect()
+        held = [
+            each for each in gc.get_objects() if isinstance(each, (ForwardBackwardOutput, SampleResponse))
+        ]
+        assert len(held) <= 3
 
 
 def test_a_trace_tells_what_was_worked_on(server: Running) -> None:

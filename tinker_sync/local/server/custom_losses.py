@@ -64,10 +64,11 @@ async def create_custom_loss(service: Service, ask: Ask) -> Any:
     session = await service.session(request.session_id)
     number = "loss", request.session_id, request.custom_loss_seq_id
     digest = hashlib.sha256(ask.body).digest()
-    promise = service.numbered.get(number, digest)
-    if promise is None:
+    request_id: str | None = service.numbered.get(number, digest)
+    if request_id is None:
         promise = service.promises.open("CreateCustomLoss", session.session_id)
-        service.numbered.add(number, digest, promise)
+        request_id = promise.request_id
+        service.numbered.add(number, digest, request_id)
 
         async def work() -> Any:
             check(request)
@@ -79,7 +80,7 @@ async def create_custom_loss(service: Service, ask: Ask) -> Any:
             return CreateCustomLossResponse(loss_id=loss_id)
 
         service.spawn(service.keep(promise, work()))
-    return UntypedAPIFuture(request_id=promise.request_id)
+    return UntypedAPIFuture(request_id=request_id)
 
 
 def _rule(request: CreateCustomLossRequest) -> Callable[..., LossOutput] | None:

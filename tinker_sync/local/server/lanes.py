@@ -90,25 +90,25 @@ class Lane:
         self._worker: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def known(self, number: int | None, digest: bytes) -> Promise | None:
-        """The promise that this very request got before.
+    def known(self, number: int | None, digest: bytes) -> str | None:
+        """The id of the promise that this very request got before.
 
         Raises:
             Refused: the number was used for another request, or is too old to be new.
         """
         if not number:
             return None
-        promise: Promise | None = self._seen.get(number, digest)
-        if promise is None and number < self._expected:
+        request_id: str | None = self._seen.get(number, digest)
+        if request_id is None and number < self._expected:
             raise Refused(409, f"seq_id {number} comes too late; {self._expected} is next")
-        return promise
+        return request_id
 
     def add(self, number: int | None, digest: bytes, step: Step) -> None:
         """Take a new request in. Without a number its place is behind those that are ready."""
         if not number:
             self._ready.append(step)
         else:
-            self._seen.add(number, digest, step.promise)
+            self._seen.add(number, digest, step.promise.request_id)  # its result must not live as long
             self._early[number] = step
             self._advance()
         self._work()
@@ -147,13 +147,15 @@ class Lane:
         finally:
             self._worker = None
 
-    async def close(self) -> None:
-        """Stop; what waits is never done."""
+    async def close(self) -> list[Promise]:
+        """Stop, also what is being done. What was waiting is never done; these are its promises."""
         if self._timer is not None:
             self._timer.cancel()
+        undone = [step.promise for step in (*self._ready, *self._early.values())]
         self._ready.clear()
         self._early.clear()
         if self._worker is not None:
             self._worker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._worker
+        return undone

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tinker_sync.local.server.calls import Ask
-    from tinker_sync.local.server.promises import Promise
     from tinker_sync.local.server.service import Service
     from tinker_sync.types.optim import OptimizerConfigBase
 
@@ -51,7 +50,7 @@ async def create_model(service: Service, ask: Ask) -> Any:
     async def work() -> Any:
         return CreateModelResponse(model_id=model_id)
 
-    promise = start_model(
+    request_id = start_model(
         service,
         ask,
         kind="CreateModel",
@@ -62,7 +61,7 @@ async def create_model(service: Service, ask: Ask) -> Any:
         user_metadata=request.user_metadata,
         then=work,
     )
-    return UntypedAPIFuture(request_id=promise.request_id, model_id=model_id)
+    return UntypedAPIFuture(request_id=request_id, model_id=model_id)
 
 
 def check_optimizer(config: OptimizerConfigBase | None) -> None:
@@ -102,20 +101,22 @@ def start_model(
     settings: LoraSettings,
     user_metadata: dict[str, Any] | None,
     then: Callable[[], Awaitable[Any]],
-) -> Promise:
-    """Make a model, do `then` with it, and promise what that gives. A request that comes again gets the
-    promise of the first time.
+) -> str:
+    """Make a model, do `then` with it, and promise what that gives.
+
+    Returns:
+        The id of the promise; for a request that comes again that of the first time.
 
     Raises:
         Refused: the number was used for another request.
     """
     model_id = f"{session_id}:train:{model_seq_id}"
     digest = hashlib.sha256(ask.endpoint.name.encode() + ask.body).digest()
-    known: Promise | None = service.numbered.get(("model", model_id), digest)
+    known: str | None = service.numbered.get(("model", model_id), digest)
     if known is not None:
         return known
     promise = service.promises.open(kind, session_id)
-    service.numbered.add(("model", model_id), digest, promise)
+    service.numbered.add(("model", model_id), digest, promise.request_id)
     model = LiveModel(model_id, session_id, service.base_model(base_model), settings, service.make_lane())
     service.models[model_id] = model
 
@@ -145,7 +146,7 @@ def start_model(
             raise
 
     model.lane.add(None, b"", Step(promise, work))
-    return promise
+    return promise.request_id
 
 
 @calls.of("get_info")

@@ -104,22 +104,23 @@ async def asample(service: Service, ask: Ask) -> Any:
     sampler = await _sampler(service, request)
     digest = hashlib.sha256(ask.body).digest()
     number = request.seq_id
-    promise: Promise | None = None if number is None else sampler.seen.get(number, digest)
-    if promise is None:
+    request_id: str | None = None if number is None else sampler.seen.get(number, digest)
+    if request_id is None:
         promise = service.promises.open("Sample", sampler.session_id)
+        request_id = promise.request_id
         if number is not None:
-            sampler.seen.add(number, digest, promise)
+            sampler.seen.add(number, digest, request_id)
         _Sampling(service, sampler, request, promise).start()
     if service.flags.json_only:
-        return UntypedAPIFuture(request_id=promise.request_id)
+        return UntypedAPIFuture(request_id=request_id)
     return UntypedAPIFuture(
-        request_id=promise.request_id, sample_sequence_ids=sequence_ids(promise, request.num_samples)
+        request_id=request_id, sample_sequence_ids=sequence_ids(request_id, request.num_samples)
     )
 
 
-def sequence_ids(promise: Promise, count: int) -> list[str]:
+def sequence_ids(request_id: str, count: int) -> list[str]:
     """The ids of the sequences a promise will have."""
-    return [f"{promise.request_id}:{index}" for index in range(max(0, min(count, _MOST_IDS)))]
+    return [f"{request_id}:{index}" for index in range(max(0, min(count, _MOST_IDS)))]
 
 
 _MOST_IDS = 65_536
@@ -187,7 +188,9 @@ class _Sampling:
 
     def _submit(self, params: LoraParams | None) -> None:
         service, request = self._service, self._request
-        seed = service.chance("sample", self._sampler.sampler_id, request.seq_id)
+        self._sampler.unnumbered += request.seq_id is None
+        number = f"unnumbered {self._sampler.unnumbered}" if request.seq_id is None else request.seq_id
+        seed = service.chance("sample", self._sampler.sampler_id, number)
         try:
             request.validate()
             spec = convert.sample_spec(request, self._sampler.base, params, seed, service.flags.max_cells)
@@ -217,7 +220,7 @@ class _Sampling:
             return
         result = future.result()
         self._count(result)
-        ids = sequence_ids(self._promise, self._request.num_samples)
+        ids = sequence_ids(self._promise.request_id, self._request.num_samples)
         response = convert.sample_response(
             result, [None] * len(ids) if self._service.flags.json_only else ids
         )

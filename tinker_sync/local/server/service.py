@@ -72,6 +72,7 @@ class LiveSampler:
         seen: What was answered under which number.
         finished: By clone, what came to an end: cursor, and how.
         news: Those who wait for something to come to an end.
+        unnumbered: How many requests came without a number.
     """
 
     sampler_id: str
@@ -84,6 +85,7 @@ class LiveSampler:
     finished: dict[int, deque[tuple[int, FutureCompletion]]] = attrs.Factory(dict)
     cursor: int = 0
     news: set[asyncio.Future[None]] = attrs.Factory(set)
+    unnumbered: int = 0
 
 
 @attrs.define(eq=False)
@@ -224,7 +226,8 @@ class Service:
         try:
             outcome: Result | Failure = Result(await work, to_protobuf)
         except asyncio.CancelledError:
-            self.promises.settle(promise, Failure("the server is shutting down", "server"))
+            why = "the server is shutting down" if self.closing else "the model was let go"
+            self.promises.settle(promise, Failure(why, "server"))
             raise
         except Exception as problem:  # noqa: BLE001  # it is the outcome
             outcome = self.failure(problem, promise.kind)
@@ -332,7 +335,8 @@ class Service:
         self.promises.drop_session(session_id)
 
     async def _unload(self, model: LiveModel) -> None:
-        await model.lane.close()
+        for promise in await model.lane.close():
+            self.promises.settle(promise, Failure(f"model {model.run_id} was let go", "user"))
         await self.computed(self.host.unload(model.run_id))
 
     def _sweep(self) -> None:

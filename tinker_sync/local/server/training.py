@@ -47,12 +47,13 @@ def submit(
         Refused: the number was used for another request.
     """
     digest = hashlib.sha256(ask.endpoint.name.encode() + ask.body).digest()
-    promise = model.lane.known(seq_id, digest)
-    if promise is None:
+    request_id = model.lane.known(seq_id, digest)
+    if request_id is None:
         promise = service.promises.open(kind, model.session_id)
         model.lane.add(seq_id, digest, Step(promise, work, to_protobuf))
         service.store.touch_run(model.run_id)
-    return UntypedAPIFuture(request_id=promise.request_id, model_id=model.run_id)
+        request_id = promise.request_id
+    return UntypedAPIFuture(request_id=request_id, model_id=model.run_id)
 
 
 @calls.of("forward_backward")

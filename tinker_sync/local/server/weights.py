@@ -303,7 +303,7 @@ async def _create_and_load(service: Service, ask: Ask, request: LoadWeightsReque
     async def work() -> Any:
         return await _load(service, service.models[model_id], request)
 
-    promise = start_model(
+    request_id = start_model(
         service,
         ask,
         kind="LoadWeights",
@@ -314,7 +314,7 @@ async def _create_and_load(service: Service, ask: Ask, request: LoadWeightsReque
         user_metadata=request.user_metadata,
         then=work,
     )
-    return UntypedAPIFuture(request_id=promise.request_id, model_id=model_id)
+    return UntypedAPIFuture(request_id=request_id, model_id=model_id)
 
 
 @calls.of("get_weights_info")
