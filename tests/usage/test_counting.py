@@ -21,7 +21,8 @@ TABLE = PriceTable.of({"stub/model": {"trained": 1e6, "prompt": 1e6, "sampled": 
 
 
 @pytest.fixture
-def stub() -> Iterator[Stub]:
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    monkeypatch.setenv("TINKER_PACE", "0.01")
     with StubServer(config={"fwdbwd_max_chunk_len": 2}) as stub:
         yield stub
 
