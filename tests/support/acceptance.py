@@ -45,6 +45,8 @@ class Acceptance:
         url, key: the server.
         newer: whether the server speaks the newest protocol, not that of JSON only.
         torch: whether to try what needs torch.
+        exchange: whether the server exchanges keys for tokens.
+        options: for the clients of the service.
     """
 
     def __init__(
@@ -56,12 +58,14 @@ class Acceptance:
         newer: bool = True,
         torch: bool = False,
         exchange: bool = True,
+        options: dict[str, Any] | None = None,
     ) -> None:
         self.tinker = importlib.import_module(package)
         self.types = importlib.import_module(f"{package}.types")
         self.url, self.key = url, key
         self.newer, self.torch, self.exchange = newer, torch, exchange
         self.own = package != "tinker"
+        self.options = options or {}
         self.results: list[tuple[str, Any]] = []
         self.to_close: list[Any] = []
 
@@ -102,7 +106,9 @@ class Acceptance:
         )
 
     def service(self, **options: Any) -> Any:
-        return self.tinker.ServiceClient(**{"base_url": self.url, "api_key": self.key, **options})
+        return self.tinker.ServiceClient(
+            **{"base_url": self.url, "api_key": self.key, **self.options, **options}
+        )
 
     # ------------------------------------------------------------------------------------ the whole
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from support.embedded import BASE, PROTO, Running, pass_body, running
 
+from tinker_sync.local.server import training
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
@@ -186,17 +188,18 @@ def test_many_at_once_from_many_threads(server: Running) -> None:
     assert len(losses) == 8
 
 
-def test_a_large_json_body_is_taken(server: Running) -> None:
+def test_a_large_json_body_is_taken(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_LARGE_BYTES", 1000)  # so that it is read beside the loop
     model = server.model(server.session())
     datum = {
         "model_input": {"chunks": [{"type": "encoded_text", "tokens": [1] * 8}]},
         "loss_fn_inputs": {"target_tokens": {"data": [2] * 8, "dtype": "int64", "shape": [8]}},
     }
-    given = {"data": [datum] * 800, "loss_fn": "cross_entropy"}
+    given = {"data": [datum] * 60, "loss_fn": "cross_entropy"}
     promise = server.ok(
         "/forward_backward", {"model_id": model, "seq_id": 1, "forward_backward_input": given}
     )
-    assert len(server.output(promise["request_id"]).loss_fn_outputs) == 800
+    assert len(server.output(promise["request_id"]).loss_fn_outputs) == 60
 
 
 def test_bytes_of_a_request_are_the_request(server: Running) -> None:
