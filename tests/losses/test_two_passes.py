@@ -314,7 +314,7 @@ class TestEndings:
 
 
 class TestCancelling:
-    def test_before_the_forward_pass_is_sent(self) -> None:
+    def test_before_the_forward_pass_is_sent(self, caplog: pytest.LogCaptureFixture) -> None:
         gate = Gate()
         with world() as (stub, trainer):
             first = trainer.forward_backward_custom(data(1), gate)
@@ -328,8 +328,32 @@ class TestCancelling:
             with pytest.raises(CancelledError):
                 second.result(PATIENCE_S)
             assert arrived(stub) == ["1 forward", "2 backward", "3 step"]
+        assert [record.getMessage() for record in caplog.records if record.levelname != "DEBUG"] == []
 
-    def test_while_the_loss_is_computed(self) -> None:
+    def test_while_it_waits_for_a_thread(self) -> None:
+        gates = [Gate() for _ in range(4)]
+        unused = Gate()
+        with world() as (stub, trainer):
+            service = trainer.service  # type: ignore[attr-defined]
+            others = [service.create_lora_training_client("stub/model") for _ in gates]
+            customs = [
+                other.forward_backward_custom(data(1), gate)
+                for other, gate in zip(others, gates, strict=True)
+            ]
+            for gate in gates:
+                gate.wait()
+            late = trainer.forward_backward_custom(data(1), unused)
+            stub.await_asked(
+                "/retrieve_future", where=lambda asked: asked.json()["request_id"] in late.request_ids
+            )
+            assert late.cancel()
+            for gate in gates:
+                gate.open.set()
+            assert not wait_for(customs, PATIENCE_S).not_done
+            trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
+            assert not unused.entered.is_set()
+
+    def test_while_the_loss_is_computed(self, caplog: pytest.LogCaptureFixture) -> None:
         gate = Gate()
         with world() as (stub, trainer):
             custom = trainer.forward_backward_custom(data(1), gate)
@@ -340,6 +364,7 @@ class TestCancelling:
             gate.open.set()
             trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
             assert arrived(stub) == ["1 forward", "2 step", "3 forward", "4 backward"]
+        assert [record.getMessage() for record in caplog.records if record.levelname != "DEBUG"] == []
 
     def test_not_once_the_backward_pass_is_sent(self) -> None:
         answer = threading.Event()
@@ -436,6 +461,17 @@ class TestThreads:
                 del future
                 gc.collect()
                 assert gone() is None
+
+    def test_the_thread_keeps_nothing_of_the_client(self) -> None:
+        with world() as (_, trainer):
+            other = trainer.service.create_lora_training_client("stub/model")  # type: ignore[attr-defined]
+            other.forward_backward_custom(data(1), squares).result(PATIENCE_S)
+            # Whoever ended the call may just be leaving.
+            trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
+            gone = weakref.ref(other._queue)
+            del other
+            gc.collect()
+            assert gone() is None
 
 
 class TestFuture:

@@ -14,6 +14,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -32,10 +33,6 @@ _INPUT_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,63}")
 _METRIC_NAME: Final = re.compile(r"custom/[a-z0-9_./-]{1,64}:(sum|mean)")
 # Python's arithmetic and indexing are recorded as functions of `_operator`.
 _MODULES: Final = frozenset({"torch", "math", "operator", "_operator"})
-_INSTALLED: Final = (
-    str(Path(__file__).parent.parent),
-    *{sysconfig.get_path(each) for each in ("stdlib", "purelib", "platlib")},
-)
 _TO_PYTHON: Final = frozenset({"item", "numpy", "tolist"})
 
 
@@ -248,7 +245,16 @@ def _frames(error: BaseException) -> Iterator[tuple[CodeType, int]]:
 
 def _is_the_users(code: CodeType) -> bool:
     """Neither ours nor installed, nor generated."""
-    return not code.co_filename.startswith((*_INSTALLED, "<frozen", "<eval_with_key"))
+    return not code.co_filename.startswith((*_installed(), "<frozen", "<eval_with_key"))
+
+
+@lru_cache(maxsize=1)
+def _installed() -> tuple[str, ...]:
+    """Where what is not the user's lives: this package, torch and its neighbours, Python."""
+    import torch
+
+    folders = [Path(__file__).parents[1], Path(torch.__file__).parents[1]]
+    return (*map(str, folders), *(sysconfig.get_path(each) for each in ("stdlib", "purelib", "platlib")))
 
 
 def _shown(code: CodeType, line: int) -> str:

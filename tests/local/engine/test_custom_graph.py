@@ -141,6 +141,14 @@ def test_a_value_that_is_not_finite_changes_nothing() -> None:
         rule(run, [Example(np.array([1]), {"target_tokens": np.array([2])})], backward=True)
     assert not run.grads.flat.any()
 
+    def kinked(logprobs: Any) -> Any:
+        return torch.sqrt(logprobs * 0).sum(), {}
+
+    rule = custom_rule(*uploaded(kinked, {"logprobs": 1}))
+    with pytest.raises(ValueError, match="one of its derivatives is not finite"):
+        rule(run, [Example(np.array([1]), {"target_tokens": np.array([2])})], backward=True)
+    assert not run.grads.flat.any()
+
 
 def test_a_loss_or_metric_that_is_no_scalar() -> None:
     run = busy_run(tiny_weights())
