@@ -33,7 +33,7 @@ CLOSED = {
 FOREIGN = {"tinker"}
 NOT_AT_IMPORT = {"asyncio"}
 # What runs on the event loop of the embedded server.
-ON_A_LOOP = ("local/server/", "testing/_middleware.py", "testing/_forward.py")
+ON_A_LOOP = ("local/server/", "local/launch/running.py", "testing/_middleware.py", "testing/_forward.py")
 
 
 def imported(node: ast.AST) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import threading
@@ -9,8 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import asyncio
-
     from tinker_sync.local.server.http1 import Asgi
 
 Stop = Callable[[], None]
@@ -34,9 +33,6 @@ def run(
         ready: called with the port, once requests are taken.
         begun: given what ends it; any thread may call that, at any time.
     """
-    # The loop is the server's alone: nothing else in the package may load it.
-    import asyncio
-
     from tinker_sync.local.server.serving import serve
 
     async def main() -> None:
