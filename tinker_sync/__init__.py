@@ -23,6 +23,10 @@ if TYPE_CHECKING:
         AdminClient,
         RestClient,
     )
+    from tinker_sync.clients.rest.bulk import (
+        BulkProgress,
+        CheckpointOutcome,
+    )
     from tinker_sync.clients.retry_config import (
         RetryConfig,
     )
@@ -94,6 +98,12 @@ if TYPE_CHECKING:
     from tinker_sync.text.tokenizer import (
         Tokenizer,
     )
+    from tinker_sync.transfer.download import (
+        CheckpointDownload,
+    )
+    from tinker_sync.transfer.progress import (
+        TransferProgress,
+    )
     from tinker_sync.types import (
         AdamOptimizerConfig,
         AdamParams,
@@ -131,6 +141,7 @@ _HOMES: dict[str, tuple[str, ...]] = {  # a module without names is offered as a
     "tinker_sync.auth": (),
     "tinker_sync.data": (),
     "tinker_sync.clients.rest": ("AdminClient", "RestClient"),
+    "tinker_sync.clients.rest.bulk": ("BulkProgress", "CheckpointOutcome"),
     "tinker_sync.clients.retry_config": ("RetryConfig",),
     "tinker_sync.clients.sampling": ("SamplingClient",),
     "tinker_sync.clients.service": ("ServiceClient",),
@@ -179,6 +190,8 @@ _HOMES: dict[str, tuple[str, ...]] = {  # a module without names is offered as a
     ),
     "tinker_sync.text.loading": ("get_tokenizer",),
     "tinker_sync.text.tokenizer": ("Tokenizer",),
+    "tinker_sync.transfer.download": ("CheckpointDownload",),
+    "tinker_sync.transfer.progress": ("TransferProgress",),
     "tinker_sync.types": (
         "AdamOptimizerConfig",
         "AdamParams",
@@ -227,7 +240,10 @@ __all__ = [
     "BadRequestError",
     "BillingError",
     "BudgetExceededError",
+    "BulkProgress",
     "Checkpoint",
+    "CheckpointDownload",
+    "CheckpointOutcome",
     "CheckpointType",
     "ClientClosedError",
     "ConfigurationError",
@@ -288,6 +304,7 @@ __all__ = [
     "TrainingClient",
     "TrainingRun",
     "TransferError",
+    "TransferProgress",
     "UnprocessableEntityError",
     "UnsafeArchiveError",
     "UnsupportedByServerError",

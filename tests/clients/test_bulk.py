@@ -128,6 +128,21 @@ def test_closing_ends_it(stub: Stub) -> None:
     assert len(deleted(stub)) <= 3
 
 
+def test_what_is_given_up_stops(stub: Stub, rest: RestClient) -> None:
+    gate = threading.Event()
+    for number in range(50):
+        stub.script(where(number), Answer(usual=True, gate=gate))
+    future = rest.delete_checkpoints(PATHS, parallel=2)
+    stub.await_asked(where(0))
+    stub.await_asked(where(1))
+    assert future.cancel()
+    gate.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("tinker-bulk"):
+            thread.join(10)
+    assert sorted(deleted(stub)) == ["c0", "c1"]
+
+
 def test_what_is_listed_can_be_deleted() -> None:
     server = ListServer(30)
     with (

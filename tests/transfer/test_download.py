@@ -306,8 +306,13 @@ def test_two_versions_are_never_put_together(tmp_path: Path, version: dict[str, 
         stopped_halfway(server, tmp_path / "out")
         server.files["a"] = NEW
         server.etag, server.modified = version.get("etag", '"v1"'), version.get("modified")
+        before = len(server.asked())
         fetch(server, tmp_path / "out")
     assert (tmp_path / "out" / "a").read_bytes() == NEW.read()
+    # Who names a version that can be relied on is asked for that alone.
+    asked = server.asked()[before].headers["if-range"]
+    assert asked == {'"v2"': '"v1"', None: "Thu, 01 Jan 2026 00:00:00 GMT"}.get(version["etag"]) or not asked
+    assert bool(asked) == (version["etag"] == '"v2"' or "modified" in version)
 
 
 def test_what_stays_the_same_is_not_fetched_again_where_nothing_names_it(tmp_path: Path) -> None:

@@ -80,9 +80,19 @@ def test_all_files_get_there(server: FileServer, weights: Path) -> None:
 def test_what_breaks_is_sent_again(server: FileServer, weights: Path, trouble: dict[str, Any]) -> None:
     for name, value in trouble.items():
         setattr(server, name, value)
-    assert send(server, weights)
+    told: list[TransferProgress] = []
+    done = threading.Event()
+
+    def listen(state: TransferProgress) -> None:
+        told.append(state)
+        if state.stage == "done":
+            done.set()
+
+    assert send(server, weights, progress=listen)
     assert server.puts == FILES
     assert len(server.asked()) > 2
+    assert done.wait(10)
+    assert told[-1].bytes_done == told[-1].bytes_total == 700_002
 
 
 def test_addresses_that_end_begin_a_new_upload(server: FileServer, weights: Path) -> None:
