@@ -203,6 +203,19 @@ def test_the_trace_is_the_same_file(settings: None, run_id: str, ours: Run, tmp_
     assert made[0] == made[1]
 
 
+def test_downloads_are_the_same_files(settings: None, run_id: str, ours: Run, tmp_path: Path) -> None:
+    for name, others in (("external_weights/x", ()), ("weights/a", ("--force",))):
+        path, made = f"tinker://{run_id}/{name}", []
+        for who in ("theirs", "ours"):
+            line = ("-f", "json", "checkpoint", "download", path, "-o", str(tmp_path / who), *others)
+            out = theirs(line)[0]["out"] if who == "theirs" else ours(*line).out
+            target = Path(json.loads(out)["destination"])
+            held = {each.name: each.read_bytes() for each in target.iterdir()}
+            made.append((out.replace(f"/{who}/", "/"), target.name, held))
+        assert made[0] == made[1]
+        assert len(made[0][2]) >= 2
+
+
 def test_both_write_the_same_credentials_file(
     ours: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

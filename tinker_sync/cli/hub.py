@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Sequence
@@ -57,10 +58,9 @@ def connected() -> Any:
         CliError: that is not so, or what is needed for it is not installed.
     """
     try:
-        from huggingface_hub import HfApi
+        api = importlib.import_module("huggingface_hub").HfApi()  # tokenizers brings it
     except ImportError as error:
         raise CliError("huggingface_hub is not installed", "pip install huggingface_hub") from error
-    api = HfApi()
     try:
         api.whoami()
     except Exception as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinker_sync.cli import words
+from tinker_sync.cli.data import plain
 from tinker_sync.cli.output import Sink
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def show_list(
     """
     if sink.form == "jsonl":
         for entry in entries:
-            sink.item(entry.model_dump())  # type: ignore[attr-defined]  # it is a model
+            sink.item(plain(entry))
         return
     got: list[T] = []
     with sink.progress(f"Fetching {name}", limit or None, unit=name) as bar:
@@ -45,5 +46,5 @@ def show_list(
             total = getattr(entries, "total", None)
             bar.update(len(got), min(limit or total, total) if total else None)
     total = getattr(entries, "total", None)
-    data = {**(more or {}), name: [entry.model_dump() for entry in got]}  # type: ignore[attr-defined]
+    data = {**(more or {}), name: [plain(entry) for entry in got]}
     sink.show(data, table(got, words.not_shown(total or 0, len(got))))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from tinker_sync.cli import words
+from tinker_sync.cli.data import plain
 from tinker_sync.cli.failures import CliError
 from tinker_sync.cli.lazy import Cli, Group, command
 
@@ -133,7 +134,7 @@ def info(cli: Cli, checkpoint_path: str) -> None:
         ("LoRA", lora),
         *((f"  {key}", value) for key, value in (found.user_metadata or {}).items()),
     ]
-    data = {**found.model_dump(), "is_lora": run.is_lora, "lora_rank": run.lora_rank}
+    data = {**plain(found), "is_lora": run.is_lora, "lora_rank": run.lora_rank}
     cli.sink.show(data, record("", pairs))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from tinker_sync.cli import words
+from tinker_sync.cli.data import plain
 from tinker_sync.cli.lazy import Cli, Group, command
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def info(cli: Cli, run_id: str) -> None:
     """Show one run."""
     with cli.rest() as rest:
         found = rest.get_training_run(run_id).result()
-    cli.sink.show(found.model_dump(), _sheet(found))
+    cli.sink.show(plain(found), _sheet(found))
 
 
 def _sheet(run: TrainingRun) -> Table:
