@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +21,6 @@ from tinker_sync.local.server.flags import Flags
 from tinker_sync.local.store import Store
 from tinker_sync.wire.dialect import Dialect, read_probe
 from tinker_sync.wire.endpoints import ENDPOINTS, NEWER
-
-zstandard = pytest.importorskip("zstandard")
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +96,7 @@ def test_no_path_leaves_the_data(server: Running, path: str) -> None:
     [
         ("gzip", gzip.compress),
         ("deflate", zlib.compress),
-        ("zstd", lambda b: zstandard.ZstdCompressor().compress(b)),
+        ("zstd", lambda body: pytest.importorskip("zstandard").ZstdCompressor().compress(body)),
     ],
 )
 def test_packed_bodies(server: Running, coding: str, pack: object) -> None:
@@ -110,6 +109,17 @@ def test_packed_bodies(server: Running, coding: str, pack: object) -> None:
     assert server.ask("POST", "/client/config", bomb, headers).status == 413
     assert server.ask("POST", "/client/config", pack(body)[:-3], headers).status in (400, 422)
     assert server.ask("POST", "/client/config", b"not packed", headers).status == 400
+
+
+def test_compression_that_nobody_can_undo_is_not_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with running(tmp_path) as server:
+        reply = server.ask("POST", "/client/config", b"x", {"Content-Encoding": "zstd"})
+        assert (reply.status, "zstandard" in reply.detail) == (415, True)
+        with pytest.raises(ConfigurationError, match="zstandard"):
+            build(server.store, Host([]), key=KEY, flags=Flags.of(proto_compress_fwdbwd=True))
 
 
 def test_unknown_packing(server: Running) -> None:
