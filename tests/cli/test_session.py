@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,36 @@ def test_no_half_file(run: Run, world: World, folder: Path, answer: Answer, word
     assert (done.code, done.out) == (1, "")
     assert words in done.err
     assert list(folder.iterdir()) == []
+
+
+class Interrupted:
+    """An answer in the middle of which somebody presses Ctrl-C."""
+
+    headers: dict[str, str]
+
+    def __init__(self) -> None:
+        self.headers = {"content-length": str(len(TRACE))}
+
+    def __enter__(self) -> Interrupted:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def raise_for_status(self) -> None:
+        pass
+
+    def iter_content(self, size: int) -> Iterator[bytes]:
+        yield TRACE[:size]
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_leaves_no_half_file(
+    run: Run, world: World, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "s-1.pftrace").write_text("from before")
+    monkeypatch.setattr("requests.get", lambda url, **_: Interrupted())
+    done = run("session", "export-trace", "s-1")
+    assert (done.code, done.out) == (130, "")
+    assert [each.name for each in folder.iterdir()] == ["s-1.pftrace"]
+    assert (folder / "s-1.pftrace").read_text() == "from before"

@@ -1,0 +1,123 @@
+"""Every command against the embedded server, from logging in to what is left at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from support.cli_runs import Run
+
+import tinker_sync
+from tinker_sync.testing import LocalServer
+from tinker_sync.types import Datum, ModelInput
+
+MODEL = "tinker-sync/random"
+ROOT = Path(tinker_sync.__file__).parents[1]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LocalServer]:
+    monkeypatch.chdir(tmp_path)
+    with LocalServer(model=MODEL, pjwt_auth_enabled=True) as server:
+        monkeypatch.setenv("TINKER_BASE_URL", server.url)
+        yield server
+
+
+@pytest.fixture
+def run_id(server: LocalServer) -> str:
+    with server.service() as service:
+        training = service.create_lora_training_client(MODEL, rank=2)
+        datum = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4], "weights": [1, 1, 1]})
+        training.forward_backward([datum], "cross_entropy").result(30)
+        training.save_state("a").result(30)
+        training.save_state("b").result(30)
+        training.save_weights_for_sampler("s").result(30)
+        return training.model_id
+
+
+def test_a_day_with_every_command(run: Run, server: LocalServer, run_id: str) -> None:
+    path, sampler = f"tinker://{run_id}/weights/a", f"tinker://{run_id}/sampler_weights/s"
+    hour = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
+    window = tuple(f"{hour + timedelta(hours=away):%Y-%m-%dT%H:00:00Z}" for away in (-1, 2))
+    lines: list[tuple[tuple[str, ...], str]] = [
+        (("version",), "tinker-sync "),
+        (("auth", "status"), "Tinker accessible: yes"),
+        (("auth", "whoami"), "Organization"),
+        (("model", "list"), MODEL),
+        (("run", "list"), run_id),
+        (("run", "info", run_id), "rank 2"),
+        (("checkpoint", "list"), path),
+        (("checkpoint", "list", "--run-id", run_id), sampler),
+        (("checkpoint", "info", path), "training"),
+        (("checkpoint", "publish", path), ""),
+        (("checkpoint", "unpublish", path), ""),
+        (("checkpoint", "set-ttl", path, "--ttl", "7200"), ""),
+        (("checkpoint", "download", path), "Saved to"),
+        (("sample", "1 2 3", "--tokens", "--model", MODEL, "--max-tokens", "3"), " "),
+        (("sample", "1 2 3", "--tokens", "--path", sampler, "-n", "2", "--max-tokens", "2"), "2 tokens"),
+        (("billing", "usage", *window), "training"),
+        (("billing", "checkpoint-storage"), "checkpoints in storage"),
+        (("session", "export-trace", run_id.partition(":")[0]), "Saved to"),
+        (("probe",), "asample"),
+        (("doctor",), "the server takes the key"),
+        (("checkpoint", "delete", "-y", path), ""),
+    ]
+    login = run("auth", "login", stdin=f"{server.key}\n")
+    assert login.code == 0, login.err
+    for line, shown in lines:
+        done = run(*line)
+        assert done.code == 0, (line, done.err)
+        assert shown in done.out, line
+    left = run("checkpoint", "list", "-f", "jsonl").lines
+    assert {each["checkpoint_id"] for each in left} == {"weights/b", "sampler_weights/s"}
+    assert run("auth", "logout").code == 0
+    assert run("auth", "status").code == 1
+
+
+def test_a_wrong_key_is_not_stored(run: Run, server: LocalServer) -> None:
+    done = run("auth", "login", stdin="tml-wrong\n")
+    assert done.code == 1
+    assert "401" in done.err
+
+
+def test_a_server_of_ones_own(run: Run, tmp_path: Path) -> None:
+    """In a process of its own, as a user starts it; it says where it is, and ends with Ctrl-C."""
+    line = [sys.executable, "-m", "tinker_sync", "serve", "--data-dir", str(tmp_path / "data"), "--show-key"]
+    with subprocess.Popen(
+        [*line, "--format", "json"],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            told = json.loads(process.stdout.readline())
+            assert told["key"].startswith("tml-")
+            # The key is found by the address.
+            shown = run("--base-url", told["base_url"], "model", "list")
+            assert shown.code == 0, shown.err
+            assert "tinker-sync/tiny" in shown.out
+            said = run("sample", "3 + 4 =", "--model", "tinker-sync/tiny", "--base-url", told["base_url"])
+            assert said.code == 0, said.err
+            assert said.out.strip()
+        finally:
+            process.send_signal(signal.SIGINT)
+            code = process.wait(30)
+    assert code in (0, 130)
+
+
+def test_a_port_that_is_taken(run: Run, server: LocalServer, tmp_path: Path) -> None:
+    port = server.url.rpartition(":")[2]
+    done = run("serve", "--port", port, "--data-dir", str(tmp_path / "data"))
+    assert done.code == 1
+    assert port in done.err
+    remote = run("serve", "--host", "0.0.0.0", "--data-dir", str(tmp_path / "data"))
+    assert remote.code == 1
+    assert "remote" in remote.err
