@@ -21,6 +21,7 @@ import tinker_sync
 from tinker_sync import errors
 from tinker_sync.clients.rest import RestClient
 from tinker_sync.transfer import file as transfer_file
+from tinker_sync.transfer import tries
 from tinker_sync.transfer.download import CheckpointDownload, DownloadedFile
 from tinker_sync.transfer.progress import TransferProgress
 
@@ -48,7 +49,7 @@ def files_below(place: Path) -> dict[str, bytes]:
 @pytest.fixture(autouse=True)
 def _small_parts_and_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer_file, "PART_BYTES", MIB)
-    monkeypatch.setattr(transfer_file, "delay_s", lambda *_, **__: 0.001)
+    monkeypatch.setattr(tries, "delay_s", lambda *_, **__: 0.001)
 
 
 # ------------------------------------------------------------------------------------------- what arrives

@@ -16,9 +16,8 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import IO, Final
@@ -28,74 +27,25 @@ from attrs import evolve, frozen
 from tinker_sync._clock import Clock
 from tinker_sync.errors import TransferError
 from tinker_sync.runtime.workers import Workers
-from tinker_sync.transfer.checksums import checksum_of
 from tinker_sync.transfer.control import Control
 from tinker_sync.transfer.coverage import Coverage, Stretch
+from tinker_sync.transfer.heads import Head, read_head
 from tinker_sync.transfer.journal import Identity, Journal
 from tinker_sync.transfer.progress import Teller
 from tinker_sync.transfer.signed import Answer, Broken, Links, SignedHttp
-from tinker_sync.transport.backoff import delay_s
-from tinker_sync.transport.verdict import retry_after_s
+from tinker_sync.transfer.tries import Again, Changed, Tries
 
 # Large enough that the way to the server and back does not count, small enough for several at once.
 PART_BYTES: Final = 8 << 20
 _PIECE: Final = 128 << 10
 # So much is lost when the process is killed.
 _SAVE_EVERY_S: Final = 1.0
-# Without a byte for so long, we give up: the service has been down for that long, or the file is not there.
-PATIENCE_S: Final = 300.0
-_MAX_REFUSALS: Final = 4
 _MAX_VERSIONS: Final = 4
 # Compared where nothing else tells whether the server still has the same file.
 _SAMPLE_BYTES: Final = 64 << 10
-# What servers say of an address that has expired, or of one whose file was moved to another.
-_EXPIRED: Final = frozenset({400, 401, 403, 404, 410})
-_LATER: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
-_CONTENT_RANGE: Final = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
-
-
-class _Again(Exception):
-    """The try has failed; another may not."""
-
-    def __init__(self, message: str, *, after_s: float | None = None, refused: bool = False) -> None:
-        super().__init__(message)
-        self.after_s = after_s
-        self.refused = refused
-
-
-class _Changed(Exception):
-    """What the server has now is another file, or what we have is damaged: begin again."""
-
 
 Keep = Callable[[int, bytes], int]
 """Takes a piece and its place, and says how much of it was missing."""
-
-
-class _Tries:
-    """How often in a row a part could not be fetched. Belongs to who fetches it."""
-
-    def __init__(self, now_s: float) -> None:
-        self.moved = False
-        """Whether anything has come since the last failure."""
-        self._moved_at = now_s
-        self._failures = 0
-        self._refusals = 0
-
-    def are_over(self, error: Exception, now_s: float) -> bool:
-        """Count a failure; whether it was the last."""
-        if self.moved:
-            self._moved_at, self._failures, self._refusals, self.moved = now_s, 0, 0, False
-        else:
-            self._failures += 1
-        self._refusals += isinstance(error, _Again) and error.refused
-        return self._refusals >= _MAX_REFUSALS or now_s - self._moved_at > PATIENCE_S
-
-    def pause_s(self, error: Exception, draw: float) -> float:
-        """How long to wait: not at all where something had come, or a new address may be all it takes."""
-        hint_s = error.after_s if isinstance(error, _Again) else None
-        if not hint_s and (not self._failures or (self._failures == 1 and self._refusals == 1)):
-            return 0.0
-        return delay_s(self._failures, hint_s=hint_s, draw=draw)
 
 
 @frozen
@@ -172,7 +122,7 @@ class FileDownload:
             try:
                 self._fetch()
                 return self._checked()
-            except _Changed:
+            except Changed:
                 self._begin_again()
         raise TransferError(f"{self._name}: the server has another file each time it is asked")
 
@@ -230,7 +180,7 @@ class FileDownload:
 
         try:
             self._persist(sample, keep)
-        except _Changed:
+        except Changed:
             found.clear()
         if found[: len(ours)] != ours:
             self._begin_again()
@@ -334,7 +284,7 @@ class FileDownload:
         if due:
             self._save()
         if failed:
-            raise _Again("another part has failed")
+            raise Again("another part has failed")
         return grown
 
     def _save(self) -> None:
@@ -352,7 +302,7 @@ class FileDownload:
     def _persist(self, part: Stretch, keep: Keep) -> None:
         """Fetch a part, with as many tries as it takes while anything moves."""
         clock, control = self._means.clock, self._means.control
-        tries = _Tries(clock.now())
+        tries = Tries(clock.now())
 
         def count(at: int, piece: bytes) -> int:
             grown = keep(at, piece)
@@ -364,7 +314,7 @@ class FileDownload:
             control.refuse_stopped()
             try:
                 self._try(part, at, count)
-            except (_Again, Broken) as error:
+            except (Again, Broken) as error:
                 if self._failure is not None:
                     return
                 if tries.are_over(error, clock.now()):
@@ -390,66 +340,27 @@ class FileDownload:
         if condition is not None:
             headers["If-Range"] = condition
         with self._means.control.reading(self._means.http.get(url, headers)) as answer:
-            begin, end = self._read_head(answer, at, part[1], number)
+            try:
+                head = read_head(answer, at, part[1], self._means.clock.time(), encoded=self._encoded)
+            except Again as again:
+                if again.refused:
+                    self._means.links.renew(number)
+                raise
+            except TransferError as error:
+                raise TransferError(f"{self._name}: {error}") from None
+            self._learn(head)
             self._help()
-            self._read_body(answer, begin, end, keep)
+            self._read_body(answer, head.begin, head.end, keep)
 
-    def _read_head(self, answer: Answer, at: int, until: int, number: int) -> tuple[int, int | None]:
-        """From where to where the body goes; None is to its end."""
-        if answer.status in _EXPIRED:
-            self._means.links.renew(number)
-            raise _Again(f"the server refuses with status {answer.status}", refused=True)
-        if answer.status in _LATER:
-            after_s = retry_after_s(answer.headers, self._means.clock.time())
-            raise _Again(f"the server answers with status {answer.status}", after_s=after_s)
-        if answer.status == 416:
-            return self._read_nothing(answer)
-        if answer.status not in (200, 206):
-            raise TransferError(f"{self._name}: the server answers with status {answer.status}")
-        if answer.headers.get("content-encoding", "identity") != "identity" and not self._encoded:
-            raise TransferError(f"{self._name}: the server compresses it, though asked not to")
-        if answer.status == 206:
-            return self._read_part(answer, at, until)
-        return self._read_whole(answer)
-
-    def _read_nothing(self, answer: Answer) -> tuple[int, int]:
-        """Nothing is there: the file is empty, or shorter than we thought."""
-        match = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
-        if match is None or match[3] != "0":
-            raise _Changed
-        self._learn(Identity(size=0), answer.headers, whole=False)
-        return 0, 0
-
-    def _read_part(self, answer: Answer, at: int, until: int) -> tuple[int, int]:
-        match = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
-        if match is None or match[1] is None or int(match[1]) != at:
-            raise _Again("the server sends another part than was asked for")
-        size = None if match[3] == "*" else int(match[3])
-        if size is None:
-            raise TransferError(f"{self._name}: the server does not say how large it is")
-        self._learn(Identity(size=size), answer.headers, whole=False)
-        return at, min(int(match[2]) + 1, until)
-
-    def _read_whole(self, answer: Answer) -> tuple[int, int | None]:
-        """The server knows no parts, or none of this version any more."""
-        length = answer.headers.get("content-length", "")
-        size = int(length) if length.isdecimal() else None
-        if size is None and "chunked" not in answer.headers.get("transfer-encoding", "").lower():
-            raise TransferError(f"{self._name}: the server does not say how large it is")
-        with self._lock:
-            self._in_parts = False
-        self._learn(Identity(size=size), answer.headers, whole=True)
-        return 0, size
-
-    def _learn(self, identity: Identity, headers: Mapping[str, str], *, whole: bool) -> None:
+    def _learn(self, head: Head) -> None:
         """Compare with what is known of the file, and take up what is new."""
-        found = evolve(identity, etag=headers.get("etag"), modified=headers.get("last-modified"))
-        checksum = checksum_of(headers, whole=whole)
+        found = head.identity
         with self._lock:
             known = self._identity
+            self._in_parts = self._in_parts and not head.whole
             if known is not None and not known.fits(found):
-                raise _Changed
-            self._checksum = self._checksum or checksum
+                raise Changed
+            self._checksum = self._checksum or head.checksum
             if known is not None and known.size is not None:
                 found = known
             self._identity = found
@@ -492,6 +403,6 @@ class FileDownload:
                 self._means.control.refuse_stopped()
                 summed.update(piece)
         if summed.hexdigest() != expected:
-            raise _Changed
+            raise Changed
         self._means.teller.change(stage="downloading")
         return Fetched(size, algorithm)

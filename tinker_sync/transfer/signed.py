@@ -23,7 +23,7 @@ from attrs import field, frozen
 from requests.structures import CaseInsensitiveDict
 
 from tinker_sync._clock import Clock
-from tinker_sync._secret import Secret, veiled, without_frames
+from tinker_sync._secret import HeaderMap, Secret, veiled, without_frames
 from tinker_sync._version import __version__
 from tinker_sync.config import Settings
 from tinker_sync.errors import TransferError
@@ -56,7 +56,7 @@ class Answer:
         # What has come, without waiting for more: with a whole piece, a break would lose its beginning.
         self._read = getattr(response.raw, "read1", None) or response.raw.read  # urllib3 from 2.1 on
         self.status = response.status_code
-        self.headers: Mapping[str, str] = response.headers
+        self.headers = HeaderMap(response.headers)
 
     def read(self, count: int) -> bytes:
         """At most so many bytes of the body, as they were sent; none at its end.

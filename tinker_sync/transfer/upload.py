@@ -17,6 +17,7 @@ from tinker_sync._clock import Clock
 from tinker_sync._secret import Secret
 from tinker_sync.errors import InvalidInputError, TransferError
 from tinker_sync.transfer.control import Control
+from tinker_sync.transfer.heads import EXPIRED, LATER
 from tinker_sync.transfer.names import UnsafeName, safe_parts
 from tinker_sync.transfer.progress import Teller
 from tinker_sync.transfer.signed import Answer, Broken, SignedHttp
@@ -27,8 +28,6 @@ T = TypeVar("T")
 
 _MAX_TRIES: Final = 8
 _MAX_UPLOADS: Final = 3
-_EXPIRED: Final = frozenset({400, 401, 403, 404, 410})
-_LATER: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class Expired(Exception):
@@ -166,8 +165,8 @@ class Upload:
         """What is wrong, if another try may help; None where nothing is."""
         if 200 <= answer.status < 300:
             return None
-        if answer.status in _EXPIRED:
+        if answer.status in EXPIRED:
             raise Expired
-        if answer.status in _LATER:
+        if answer.status in LATER:
             return f"the server answers with status {answer.status}"
         raise TransferError(f"{name}: the server refuses it with status {answer.status}")
