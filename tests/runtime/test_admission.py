@@ -1,0 +1,129 @@
+"""Who is asked before a call, what he is told of it, and that nothing stays set aside for calls that are over."""
+
+from __future__ import annotations
+
+import pytest
+
+from tinker_sync._observe import TokensUsed
+from tinker_sync.errors import BudgetExceededError
+from tinker_sync.runtime.admission import Admission, Plan
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.usage.budget import Budget
+from tinker_sync.usage.counts import TokenCounts
+from tinker_sync.usage.meter import Meter
+
+
+class Limiter:
+    """Agrees to everything, or to nothing, and remembers what it is told."""
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        self.refuses = refuses
+        self.told: list[object] = []
+        self.held: set[object] = set()
+
+    def hold(self, plan: Plan) -> object:
+        if self.refuses:
+            raise BudgetExceededError("no", limit=0, spent=0, unit="tokens")
+        key = object()
+        self.held.add(key)
+        return key
+
+    def settle(self, key: object, used: TokensUsed, *, last: bool) -> None:
+        self.told.append((used.trained, last))
+        if last:
+            self.held.discard(key)
+
+    def release(self, key: object) -> None:
+        self.held.discard(key)
+
+
+def used(count: int) -> TokensUsed:
+    return TokensUsed(model="m", trained=count)
+
+
+def plan() -> Plan:
+    return Plan(model="m", trained=9)
+
+
+def test_the_last_of_several_results_is_said_to_be_the_last() -> None:
+    heard: list[TokensUsed] = []
+    admission, limiter = Admission(heard.append), Limiter()
+    admission.attach(limiter)
+    with admission.admitted(plan) as pledge:
+        pledge.parts = 3
+    for count in (1, 2, 3):
+        assert limiter.held
+        pledge.settle(used(count))
+    assert limiter.told == [(1, False), (2, False), (3, True)]
+    assert limiter.held == set()
+    assert [each.trained for each in heard] == [1, 2, 3]
+
+
+def test_what_cannot_begin_gives_back_what_was_set_aside() -> None:
+    admission, limiter = Admission(lambda _: None), Limiter()
+    admission.attach(limiter)
+    with pytest.raises(KeyError), admission.admitted(plan):
+        raise KeyError
+    assert limiter.held == set()
+
+
+def test_what_one_has_set_aside_does_not_stay_when_the_next_refuses() -> None:
+    admission, first, second = Admission(lambda _: None), Limiter(), Limiter(refuses=True)
+    admission.attach(first)
+    detach = admission.attach(second)
+    with pytest.raises(BudgetExceededError):
+        admission.admitted(plan)
+    assert first.held == set()
+    detach()
+    with admission.admitted(plan):
+        assert len(first.held) == 1
+
+
+def test_the_end_of_a_call_ends_it_in_any_case() -> None:
+    admission, limiter = Admission(lambda _: None), Limiter()
+    admission.attach(limiter)
+    future: APIFuture[None] = APIFuture()
+    with admission.admitted(plan) as pledge:
+        pledge.follow(future)
+    future.fail(KeyError("gone"))
+    assert limiter.held == set()
+
+
+def test_nobody_limits_so_nobody_computes() -> None:
+    def expensive() -> Plan:
+        raise AssertionError("nobody has asked")
+
+    with Admission(lambda _: None).admitted(expensive) as pledge:
+        pledge.settle(used(1))
+
+
+def test_a_forked_child_has_used_nothing_and_has_nothing_under_way() -> None:
+    meter = Meter()
+    meter.observe(used(5))
+    meter.renew_after_fork()
+    assert (meter.by_model(), meter.span) == ({}, None)
+    budget = Budget(tokens=10)
+    key = budget.hold(Plan(model="m", trained=8))
+    budget.settle(key, used(3), last=False)
+    budget.renew_after_fork()
+    budget.hold(Plan(model="m", trained=7))
+    with pytest.raises(BudgetExceededError, match="3 are spent and up to 7 are under way"):
+        budget.hold(Plan(model="m", trained=1))
+
+
+def test_models_are_named_after_those_they_are_like() -> None:
+    from tinker_sync._observe import ModelNamed
+
+    asked: list[str] = []
+
+    def ask(model: str) -> str | None:
+        asked.append(model)
+        return None
+
+    meter = Meter(ask)
+    meter.observe(ModelNamed(model="s:train:0", base_model="org/base"))
+    meter.observe(ModelNamed(model="s:sample:0", like="s:train:0"))
+    for model in ("s:sample:0", "s:sample:1"):
+        meter.observe(TokensUsed(model=model, sampled=2))
+    assert meter.by_model() == {"org/base": TokenCounts(sampled=2), None: TokenCounts(sampled=2)}
+    assert asked == ["s:sample:1"]
