@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.crowd import until
 from support.custom_losses import PATIENCE_S, arrived, data, squares, weights_sent, world
 from support.tinker_stub import Answer
 
@@ -466,12 +467,10 @@ class TestThreads:
         with world() as (_, trainer):
             other = trainer.service.create_lora_training_client("stub/model")  # type: ignore[attr-defined]
             other.forward_backward_custom(data(1), squares).result(PATIENCE_S)
-            # Whoever ended the call may just be leaving.
-            trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
             gone = weakref.ref(other._queue)
             del other
-            gc.collect()
-            assert gone() is None
+            # Whoever ended the call may just be leaving.
+            until(lambda: gc.collect() >= 0 and gone() is None)
 
 
 class TestFuture:

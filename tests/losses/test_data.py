@@ -1,0 +1,57 @@
+"""What the two passes of a custom loss send, and what is read from the first."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tinker_sync.losses.data import backward_data, forward_data, logprobs_of
+from tinker_sync.types import (
+    Datum,
+    ForwardBackwardOutput,
+    ModelInput,
+    PromptProvenanceSpan,
+    SampledProvenanceSpan,
+    TensorData,
+)
+
+CANDIDATES = np.array([[1, 2], [3, 4], [5, 6]])
+
+
+def datum(**inputs: object) -> Datum:
+    spans = [
+        PromptProvenanceSpan(sequence_id="s", length=1),
+        SampledProvenanceSpan(sequence_id="s", length=2),
+    ]
+    targets = [SampledProvenanceSpan(sequence_id="s", length=3)]
+    return Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4], **inputs}, spans, targets)  # type: ignore[dict-item]
+
+
+def test_tokens_and_spans_go_along_and_other_inputs_stay_here() -> None:
+    given = datum(weights=[0.0, 1.0, 2.0], rewards=[1.0])
+    gradient = np.array([0.5, -1.0, 0.0], dtype=np.float32)
+    for made, weights in (
+        (forward_data([given]), [0.0, 1.0, 2.0]),
+        (backward_data([given], [gradient]), [-0.5, 1.0, 0.0]),
+    ):
+        assert made[0].model_input is given.model_input
+        assert made[0].model_input_spans == given.model_input_spans
+        assert made[0].loss_fn_input_spans == given.loss_fn_input_spans
+        assert set(made[0].loss_fn_inputs) == {"target_tokens", "weights"}
+        assert made[0].loss_fn_inputs["target_tokens"] is given.loss_fn_inputs["target_tokens"]
+        assert made[0].loss_fn_inputs["weights"].data == weights
+
+
+def test_gradients_of_candidates_are_sparse_where_that_is_smaller() -> None:
+    wide = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": np.ones((3, 8), dtype=int)})
+    gradient = np.zeros((3, 8), dtype=np.float32)
+    gradient[1, 5] = 2.0
+    weights = backward_data([wide], [gradient])[0].loss_fn_inputs["weights"]
+    assert (weights.sparse_col_indices, weights.data, weights.shape) == ([5], [-2.0], [3, 8])
+    assert not backward_data([wide], [gradient + 1])[0].loss_fn_inputs["weights"].is_sparse
+
+
+def test_flat_values_of_older_servers_get_the_shape_of_the_targets() -> None:
+    given = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": CANDIDATES})
+    flat = TensorData(np.arange(-6.0, 0.0), "float32", [6])
+    (found,) = logprobs_of(ForwardBackwardOutput("ArrayRecord", [{"logprobs": flat}]), [given])
+    assert (found.dtype, found.tolist()) == (np.float64, [[-6, -5], [-4, -3], [-2, -1]])
