@@ -1,4 +1,4 @@
-"""Who is asked before a call, what he is told of it, and that nothing stays set aside for calls that are over."""
+"""Who is asked before a call, what he is told, and that nothing stays set aside for calls that are over."""
 
 from __future__ import annotations
 
