@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.crowd import until
 from support.custom_losses import PATIENCE_S, arrived, data, squares, weights_sent, world
 from support.tinker_stub import Answer
 
@@ -27,7 +26,7 @@ from tinker_sync.errors import (
     TinkerError,
 )
 from tinker_sync.losses import numpy_loss
-from tinker_sync.losses.two_passes import TwoPassFuture
+from tinker_sync.losses.two_passes import TwoPassFuture, _computing
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.progress import FutureState
 
@@ -465,12 +464,10 @@ class TestThreads:
 
     def test_the_thread_keeps_nothing_of_the_client(self) -> None:
         with world() as (_, trainer):
-            other = trainer.service.create_lora_training_client("stub/model")  # type: ignore[attr-defined]
-            other.forward_backward_custom(data(1), squares).result(PATIENCE_S)
-            gone = weakref.ref(other._queue)
-            del other
-            # Whoever ended the call may just be leaving.
-            until(lambda: gc.collect() >= 0 and gone() is None)
+            trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
+            # The thread that has computed the loss is the one that is idle.
+            kept = trainer.holder.loss_pool.submit(lambda: getattr(_computing, "queue", None))
+            assert kept.result(PATIENCE_S) is None
 
 
 class TestFuture:
