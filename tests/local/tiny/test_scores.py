@@ -26,7 +26,7 @@ def model() -> Model:
 @pytest.mark.parametrize("kind", tasks.KINDS)
 @pytest.mark.parametrize("chat", [False, True])
 def test_problems_it_never_met(model: Model, kind: str, chat: bool) -> None:
-    name, share, chance = scores.exact(model, kind, 40, chat=chat)
+    name, share, chance = scores.exact(model, kind, 30, chat=chat)
     assert name.startswith(kind)
     assert share > 0.9
     assert chance < 0.2
@@ -45,7 +45,8 @@ def test_facts(model: Model) -> None:
 def test_it_tells_stories_that_end(model: Model) -> None:
     prompt = "<|im_start|>user\nTell me a story.<|im_end|>\n<|im_start|>assistant\n"
     specs = [SampleSpec(prompt=np.array(model.encode(prompt)), seed=0, num_samples=20, max_tokens=150)]
-    samples = Sampler(model.weights).run(specs)[0].samples
+    with scores._one_thread():
+        samples = Sampler(model.weights).run(specs)[0].samples
     texts = [model.tokenizer.decode(one.tokens.tolist(), skip_special_tokens=False) for one in samples]
     ended = [text.partition("<|im_end|>")[0] for text in texts if "<|im_end|>" in text]
     assert len(ended) > 15
@@ -56,9 +57,8 @@ def test_it_tells_stories_that_end(model: Model) -> None:
 def test_scores_tell_a_model_that_knows_nothing(model: Model) -> None:
     ignorant = Model()
     ignorant.weights = random_weights(model.weights.config, seed=1)
-    assert scores.exact(ignorant, "addition", 20).value < 0.2
+    assert scores.exact(ignorant, "addition", 10).value < 0.2
     assert scores.perplexity(ignorant, 5).value > 300
-    assert scores.facts(ignorant).value < 0.1
 
 
 def test_answers_are_what_follows_up_to_the_stop(model: Model) -> None:
@@ -69,7 +69,7 @@ def test_answers_are_what_follows_up_to_the_stop(model: Model) -> None:
 def test_the_command_prints_a_table() -> None:
     code = (
         "import sys; from tinker_sync.local.tiny import __main__ as m, scores;"
-        "m.measure = lambda model: [scores.facts(model)];"
+        "m.measure = lambda model: [scores.perplexity(model, 2)];"
         "sys.exit(m.main([]))"
     )
     done = subprocess.run(
@@ -77,4 +77,4 @@ def test_the_command_prints_a_table() -> None:
     )
     lines = done.stdout.splitlines()
     assert lines[0] == "853,376 parameters"
-    assert lines[1].split()[0] == "facts"
+    assert lines[1].split()[:3] == ["perplexity", "of", "stories"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,11 +20,21 @@ from tinker_sync.local.engine.model import Weights
 from tinker_sync.local.engine.sample_spec import SampleSpec
 from tinker_sync.local.engine.sampler import Sampler
 from tinker_sync.local.engine.training import TrainingRun
+from tinker_sync.local.host.blas import ONE_THREAD
 from tinker_sync.local.tiny import directory, tasks, words
 from tinker_sync.local.tiny.corpus import told
 from tinker_sync.local.tiny.page import END_OF_TURN, TURN
 
 _ANSWER_TOKENS: Final = 48
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    ONE_THREAD.acquire()
+    try:
+        yield
+    finally:
+        ONE_THREAD.release()
 
 
 class Score(NamedTuple):
@@ -65,7 +76,8 @@ class Model:
             )
             for prompt in prompts
         ]
-        found = (result.samples[0].tokens.tolist() for result in sampler.run(specs))
+        with _one_thread():
+            found = [result.samples[0].tokens.tolist() for result in sampler.run(specs)]
         return [
             self.tokenizer.decode(tokens, skip_special_tokens=False).partition(stop)[0] for tokens in found
         ]
@@ -75,7 +87,8 @@ class Model:
         run = TrainingRun(self.weights, LoraSettings(rank=1))
         ids = [np.array(self.encode(text)) for text in texts]
         data = [Example(tokens[:-1], {"target_tokens": tokens[1:]}) for tokens in ids]
-        return run.forward(data, "cross_entropy").logprobs
+        with _one_thread():
+            return run.forward(data, "cross_entropy").logprobs
 
 
 def perplexity(model: Model, stories: int) -> Score:

@@ -1,0 +1,149 @@
+"""What the demo's student sends to the server, seen from there; clients are doubles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tinker_sync.demo.lessons import story_animals, story_prompt
+from tinker_sync.demo.student import ASKED, EXAMPLES, TOLD, Student, Telling
+from tinker_sync.types import Datum, SampledSequence, SamplingParams
+
+
+class Characters:
+    """A tokenizer: one token for each character."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(character) for character in text]
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
+        return "".join(map(chr, tokens))
+
+
+class Answer:
+    def __init__(self, value: Any, heard: Callable[[], None] = lambda: None) -> None:
+        self.value, self.heard = value, heard
+
+    def result(self) -> Any:
+        self.heard()
+        return self.value
+
+
+class Server:
+    """Both clients at once. Of each group of stories the first half speaks of the animal."""
+
+    def __init__(self, good: str = "The {animal} sang.", bad: str = "The cup sang.") -> None:
+        self.good, self.bad = good, bad
+        self.log: list[str] = []
+        self.passes: list[tuple[list[Datum], str]] = []
+        self.asked: list[SamplingParams] = []
+
+    def get_tokenizer(self) -> Characters:
+        return Characters()
+
+    def save_weights_and_get_sampling_client(self) -> Server:
+        return self
+
+    def forward_backward(self, data: list[Datum], loss_fn: str) -> Answer:
+        self.passes.append((data, loss_fn))
+        self.log.append("pass")
+        return Answer(type("", (), {"metrics": {"loss:sum": 10.0}}))
+
+    def optim_step(self, params: Any) -> Answer:
+        self.log.append(f"step {params.learning_rate}")
+        return Answer(None)
+
+    def sample(self, prompt: Any, count: int, params: SamplingParams) -> Answer:
+        self.asked.append(params)
+        number = len(self.asked)
+        self.log.append(f"ask {number}")
+        text = Characters().decode(prompt.to_ints())
+        animal = text.partition(" story about ")[2].partition(".")[0].partition(" ")[2]
+        told = [
+            (self.good if place < count / 2 else self.bad).format(animal=animal) for place in range(count)
+        ]
+        sequences = [
+            SampledSequence("stop", None, np.array([ord(c) for c in one]), -np.ones(len(one), np.float32))
+            for one in told
+        ]
+        return Answer(type("", (), {"sequences": sequences}), lambda: self.log.append(f"hear {number}"))
+
+
+def student(server: Server, *, in_turn: bool = True, seed: int = 1) -> Student:
+    return Student(server, seed, in_turn=in_turn)  # type: ignore[arg-type]
+
+
+def rows(datum: Datum, name: str) -> list[float]:
+    return datum.loss_fn_inputs[name].to_numpy().tolist()
+
+
+def test_good_stories_gain_what_bad_ones_lose() -> None:
+    server = Server()
+    told = student(server).rehearse_stories(0, 0.5)
+    assert len(told) == ASKED * TOLD
+    assert sum(telling.reward for telling in told) == ASKED * TOLD / 2
+    [(data, loss_fn)] = server.passes
+    assert loss_fn == "importance_sampling"
+    assert len(data) == ASKED * TOLD
+    assert server.log[-2:] == ["pass", "step 0.5"]
+    prompts = [len(story_prompt(animal)) for animal in story_animals(1, 0, ASKED)]
+    for number, datum in enumerate(data):
+        before = prompts[number // TOLD] - 1
+        advantages = rows(datum, "advantages")
+        assert advantages[:before] == [0.0] * before
+        assert set(advantages[before:]) == {0.5 if number % TOLD < TOLD / 2 else -0.5}
+        assert set(rows(datum, "logprobs")[before:]) == {-1.0}
+        said = Characters().decode(datum.loss_fn_inputs["target_tokens"].to_numpy().tolist()[before:])
+        assert said == told[number].text
+
+
+def test_where_all_are_alike_there_is_nothing_to_learn() -> None:
+    server = Server(bad="The {animal} sang.")
+    assert {telling.reward for telling in student(server).rehearse_stories(0, 0.5)} == {1.0}
+    assert server.passes == []
+    assert "step 0.5" not in server.log
+
+
+def test_requests_are_made_in_turn_where_numbers_must_not_depend_on_company() -> None:
+    server = Server()
+    student(server, in_turn=True).rehearse_stories(0, 0.5)
+    assert server.log[:4] == ["ask 1", "hear 1", "ask 2", "hear 2"]
+    server = Server()
+    student(server, in_turn=False).rehearse_stories(0, 0.5)
+    assert server.log[:2] == ["ask 1", "ask 2"]
+
+
+def test_every_request_has_a_seed_of_its_own() -> None:
+    server = Server()
+    for seed in (1, 2):
+        for step in range(3):
+            student(server, seed=seed).rehearse_stories(step, 0.5)
+    assert len({params.seed for params in server.asked}) == len(server.asked) == 6 * ASKED
+
+
+def test_examples_count_by_their_answers() -> None:
+    server = Server()
+    loss = student(server).learn_sorting(0, 0.25)
+    [(data, loss_fn)] = server.passes
+    assert (len(data), loss_fn) == (EXAMPLES, "cross_entropy")
+    assert server.log == ["pass", "step 0.25"]
+    counted = 0
+    for datum in data:
+        text = Characters().decode([*datum.model_input.to_ints(), rows(datum, "target_tokens")[-1]])
+        prompt, arrow, answer = text.partition("->")
+        assert answer == " " + "".join(sorted(prompt.removeprefix("sort: ").strip())) + "\n"
+        weights = rows(datum, "weights")
+        assert weights == [0.0] * (len(prompt + arrow) - 1) + [1.0] * len(answer)
+        counted += len(answer)
+    assert loss == pytest.approx(10.0 / counted)
+
+
+def test_a_story_about_each() -> None:
+    server = Server()
+    assert student(server).tell(["owl", "bee"]) == [
+        Telling("owl", "The owl sang.", 1.0),
+        Telling("bee", "The bee sang.", 1.0),
+    ]
