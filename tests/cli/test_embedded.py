@@ -89,9 +89,9 @@ def test_a_wrong_key_is_not_stored(run: Run, server: LocalServer) -> None:
 
 def test_a_server_of_ones_own(run: Run, tmp_path: Path) -> None:
     """In a process of its own, as a user starts it; it says where it is, and ends with Ctrl-C."""
-    line = [sys.executable, "-m", "tinker_sync", "serve", "--data-dir", str(tmp_path / "data"), "--show-key"]
+    serve = [sys.executable, "-m", "tinker_sync", "serve", "--data-dir", str(tmp_path / "data"), "--show-key"]
     with subprocess.Popen(
-        [*line, "--format", "json"],
+        [*serve, "--format", "json"],
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         text=True,
@@ -104,9 +104,12 @@ def test_a_server_of_ones_own(run: Run, tmp_path: Path) -> None:
             shown = run("--base-url", told["base_url"], "model", "list")
             assert shown.code == 0, shown.err
             assert "tinker-sync/tiny" in shown.out
-            said = run("sample", "3 + 4 =", "--model", "tinker-sync/tiny", "--base-url", told["base_url"])
+            line = ("sample", "3 + 4 =", "--model", "tinker-sync/tiny", "--temperature", "0", "-f", "jsonl")
+            said = run(*line, "--base-url", told["base_url"])
             assert said.code == 0, said.err
-            assert said.out.strip()
+            [item] = said.lines
+            assert item["tokens"]
+            assert isinstance(item["text"], str)
         finally:
             process.send_signal(signal.SIGINT)
             code = process.wait(30)

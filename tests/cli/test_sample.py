@@ -134,7 +134,10 @@ def test_text_through_the_models_own_tokenizer(run: Run, world: World, tmp_path:
     [item] = run("sample", "one two", *MODEL, "--max-tokens", "2", "-f", "jsonl").lines
     assert (item["text"], item["tokens"]) == ("three four", [3, 4])
     assert json.dumps(world.asked("/asample")[0].json()["prompt"]["chunks"][0]["tokens"]) == "[1, 2]"
-    world.script(sampler.replace("session-0", "session-2"), Answer(body={**about, "base_model": "/no/where"}))
+    # A sample of nothing but special tokens is an empty text, not a list of ids.
+    world.script(sampler.replace("session-0", "session-2"), Answer(body=about))
+    assert run("sample", "four four", *MODEL, "--max-tokens", "1").out == "\n"
+    world.script(sampler.replace("session-0", "session-3"), Answer(body={**about, "base_model": "/no/where"}))
     without = run("sample", "1 2", *MODEL, "--max-tokens", "2")
     assert (without.code, without.out) == (0, "3 4\n")
     assert "Prompts and samples are token ids." in without.err

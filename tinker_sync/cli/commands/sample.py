@@ -225,4 +225,4 @@ def _print(cli: Cli, item: dict[str, Any], many: bool) -> None:
             cli.sink.text(
                 f"--- prompt {item['prompt'] + 1}, sample {item['sample'] + 1}: {about}", "bright_black"
             )
-        cli.sink.raw(item.get("text") or " ".join(map(str, item["tokens"])))
+        cli.sink.raw(item["text"] if "text" in item else " ".join(map(str, item["tokens"])))
