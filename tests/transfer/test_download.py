@@ -324,6 +324,28 @@ def test_what_stays_the_same_is_not_fetched_again_where_nothing_names_it(tmp_pat
     assert server.sent < 4 * MIB
 
 
+def test_nothing_else_is_fetched_while_what_is_there_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would be written into a file that is about to begin again, and nobody would wait for it."""
+    busy: list[int] = []
+    compare = transfer_file.FileDownload._compare_sample
+
+    def watched(file: Any, stretch: Any) -> None:
+        compare(file, stretch)
+        busy.append(file._helping)
+
+    monkeypatch.setattr(transfer_file.FileDownload, "_compare_sample", watched)
+    with FileServer({"a": 6 * MIB}, etag=None) as server:
+        stopped_halfway(server, tmp_path / "out")
+        # Whoever came too early would still be at it when the comparison is over.
+        server.before = lambda seen: None if len(server.asked()) <= first else gate.wait(0.2)
+        first, gate = len(server.asked()) + 1, threading.Event()
+        fetch(server, tmp_path / "out")
+        assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
+    assert busy == [0]
+
+
 def test_a_file_that_changes_under_way_begins_again(tmp_path: Path) -> None:
     with FileServer({"a": 6 * MIB}) as server:
         count = iter(range(1000))

@@ -105,6 +105,7 @@ class FileDownload:
         self._identity: Identity | None = None  # guarded by _lock
         self._checksum: tuple[str, str] | None = None  # guarded by _lock
         self._in_parts = True  # guarded by _lock; until the server shows otherwise
+        self._fetching = False  # guarded by _lock; not while what is there is compared with what the server has
         self._helping = 0  # guarded by _lock
         self._failure: BaseException | None = None  # guarded by _lock; the first one
         self._alone = threading.Event()
@@ -189,10 +190,14 @@ class FileDownload:
 
     def _fetch(self) -> None:
         self._alone.set()
+        with self._lock:
+            self._fetching = True
         try:
             self._work(0)
         finally:
             self._alone.wait()  # the others see what made us stop, or the same end
+            with self._lock:
+                self._fetching = False
             self._save()
         if self._failure is not None:
             raise self._failure
@@ -200,7 +205,7 @@ class FileDownload:
     def _help(self) -> None:
         """Start the other workers; the server has given a first part."""
         with self._lock:
-            if self._helping or not self._in_parts or self._means.parts < 2:
+            if not self._fetching or self._helping or not self._in_parts or self._means.parts < 2:
                 return
             size = self._identity.size if self._identity else None
             missing = sum(end - begin for begin, end in self._have.gaps(size or 0))
