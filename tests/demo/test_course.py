@@ -15,6 +15,7 @@ from tinker_sync.demo.command import run as commanded
 from tinker_sync.demo.course import _Course
 from tinker_sync.demo.screen import Screen
 from tinker_sync.errors import InvalidInputError, TinkerError
+from tinker_sync.testing import LocalServer
 
 SHORT = Steps(supervised=8, reinforced=2)
 
@@ -72,6 +73,18 @@ def test_everything_is_shown(twice: tuple[Any, Any, Path]) -> None:
         assert word in text
     for telling in result.stories_before:
         assert telling.text.split()[0] in text
+
+
+def test_another_server_does_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    with LocalServer(json_only=True) as server:
+        monkeypatch.setenv("TINKER_API_KEY", server.key)  # the process that is killed finds it there
+        result = run(server.url, steps=Steps(supervised=8, reinforced=1), out=out)
+        assert server.calls_to("load_weights")
+        assert f"tinker-sync/tiny on {server.url} (as you asked), seed 0\n" in out.getvalue()
+    assert not result.lost_exactly
+    assert len(result.losses) == 8
+    assert server.key not in out.getvalue()
 
 
 def test_the_printed_code_runs_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

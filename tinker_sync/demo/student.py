@@ -18,7 +18,7 @@ EXAMPLES: Final = 64
 """Problems in a step of supervised learning."""
 ASKED: Final = 2
 """Animals in a step of reinforcement learning."""
-TOLD: Final = 32
+TOLD: Final = 24
 """Stories about each."""
 _ANSWER_TOKENS: Final = 12
 _STORY_TOKENS: Final = 72
