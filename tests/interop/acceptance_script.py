@@ -406,6 +406,18 @@ def refusals(run: Run) -> None:
         run.refused("get_base_model", sampler.get_base_model)
 
 
+# ------------------------------------------------------------------------------------ tokenizers
+
+
+def tokenizer(run: Run) -> None:
+    with run.service() as client:
+        step(run, "tokenizer")
+        trainer = run.ready(client.create_lora_training_client("stub/model"))
+        made = trainer.get_tokenizer()
+        ids = run.note("tokens", list(made.encode("one and one is two", add_special_tokens=False)))
+        run.note("text", made.decode(ids))
+
+
 # ------------------------------------------------------------------------------------ losses
 
 
@@ -722,7 +734,7 @@ SCRIPTS = {
     each.__name__: each
     for each in (
         service, environment, training, losses, refusals, from_state, sampling, twins, foreign_handle,
-        a_handle,
+        a_handle, tokenizer,
     )
 }  # fmt: skip
 

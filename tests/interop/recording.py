@@ -20,6 +20,8 @@ from google.protobuf.json_format import MessageToDict
 from support.tinker_stub import API, PROTO, Answer, Asked, Behaviour, Promise, Stub
 from tinker.proto import tinker_public_pb2 as pb
 
+from tinker_sync.local import tiny
+
 BACKGROUND = ("/session_heartbeat", "/telemetry")
 # Asked again by each part of the reference client that keeps settings or a token of its own; we ask once. And
 # a poll for all samples may go on into the next step.
@@ -74,6 +76,11 @@ class RecordingStub(Stub):
         made = super().on_save_weights(asked)
         self._promises[made["request_id"]].failure = FAILURES.get(asked.json()["path"])
         return made
+
+    def on_get_info(self, asked: Asked) -> Any:
+        told = super().on_get_info(asked)
+        # Where both find it without a network.
+        return {**told, "model_data": {**told["model_data"], "tokenizer_id": str(tiny.directory())}}
 
     def on_weights_info(self, asked: Asked) -> Any:
         return {

@@ -2,7 +2,7 @@
 
 Each package runs the script in a process of its own against a server of its own, and the logs of the servers
 are compared step by step; `recording.py` says what may differ. Losses of the user's are compared where torch
-is installed. Beyond this: `get_tokenizer`, and the clients for administration.
+is installed. Beyond this: the clients for administration.
 
 Different on purpose, and so not in the script: a sampler path need not begin with `tinker://` on servers
 other than the vendor's; after a training call that could not be sent, later ones fail; where the server
@@ -70,6 +70,7 @@ VARIANTS = [
     Variant("models from checkpoints at once", ("from_state",), {"create_model_via_load_weights": True}),
     Variant("sizes before results", ("training", "sampling"), behaviour={"metadata_over": 40}),
     Variant("tokens", ("training", "sampling", "twins"), {"pjwt_auth_enabled": True}),
+    Variant("tokenizer", ("tokenizer", "service")),
     Variant("a flag of tomorrow", ("training", "sampling"), {"a_flag_of_tomorrow": {"x": 1}}),
     *(
         [
