@@ -23,7 +23,10 @@ from tinker_sync.local.engine import hf
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with running(tmp_path_factory.mktemp("checkpoints"), seed=1) as made:
-        made.model(made.session())
+        session = made.session()
+        made.model(session)
+        made.sampler(session)
+        made.result(made.sample(f"{session}:sample:0", 0)["request_id"])  # its threads start here
         yield made
 
 
@@ -257,6 +260,19 @@ def test_checkpoints_are_published_kept_and_deleted(tmp_path: Path) -> None:
         assert server.ask("DELETE", f"/training_runs/{model}/checkpoints/nonsense/a").status in (400, 404)
 
 
+def test_what_is_deleted_is_sampled_no_more(server: Running) -> None:
+    session = server.session()
+    model = train(server, session)
+    named = server.ok("/save_weights_for_sampler", {"model_id": model, "path": "s", "seq_id": 3})
+    path = server.result(named["request_id"])["path"]
+    sampler = server.sampler(session, model_path=path).json()["sampling_session_id"]
+    assert "sequences" in server.result(server.sample(sampler, 0)["request_id"])
+    assert server.ask("DELETE", f"/training_runs/{model}/checkpoints/sampler_weights/s").status == 200
+    failed = server.result(server.sample(sampler, 1)["request_id"])
+    assert (failed["category"], "checkpoint s" in failed["error"]) == ("user", True), failed
+    assert server.sampler(session, 1, model_path=path).status == 404
+
+
 def test_a_copy_is_made_once(server: Running) -> None:
     model = train(server, server.session(project_id="p-1"))
     path = save(server, model, 3, "a")["path"]
@@ -301,6 +317,7 @@ def test_files_are_fetched_whole_and_in_parts(server: Running) -> None:
     assert fetch(server, url, Range=f"bytes={len(whole.body) - 3}-").body == whole.body[-3:]
     assert fetch(server, url, Range="bytes=5-1000000000").body == whole.body[5:]
     assert fetch(server, url, Range=f"bytes={len(whole.body)}-").status == 416
+    assert fetch(server, url, Range="bytes=-").body == whole.body
     assert fetch(server, url, Range="bytes=0-1,5-6").body == whole.body  # which is allowed
     assert fetch(server, url, Range="bytes=0-9", If_Range=tag).status == 206
     assert fetch(server, url, Range="bytes=0-9", If_Range='"older"').body == whole.body

@@ -16,6 +16,7 @@ from tinker_sync.local.server.http1 import ABORT, BadRequest, parse_head
 from tinker_sync.local.server.serving import ServerThread, serve
 
 PATIENCE_S = 5.0
+PIECES = 512  # 32 MB: more than any system keeps for a connection
 
 
 class Echo:
@@ -25,6 +26,7 @@ class Echo:
         self.seen: list[dict[str, Any]] = []
         self.gone = threading.Event()
         self.life: list[str] = []
+        self.sent = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -49,8 +51,9 @@ class Echo:
 
     async def flood(self, body: bytes, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        for _ in range(64):
+        for _ in range(PIECES):
             await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+            self.sent += 1
         await send({"type": "http.response.body", "body": b""})
 
     async def broken(self, body: bytes, receive: Any, send: Any) -> None:
@@ -206,13 +209,17 @@ def test_an_application_learns_that_nobody_listens() -> None:
 
 
 def test_a_slow_reader_is_waited_for() -> None:
-    with serving() as (thread, _), socket.create_connection(("127.0.0.1", thread.port), PATIENCE_S) as line:
+    with (
+        serving() as (thread, echo),
+        socket.create_connection(("127.0.0.1", thread.port), PATIENCE_S) as line,
+    ):
         line.sendall(b"GET /flood HTTP/1.1\r\nConnection: close\r\n\r\n")
         assert talk(thread, GET, until=b"<>")  # meanwhile others are served
+        assert echo.sent < PIECES
         found = 0
         while data := line.recv(1 << 20):
             found += len(data)
-    assert found > 64 * 65536
+    assert found > PIECES * 65536
 
 
 def test_what_stands_still_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

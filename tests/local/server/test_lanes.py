@@ -115,6 +115,15 @@ def test_a_number_that_never_comes_is_skipped_and_then_too_late() -> None:
     assert play(scenario) == ["1", "3", "4"]
 
 
+def test_a_wide_gap_is_skipped_at_once() -> None:
+    async def scenario() -> list[str]:
+        scene = Scene(patience_s=0.02)
+        scene.add(10**6)
+        return await scene.settled(1)
+
+    assert play(scenario) == ["1000000"]
+
+
 def test_patience_begins_anew_with_each_gap() -> None:
     async def scenario() -> list[str]:
         scene = Scene(patience_s=0.02)

@@ -194,6 +194,9 @@ def test_a_cancelled_sample_ends_at_once(server: Running, sampler: str) -> None:
     assert (failed["category"], "cancelled" in failed["error"]) == ("user", True)
     assert len(tokens(server, quick)[0]) <= 2
     assert server.ok("/cancel_future", {"request_id": quick["request_id"]}) == {}  # done: left as it is
+    worker = server.app.service.host._sampler
+    assert not worker._orders
+    assert not worker._samplers[BASE].busy  # nothing is computed for it any more
     assert tokens(server, quick)
 
 
