@@ -21,7 +21,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 TEXTS = [
     "Q: 23+45=68\nQ: 71-38=33\n",
     "reverse: 4719 -> 9174\ncopy: k d m p -> k d m p\n",
-    "<|im_start|>user\nTell me a story.<|im_end|>\n<|im_start|>assistant\nTom lost a red ball at the park. " * 4,
+    "<|im_start|>user\nTell me a story.<|im_end|>\n<|im_start|>assistant\nTom lost a red ball at the park. "
+    * 4,
 ]
 
 

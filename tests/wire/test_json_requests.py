@@ -269,7 +269,8 @@ def test_keys_that_would_become_the_same(backend: Backend) -> None:
 
 
 class Sneaky:
-    pass
+    def __repr__(self) -> str:
+        return "Sneaky()"  # without an address, which would be another in each process
 
 
 REFUSED = [
