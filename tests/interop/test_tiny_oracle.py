@@ -1,4 +1,4 @@
-"""The built-in model beside transformers: its weights, its tokenizer, its chats, and the script's own forward."""
+"""The built-in model beside transformers: weights, tokenizer, chats, and the forward pass of its script."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class FileDownload:
         self._identity: Identity | None = None  # guarded by _lock
         self._checksum: tuple[str, str] | None = None  # guarded by _lock
         self._in_parts = True  # guarded by _lock; until the server shows otherwise
-        self._fetching = False  # guarded by _lock; not while what is there is compared with what the server has
+        self._fetching = False  # guarded by _lock; not while what is there is compared
         self._helping = 0  # guarded by _lock
         self._failure: BaseException | None = None  # guarded by _lock; the first one
         self._alone = threading.Event()
