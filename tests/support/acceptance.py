@@ -122,6 +122,7 @@ class Acceptance:
             self.sampling(client, trainer, sampler)
             self.refusals(client, trainer, sampler)
             if self.newer:
+                self.words(trainer)
                 self.custom(client, trainer)
                 self.rest(client, trainer, sampler)
                 self.admin()
@@ -220,6 +221,17 @@ class Acceptance:
         ]
         self.note("many", output)
         self.wait("step of many", step)
+
+    def words(self, trainer: Any) -> None:
+        """The tokenizer the server names, and the look at whether it can be reached at all."""
+        tokenizer = trainer.get_tokenizer()
+        ids = self.note("tokens", list(tokenizer.encode("The cat sat. 12+30=42")))
+        assert tokenizer.decode(ids) == "The cat sat. 12+30=42"
+        os.environ.update(TINKER_BASE_URL=self.url, TINKER_API_KEY=self.key)
+        try:
+            self.tinker.auth.raise_if_tinker_not_accessible()
+        finally:
+            del os.environ["TINKER_BASE_URL"], os.environ["TINKER_API_KEY"]
 
     def custom(self, client: Any, trainer: Any) -> None:
         """Losses of the user's own."""
