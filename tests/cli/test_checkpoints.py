@@ -62,7 +62,7 @@ def test_yes_asks_nothing(run: Run, world: World) -> None:
     assert PATH not in left(world)
 
 
-def test_each_failure_is_listed_and_the_exit_code_says_so(run: Run, world: World) -> None:
+def test_w50_each_failure_is_listed_and_the_exit_code_says_so(run: Run, world: World) -> None:
     world.undeletable = {PATH: 409}
     missing = f"tinker://{RUN}/weights/none"
     done = run("checkpoint", "delete", "-y", PATH, missing, EXPORT)

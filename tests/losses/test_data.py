@@ -50,6 +50,18 @@ def test_gradients_of_candidates_are_sparse_where_that_is_smaller() -> None:
     assert not backward_data([wide], [gradient + 1])[0].loss_fn_inputs["weights"].is_sparse
 
 
+def test_w7_zeros_for_weights_have_the_layout_of_the_targets() -> None:
+    dense = np.zeros((6, 6), dtype=int)
+    dense[2, 3], dense[4, 1] = 7, 9
+    targets = TensorData.from_numpy_sparse(dense)
+    assert targets.is_sparse
+    given = Datum(ModelInput.from_ints([1] * 6), {"target_tokens": targets})
+    weights = forward_data([given])[0].loss_fn_inputs["weights"]
+    assert weights.sparse_col_indices == targets.sparse_col_indices
+    assert weights.sparse_crow_indices == targets.sparse_crow_indices
+    assert (weights.dtype, weights.shape, set(weights.data)) == ("float32", targets.shape, {0.0})
+
+
 def test_flat_values_of_older_servers_get_the_shape_of_the_targets() -> None:
     given = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": CANDIDATES})
     flat = TensorData(np.arange(-6.0, 0.0), "float32", [6])

@@ -67,7 +67,7 @@ class TestWhatComesOut:
             assert output.metrics["surrogate_loss:sum"] == pytest.approx(surrogate)
             assert output.loss_fn_outputs[1]["logprobs"].data == pytest.approx([-0.02, -0.03])
 
-    def test_the_result_is_computed_once(self) -> None:
+    def test_w6_the_result_is_computed_once(self) -> None:
         calls: list[int] = []
 
         @numpy_loss
@@ -107,7 +107,7 @@ class TestWhatComesOut:
             assert output.loss_fn_outputs[0]["logprobs"].data == pytest.approx([-0.02, -0.03])
             assert output.metrics["surrogate_loss:sum"] == 0
 
-    def test_a_server_without_loss_sum(self) -> None:
+    def test_w6_a_server_without_loss_sum(self) -> None:
         with world() as (stub, trainer):
             bare = {"loss_fn_output_type": "x", "loss_fn_outputs": [], "metrics": {"clock:unique": 1.0}}
             stub.script("/retrieve_future", Answer(usual=True), Answer(body=bare))
