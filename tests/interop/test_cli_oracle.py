@@ -1,7 +1,8 @@
 """The command line against the reference client's, on the same embedded server: the same JSON, to the letter.
 
 Different on purpose, and so not compared: `version` names this package; `auth status` has a JSON form here;
-what is said to people; the exit code when some of several deletions failed.
+what is said to people; the exit code when some of several deletions failed; a checkpoint for sampling, which
+is fetched and uploaded here and refused there; the prose of the README.md that an upload brings.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,12 @@ from typing import Any
 import pytest
 from support.cli_runs import Ran, Run, runner
 from support.cli_world import KEY, World
+from support.file_server import Content, FileServer
+from support.hub import TOKEN, Hub, Repository
 from support.tinker_stub import Answer, StubServer
 
 import tinker_sync
-from tinker_sync.testing import LocalServer
+from tinker_sync.testing import FaultPlan, LocalServer, faults
 from tinker_sync.types import Datum, ModelInput, SamplingParams
 
 SCRIPT = Path(__file__).with_name("cli_script.py")
@@ -65,8 +69,12 @@ def ours(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def theirs(*lines: tuple[str, ...], typed: str = "") -> list[dict[str, Any]]:
+    return apart([str(SCRIPT)], *lines, typed=typed)
+
+
+def apart(program: list[str], *lines: tuple[str, ...], typed: str = "") -> list[dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT)],
+        [sys.executable, *program],
         input=json.dumps([[list(line), typed] for line in lines]),
         env={**os.environ, "TINKER_TELEMETRY": "0"},
         capture_output=True,
@@ -77,6 +85,20 @@ def theirs(*lines: tuple[str, ...], typed: str = "") -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr
     ended: list[dict[str, Any]] = json.loads(done.stdout)
     return ended
+
+
+# Our own command line in a process of its own, too: huggingface_hub reads its settings when it is imported.
+OWN = """
+import contextlib, io, json, sys
+from tinker_sync.cli import main
+ended = []
+for arguments, _ in json.load(sys.stdin):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(arguments)
+    ended.append({"code": code, "out": out.getvalue(), "problem": err.getvalue()})
+json.dump(ended, sys.stdout)
+"""
 
 
 def hours() -> tuple[str, str]:
@@ -214,6 +236,197 @@ def test_downloads_are_the_same_files(settings: None, run_id: str, ours: Run, tm
             made.append((out.replace(f"/{who}/", "/"), target.name, held))
         assert made[0] == made[1]
         assert len(made[0][2]) >= 2
+
+
+@pytest.fixture
+def hub_settings(settings: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")  # a protocol of its own, that is not under test
+    for name in ("DISABLE_TELEMETRY", "DISABLE_PROGRESS_BARS"):
+        monkeypatch.setenv(f"HF_HUB_{name}", "1")
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def pushed(
+    place: Path, monkeypatch: pytest.MonkeyPatch, lines: list[tuple[str, ...]], *, easy: bool = False
+) -> dict[str, tuple[list[dict[str, Any]], Hub]]:
+    """What each command line printed for them, and a hub of its own that it printed it for."""
+    made = {}
+    for who, program in (("theirs", [str(SCRIPT)]), ("ours", ["-c", OWN])):
+        with Hub(easy=easy) as hub:
+            hub.repositories["ada/branched"] = Repository(branches={"main": {}, "dev": {}})
+            monkeypatch.setenv("HF_ENDPOINT", hub.url)
+            monkeypatch.setenv("HF_HOME", str(place / who))
+            whole = [("-f", "json", "checkpoint", "push-hf", *line) for line in lines]
+            made[who] = (apart(program, *whole), hub)
+    return made
+
+
+def arrived(hub: Hub) -> list[dict[str, Any]]:
+    """The commits, but for the words of a README.md: what its metadata says is compared, its prose is not."""
+    return [{**each, "files": {**each["files"], **cards(each["files"])}} for each in hub.commits]
+
+
+def cards(files: dict[str, bytes]) -> dict[str, list[str]]:
+    return {
+        name: content.decode().split("---\n")[1].splitlines()
+        for name, content in files.items()
+        if name == "README.md"
+    }
+
+
+def test_the_same_arrives_at_the_hub(
+    hub_settings: None, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    external, training = (f"tinker://{run_id}/{name}" for name in ("external_weights/x", "weights/a"))
+    everything = ("--public", "--commit-message", "naïve", "--create-pr", "--no-model-card")
+    some = ("--allow-pattern", "*.json", "--allow-pattern", "check*", "--ignore-pattern", "README*")
+    lines = {
+        (external, "-r", "ada/one"): 0,
+        (external, "-r", "ada/one", "--public"): 0,
+        (training, "-r", "ada/one"): 1,  # another one is in it
+        (training, "-r", "ada/two", *everything): 0,
+        (external, "-r", "ada/three", *some): 0,
+        (external, "-r", "ada/four", "--ignore-pattern", "*.json"): 0,
+        (external, "-r", "ada/branched", "--revision", "dev"): 0,
+        (training, "-r", "ada/branched"): 0,
+        (external, "-r", "ada/two", "--revision", "dev"): 1,  # no such branch
+        (f"tinker://{run_id}/external_weights/none", "-r", "ada/five"): 1,
+        ("weights/a",): 1,
+    }
+    made = pushed(tmp_path, monkeypatch, list(lines))
+    (reference, their_hub), (own, our_hub) = made["theirs"], made["ours"]
+    for line, expected, ran in zip(lines, reference, own, strict=True):
+        assert (expected["code"], ran["code"]) == (lines[line], lines[line]), (line, expected, ran)
+        assert ran["out"] == expected["out"], line
+        assert bool(ran["out"]) is (lines[line] == 0)
+    assert arrived(our_hub) == arrived(their_hub)
+    assert our_hub.asked == their_hub.asked
+    assert {name: each.private for name, each in our_hub.repositories.items()} == {
+        name: each.private for name, each in their_hub.repositories.items()
+    }
+    held = {name: set(each.branches["main"]) for name, each in our_hub.repositories.items()}
+    assert held["ada/one"] >= {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+
+
+def test_the_same_names_are_made_up_for_the_hub(
+    hub_settings: None, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub takes neither a name without its owner nor a branch that nobody has made: both fail there."""
+    lines: list[tuple[str, ...]] = [(f"tinker://{run_id}/external_weights/x",)]
+    for easy in (True, False):
+        made = pushed(tmp_path / str(easy), monkeypatch, lines, easy=easy)
+        (reference, their_hub), (own, our_hub) = made["theirs"], made["ours"]
+        assert [(each["code"], each["out"]) for each in own] == [
+            (each["code"], each["out"]) for each in reference
+        ]
+        assert own[0]["code"] == (0 if easy else 1)
+        assert our_hub.asked == their_hub.asked
+        assert arrived(our_hub) == arrived(their_hub)
+        assert len(our_hub.commits) == easy
+
+
+class Given(Content):
+    """Bytes that are given."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(len(data))
+        self._data = data
+
+    def pieces(self, begin: int, end: int) -> Iterator[bytes]:
+        yield self._data[begin:end]
+
+
+ADAPTER = {
+    "adapter_config.json": b'{"r": 2, "base_model_name_or_path": null}',
+    "adapter_model.bin": b"\0" * 99,
+}
+
+
+@contextmanager
+def exported(server: LocalServer, files: dict[str, bytes], plan: FaultPlan) -> Iterator[None]:
+    """Have external checkpoints consist of these files."""
+    with FileServer({name: Given(data) for name, data in files.items()}, life_s=3600.0) as store:
+        until = datetime.now(timezone.utc) + timedelta(hours=1)
+        answer = {"urls": {name: store.sign(name) for name in files}, "expires": until.isoformat()}
+        server.plan = plan.on(
+            "get_external_weights_urls", faults.Answered(200, json.dumps(answer).encode(), "application/json")
+        )
+        yield
+
+
+def test_what_an_export_lacks_or_has_too_much_is_treated_alike_on_the_way_to_the_hub(
+    hub_settings: None, server: LocalServer, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, whole = f"tinker://{run_id}/external_weights/x", {**ADAPTER, "checkpoint_complete": b"yes"}
+    lines = [
+        (path, "-r", "ada/one"),
+        (path, "-r", "ada/two", "--ignore-pattern", "*.md"),
+        (path, "-r", "ada/three", "--allow-pattern", "check*"),
+    ]
+    encrypted = {"adapter_config.json": b"{}", "adapter_model.safetensors.age": b"?"}
+    for files, code in (
+        ({**whole, "README.md": b"Mine.\n"}, 0),
+        (encrypted, 1),
+        ({"adapter_model.bin": b""}, 1),
+    ):
+        with exported(server, files, FaultPlan()):
+            made = pushed(tmp_path, monkeypatch, lines)
+        (reference, their_hub), (own, our_hub) = made["theirs"], made["ours"]
+        for expected, ran in zip(reference, own, strict=True):
+            assert (ran["code"], ran["out"]) == (expected["code"], expected["out"])
+            assert ran["code"] == code, ran
+        assert our_hub.commits == their_hub.commits
+        assert our_hub.asked == their_hub.asked
+        held = {each["to"]: set(each["files"]) for each in our_hub.commits}
+        assert held == (
+            {}
+            if code
+            else {
+                "ada/one": {*ADAPTER, "README.md"},
+                "ada/two": set(ADAPTER),
+                "ada/three": {"checkpoint_complete"},
+            }
+        )
+        if not code:
+            assert json.loads(our_hub.commits[0]["files"]["adapter_config.json"]) == {
+                "base_model_name_or_path": MODEL,
+                "r": 2,
+            }
+
+
+def test_a_model_that_the_server_does_not_tell_is_left_out_at_the_hub(
+    hub_settings: None, server: LocalServer, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference client names it "unknown", as if that were a model; but for this word it is the same."""
+    with exported(server, ADAPTER, FaultPlan().on("get_weights_info", faults.status(404))):
+        lines: list[tuple[str, ...]] = [(f"tinker://{run_id}/external_weights/x",)]
+        made = pushed(tmp_path, monkeypatch, lines, easy=True)
+    (reference, their_hub), (own, our_hub) = made["theirs"], made["ours"]
+    assert (own[0]["code"], own[0]["out"]) == (reference[0]["code"], reference[0]["out"])
+    assert own[0]["code"] == 0, own
+    assert "tinker-adapter-" in own[0]["out"]
+    configs = [json.loads(hub.commits[0]["files"]["adapter_config.json"]) for hub in (our_hub, their_hub)]
+    assert [each.pop("base_model_name_or_path") for each in configs] == [None, "unknown"]
+    assert configs[0] == configs[1] == {"r": 2}
+    told = [cards(hub.commits[0]["files"])["README.md"] for hub in (our_hub, their_hub)]
+    assert ["base_model: unknown", *told[0]] == told[1]
+    for hub in (our_hub, their_hub):
+        for name in ("adapter_config.json", "README.md"):
+            del hub.commits[0]["files"][name]
+    assert our_hub.commits == their_hub.commits
+    assert our_hub.asked == their_hub.asked
+
+
+def test_who_is_not_logged_in_at_the_hub_asks_it_for_nothing(
+    hub_settings: None, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_other")
+    made = pushed(tmp_path, monkeypatch, [(f"tinker://{run_id}/external_weights/x", "-r", "ada/one")])
+    for [ended], hub in made.values():
+        assert (ended["code"], ended["out"]) == (1, "")
+        assert hub.asked == ["GET /api/whoami-v2"]
 
 
 def test_both_write_the_same_credentials_file(
