@@ -23,6 +23,7 @@ from tinker_sync.errors import (
     AuthenticationError,
     BillingError,
     CredentialError,
+    InvalidInputError,
     SessionLostError,
     TinkerError,
 )
@@ -430,3 +431,16 @@ def test_a_token_that_cannot_be_renewed_is_what_a_sample_says(stub: Stub, clock:
         clock.advance(service.holder.keys._tokens._held.lifetime_s + 1e7)
         with pytest.raises(CredentialError, match="no longer"):
             sampler.sample(PROMPT, 1, PARAMS).result(20)
+
+
+@pytest.mark.parametrize("name", ["baseurl", "apikey", "time_out", "Project_id"])
+def test_a_mistyped_parameter_is_no_parameter_of_another_time(name: str) -> None:
+    with pytest.raises(TypeError, match=f"no parameter '{name}', did you mean"):
+        ServiceClient(**{name: "local"})
+    with pytest.warns(FutureWarning, match="http2 has no meaning here"):
+        ServiceClient(base_url="http://127.0.0.1:9", api_key="tml-x", http2=True)
+
+
+def test_a_single_datum_is_no_list(service: ServiceClient) -> None:
+    with pytest.raises(InvalidInputError, match=r"write \[datum\]"):
+        service.create_lora_training_client("stub/model").forward_backward(DATUM, "cross_entropy")  # type: ignore[arg-type]  # the mistake

@@ -42,6 +42,14 @@ def test_all_is_well(stub: Stub) -> None:
     assert "x-api-key" not in stub.asked("/healthz")[0].headers
 
 
+def test_the_server_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", "local")
+    found = findings()
+    assert {each.state for each in found.values()} <= {"ok", "skipped"}, found
+    assert found["key"].what == "of the server on this machine"
+    assert found["access"].state == "ok"
+
+
 @pytest.mark.parametrize(("ahead_s", "words"), [(-90, "90 s ahead"), (3600, "3600 s behind")])
 def test_a_clock_that_is_wrong(stub: Stub, ahead_s: float, words: str) -> None:
     date = {"Date": formatdate(SYSTEM_CLOCK.time() + ahead_s, usegmt=True)}

@@ -161,6 +161,17 @@ def test_w1_a_patient_call_outlives_minutes_of_outage() -> None:
         caller_for(ScriptedHttp(REFUSED)).call(post(deadline_s=7200.0))
 
 
+def test_who_waits_for_nobody_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING")
+    assert waits_of(REFUSED, REFUSED, OK)
+    assert not caplog.records
+    assert waits_of(*[REFUSED] * 7, OK)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert "POST /api/v1/x" in caplog.text
+    assert caplog.text.count("Still trying.") == 2
+    assert KEY not in caplog.text
+
+
 def test_a_patient_call_gives_up_after_all() -> None:
     clock = FakeClock()
     began = clock.now()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -91,6 +93,7 @@ class ServiceClient:
         default_headers = QuietDict({**(default_headers or {}), **(default_headers_overrides or {})})
         default_headers_overrides = None
         if unknown:
+            _refuse_mistyped(unknown)
             warnings.warn(
                 f"ServiceClient: {', '.join(sorted(unknown))} has no meaning here and is ignored",
                 FutureWarning,
@@ -399,3 +402,12 @@ def _status_after(exc_type: type[BaseException] | None) -> Literal["success", "e
     if exc_type is None:
         return "success"
     return "errored" if issubclass(exc_type, Exception) else "interrupted"
+
+
+def _refuse_mistyped(unknown: Mapping[str, Any]) -> None:
+    """Names that look like a parameter are one, mistyped; a key would go to another server than meant."""
+    parameters = [name for name in inspect.signature(ServiceClient.__init__).parameters if name != "unknown"]
+    for name in unknown:
+        close = difflib.get_close_matches(name.lower(), parameters, n=1, cutoff=0.8)
+        if close:
+            raise TypeError(f"ServiceClient: there is no parameter {name!r}, did you mean {close[0]!r}?")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 from tinker_sync._observe import ModelNamed
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._twins import blocking_twin, future_twin
+from tinker_sync.errors import InvalidInputError
 from tinker_sync.losses.custom import CustomLossFn, check_loss_type_input, start_custom
 from tinker_sync.losses.handle import LossHandle
 from tinker_sync.losses.two_passes import refuse_inside_loss
@@ -168,7 +169,7 @@ class TrainingClient:
             self._core,
             self.model_id,
             name,
-            ForwardBackwardInput(list(data), loss_fn, config),
+            ForwardBackwardInput(_listed(data), loss_fn, config),
             forward_only=forward_only,
             deadline_at=self._until(deadline),
         )
@@ -434,3 +435,9 @@ class TrainingClient:
 
 def _note_load(suffix: str) -> None:
     warnings.warn(_LOAD_NOTE.format(name=f"load_state{suffix}", suffix=suffix), FutureWarning, stacklevel=3)
+
+
+def _listed(data: Sequence[Datum]) -> list[Datum]:
+    if isinstance(data, Datum):
+        raise InvalidInputError("data: expected a list of Datum, got a single one; write [datum]")
+    return list(data)

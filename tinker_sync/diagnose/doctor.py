@@ -78,11 +78,20 @@ def examine(base_url: str | None = None, *, clock: Clock = SYSTEM_CLOCK) -> list
         advice = "correct the argument, the variable or the file that the text names"
         return [*findings, Finding(name="settings", state="failure", what=str(error), advice=advice)]
     findings += [_address(settings, base_url), _key(settings), *_key_file(), _proxy(settings)]
-    findings += _way(settings)
-    reply, reached = _reached(settings)
-    findings.append(reached)
-    findings.append(_clocks(reply, clock))
-    return [*findings, _accepted(settings, reply)]
+    leave = settings.local.hold() if settings.local is not None else None
+    try:
+        if settings.local is not None:
+            settings.local.start()  # or nobody would listen there yet
+        findings += _way(settings)
+        reply, reached = _reached(settings)
+        findings += [reached, _clocks(reply, clock), _accepted(settings, reply)]
+    except TinkerError as error:
+        advice = "tinker-sync serve shows what keeps it from starting"
+        findings.append(Finding(name="server", state="failure", what=str(error), advice=advice))
+    finally:
+        if leave is not None:
+            leave()
+    return findings
 
 
 # ------------------------------------------------------------------------------------------ this machine
@@ -157,6 +166,7 @@ def _key(settings: Settings) -> Finding:
         "argument": "given",
         "environment": "from TINKER_API_KEY",
         "stored": "from the credentials file",
+        "local": "of the server on this machine",
     }
     if settings.api_key is None:
         return Finding(name="key", state="ok", what="from TINKER_CREDENTIAL_CMD")

@@ -39,6 +39,8 @@ from tinker_sync.transport.verdict import Again, Fatal, Judge, Retry, Verdict
 # as its own timeouts say. Servers that restart are back within it, so patient calls use all of it.
 PATIENCE_S: Final = 300.0
 _MAX_NOTES: Final = 100
+# Of calls that get no answer, the third failure is told, some seconds after the first; then every so many.
+_TELL_EVERY: Final = 4
 _logger: Final = logging.getLogger(__name__)
 
 
@@ -158,6 +160,9 @@ class Caller:
     def _tell(self, call: Call, pause_s: float, error: APIError) -> None:
         reason = str(error.status_code) if isinstance(error, APIStatusError) else type(error).__name__
         self._journal.retrying(call, pause_s, reason)
+        if isinstance(error, APIConnectionError) and call.attempt % _TELL_EVERY == _TELL_EVERY - 1:
+            # Minutes of silence look like a hang; whoever mistyped an address should not have to wait for it.
+            _logger.warning("%s Still trying.", error)
 
     def _note_deprecation(self, reply: Reply, call: Call) -> None:
         note = reply.headers.get("x-deprecation-note")
