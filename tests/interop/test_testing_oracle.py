@@ -19,6 +19,7 @@ MODEL = "tinker-sync/random"
 
 PROGRAM = """
 import json
+import os
 import tinker
 from tinker import types
 
@@ -44,7 +45,8 @@ def train():
     service.close("success")
     return [losses, sample.sequences[0].tokens]
 
-print(json.dumps(train()))
+print(json.dumps(train()), flush=True)
+os._exit(0)  # its threads may take the process down on its way out
 """
 
 
