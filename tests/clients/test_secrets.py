@@ -456,11 +456,12 @@ def test_clients_that_cannot_be_made(wrong: dict[str, Any]) -> None:
 
 
 def test_arguments_that_make_no_sense() -> None:
-    with pytest.warns(FutureWarning, match="apikey") as warned:
-        service = ServiceClient(apikey=PLANTED["opaque key"])
+    with pytest.warns(FutureWarning, match="bearer") as warned:
+        service = ServiceClient(bearer=PLANTED["opaque key"])
     with service:
         assert_hidden(str(warned[0].message), "the warning")
-        check(lambda: ServiceClient(apikey=PLANTED["opaque key"]))  # warnings are errors in this suite
+        check(lambda: ServiceClient(bearer=PLANTED["opaque key"]))  # warnings are errors in this suite
+        check(lambda: ServiceClient(apikey=PLANTED["opaque key"]))
         check(lambda: RestClient(service.holder, api_key=PLANTED["opaque key"]))
 
 
