@@ -435,6 +435,17 @@ def test_a_thread_that_fails_fails_those_who_wait(
     assert "the poller failed" in caplog.text
 
 
+def test_a_thread_that_fails_leaves_nobody_waiting_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken, fired = threading.Event(), threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: broken.set())
+    with AnsweringServer(lambda seen: answer(b"ok")) as server, closing(Held(server.url)) as held:
+        held.poller.after(3600.0, fired.set)
+        monkeypatch.setattr(held.poller, "_hand_over", lambda *_: 1 / 0)
+        held.poller.after(0.0, lambda: None)  # wakes the thread
+        assert broken.wait(PATIENCE_S)
+        assert fired.wait(PATIENCE_S)
+
+
 def test_a_dropped_poller_is_not_kept_alive_by_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinker_sync.runtime.poller.IDLE_S", 0.0)
     with AnsweringServer(lambda seen: answer(b"ok")) as server:

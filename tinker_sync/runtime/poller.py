@@ -384,12 +384,17 @@ class Poller:
             while self.step(IDLE_S):
                 pass
         except BaseException:
-            # A loop that dies fails everyone who waits on it; the next request starts another.
+            # A loop that dies fails everyone who waits on it; the next request starts another. Who waits for
+            # a time goes on at once, or might never: without a request there is nobody to watch the clock.
             _log.exception("the poller failed")
             with self._lock:
                 self._thread = None
                 leftovers = self._detach_locked()
+                timers, self._timers = self._timers, []
             self._fail_leftovers(leftovers)
+            for *_, ticket in timers:
+                if not ticket.ended:
+                    self._run_timer(ticket)
             raise
 
     def step(self, timeout_s: float | None) -> bool:
