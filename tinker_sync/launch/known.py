@@ -122,9 +122,9 @@ def _sweep() -> None:
         return
     for place in _places():
         server = _read(place)
-        if server is None or place.stat().st_uid != os.getuid():
-            continue
-        with suppress(PermissionError):
+        with suppress(PermissionError, FileNotFoundError):  # another process may sweep, too
+            if server is None or place.stat().st_uid != os.getuid():
+                continue
             try:
                 os.kill(server.owner, 0)
             except ProcessLookupError:

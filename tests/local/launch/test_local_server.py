@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier, Event
+from typing import Any
 
 import pytest
 from support.clock import PATIENCE_S
@@ -23,6 +25,7 @@ from tinker_sync import (
     ServiceClient,
     launch,
 )
+from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.launch import known
 from tinker_sync.launch.server import LocalServer
@@ -239,6 +242,21 @@ def test_a_directory_for_keys_that_is_not_ours_alone_is_refused(
     with pytest.raises(ConfigurationError, match=r"tinker-sync-\d+ cannot be used"):
         launch.local_server().start()
     assert launch.known_key("http://127.0.0.1:1") is None
+
+
+def test_another_process_may_sweep_at_the_same_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    read = known._read
+
+    def read_and_lose(place: Path) -> Any:
+        found = read(place)
+        shutil.rmtree(place)
+        return found
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    server = known.KnownServer("http://127.0.0.1:1", Secret("k"), 2**22 + 1, None, None)
+    known.publish(server)
+    monkeypatch.setattr(known, "_read", read_and_lose)
+    assert known.publish(server._replace(base_url="http://127.0.0.1:2")).exists()
 
 
 def test_leftovers_of_the_killed_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
