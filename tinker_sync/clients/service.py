@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -406,6 +404,9 @@ def _status_after(exc_type: type[BaseException] | None) -> Literal["success", "e
 
 def _refuse_mistyped(unknown: Mapping[str, Any]) -> None:
     """Names that look like a parameter are one, mistyped; a key would go to another server than meant."""
+    import difflib  # only after a typing error
+    import inspect
+
     parameters = [name for name in inspect.signature(ServiceClient.__init__).parameters if name != "unknown"]
     for name in unknown:
         close = difflib.get_close_matches(name.lower(), parameters, n=1, cutoff=0.8)

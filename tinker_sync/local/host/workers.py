@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -42,7 +43,7 @@ class _Job:
     work: Callable[[], Any]
 
 
-class Worker:
+class Worker(ABC):
     """A thread and the queue it works off. Thread-safe."""
 
     def __init__(self, name: str) -> None:
@@ -72,8 +73,9 @@ class Worker:
         if started:
             self._thread.join(JOIN_S)
 
+    @abstractmethod
     def _run(self) -> None:
-        raise NotImplementedError
+        """Work until None comes out of the queue."""
 
 
 class TrainWorker(Worker):

@@ -123,6 +123,11 @@ def about(row: CheckpointRow) -> dict[str, Any]:
     }
 
 
+def _name(service: Service, request: SaveWeightsRequest | SaveWeightsForSamplerRequest) -> str:
+    """What a checkpoint is to be called, also where nobody says."""
+    return request.path or f"checkpoint-{request.seq_id or service.new_id()}"
+
+
 @calls.of("save_weights")
 async def save_weights(service: Service, ask: Ask) -> Any:
     """Save to go on training from."""
@@ -134,7 +139,7 @@ async def save_weights(service: Service, ask: Ask) -> Any:
             service,
             model,
             "training",
-            request.path or f"checkpoint-{request.seq_id or service.new_id()}",
+            _name(service, request),
             ttl_s=checked_ttl(request.ttl_seconds),
             overwrite=request.overwrite,
             user_metadata=request.user_metadata,
@@ -157,7 +162,7 @@ async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
             service,
             model,
             "sampler",
-            request.path or f"checkpoint-{request.seq_id or service.new_id()}",
+            _name(service, request),
             ttl_s=checked_ttl(request.ttl_seconds),
             user_metadata=request.user_metadata,
         )
