@@ -6,7 +6,7 @@
     latency       how long things may take
     fixtures      `tinker_server` and `tinker_service`, found by pytest where the package is installed
 
-The server needs the extra `local`. Every name loads its module on first use.
+Every name loads its module on first use.
 """
 
 from __future__ import annotations
