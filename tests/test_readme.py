@@ -54,7 +54,8 @@ def test_a_file_of_tests_runs_quickly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["pip install '.[all]' && tinker-sync demo", "pip install -e '.[test]' && pytest"]
+    "command",
+    ["pip install '.[all]' && tinker-sync demo", "pip install -e '.[test]' && pytest -n 2 --dist loadfile"],
 )
 def test_a_promised_command_is_one_line(command: str) -> None:
     assert [code for language, code in BLOCKS if language == "console"].count(f"{command}\n") == 1
