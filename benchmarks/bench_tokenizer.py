@@ -3,7 +3,8 @@
 Makes byte-level tokenizers of three sizes, lays them out as the hub's cache does and has each client load
 each in fresh processes, offline, in turn. Measured is what `get_tokenizer()` does after the server has named
 the model: the time until there is a tokenizer that has encoded a text, and by how much the resident set has
-grown since the client was imported. Further processes load the same file with `tokenizers` alone, which both
+grown since the client was imported; "of its own" is what of that no other process shares, without the pages
+of libraries. Further processes load the same file with `tokenizers` alone, which both
 clients build on: "beyond the library" is what each needs more than that.
 
     python benchmarks/bench_tokenizer.py --reference-python /path/to/venv/with/reference/bin/python
@@ -45,6 +46,7 @@ COMMIT = "b" * 40
 FLOORS = [
     Floor("time_ms", "time", "ms", share=0.1),
     Floor("memory_mb", "growth of memory", "MB", share=0.1),
+    Floor("own_mb", "growth of memory of its own", "MB", share=0.1),
     Floor("beyond_ms", "time beyond the library", "ms"),
     Floor("beyond_mb", "memory beyond the library", "MB"),
 ]
@@ -128,14 +130,16 @@ def measure(who: str, name: str) -> Figures:
             place = Path(os.environ["HF_HOME"], "hub", f"models--bench--{name}", "snapshots", COMMIT)
             return Tokenizer.from_file(str(place / "tokenizer.json"))
 
-    before_mb, began = resident_mb("VmRSS"), time.perf_counter()
+    before = {name: resident_mb(name) for name in ("VmRSS", "RssAnon")}
+    began = time.perf_counter()
     tokenizer = load()
     ids = tokenizer.encode(TEXT)
     took_s = time.perf_counter() - began
     made = ids if isinstance(ids, list) else ids.ids
     return {
         "time_ms": took_s * 1000,
-        "memory_mb": resident_mb("VmRSS") - before_mb,
+        "memory_mb": resident_mb("VmRSS") - before["VmRSS"],
+        "own_mb": resident_mb("RssAnon") - before["RssAnon"],
         "checksum": float(sum(index * token for index, token in enumerate(made))),
     }
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
 from tinker_sync.errors import InvalidInputError, TokenizerError
 from tinker_sync.runtime import _fork
-from tinker_sync.text import saving
-from tinker_sync.text.chat import Chat, Message, Tool
 from tinker_sync.text.encoded import Encoded, as_ids, as_tensors
 from tinker_sync.text.hub import TOKENIZER_FILE
 from tinker_sync.text.lengths import Lengths
 from tinker_sync.text.setup import Setup, Templates, read_setup
 from tinker_sync.text.special import SpecialTokens
+
+if TYPE_CHECKING:
+    from tinker_sync.text.chat import Chat, Message, Tool
 
 _COLUMNS: Final = {
     "input_ids": "ids",
@@ -363,7 +364,7 @@ class Tokenizer(SpecialTokens):
         Raises:
             InvalidInputError: the model has none, or several and none is the default.
         """
-        return Chat(self).template(chat_template, tools)
+        return self._chat().template(chat_template, tools)
 
     def apply_chat_template(
         self,
@@ -410,7 +411,7 @@ class Tokenizer(SpecialTokens):
             "return_tensors": return_tensors,
             **(tokenizer_kwargs or {}),
         }
-        return Chat(self).apply(
+        return self._chat().apply(
             conversation,
             template=chat_template,
             tools=tools,
@@ -424,10 +425,17 @@ class Tokenizer(SpecialTokens):
             options=options,
         )
 
+    def _chat(self) -> Chat:
+        from tinker_sync.text.chat import Chat  # here: most scripts load a tokenizer, and render no chats
+
+        return Chat(self)
+
     # -------------------------------------------------------------------------------------- keeping it
 
     def save_pretrained(self, save_directory: str | os.PathLike[str]) -> tuple[str, ...]:
         """Write the files from which this or another library loads the same tokenizer; gives their paths."""
+        from tinker_sync.text import saving  # rarely needed, as above
+
         return saving.save(Path(save_directory), self._backend, self._setup.config, self)
 
     def __repr__(self) -> str:
