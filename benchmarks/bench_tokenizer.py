@@ -3,9 +3,9 @@
 Makes byte-level tokenizers of three sizes, lays them out as the hub's cache does and has each client load
 each in fresh processes, offline, in turn. Measured is what `get_tokenizer()` does after the server has named
 the model: the time until there is a tokenizer that has encoded a text, and by how much the resident set has
-grown since the client was imported; "of its own" is what of that no other process shares, without the pages
-of libraries. Further processes load the same file with `tokenizers` alone, which both
-clients build on: "beyond the library" is what each needs more than that.
+grown since the client was imported; "of its own" leaves out the pages of libraries, which processes share.
+Further processes load the same file with `tokenizers` alone, which both clients build on: "beyond the
+library" is what each needs more than that.
 
     python benchmarks/bench_tokenizer.py --reference-python /path/to/venv/with/reference/bin/python
 
