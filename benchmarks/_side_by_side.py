@@ -76,7 +76,7 @@ def medians(runs: list[Figures]) -> Figures:
 
 
 def resident_mb(name: str) -> float:
-    """`VmRSS`, the resident set, `RssAnon`, its part in no file, `VmHWM`, its peak. Linux only; elsewhere 0."""
+    """`VmRSS`, the resident set, `RssAnon`, its part in no file, `VmHWM`, its peak. Only on Linux; else 0."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
