@@ -21,11 +21,23 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.runtime import _fork
-from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.runtime.tickets import (
+    Exchange,
+    Opener,
+    Outcome,
+    Runner,
+    Ticket,
+    aborted,
+    closed_failure,
+    descriptor_of,
+    outcome_of,
+    wrapped,
+)
+from tinker_sync.transport.call import Call, SendFailed
 
 IDLE_S: Final = 5.0
 # Each open request is a file; the rest of the program needs some too.
@@ -37,65 +49,7 @@ _BATCH: Final = 8
 # Requests that are over stay in the heap of expiries; above this many more than are alive, they go.
 _STALE_EXPIRIES: Final = 1024
 
-Outcome = Reply | SendFailed
-
 _log = logging.getLogger(__name__)
-
-
-class Exchange(Protocol):
-    """A request that has been sent; `step` never blocks, `finish` does."""
-
-    @property
-    def expires_at_s(self) -> float: ...
-    def fileno(self) -> int: ...
-    def step(self) -> Reply | None: ...
-    def finish(self) -> Reply: ...
-    def abort(self) -> None: ...
-
-
-class Opener(Protocol):
-    """Sends a request and returns without waiting for the answer."""
-
-    def open(self, call: Call) -> Exchange: ...
-
-
-class Runner(Protocol):
-    """Runs a job on a worker."""
-
-    def run(self, job: Callable[[], object]) -> None: ...
-
-
-class Ticket:
-    """A request or a timer that can be called off."""
-
-    __slots__ = ("_action", "_cancelled", "_lock", "_poller", "call", "exchange")
-
-    def __init__(self, poller: Poller, action: Callable[..., object], call: Call | None) -> None:
-        self._poller = poller
-        self._lock = threading.Lock()
-        self._action: Callable[..., object] | None = action  # guarded by _lock; taken by whoever ends it
-        self._cancelled = False
-        self.call = call
-        self.exchange: Exchange | None = None
-
-    def cancel(self) -> bool:
-        """Call it off. True: `on_done` or the action has not been and will not be called."""
-        if self.take() is None:
-            return False
-        self._cancelled = True
-        self._poller._forget(self)
-        return True
-
-    @property
-    def ended(self) -> bool:
-        """Whether it is done or called off."""
-        return self._action is None
-
-    def take(self) -> Callable[..., object] | None:
-        """The action, for the first who asks."""
-        with self._lock:
-            action, self._action = self._action, None
-        return action
 
 
 class _Hand(threading.local):
@@ -174,7 +128,7 @@ class Poller:
             elif not closed:
                 self._backlog.append(ticket)
         if closed:
-            self._end(ticket, _closed_failure())
+            self._end(ticket, closed_failure())
         elif begin:
             self._have_sent(ticket)
         return ticket
@@ -261,7 +215,7 @@ class Poller:
             self._workers.run(partial(self.step_on_worker, step))
         except RuntimeError as error:
             # The pool is closed: whoever waits must hear of it, on whichever thread is at hand.
-            self._conclude(ticket, _closed_failure(error))
+            self._conclude(ticket, closed_failure(error))
 
     def _send(self, ticket: Ticket) -> None:
         call = ticket.call
@@ -274,7 +228,7 @@ class Poller:
             self._conclude(ticket, failed)
             return
         except Exception as error:  # noqa: BLE001  # whatever it was, somebody waits for an outcome
-            self._conclude(ticket, _wrapped(error))
+            self._conclude(ticket, wrapped(error))
             return
         ticket.exchange = exchange
         if exchange.fileno() >= 0:
@@ -285,7 +239,7 @@ class Poller:
             self._on_worker(ticket, partial(self._finish, ticket, exchange))
 
     def _finish(self, ticket: Ticket, exchange: Exchange) -> None:
-        outcome = _outcome_of(exchange.finish)
+        outcome = outcome_of(exchange.finish)
         if outcome is None:
             self._watch(ticket)
         else:
@@ -299,7 +253,7 @@ class Poller:
                 self._arrivals.append(ticket)
                 start = self._wanted_locked()
         if closed:
-            self._conclude(ticket, _aborted(ticket))
+            self._conclude(ticket, aborted(ticket))
         else:
             self._start_or_wake(start, wake=True)
 
@@ -310,10 +264,10 @@ class Poller:
     def _read(self, ticket: Ticket) -> None:
         exchange = ticket.exchange
         if exchange is None or ticket.ended:
-            _aborted(ticket)
+            aborted(ticket)
             self._release()
             return
-        outcome = _outcome_of(exchange.step)
+        outcome = outcome_of(exchange.step)
         if outcome is None:
             self._watch(ticket)
         else:
@@ -349,7 +303,7 @@ class Poller:
         except Exception:  # noqa: BLE001  # one request's trouble must not cost the others their worker
             _log.exception("a reaction to an answer failed")
 
-    def _forget(self, ticket: Ticket) -> None:
+    def forget(self, ticket: Ticket) -> None:
         """A ticket was called off: have its socket closed soon."""
         if ticket.exchange is not None:
             with self._lock:
@@ -428,7 +382,7 @@ class Poller:
         with self._lock:
             arrivals, self._arrivals = self._arrivals, deque()
         for ticket in arrivals:
-            descriptor = _descriptor_of(ticket)
+            descriptor = descriptor_of(ticket)
             if ticket.ended:  # called off between being sent and coming here
                 self._have_read([ticket])
                 continue
@@ -475,10 +429,10 @@ class Poller:
             self._workers.run(partial(self._read_batch, batch))
         except RuntimeError as error:
             for ticket in batch:
-                self._conclude(ticket, _closed_failure(error))
+                self._conclude(ticket, closed_failure(error))
 
     def _unwatch(self, selector: selectors.BaseSelector, ticket: Ticket) -> None:
-        descriptor = _descriptor_of(ticket)
+        descriptor = descriptor_of(ticket)
         if self._watched.pop(descriptor, None) is not None:
             with suppress(KeyError, ValueError, OSError):
                 selector.unregister(descriptor)
@@ -499,7 +453,7 @@ class Poller:
             heapq.heapify(self._expiries)
 
     def _is_watched(self, ticket: Ticket) -> bool:
-        return self._watched.get(_descriptor_of(ticket)) is ticket
+        return self._watched.get(descriptor_of(ticket)) is ticket
 
     def _fire_timers(self) -> None:
         now = self._clock.now()
@@ -543,7 +497,7 @@ class Poller:
     def _fail_leftovers(self, leftovers: _Leftovers) -> None:
         leftovers.close()
         for ticket in leftovers.tickets():
-            self._conclude(ticket, _aborted(ticket))
+            self._conclude(ticket, aborted(ticket))
 
 
 class _Leftovers:
@@ -571,41 +525,6 @@ class _Leftovers:
             if descriptor >= 0:
                 with suppress(OSError):
                     os.close(descriptor)
-
-
-def _descriptor_of(ticket: Ticket) -> int:
-    """The number of a request's socket; -1 where there is none any more."""
-    exchange = ticket.exchange  # read once: a worker may be ending it now
-    return -1 if exchange is None else exchange.fileno()
-
-
-def _outcome_of(read: Callable[[], Reply | None]) -> Outcome | None:
-    try:
-        return read()
-    except SendFailed as failed:
-        return failed
-    except Exception as error:  # noqa: BLE001  # whatever it was, somebody waits for an outcome
-        return _wrapped(error)
-
-
-def _wrapped(error: Exception) -> SendFailed:
-    failed = SendFailed(f"{type(error).__name__}: {error}", maybe_received=True, final=True)
-    failed.__cause__ = error
-    return failed
-
-
-def _closed_failure(error: Exception | None = None) -> SendFailed:
-    failed = SendFailed("the client is closed", maybe_received=False, final=True)
-    failed.__cause__ = error
-    return failed
-
-
-def _aborted(ticket: Ticket) -> SendFailed:
-    if ticket.exchange is not None:
-        ticket.exchange.abort()
-    return SendFailed(
-        "the client was closed while the request was under way", maybe_received=True, final=True
-    )
 
 
 def _files_to_use() -> int:

@@ -37,7 +37,7 @@ from tinker_sync.wire import json as wire_json
 if TYPE_CHECKING:
     from tinker_sync.runtime.byte_budget import ByteBudget
     from tinker_sync.runtime.futures import APIFuture
-    from tinker_sync.runtime.poller import Ticket
+    from tinker_sync.runtime.tickets import Ticket
     from tinker_sync.runtime.workers import Workers
 
 PATH: Final = "/api/v1/asample"
