@@ -22,7 +22,8 @@ from tinker_sync.runtime.fetcher import decode_with
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.numbers import numbers
 from tinker_sync.runtime.once import Once
-from tinker_sync.runtime.sample_lane import SampleOrder, check_response
+from tinker_sync.runtime.sample import SampleOrder
+from tinker_sync.runtime.sample_response import check_response
 from tinker_sync.runtime.session_poll import SessionPoll
 from tinker_sync.types import (
     CreateSamplingSessionRequest,

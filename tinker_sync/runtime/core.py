@@ -32,7 +32,7 @@ from tinker_sync.errors import (
     TinkerError,
     UnsupportedByServerError,
 )
-from tinker_sync.runtime import _fork, exits, sample_lane, training_part
+from tinker_sync.runtime import _fork, exits, sample, training_part
 from tinker_sync.runtime.admission import Admission
 from tinker_sync.runtime.billing import PAUSE_S, BillingPause
 from tinker_sync.runtime.byte_budget import ByteBudget
@@ -592,7 +592,7 @@ def _settings_fetcher(
 
 def _notice_into(notices: Notices, limiter: RateLimiter) -> Callable[[QueueNotice, Promise], None]:
     def tell(notice: QueueNotice, promise: Promise) -> None:
-        if notice.paused and promise.request_type == sample_lane.REQUEST_TYPE:
+        if notice.paused and promise.request_type == sample.REQUEST_TYPE:
             # What waits already would only wait longer with more behind it.
             limiter.close_for(default_delay_s(0))
         notices.publish(notice, promise.request_type, promise.request_id)

@@ -5,14 +5,40 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from attrs import frozen
+
 from tinker_sync.errors import APIError, TinkerError
 from tinker_sync.runtime.billing import BillingPause
 from tinker_sync.runtime.rate_limiter import default_delay_s
-from tinker_sync.runtime.sample_lane import Refused, Retry, Throttled
 from tinker_sync.transport import verdict
 from tinker_sync.transport.backoff import delay_s
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.verdict import Judge
+
+
+@frozen
+class Retry:
+    """Submit again after a pause."""
+
+    delay_s: float
+
+
+@frozen
+class Throttled:
+    """The server asks for less; submit again when the limiter lets us, which closes for so long."""
+
+    delay_s: float
+
+
+@frozen
+class Refused:
+    """There is no point in trying again."""
+
+    error: Exception
+
+
+Decide = Callable[[Reply | SendFailed, Call, int, int], "Retry | Throttled | Refused"]
+"""What to do about an outcome that is no promise: (outcome, call, estimate of the prompt, most attempts)."""
 
 
 class SampleJudge:
