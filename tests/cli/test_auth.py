@@ -99,3 +99,35 @@ def test_whoami(run: Run, world: World) -> None:
         "email": "ada@example.com",
     }
     assert "ada@example.com" in run("auth", "whoami").out
+
+
+def test_whoami_where_no_token_tells(run: Run, world: World) -> None:
+    world.behaviour.config = {**world.behaviour.config, "pjwt_auth_enabled": False}
+    done = run("auth", "whoami")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("Error: whoami: this server exchanges no tokens, so ")
+    assert "tinker-sync auth status" in done.err
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [("tinker.example", "does not start with http"), ("http://ada:secret@127.0.0.1:1", "user name")],
+)
+def test_status_says_what_else_is_wrong_than_the_key(run: Run, world: World, url: str, words: str) -> None:
+    done = run("auth", "status", "--base-url", url)
+    assert (done.code, done.out) == (1, "Credentials available: no\n")
+    assert words in done.err
+    assert "no key" not in done.err
+    assert "secret" not in done.err
+
+
+def test_status_says_when_the_credentials_file_cannot_be_read(
+    run: Run, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TINKER_API_KEY")
+    file = Path.home() / ".tinker" / "credentials.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("{")
+    done = run("auth", "status", "--format", "json")
+    assert (done.code, done.json) == (1, {"credentials_available": False, "tinker_accessible": False})
+    assert f"{file} is not JSON" in done.err

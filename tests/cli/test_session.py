@@ -91,3 +91,11 @@ def test_ctrl_c_leaves_no_half_file(
     assert (done.code, done.out) == (130, "")
     assert [each.name for each in folder.iterdir()] == ["s-1.pftrace"]
     assert (folder / "s-1.pftrace").read_text() == "from before"
+
+
+def test_a_trace_that_cannot_be_written(run: Run, world: World, folder: Path) -> None:
+    world.script("/sessions/s-1/trace_export", Answer(body={"status": "failed", "error": "too old"}))
+    done = run("session", "export-trace", "s-1")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.splitlines()[-1] == "Error: the server could not write the trace: too old"
+    assert list(folder.iterdir()) == []

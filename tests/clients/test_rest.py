@@ -233,8 +233,9 @@ def test_a_trace_is_waited_for(stub: Stub, rest: RestClient, monkeypatch: pytest
     stub.script("/sessions/s-1/trace_export", pending, pending, ready)
     assert rest.export_session_trace("s-1").result(10) == "https://t"
     stub.script("/sessions/s-1/trace_export", Answer(body={"status": "failed", "error": "too old"}))
-    with pytest.raises(RuntimeError, match="too old"):
+    with pytest.raises(RuntimeError, match="too old") as failed:
         rest.export_session_trace("s-1").result(10)
+    assert isinstance(failed.value, errors.TinkerError)
 
 
 def test_a_search_says_that_it_is_experimental(stub: Stub, rest: RestClient) -> None:
@@ -246,8 +247,10 @@ def test_a_search_says_that_it_is_experimental(stub: Stub, rest: RestClient) -> 
 
 
 def test_nobody_knows_whose_key_it_is_without_a_token(rest: RestClient) -> None:
-    with pytest.raises(RuntimeError, match="whoami"):
+    with pytest.raises(RuntimeError, match="whoami") as failed:
         rest.whoami().result(10)
+    assert isinstance(failed.value, errors.UnsupportedByServerError)
+    assert type(pickle.loads(pickle.dumps(failed.value))) is type(failed.value)
 
 
 def test_the_token_says_whose_key_it_is() -> None:

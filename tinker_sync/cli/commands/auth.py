@@ -98,13 +98,11 @@ def status(cli: Cli) -> None:
     from tinker_sync.auth import raise_if_tinker_not_accessible, tinker_has_credentials
 
     has_key = tinker_has_credentials(base_url=cli.base_url)
-    failure: Exception | None = CliError("there is no key", "tinker-sync auth login stores one.")
-    if has_key:
-        try:
-            raise_if_tinker_not_accessible(base_url=cli.base_url)
-            failure = None
-        except Exception as error:  # noqa: BLE001  # said first, then raised
-            failure = error
+    failure: Exception | None = None
+    try:
+        raise_if_tinker_not_accessible(base_url=cli.base_url)  # without a key it says why and asks nobody
+    except Exception as error:  # noqa: BLE001  # said first, then raised
+        failure = error
     if cli.sink.for_people:
         cli.sink.raw(f"Credentials available: {'yes' if has_key else 'no'}")
         if has_key:

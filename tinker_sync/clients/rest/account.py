@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from tinker_sync.clients._twins import result_twin
 from tinker_sync.clients.rest._base import RestBase
-from tinker_sync.errors import InvalidInputError
+from tinker_sync.errors import InvalidInputError, UnsupportedByServerError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.types import (
     AuditLogResponse,
@@ -83,13 +83,17 @@ class AdminClient(RestBase):
     get_audit_log_async = result_twin(get_audit_log)
 
 
+class _NobodyKnows(UnsupportedByServerError, RuntimeError):
+    """Whose key it is. Also a RuntimeError, which the reference client raises."""
+
+
 class AccountCalls(RestBase):
     """Calls about the account; those about billing and audit have moved to `AdminClient`."""
 
     def whoami(self) -> APIFuture[WhoamiResponse]:
         """Whose key this is, as the token says that it was exchanged for.
 
-        The future fails with RuntimeError where no token tells.
+        The future fails with UnsupportedByServerError, which is a RuntimeError here, where no token tells.
         """
         return self._later(self._identity)
 
@@ -98,7 +102,11 @@ class AccountCalls(RestBase):
         core.start()  # the server says whether it exchanges keys for tokens
         claims = core.keys.identity()
         if claims is None:
-            raise RuntimeError("whoami: this server exchanges no tokens, so nothing tells whose key this is")
+            raise _NobodyKnows(
+                "whoami: this server exchanges no tokens, so nothing tells whose key this is; whether it is "
+                "taken, `tinker-sync auth status` tells",
+                feature="whoami",
+            )
         return WhoamiResponse(
             user_urn=str(claims.get("sub", "")),
             org_urn=f"tml:organization:{claims.get('org_id', '')}",

@@ -34,6 +34,10 @@ _TRACE_LIMIT_S: Final = 3600.0
 _log = logging.getLogger(__name__)
 
 
+class _TraceFailed(TinkerError, RuntimeError):
+    """The server could not write a trace. Also a RuntimeError, which the reference client raises."""
+
+
 class SessionCalls(RestBase):
     """Calls about sessions."""
 
@@ -104,7 +108,10 @@ class SessionCalls(RestBase):
         )
 
     def export_session_trace(self, session_id: str) -> APIFuture[str]:
-        """Have a session's trace written, and give the address to fetch it from. Takes minutes."""
+        """Have a session's trace written, and give the address to fetch it from. Takes minutes.
+
+        The future fails with a TinkerError that is a RuntimeError, too, where the server could not write it.
+        """
         call = make_call(
             "export_session_trace",
             self._core.settings,
@@ -153,7 +160,7 @@ def _trace_url(reply: Reply, secrets: Callable[[], Iterable[Secret]]) -> str | N
     if state == "failed":
         why = mask_text(str(tree.get("error") or "no reason given"), secrets())
         del tree  # tracebacks show local variables
-        raise RuntimeError(f"the server could not write the trace: {why}")
+        raise _TraceFailed(f"the server could not write the trace: {why}")
     odd = WireError(f"unknown state of a trace: {short_repr(state)}", path="$.status")
     del tree, state
     raise odd_answer(row, reply, odd, secrets) from odd
