@@ -435,7 +435,7 @@ def test_a_token_that_cannot_be_renewed_is_what_a_sample_says(stub: Stub, clock:
 
 @pytest.mark.parametrize("name", ["baseurl", "apikey", "time_out", "Project_id"])
 def test_a_mistyped_parameter_is_no_parameter_of_another_time(name: str) -> None:
-    with pytest.raises(TypeError, match=f"no parameter '{name}', did you mean"):
+    with pytest.raises(TypeError, match=f"no parameter '{name}'; did you mean"):
         ServiceClient(**{name: "local"})
     with pytest.warns(FutureWarning, match="http2 has no meaning here"):
         ServiceClient(base_url="http://127.0.0.1:9", api_key="tml-x", http2=True)

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from tinker_sync.errors import InvalidInputError
+from tinker_sync.types import AdamParams, Datum, ModelInput, SamplingParams, TensorData
 from tinker_sync.types._convert import field_names, model_from, relocated, tag_of, union_table
 from tinker_sync.types._model import Model, model
 
@@ -38,6 +39,13 @@ class Leaf(Model):
 class Twig(Leaf):
     name: str = "twig"
     green: bool = True
+
+
+class Sprout(Leaf):
+    """As scripts extend a model: without the decorator, with a constructor of their own."""
+
+    def __init__(self, size: int, **fields: Any) -> None:
+        super().__init__(size=size, **{"name": "sprout", **fields})
 
 
 @model
@@ -206,6 +214,72 @@ def test_a_subclass_has_the_fields_of_its_base_under_its_own_name() -> None:
     assert Twig(size=1, name="leaf") != Leaf(size=1)
 
 
+@pytest.mark.parametrize(
+    ("make", "wrong", "meant", "there"),
+    [
+        (
+            lambda: AdamParams(lr=1e-4),
+            "AdamParams has no parameter 'lr'; ",
+            "did you mean 'learning_rate'? ",
+            "it takes: learning_rate, beta1, beta2, eps, weight_decay, grad_clip_norm",
+        ),
+        (
+            lambda: SamplingParams(max_token=3),
+            "SamplingParams has no parameter 'max_token'; ",
+            "did you mean 'max_tokens'? ",
+            "it takes: max_tokens, seed, stop, temperature, top_k, top_p",
+        ),
+        (
+            lambda: Datum(input=ModelInput.empty()),
+            "Datum has no parameter 'input'; ",
+            "did you mean 'model_input'? ",
+            "it takes: model_input, loss_fn_inputs, model_input_spans, loss_fn_input_spans",
+        ),
+        (
+            lambda: TensorData([1], "int64", colour=[1]),
+            "TensorData has no parameter 'colour'; ",
+            "",
+            "it takes: data, dtype, shape, sparse_crow_indices, sparse_col_indices",
+        ),
+        (
+            lambda: Twig(sise=1),
+            "Twig has no parameter 'sise'; ",
+            "did you mean 'size'? ",
+            "it takes: size, name, green",
+        ),
+        (
+            lambda: Leaf(size=1).model_copy(update={"nam": "x"}),
+            "Leaf has no parameter 'nam'; ",
+            "did you mean 'name'? ",
+            "it takes: size, name",
+        ),
+    ],
+)
+def test_a_mistyped_parameter_is_told_which_there_are(make: Any, wrong: str, meant: str, there: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        make()
+    assert str(caught.value) == wrong + meant + there
+    assert caught.value.__context__ is None
+
+
+def test_other_type_errors_of_a_constructor_stay_as_they_are() -> None:
+    with pytest.raises(TypeError, match=r"missing 1 required keyword-only argument: 'size'$"):
+        Leaf()
+    with pytest.raises(TypeError, match=r"takes 1 positional argument but 2 were given$"):
+        Leaf(1)
+    with pytest.raises(TypeError, match=r"^Datum\.loss_fn_inputs: expected a mapping"):
+        Datum(ModelInput.empty(), loss_fn_inputs=[1])
+
+
+def test_a_subclass_with_a_constructor_of_its_own_is_made_copied_and_pickled() -> None:
+    sprout = Sprout(3)
+    assert (sprout.size, sprout.name) == (3, "sprout")
+    for again in (pickle.loads(pickle.dumps(sprout)), copy.copy(sprout), copy.deepcopy(sprout)):
+        assert (type(again), again) == (Sprout, sprout)
+    with pytest.raises(TypeError, match=r"^Sprout has no parameter 'nane'; did you mean 'name'"):
+        Sprout(3, nane="x")
+
+
 def test_the_signature_shows_what_is_declared() -> None:
     shown = {name: p.annotation for name, p in inspect.signature(Tree).parameters.items()}
     assert shown["leaves"] == list[Leaf]
@@ -230,7 +304,7 @@ def test_the_signature_shows_what_is_declared() -> None:
         (lambda: Tree(leaves=[{}]), "Tree.leaves[0]: Leaf missing 1 required keyword-only argument: 'size'"),
         (
             lambda: Tree(best={"size": 1, "x": 2}),
-            "Tree.best: Leaf got an unexpected keyword argument 'x'",
+            "Tree.best: Leaf has no parameter 'x'; it takes: size, name",
         ),
         (lambda: Tree(best={1: 2, "size": 1}), "Tree.best: Leaf keywords must be strings"),
         (lambda: Tree(best=5), "Tree.best: expected Leaf or a mapping of its fields, got int"),
@@ -306,7 +380,7 @@ def test_a_secret_is_in_no_repr_but_in_the_dump() -> None:
 
 def test_unknown_fields_are_ignored_in_answers_only() -> None:
     assert Received.model_validate({"leaf": {"size": 1}, "added": 5}) == Received(leaf=Leaf(size=1))
-    with pytest.raises(InvalidInputError, match=r"^Received\.leaf: Leaf got an unexpected"):
+    with pytest.raises(InvalidInputError, match=r"^Received\.leaf: Leaf has no parameter 'added'"):
         Received.model_validate({"leaf": {"size": 1, "added": 5}})
 
 

@@ -153,7 +153,7 @@ def test_a_step_says_what_is_wrong_with_its_settings() -> None:
     with pytest.raises(InvalidInputError, match=r"^OptimStepRequest\.optim_params\.eps: expected a number"):
         OptimStepRequest(adam_params={"eps": "tiny"}, model_id="m")
     with pytest.raises(
-        InvalidInputError, match=r"^OptimStepRequest\.optim_params: AdamParams got an unexpected"
+        InvalidInputError, match=r"^OptimStepRequest\.optim_params: AdamParams has no parameter 'lr'; did you"
     ):
         OptimStepRequest(adam_params={"lr": 1}, model_id="m")
 

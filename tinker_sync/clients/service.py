@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from tinker_sync._secret import QuietDict, veiled
+from tinker_sync._spelling import meant, no_parameter
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._models import Checkpoint, create_model, load_model
 from tinker_sync.clients._spending import Spending
@@ -404,11 +405,10 @@ def _status_after(exc_type: type[BaseException] | None) -> Literal["success", "e
 
 def _refuse_mistyped(unknown: Mapping[str, Any]) -> None:
     """Names that look like a parameter are one, mistyped; a key would go to another server than meant."""
-    import difflib  # only after a typing error
-    import inspect
+    import inspect  # only after a typing error
 
     parameters = [name for name in inspect.signature(ServiceClient.__init__).parameters if name != "unknown"]
+    parameters.remove("self")
     for name in unknown:
-        close = difflib.get_close_matches(name.lower(), parameters, n=1, cutoff=0.8)
-        if close:
-            raise TypeError(f"ServiceClient: there is no parameter {name!r}, did you mean {close[0]!r}?")
+        if meant(name, parameters, cutoff=0.8, loosely=False):
+            raise TypeError(no_parameter("ServiceClient", name, parameters))

@@ -121,7 +121,7 @@ def converter_for(annotation: Any, where: str) -> Converter | None:
         return None
     simple = _SIMPLE.get(annotation)
     if simple is not None:
-        return partial(simple, where=where)
+        return _simple(annotation, simple, where)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return _choice(arguments, where)
@@ -132,10 +132,19 @@ def converter_for(annotation: Any, where: str) -> Converter | None:
     if origin is dict:
         return _dict_of(arguments[1], where)
     if isinstance(annotation, type) and issubclass(annotation, Structured):
-        return partial(model_from, annotation, where=where)
+        return _model(annotation, where)
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return partial(_member, annotation, where=where)
     raise AssertionError(f"{where}: no converter for {annotation!r}")
+
+
+def _simple(exact: type, convert: Callable[..., Any], where: str) -> Converter:
+    # What is of the type already, as nearly all is, costs one comparison.
+    return lambda value: value if type(value) is exact else convert(value, where)
+
+
+def _model(wanted: type[Structured], where: str) -> Converter:
+    return lambda value: value if type(value) is wanted else model_from(wanted, value, where)
 
 
 def _text(value: Any, where: str) -> str:
@@ -282,8 +291,7 @@ def _list_of(item: Any, where: str) -> Converter:
     convert_item = converter_for(item, each)
 
     def convert(value: Any) -> list[Any]:
-        alone = isinstance(value, (str, bytes, bytearray, Mapping)) or getattr(value, "ndim", 1) == 0
-        if alone or not isinstance(value, Iterable):
+        if type(value) is not list and not _is_listlike(value):
             raise refuse(where, "a list", value)
         items = list(value)
         if convert_item is None:
@@ -297,6 +305,11 @@ def _list_of(item: Any, where: str) -> Converter:
         return items
 
     return convert
+
+
+def _is_listlike(value: Any) -> bool:
+    alone = isinstance(value, (str, bytes, bytearray, Mapping)) or getattr(value, "ndim", 1) == 0
+    return not alone and isinstance(value, Iterable)
 
 
 def _dict_of(item: Any, where: str) -> Converter:
@@ -402,7 +415,7 @@ def model_from(cls: type[StructuredT], value: Any, where: str) -> StructuredT:
         return cls(**arguments)
     except TypeError as error:
         # "LoraConfig.__init__() missing 1 required keyword-only argument: 'rank'"
-        reason = str(error).partition("__init__() ")[2] or str(error)
+        reason = str(error).partition("__init__() ")[2] or str(error).removeprefix(f"{cls.__name__} ")
         raise InvalidInputError(f"{where}: {cls.__name__} {reason}") from None
     except InvalidInputError as error:
         raise relocated(error, cls.__name__, where) from None

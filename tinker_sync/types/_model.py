@@ -18,11 +18,12 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime
-from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
 
 import attrs
 
+from tinker_sync._spelling import no_parameter
 from tinker_sync.types._convert import (
     Structured,
     converter_for,
@@ -45,6 +46,7 @@ else:
 __all__ = ["Model", "model", "refuse", "short_repr"]
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Model(Structured):
@@ -213,6 +215,9 @@ def model(cls: type[T] | None = None, *, kw_only: bool = True, eq: bool = True, 
             auto_attribs=True,
         )
         _annotate_constructor(made)
+        # Nobody writes answers by hand, and there are many of them.
+        if not getattr(made, "__response__", False) and "__init__" in vars(made):
+            cast("Any", made).__init__ = advising(cast("Any", made).__init__)
         return made
 
     return decorate if cls is None else decorate(cls)
@@ -247,6 +252,29 @@ def _annotate_constructor(made: type) -> None:
         fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(cast("Any", made))
         shown = {field.alias: field.type for field in fields if field.init}
         cast("Any", made).__init__.__annotations__.update(shown)
+
+
+def advising(construct: Callable[P, None]) -> Callable[P, None]:
+    """The same constructor; given a parameter that there is not, it says which there are."""
+    code = construct.__code__
+    parameters = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+
+    @wraps(construct)
+    def advised(*args: P.args, **given: P.kwargs) -> None:
+        try:
+            construct(*args, **given)
+        except TypeError as error:
+            unknown = [name for name in given if name not in parameters]
+            # What the constructor itself raises comes from a frame further in.
+            if not unknown or error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise
+            reason = no_parameter(type(args[0]).__name__, unknown[0], parameters)
+        else:
+            return
+        # Outside of the handler, so that it stands alone.
+        raise TypeError(reason)
+
+    return advised
 
 
 # ---------------------------------------------------------------------------------------- dumping, repr

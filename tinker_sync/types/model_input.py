@@ -52,6 +52,8 @@ _TOKENS = "EncodedTextChunk.tokens"
 
 def _kept_tokens(given: Any) -> TokenSequence:
     """The container to keep, after a look at every id."""
+    if type(given) is np.ndarray and given.ndim == 1 and given.dtype == np.int32:
+        return given
     tokens = token_container(given, _TOKENS)
     if isinstance(tokens, np.ndarray):
         if tokens.ndim == 1 and tokens.dtype == np.int32:

@@ -20,7 +20,7 @@ from tinker_sync.types._arrays import (
 )
 from tinker_sync.types._convert import converter_for
 from tinker_sync.types._csr import checked_indices, compressed, expanded
-from tinker_sync.types._model import Model, refuse, short_repr
+from tinker_sync.types._model import Model, advising, refuse, short_repr
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +61,7 @@ class TensorData(_Unlocked):
 
     __slots__ = ()
 
+    @advising
     def __init__(
         self,
         data: Iterable[Any] | float | None = None,
