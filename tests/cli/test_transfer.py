@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,6 +94,8 @@ class Hub:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.branches = {"main"}
+        self.problem: Exception | None = None
         self.uploaded: dict[str, bytes] = {}
         self.readme = ""
         self.place: Path | None = None
@@ -101,8 +104,19 @@ class Hub:
         if self.place is None:
             raise RuntimeError("no token")
 
-    def create_repo(self, **options: Any) -> None:
+    def create_repo(self, **options: Any) -> Any:
         self.calls.append(("create_repo", options))
+        name = options["repo_id"]
+        return SimpleNamespace(repo_id=name if "/" in name else f"ada/{name}")
+
+    def revision_exists(self, repo_id: str, revision: str) -> bool:
+        assert "/" in repo_id
+        return revision in self.branches
+
+    def create_branch(self, repo_id: str, **options: Any) -> None:
+        assert not self.revision_exists(repo_id, options["branch"])
+        self.calls.append(("create_branch", {"repo_id": repo_id, **options}))
+        self.branches.add(options["branch"])
 
     def hf_hub_download(self, **options: Any) -> str:
         assert self.place is not None
@@ -112,6 +126,8 @@ class Hub:
         return str(self.place / "README.md")
 
     def upload_folder(self, **options: Any) -> None:
+        if self.problem is not None:
+            raise self.problem
         self.calls.append(("upload_folder", options))
         self.uploaded = {each.name: each.read_bytes() for each in Path(options["folder_path"]).iterdir()}
 
@@ -129,30 +145,63 @@ def test_push_to_the_hub(run: Run, paths: tuple[str, str], hub: Hub) -> None:
     done = run("checkpoint", "push-hf", path, "-f", "json")
     run_id = path.split("/")[2]
     name = f"tinker-random-{run_id.replace(':', '-')}"
-    assert done.json == {"checkpoint_path": path, "repo_id": name, "public": False}
+    full = f"ada/{name}"
+    assert done.json == {
+        "checkpoint_path": path,
+        "repo_id": full,
+        "revision": "weights-a",
+        "public": False,
+    }
     assert hub.calls[0] == ("create_repo", {"repo_id": name, "private": True, "exist_ok": True})
-    upload = hub.calls[1][1]
-    assert (upload["repo_id"], upload["revision"], upload["create_pr"]) == (name, "weights-a", False)
+    assert hub.calls[1] == ("create_branch", {"repo_id": full, "branch": "weights-a", "exist_ok": True})
+    upload = hub.calls[2][1]
+    assert (upload["repo_id"], upload["revision"], upload["create_pr"]) == (full, "weights-a", False)
     assert (upload["allow_patterns"], upload["ignore_patterns"]) == (None, ["checkpoint_complete"])
     assert {"adapter_config.json", "adapter_model.safetensors", "README.md"} <= set(hub.uploaded)
     readme = hub.uploaded["README.md"].decode()
     assert readme.startswith(f"---\nbase_model: {MODEL}\nlibrary_name: peft\ntags:\n- tinker\n")
     assert f"tinker_path: {path}\n" in readme
     assert "- LoRA rank: 2\n" in readme
+    assert f'PeftModel.from_pretrained(base, "{full}", revision="weights-a")' in readme
     assert isinstance(json.loads(hub.uploaded["adapter_config.json"])["base_model_name_or_path"], str)
 
 
 def test_everything_about_a_push_can_be_said(run: Run, paths: tuple[str, str], hub: Hub) -> None:
-    options = ("--public", "--revision", "dev", "--commit-message", "hello", "--create-pr", "--no-model-card")
+    options = (
+        "--public",
+        "--revision",
+        "main",
+        "--commit-message",
+        "hello",
+        "--create-pr",
+        "--no-model-card",
+    )
     patterns = ("--allow-pattern", "*.json", "--ignore-pattern", "x*")
     done = run("checkpoint", "push-hf", paths[1], "-r", "ada/adapter", *options, *patterns)
     assert done.code == 0
     assert "ada/adapter" in done.out
     assert hub.calls[0][1]["private"] is False
+    assert [name for name, _ in hub.calls] == ["create_repo", "upload_folder"]
     upload = hub.calls[1][1]
-    assert (upload["revision"], upload["commit_message"], upload["create_pr"]) == ("dev", "hello", True)
+    assert (upload["revision"], upload["commit_message"], upload["create_pr"]) == ("main", "hello", True)
     assert (upload["allow_patterns"], upload["ignore_patterns"]) == (["*.json"], ["x*"])
     assert "README.md" not in hub.uploaded
+
+
+def test_a_pull_request_is_one_to_main(
+    run: Run, server: LocalServer, paths: tuple[str, str], hub: Hub
+) -> None:
+    done = run("checkpoint", "push-hf", paths[1], "--create-pr", "-f", "json")
+    assert done.code == 0, done.err
+    assert "revision" not in done.json
+    assert [name for name, _ in hub.calls] == ["create_repo", "upload_folder"]
+    assert (hub.calls[1][1]["revision"], hub.calls[1][1]["create_pr"]) == (None, True)
+    assert ", revision=" not in hub.uploaded["README.md"].decode()
+    server.forget()
+    both = run("checkpoint", "push-hf", paths[1], "--create-pr", "--revision", "dev")
+    assert (both.code, both.out) == (2, "")
+    assert "give either --revision or --create-pr" in both.err
+    assert server.calls == []
 
 
 def test_another_checkpoint_in_the_repository_is_not_overwritten(
@@ -165,6 +214,17 @@ def test_another_checkpoint_in_the_repository_is_not_overwritten(
     assert hub.uploaded == {}
     hub.readme = f"of `{paths[1]}`"
     assert run("checkpoint", "push-hf", paths[1], "-r", "ada/adapter").code == 0
+
+
+def test_what_the_hub_says_no_to_is_told_without_the_signature_of_an_address(
+    run: Run, paths: tuple[str, str], hub: Hub
+) -> None:
+    hub.problem = ValueError("403 Forbidden\n\nfor url: https://files.example/a/b?X-Signature=abc (no quota)")
+    done = run("checkpoint", "push-hf", paths[1], "-r", "ada/adapter")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        "Error: the hub does not take it: 403 Forbidden for url: https://files.example/a/b (no quota)\n"
+    )
 
 
 def test_who_is_not_logged_in_downloads_nothing(

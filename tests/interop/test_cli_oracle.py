@@ -22,7 +22,7 @@ import pytest
 from support.cli_runs import Ran, Run, runner
 from support.cli_world import KEY, World
 from support.file_server import Content, FileServer
-from support.hub import TOKEN, Hub, Repository
+from support.hub import TOKEN, USER, Hub, Repository
 from support.tinker_stub import Answer, StubServer
 
 import tinker_sync
@@ -291,7 +291,6 @@ def test_the_same_arrives_at_the_hub(
         (external, "-r", "ada/four", "--ignore-pattern", "*.json"): 0,
         (external, "-r", "ada/branched", "--revision", "dev"): 0,
         (training, "-r", "ada/branched"): 0,
-        (external, "-r", "ada/two", "--revision", "dev"): 1,  # no such branch
         (f"tinker://{run_id}/external_weights/none", "-r", "ada/five"): 1,
         ("weights/a",): 1,
     }
@@ -302,7 +301,7 @@ def test_the_same_arrives_at_the_hub(
         assert ran["out"] == expected["out"], line
         assert bool(ran["out"]) is (lines[line] == 0)
     assert arrived(our_hub) == arrived(their_hub)
-    assert our_hub.asked == their_hub.asked
+    assert [each for each in our_hub.asked if "/revision/" not in each] == their_hub.asked
     assert {name: each.private for name, each in our_hub.repositories.items()} == {
         name: each.private for name, each in their_hub.repositories.items()
     }
@@ -310,21 +309,52 @@ def test_the_same_arrives_at_the_hub(
     assert held["ada/one"] >= {"README.md", "adapter_config.json", "adapter_model.safetensors"}
 
 
-def test_the_same_names_are_made_up_for_the_hub(
+def test_what_the_reference_client_leaves_out_at_the_hub_is_made(
     hub_settings: None, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hub takes neither a name without its owner nor a branch that nobody has made: both fail there."""
-    lines: list[tuple[str, ...]] = [(f"tinker://{run_id}/external_weights/x",)]
-    for easy in (True, False):
-        made = pushed(tmp_path / str(easy), monkeypatch, lines, easy=easy)
-        (reference, their_hub), (own, our_hub) = made["theirs"], made["ours"]
-        assert [(each["code"], each["out"]) for each in own] == [
-            (each["code"], each["out"]) for each in reference
-        ]
-        assert own[0]["code"] == (0 if easy else 1)
-        assert our_hub.asked == their_hub.asked
-        assert arrived(our_hub) == arrived(their_hub)
-        assert len(our_hub.commits) == easy
+    """The hub takes neither a name without its owner nor a branch that nobody has made: there the reference
+    client fails. An easy hub shows what it means by the names it makes up.
+    """
+    external, training = (f"tinker://{run_id}/{name}" for name in ("external_weights/x", "weights/a"))
+    lines: list[tuple[str, ...]] = [(external,), (training,), (external,)]
+    meant, their_easy_hub = pushed(tmp_path / "easy", monkeypatch, lines, easy=True)["theirs"]
+    made = pushed(tmp_path / "strict", monkeypatch, lines)
+    (reference, their_hub), (own, our_hub) = made["theirs"], made["ours"]
+    assert [each["code"] for each in meant] == [each["code"] for each in own] == [0, 0, 0], own
+    assert [each["code"] for each in reference] == [1, 1, 1]
+    assert their_hub.commits == []
+    assert arrived(our_hub) == [{**each, "to": f"{USER}/{each['to']}"} for each in arrived(their_easy_hub)]
+    branches = ("external_weights-x", "weights-a", "external_weights-x")
+    for expected, ran, branch in zip(meant, own, branches, strict=True):
+        told = json.loads(expected["out"])
+        name = f"{USER}/{told['repo_id']}"
+        assert json.loads(ran["out"]) == {**told, "repo_id": name, "revision": branch}
+        assert set(our_hub.repositories[name].branches) == {"main", *branches}
+    [card] = {each["files"]["README.md"].decode() for each in our_hub.commits[::2]}
+    assert f'PeftModel.from_pretrained(base, "{name}", revision="external_weights-x")' in card
+
+
+def test_a_branch_or_an_owner_that_is_missing_is_added_at_the_hub(
+    hub_settings: None, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    external, training = (f"tinker://{run_id}/{name}" for name in ("external_weights/x", "weights/a"))
+    lines: list[tuple[str, ...]] = [
+        (external, "-r", "two", "--revision", "dev"),
+        (training, "-r", "ada/two", "--revision", "more"),
+        (external, "-r", "ada/two", "--revision", "more"),  # another one is in it
+        (external, "-r", "ada/two", "--revision", "refs/pr/7"),  # no branch can be named so
+        (external, "--create-pr"),  # goes to main
+    ]
+    made = pushed(tmp_path, monkeypatch, lines)
+    (reference, _), (own, our_hub) = made["theirs"], made["ours"]
+    assert [each["code"] for each in reference] == [1, 1, 1, 1, 1]
+    assert [each["code"] for each in own] == [0, 0, 1, 1, 0]
+    assert json.loads(own[0]["out"])["repo_id"] == "ada/two"
+    assert set(our_hub.repositories["ada/two"].branches) == {"main", "dev", "more"}
+    commits = [(each["revision"], each["pull"]) for each in our_hub.commits]
+    assert commits == [("dev", False), ("more", False), ("main", True)]
+    assert own[3]["problem"].startswith("Error: the hub does not take it: ")
+    assert "Invalid reference for a branch: refs/pr/7" in own[3]["problem"]
 
 
 class Given(Content):
@@ -404,9 +434,10 @@ def test_a_model_that_the_server_does_not_tell_is_left_out_at_the_hub(
         lines: list[tuple[str, ...]] = [(f"tinker://{run_id}/external_weights/x",)]
         made = pushed(tmp_path, monkeypatch, lines, easy=True)
     (reference, their_hub), (own, our_hub) = made["theirs"], made["ours"]
-    assert (own[0]["code"], own[0]["out"]) == (reference[0]["code"], reference[0]["out"])
-    assert own[0]["code"] == 0, own
-    assert "tinker-adapter-" in own[0]["out"]
+    assert own[0]["code"] == reference[0]["code"] == 0, own
+    names = [json.loads(each["out"])["repo_id"] for each in (own[0], reference[0])]
+    assert names[0] == f"{USER}/{names[1]}"
+    assert names[1].startswith("tinker-adapter-")
     configs = [json.loads(hub.commits[0]["files"]["adapter_config.json"]) for hub in (our_hub, their_hub)]
     assert [each.pop("base_model_name_or_path") for each in configs] == [None, "unknown"]
     assert configs[0] == configs[1] == {"r": 2}
@@ -415,8 +446,7 @@ def test_a_model_that_the_server_does_not_tell_is_left_out_at_the_hub(
     for hub in (our_hub, their_hub):
         for name in ("adapter_config.json", "README.md"):
             del hub.commits[0]["files"][name]
-    assert our_hub.commits == their_hub.commits
-    assert our_hub.asked == their_hub.asked
+    assert our_hub.commits == [{**each, "to": f"{USER}/{each['to']}"} for each in their_hub.commits]
 
 
 def test_who_is_not_logged_in_at_the_hub_asks_it_for_nothing(

@@ -87,6 +87,8 @@ class Hub:
             ("POST", "/(.+).git/info/lfs/objects/batch", self._batch),
             ("PUT", "/large/([0-9a-f]{64})", self._store),
             ("POST", "/api/models/(.+)/commit/(.+)", self._commit),
+            ("GET", "/api/models/(.+?)/revision/(.+)", self._info),
+            ("POST", "/api/models/(.+?)/branch/(.+)", self._make_branch),
             ("GET", "/(.+)/resolve/([^/]+)/(.+)", self._resolve),
         ]
 
@@ -152,6 +154,22 @@ class Hub:
         made = {"commitUrl": f"{place}/commit/{COMMIT}", "commitOid": COMMIT}
         return {**made, "pullRequestUrl": f"{place}/discussions/1"} if pull else made
 
+    def _info(self, name: str, revision: str, **_: Any) -> Any:
+        branch = self._branch(name, revision)
+        files = [{"rfilename": path} for path in branch]
+        return {"id": name, "sha": COMMIT, "private": self.repositories[name].private, "siblings": files}
+
+    def _make_branch(self, name: str, branch: str, *, body: bytes, **_: Any) -> Any:
+        """It begins as the one that is named, or as main."""
+        begun = dict(self._branch(name, json.loads(body).get("startingPoint", "main")))
+        branches = self.repositories[name].branches
+        if branch.startswith("refs/"):
+            raise Refused(400, "BadRequest", f"Invalid reference for a branch: {branch}")
+        if branch in branches:
+            raise Refused(409, "Conflict", f"Reference already exists: {branch}")
+        branches[branch] = begun
+        return {}
+
     def _resolve(self, name: str, revision: str, path: str, **_: Any) -> Any:
         branch = self._branch(name, revision)
         if path not in branch:
@@ -181,7 +199,9 @@ class _Handler(BaseHTTPRequestHandler):
             status, answer = refused.status, refused.body
             headers = {"X-Error-Code": refused.code, "X-Error-Message": str(refused)}
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-        headers |= {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
+        # Files are cached by the commit they are of: other bytes, another commit.
+        digest = hashlib.sha1(data).hexdigest()
+        headers |= {"ETag": f'"{digest}"', "X-Repo-Commit": digest}
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(data))}.items():
             self.send_header(name, value)

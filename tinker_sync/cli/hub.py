@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
+from tinker_sync._secret import mask_text
 from tinker_sync.cli.failures import CliError
 from tinker_sync.types import ParsedCheckpointTinkerPath
 
@@ -103,12 +104,17 @@ def name_base_model(folder: Path, about: About) -> None:
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def target_of(about: About, repo_id: str | None, revision: str | None) -> Target:
-    """Where the user says; else a repository for the model and run, and a branch for the checkpoint."""
+def target_of(about: About, repo_id: str | None, revision: str | None, *, create_pr: bool) -> Target:
+    """Where the user says; else a repository for the model and run, and a branch for the checkpoint.
+
+    The hub opens pull requests to main alone, so then there is no branch.
+    """
     if repo_id is not None:
         return Target(repo_id, revision)
     short = (about.base_model or "adapter").rpartition("/")[2]
     name = fit_for_hub(f"tinker-{short}-{about.parsed.training_run_id}")
+    if create_pr:
+        return Target(name, revision)
     return Target(name, revision or fit_for_hub(about.parsed.checkpoint_id))
 
 
@@ -122,14 +128,25 @@ def fit_for_hub(text: str) -> str:
     return re.sub("-{2,}", "-", kept).strip("-_. ")
 
 
-def write_card(folder: Path, about: About, repo_id: str) -> None:
+def make_repository(api: Any, target: Target, *, private: bool) -> Target:
+    """Make the repository if need be; give where it is, with the name of its owner.
+
+    Raises:
+        CliError: the hub refuses.
+    """
+    with _asking():
+        made = api.create_repo(repo_id=target.repo_id, private=private, exist_ok=True)
+        return Target(made.repo_id, target.revision)
+
+
+def write_card(folder: Path, about: About, target: Target) -> None:
     """Describe the adapter in a README.md, unless there is one."""
     path = folder / "README.md"
     if not path.exists():
-        path.write_text(card(about, repo_id), encoding="utf-8")
+        path.write_text(card(about, target), encoding="utf-8")
 
 
-def card(about: About, repo_id: str) -> str:
+def card(about: About, target: Target) -> str:
     """What a README.md says of an adapter."""
     base, info = about.base_model, about.info
     tags = ["tinker", "peft", "lora", *([f"base_model:adapter:{base}"] if base else [])]
@@ -143,13 +160,14 @@ def card(about: About, repo_id: str) -> str:
     facts = [f"- Checkpoint: `{about.path}`", *([f"- Base model: {base}"] if base else [])]
     if info is not None and info.lora_rank is not None:
         facts.append(f"- LoRA rank: {info.lora_rank}")
+    place = f'"{target.repo_id}"' + (f', revision="{target.revision}"' if target.revision else "")
     loading = [
         "```python",
         "from peft import PeftModel",
         "from transformers import AutoModelForCausalLM",
         "",
         f'base = AutoModelForCausalLM.from_pretrained("{base or "BASE_MODEL"}", device_map="auto")',
-        f'model = PeftModel.from_pretrained(base, "{repo_id}")',
+        f"model = PeftModel.from_pretrained(base, {place})",
         "```",
     ]
     body = ["# LoRA adapter", "", *facts, "", "## Loading it", "", *loading, ""]
@@ -162,33 +180,45 @@ def upload(
     about: About,
     target: Target,
     *,
-    private: bool,
     commit_message: str | None,
     create_pr: bool,
     allow: Sequence[str],
     ignore: Sequence[str],
 ) -> None:
-    """Make the repository if need be, and upload the files.
+    """Upload the files, to a branch that is made if need be.
 
     Raises:
-        CliError: another checkpoint is in it.
+        CliError: another checkpoint is there, or the hub refuses.
     """
-    api.create_repo(repo_id=target.repo_id, private=private, exist_ok=True)
     other = _checkpoint_in(api, target)
     if other is not None and other != about.path:
         raise CliError(
             f"{target.repo_id} holds another checkpoint, {other}", "Give another --repo or --revision."
         )
-    api.upload_folder(
-        folder_path=str(folder),
-        repo_id=target.repo_id,
-        path_in_repo="",
-        revision=target.revision,
-        commit_message=commit_message,
-        create_pr=create_pr,
-        allow_patterns=list(allow) or None,
-        ignore_patterns=(list(ignore) or None) if allow else [*ignore, _MARK],
-    )
+    with _asking():
+        # What is there already may be no branch, but a pull request; a new branch begins as main.
+        if target.revision is not None and not api.revision_exists(target.repo_id, target.revision):
+            api.create_branch(target.repo_id, branch=target.revision, exist_ok=True)
+        api.upload_folder(
+            folder_path=str(folder),
+            repo_id=target.repo_id,
+            path_in_repo="",
+            revision=target.revision,
+            commit_message=commit_message,
+            create_pr=create_pr,
+            allow_patterns=list(allow) or None,
+            ignore_patterns=(list(ignore) or None) if allow else [*ignore, _MARK],
+        )
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    """Have what the hub says no to told in one line; addresses lose their queries, which hold signatures."""
+    try:
+        yield
+    except Exception as error:
+        said = mask_text(re.sub(r"(?<=\S)\?\S+", "", " ".join(str(error).split())))
+        raise CliError(f"the hub does not take it: {said or type(error).__name__}") from error
 
 
 def _checkpoint_in(api: Any, target: Target) -> str | None:

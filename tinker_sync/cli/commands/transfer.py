@@ -79,9 +79,9 @@ def fetch(
 @click.argument("checkpoint_path", callback=path_argument)
 @click.option("-r", "--repo", "repo_id", metavar="REPO", help="Where to; default: named after model and run.")
 @click.option("--public", is_flag=True, help="Let everybody see a repository that is made for it.")
-@click.option("--revision", metavar="BRANCH", help="The branch to upload to.")
+@click.option("--revision", metavar="BRANCH", help="The branch to upload to; made if need be.")
 @click.option("--commit-message", metavar="TEXT", help="Of the commit.")
-@click.option("--create-pr", is_flag=True, help="Make a pull request instead of a commit to the branch.")
+@click.option("--create-pr", is_flag=True, help="Make a pull request to main instead of a commit.")
 @click.option(
     "--allow-pattern", "allow", multiple=True, metavar="GLOB", help="Only files like this; repeatable."
 )
@@ -110,6 +110,10 @@ def push_hf(
     from tinker_sync.cli import hub
     from tinker_sync.cli.table import record
 
+    if create_pr and revision not in (None, "main"):
+        raise click.UsageError(
+            "give either --revision or --create-pr: the hub opens pull requests to main alone"
+        )
     api = hub.connected()
     with tempfile.TemporaryDirectory() as place, cli.rest() as rest:
         folder = Path(place) / "adapter"
@@ -117,23 +121,23 @@ def push_hf(
         about = hub.about(rest, checkpoint_path)
         hub.refuse_no_adapter(folder)
         hub.name_base_model(folder, about)
-        target = hub.target_of(about, repo_id, revision)
+        wanted = hub.target_of(about, repo_id, revision, create_pr=create_pr)
+        target = hub.make_repository(api, wanted, private=not public)
         if not no_model_card:
-            hub.write_card(folder, about, target.repo_id)
+            hub.write_card(folder, about, target)
         hub.upload(
             api,
             folder,
             about,
             target,
-            private=not public,
             commit_message=commit_message,
             create_pr=create_pr,
             allow=allow,
             ignore=ignore,
         )
     data: dict[str, Any] = {"checkpoint_path": checkpoint_path, "repo_id": target.repo_id}
-    if revision is not None:
-        data["revision"] = revision
+    if target.revision is not None:
+        data["revision"] = target.revision
     data["public"] = public
     pairs = [("Checkpoint", checkpoint_path), ("Repository", target.repo_id)]
     pairs += [("Branch", target.revision)] if target.revision else []
