@@ -442,5 +442,15 @@ def test_a_mistyped_parameter_is_no_parameter_of_another_time(name: str) -> None
 
 
 def test_a_single_datum_is_no_list(service: ServiceClient) -> None:
-    with pytest.raises(InvalidInputError, match=r"write \[datum\]"):
-        service.create_lora_training_client("stub/model").forward_backward(DATUM, "cross_entropy")  # type: ignore[arg-type]  # the mistake
+    trainer: Any = service.create_lora_training_client("stub/model")
+    for compute, loss in (
+        (trainer.forward_backward, "cross_entropy"),
+        (trainer.forward, "cross_entropy"),
+        (trainer.forward_backward_custom, print),
+    ):
+        with pytest.raises(InvalidInputError, match=r"got a single one; write \[datum\]$"):
+            compute(DATUM, loss)
+        with pytest.raises(TypeError, match=r"^data: expected a list of Datum, got NoneType$"):
+            compute(None, loss)
+        with pytest.raises(TypeError, match=r"^data\[0\]: expected a Datum, got ModelInput$"):
+            compute([PROMPT], loss)

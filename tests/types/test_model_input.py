@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 from support.listing import long_lists
 
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.types import DmelChunk, EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ModelInput
+from tinker_sync.types import (
+    Datum,
+    DmelChunk,
+    EncodedTextChunk,
+    ImageAssetPointerChunk,
+    ImageChunk,
+    ModelInput,
+)
 
 
 def text(tokens: Any) -> EncodedTextChunk:
@@ -303,7 +310,14 @@ def test_chunks_of_mappings_and_of_nothing_else() -> None:
     assert refusal(ModelInput, chunks=[text([1]), 5]).startswith("ModelInput.chunks[1]: ")
     assert refusal(ModelInput, chunks=[{"type": "video"}]).startswith("ModelInput.chunks[0].type: ")
     assert refusal(ModelInput, chunks=[{"tokens": [0.5]}]).startswith("ModelInput.chunks[0].tokens[0]: ")
-    assert refusal(ModelInput, chunks=text([1])).startswith("ModelInput.chunks: expected a list")
+    assert refusal(ModelInput, chunks=text([1])) == (
+        "ModelInput.chunks: expected a list, got a single EncodedTextChunk; put it into one"
+    )
+    for wrong in ([1, 2], "hello"):
+        assert refusal(Datum, wrong).endswith(
+            f"got {type(wrong).__name__}; "
+            "ModelInput.from_ints(token_ids) or ModelInput.from_text(text, tokenizer) makes one"
+        )
     with pytest.raises(TypeError):
         ModelInput(chunk=[])
     with pytest.raises(TypeError):

@@ -135,6 +135,13 @@ def test_every_problem_of_every_datum_is_said_at_once() -> None:
     assert pickle.loads(pickle.dumps(caught.value)).problems == caught.value.problems
 
 
+def test_a_single_datum_is_no_list() -> None:
+    with pytest.raises(TypeError, match=r"got a single one; write \[datum\]$"):
+        ForwardBackwardInput(GOOD, "ppo")
+    with pytest.raises(TypeError, match=r"^data: expected a list of Datum, got NoneType$"):
+        ForwardBackwardInput(None, "ppo")
+
+
 def test_outputs() -> None:
     record = {"logprobs": TensorData([0.5], "float32", [1])}
     output = ForwardBackwardOutput("ArrayRecord", (record,), {"loss:sum": 1.5})

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 from tinker_sync._observe import ModelNamed
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._twins import blocking_twin, future_twin
-from tinker_sync.errors import InvalidInputError
 from tinker_sync.losses.custom import CustomLossFn, check_loss_type_input, start_custom
 from tinker_sync.losses.handle import LossHandle
 from tinker_sync.losses.two_passes import refuse_inside_loss
@@ -39,6 +38,7 @@ from tinker_sync.types import (
     SaveWeightsResponse,
 )
 from tinker_sync.types._console import training_run_url
+from tinker_sync.types.training import listed_data
 from tinker_sync.wire.adapt import check_checkpoint_name, refuse_missing_call, refuse_unsupported
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class TrainingClient:
             self._core,
             self.model_id,
             name,
-            ForwardBackwardInput(_listed(data), loss_fn, config),
+            ForwardBackwardInput(listed_data(data), loss_fn, config),
             forward_only=forward_only,
             deadline_at=self._until(deadline),
         )
@@ -435,9 +435,3 @@ class TrainingClient:
 
 def _note_load(suffix: str) -> None:
     warnings.warn(_LOAD_NOTE.format(name=f"load_state{suffix}", suffix=suffix), FutureWarning, stacklevel=3)
-
-
-def _listed(data: Sequence[Datum]) -> list[Datum]:
-    if isinstance(data, Datum):
-        raise InvalidInputError("data: expected a list of Datum, got a single one; write [datum]")
-    return list(data)

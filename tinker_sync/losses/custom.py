@@ -15,7 +15,7 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.send_queue import SendQueue
 from tinker_sync.runtime.training_part import TrainingPart, pass_operation
 from tinker_sync.types.datum import Datum
-from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardOutput
+from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardOutput, listed_data
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -52,6 +52,7 @@ def start_custom(
 ) -> APIFuture[ForwardBackwardOutput]:
     """What `TrainingClient.forward_backward_custom` does; arguments and errors are its own."""
     two_passes.refuse_inside_loss(queue)
+    data = listed_data(data)
     if isinstance(loss_fn, LossHandle):
         check_session(loss_fn, core)
         check_data(loss_fn, data)

@@ -46,6 +46,9 @@ class Structured:
     __tag__: ClassVar[tuple[str, str] | None] = None
     """The field and text that tell a class from others of its union, where its annotations do not."""
 
+    __made_by__: ClassVar[str] = ""
+    """What makes one of what people have at hand, for those who give that in its place."""
+
 
 StructuredT = TypeVar("StructuredT", bound=Structured)
 
@@ -292,6 +295,10 @@ def _list_of(item: Any, where: str) -> Converter:
 
     def convert(value: Any) -> list[Any]:
         if type(value) is not list and not _is_listlike(value):
+            if isinstance(value, Structured):
+                raise InvalidInputError(
+                    f"{where}: expected a list, got a single {type(value).__name__}; put it into one"
+                )
             raise refuse(where, "a list", value)
         items = list(value)
         if convert_item is None:
@@ -407,7 +414,7 @@ def model_from(cls: type[StructuredT], value: Any, where: str) -> StructuredT:
     if isinstance(value, cls):
         return value
     if not isinstance(value, Mapping):
-        raise _not_a(cls.__name__, value, where)
+        raise _not_a(cls.__name__, value, where, cls.__made_by__)
     arguments = dict(value)
     if cls.__response__:
         arguments = {name: arguments[name] for name in field_names(cls) if name in arguments}
@@ -421,10 +428,11 @@ def model_from(cls: type[StructuredT], value: Any, where: str) -> StructuredT:
         raise relocated(error, cls.__name__, where) from None
 
 
-def _not_a(wanted: str, value: Any, where: str) -> InvalidInputError:
+def _not_a(wanted: str, value: Any, where: str, made_by: str = "") -> InvalidInputError:
     # Without the value: what should be a model of secrets may be the secret itself.
+    hint = f"; {made_by} makes one" if made_by else ""
     return InvalidInputError(
-        f"{where}: expected {wanted} or a mapping of its fields, got {type(value).__name__}"
+        f"{where}: expected {wanted} or a mapping of its fields, got {type(value).__name__}{hint}"
     )
 
 

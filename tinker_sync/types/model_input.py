@@ -237,6 +237,8 @@ class ModelInput(Model):
     (3, [1, 2, 3])
     """
 
+    __made_by__ = "ModelInput.from_ints(token_ids) or ModelInput.from_text(text, tokenizer)"
+
     chunks: list[ModelInputChunk]
 
     if TYPE_CHECKING:  # for checkers: wider than the field, which keeps a list

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
+from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._convert import converter_for, model_from
 from tinker_sync.types._model import Model, model
 from tinker_sync.types.datum import Datum, LossFnOutput, refuse_all
@@ -20,7 +21,24 @@ __all__ = ["ForwardBackwardInput", "ForwardBackwardOutput", "ForwardBackwardRequ
 LossFnConfig: TypeAlias = Mapping[str, float | str]
 
 
+_SINGLE = "data: expected a list of Datum, got a single one; write [datum]"
+
+
+def listed_data(given: Iterable[Datum]) -> list[Datum]:
+    """The examples of a call as a list of its own.
+
+    Raises:
+        InvalidInputError: it is a single one.
+        TypeError: it is no list of them.
+    """
+    if isinstance(given, Datum):
+        raise InvalidInputError(_SINGLE)
+    return _data(given)
+
+
 def _data(given: Any) -> list[Datum]:
+    if isinstance(given, Datum):
+        raise TypeError(_SINGLE)
     if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
         raise TypeError(f"data: expected a list of Datum, got {type(given).__name__}")
     data = list(given)
