@@ -138,6 +138,11 @@ T4 = np.arange(4)
         ("cross_entropy", {"target_tokens": T4[:3]}, "target_tokens: 3 positions, but model_input has 4"),
         ("cross_entropy", {"target_tokens": T4 + VOCAB}, f"target_tokens: .* outside of 0 … {VOCAB - 1}"),
         ("cross_entropy", {"target_tokens": T4 - 1}, "target_tokens: a token id lies outside"),
+        (
+            "cross_entropy",
+            {"target_tokens": np.array([[0, 1], [2, VOCAB], [-1, 0], [0, 0]])},
+            rf"target_tokens: .* outside of 0 … {VOCAB - 1}: {VOCAB} at \[1\]\[1\]$",
+        ),
         ("cross_entropy", {"target_tokens": F4}, "target_tokens: token ids must be integers, got float32"),
         ("cross_entropy", {"target_tokens": T4[:, None], "weights": None}, "weights: targets of rank 2"),
         ("cross_entropy", {"target_tokens": T4[:, None]}, r"weights: shape \(4,\) differs"),

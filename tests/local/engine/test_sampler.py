@@ -340,6 +340,7 @@ def test_the_latest_prompts_are_kept() -> None:
         ({"prompt": np.zeros(0, dtype=np.int64)}, "prompt: must be at least one token"),
         ({"prompt": np.array([1.0])}, "prompt: must be at least one token id, got float64"),
         ({"prompt": np.array([VOCAB])}, f"prompt: a token id lies outside of 0 … {VOCAB - 1}"),
+        ({"prompt": np.array([0, 1, -2, VOCAB])}, rf"0 … {VOCAB - 1}: -2 at \[2\]$"),
         ({"max_tokens": 0}, "max_tokens: must be at least 1"),
         ({"max_tokens": 32768}, "max_tokens: 7 of the prompt and 32768 more, the model takes 32768"),
         ({"num_samples": 0}, "num_samples: must be"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from tinker_sync.local.engine._arrays import Array
+from tinker_sync.local.engine._arrays import Array, first_outside
 from tinker_sync.local.engine.losses import LOSSES, LossRule, Term
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _token_ids(array: Array, name: str, vocab_size: int) -> Array:
     if array.dtype.kind not in "iu":
         raise ValueError(f"{name}: token ids must be integers, got {array.dtype}")
     if array.size and not (array.min() >= 0 and array.max() < vocab_size):
-        raise ValueError(f"{name}: a token id lies outside of 0 … {vocab_size - 1}")
+        raise ValueError(f"{name}: {first_outside(array, vocab_size)}")
     return array.astype(np.int64, copy=False)
 
 

@@ -7,7 +7,7 @@ import math
 import attrs
 import numpy as np
 
-from tinker_sync.local.engine._arrays import Array
+from tinker_sync.local.engine._arrays import Array, first_outside
 from tinker_sync.local.engine.choose import Settings
 from tinker_sync.local.engine.lora import LoraParams
 from tinker_sync.local.engine.model import ModelConfig
@@ -115,7 +115,7 @@ def check_spec(spec: SampleSpec, config: ModelConfig) -> None:
             f"prompt: must be at least one token id, got {spec.prompt.dtype} {spec.prompt.shape}"
         )
     if not (spec.prompt.min() >= 0 and spec.prompt.max() < vocab):
-        raise ValueError(f"prompt: a token id lies outside of 0 … {vocab - 1}")
+        raise ValueError(f"prompt: {first_outside(spec.prompt, vocab)}")
     if spec.max_tokens < 1:
         raise ValueError(f"max_tokens: must be at least 1, got {spec.max_tokens}")
     if size + spec.max_tokens > config.max_positions:
