@@ -124,3 +124,18 @@ def test_a_port_that_is_taken(run: Run, server: LocalServer, tmp_path: Path) -> 
     remote = run("serve", "--host", "0.0.0.0", "--data-dir", str(tmp_path / "data"))
     assert remote.code == 1
     assert "remote" in remote.err
+
+
+def test_serve_says_how_to_choose_another_port_and_place(
+    run: Run, server: LocalServer, tmp_path: Path
+) -> None:
+    port = server.url.rpartition(":")[2]
+    taken = run("serve", "--port", port, "--data-dir", str(tmp_path / "data"))
+    assert (taken.code, taken.out) == (1, "")
+    assert f"127.0.0.1:{port} cannot be listened on: another program uses the port" in taken.err
+    assert "(--port)" in taken.err
+    (tmp_path / "file").touch()
+    nowhere = run("serve", "--data-dir", str(tmp_path / "file"))
+    assert (nowhere.code, nowhere.out) == (1, "")
+    assert f"{tmp_path / 'file'} cannot be used: it is no directory; name another" in nowhere.err
+    assert "--data-dir" in nowhere.err

@@ -83,9 +83,25 @@ def test_a_second_one_on_the_same_directory_or_port_says_so(
         assert f"another server (process {os.getpid()}) uses" in capsys.readouterr().err
         port = url.rpartition(":")[2]
         assert command.main(["--data-dir", str(tmp_path / "other"), "--port", port]) == 1
-        assert f"127.0.0.1:{port} cannot be listened on" in capsys.readouterr().err
+        assert capsys.readouterr().err == (
+            f"Error: 127.0.0.1:{port} cannot be listened on: another program uses the port; "
+            "choose another one (--port), or 0 for one that is free\n"
+        )
         assert launch_key(url)  # the first one's key file is untouched
     assert launch_key(url) is None
+
+
+def test_a_directory_that_cannot_be_used_is_told_with_the_way_to_name_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for place, why in ((file, "it is no directory"), (file / "below", "Not a directory")):
+        assert command.main(["--data-dir", str(place)]) == 1
+        assert capsys.readouterr().err == (
+            f"Error: {place} cannot be used: {why}; name another directory "
+            "(--data-dir, or TINKER_LOCAL_DATA_DIR for base_url='local')\n"
+        )
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "example.org", "::", ""])

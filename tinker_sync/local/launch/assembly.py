@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tinker_sync.local.host.base_model import BaseModel
     from tinker_sync.local.server.http1 import Asgi
+
+_ELSEWHERE: Final = "; name another directory (--data-dir, or TINKER_LOCAL_DATA_DIR for base_url='local')"
 
 
 @contextmanager
@@ -40,7 +42,8 @@ def assembled(
     try:
         store = Store(data_dir)
     except StoreError as problem:
-        raise ConfigurationError(str(problem)) from problem
+        advice = _ELSEWHERE if problem.kind in ("unwritable", "full") else ""
+        raise ConfigurationError(f"{problem}{advice}") from problem
     with store:
         yield build(store, Host(models), key=key, flags=chosen)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import shutil
@@ -121,4 +122,7 @@ def _as_configuration(host: str, port: int) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        raise ConfigurationError(f"{host}:{port} cannot be listened on: {problem.strerror}") from problem
+        why = str(problem.strerror or problem)
+        if problem.errno == errno.EADDRINUSE:
+            why = "another program uses the port; choose another one (--port), or 0 for one that is free"
+        raise ConfigurationError(f"{host}:{port} cannot be listened on: {why}") from problem

@@ -42,7 +42,10 @@ class Store(Sessions, Runs, Ledger):
     def __init__(self, directory: Path, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.directory = Path(directory)
         with translated(f"{directory} cannot be used"):
-            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            except FileExistsError as problem:
+                raise NotADirectoryError(problem.errno, "it is no directory") from problem
         self._lock = DirectoryLock(self.directory)
         try:
             self._shelf = Shelf(self.directory)
