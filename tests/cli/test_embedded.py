@@ -53,6 +53,7 @@ def test_a_day_with_every_command(run: Run, server: LocalServer, run_id: str) ->
         (("model", "list"), MODEL),
         (("run", "list"), run_id),
         (("run", "info", run_id), "rank 2"),
+        (("session", "list"), run_id.partition(":")[0]),
         (("checkpoint", "list"), path),
         (("checkpoint", "list", "--run-id", run_id), sampler),
         (("checkpoint", "info", path), "training"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.cli_runs import Run
-from support.cli_world import OTHER_RUN, PATH, RUN, World, checkpoint
+from support.cli_world import OTHER_RUN, PATH, RUN, SESSION, World, checkpoint
 
 
 def test_a_list_in_each_form(run: Run, world: World) -> None:
@@ -112,3 +112,28 @@ def test_models_by_name(run: Run, world: World) -> None:
     none = run("model", "list", "nothing")
     assert none.code == 1
     assert "no model's name contains 'nothing'" in none.err
+
+
+def test_sessions_in_each_form(run: Run, world: World) -> None:
+    other = OTHER_RUN.partition(":")[0]
+    shown = run("session", "list")
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.out.splitlines() == ["2 sessions", "", "Session", SESSION, other]
+    entries = [{"session_id": SESSION}, {"session_id": other}]
+    assert run("session", "list", "-f", "json").json == {"sessions": entries}
+    assert run("session", "list", "--format", "jsonl").lines == entries
+    world.sessions = []
+    assert run("session", "list").out == "no sessions\n"
+    assert run("session", "list", "-f", "json").json == {"sessions": []}
+
+
+def test_sessions_are_fetched_page_by_page(run: Run, world: World) -> None:
+    world.sessions = [f"s-{number}" for number in range(1250)]
+    everything = run("session", "list", "--limit", "0", "-f", "jsonl").lines
+    assert [each["session_id"] for each in everything] == world.sessions
+    world.log.clear()
+    some = run("session", "list").out
+    assert some.startswith("20 sessions\n")
+    assert some.endswith("s-19\n\nThere may be more; --limit 0 shows all.\n")
+    assert len(world.asked("/sessions")) == 1
+    assert "may be more" not in run("session", "list", "--limit", "0").out

@@ -36,6 +36,7 @@ SCREENS = {
     "checkpoint-info": ["checkpoint", "info", PATH],
     "checkpoint-delete-question": ["checkpoint", "delete", "--run-id", RUN],
     "model-list": ["model", "list"],
+    "session-list": ["session", "list"],
     "auth-whoami": ["auth", "whoami"],
     "billing-usage": ["billing", "usage", *HOURS],
     "billing-checkpoint-storage": ["billing", "checkpoint-storage"],

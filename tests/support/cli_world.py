@@ -43,6 +43,7 @@ class World(Stub):
         self.behaviour.config = {"fwdbwd_max_chunk_len": 1024, "pjwt_auth_enabled": True}
         self.undeletable: dict[str, int] = {}
         """Paths and the status that a deletion of each is answered with."""
+        self.sessions = [SESSION, OTHER_RUN.partition(":")[0]]
         self.checkpoints = [
             checkpoint(RUN, "weights", "step-0100"),
             checkpoint(
@@ -125,6 +126,8 @@ class World(Stub):
         if parts == ["checkpoints"]:
             page, cursor = self._page(asked, self.checkpoints, 100)
             return {"checkpoints": page, "cursor": cursor}
+        if parts == ["sessions"]:
+            return {"sessions": self._page(asked, self.sessions, 20)[0]}
         if parts[0] == "sessions":
             if parts[-1] == "trace_export":
                 return {"status": "ready", "url": f"{self.url}/files/trace"}  # type: ignore[attr-defined]

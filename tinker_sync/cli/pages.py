@@ -24,20 +24,22 @@ def show_list(
     *,
     limit: int = 0,
     more: Mapping[str, Any] | None = None,
+    data: Callable[[T], Mapping[str, Any]] = plain,
 ) -> None:
     """Print a list.
 
     Args:
         sink: where.
-        entries: models of the API, fetched as they are taken.
+        entries: models of the API, or what `data` takes, fetched as they are taken.
         name: of the list in JSON, such as "runs".
         table: makes a table of all entries, with a note below.
         limit: how many are to come at most; 0: nobody knows.
         more: what stands before the list in JSON.
+        data: what an entry is in JSON.
     """
     if sink.form == "jsonl":
         for entry in entries:
-            sink.item(plain(entry))
+            sink.item(data(entry))
         return
     got: list[T] = []
     with sink.progress(f"Fetching {name}", limit or None, unit=name) as bar:
@@ -46,5 +48,5 @@ def show_list(
             total = getattr(entries, "total", None)
             bar.update(len(got), min(limit or total, total) if total else None)
     total = getattr(entries, "total", None)
-    data = {**(more or {}), name: [plain(entry) for entry in got]}
-    sink.show(data, table(got, words.not_shown(total or 0, len(got))))
+    tree = {**(more or {}), name: [data(entry) for entry in got]}
+    sink.show(tree, table(got, words.not_shown(total or 0, len(got))))

@@ -15,8 +15,29 @@ _HERE: Final = "tinker_sync.cli.commands.session:"
 session = Group(
     "session",
     "See what happened in sessions.",
-    {"export-trace": (f"{_HERE}export_trace", "Fetch a session's timeline as a Perfetto trace.")},
+    {
+        "list": (f"{_HERE}list_sessions", "List sessions."),
+        "export-trace": (f"{_HERE}export_trace", "Fetch a session's timeline as a Perfetto trace."),
+    },
 )
+
+
+@command("list", example="tinker-sync session list --limit 50")
+@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="How many; 0: all.")
+def list_sessions(cli: Cli, limit: int) -> None:
+    """List your sessions, by their ids."""
+    from tinker_sync.cli.pages import show_list
+    from tinker_sync.cli.table import Column, Table
+
+    def table(found: list[str], _: str) -> Table:
+        title = words.counted(len(found), "session") if found else "no sessions"
+        # The server does not say how many there are.
+        note = "There may be more; --limit 0 shows all." if limit and len(found) >= limit else ""
+        return Table([Column("Session")], [(each,) for each in found], title, note)
+
+    with cli.rest() as rest:
+        entries = rest.iter_sessions(limit=limit or None)
+        show_list(cli.sink, entries, "sessions", table, limit=limit, data=lambda each: {"session_id": each})
 
 
 @command(
