@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from support.authority import Authority
 from support.clock import PATIENCE_S, FakeClock
+from support.open_files import room_for
 from support.sends import HandWorkers
 from support.servers import AnsweringServer, Peer, ProxyServer, ScriptedServer, answer, chunked, unused_port
 from support.wires import http_for, post
@@ -28,6 +29,7 @@ from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.http import Http
 
 Outcome = Reply | SendFailed
+WAITS = 2000
 
 
 class Held:
@@ -460,9 +462,16 @@ def test_a_dropped_poller_is_not_kept_alive_by_its_thread(monkeypatch: pytest.Mo
         assert gone() is None
 
 
+@pytest.fixture
+def _files() -> Iterator[None]:
+    with room_for(2 * WAITS):  # both ends of each
+        yield
+
+
+@pytest.mark.usefixtures("_files")
 def test_two_thousand_waits_are_all_answered() -> None:
     """More sockets than `select` could watch; each gets its own answer."""
-    count = 2000
+    count = WAITS
     all_here = threading.Event()
     lock = threading.Lock()
     waiting: list[tuple[socket.socket, bytes]] = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import selectors
 import socket
 import subprocess
@@ -23,6 +22,7 @@ from typing import Any
 import pytest
 from support import embedded
 from support.embedded import KEY, Wire
+from support.open_files import room_for
 
 COUNT = int(os.environ.get("TINKER_SYNC_HELD_POLLS", "150"))
 HOLD_S = 0.6 if COUNT <= 500 else 8.0
@@ -126,12 +126,9 @@ def _complete(content: bytes) -> int | None:
 
 
 @pytest.fixture
-def _files() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < COUNT + 256:
-        if hard < COUNT + 256:
-            pytest.skip(f"the system allows {hard} open files")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (COUNT + 256, hard))
+def _files() -> Iterator[None]:
+    with room_for(COUNT):
+        yield
 
 
 @pytest.mark.usefixtures("_files")
