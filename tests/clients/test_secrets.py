@@ -957,7 +957,8 @@ def test_pollers_that_fail(monkeypatch: pytest.MonkeyPatch, logged: Callable[[],
         sampler = service.create_sampling_client(base_model="stub/model")
         stub.always["/retrieve_future"] = lambda _: Answer(status=0)
         future = sampler.sample(PROMPT, 1, ONE_TOKEN)
-        until(lambda: bool(stub.asked("/retrieve_future")))
+        # Asked, and in the poller's hands: what comes to it later is for the next thread.
+        until(lambda: bool(stub.asked("/retrieve_future") and service.holder.poller._watched))
         monkeypatch.setattr(service.holder.poller, "_hand_over", lambda *_: 1 / 0)
         service.holder.poller.after(0.0, lambda: None)
         check_future(future)

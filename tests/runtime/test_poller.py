@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from support.authority import Authority
 from support.clock import PATIENCE_S, FakeClock
+from support.crowd import until
 from support.open_files import room_for
 from support.sends import HandWorkers
 from support.servers import AnsweringServer, Peer, ProxyServer, ScriptedServer, answer, chunked, unused_port
@@ -430,6 +431,7 @@ def test_a_thread_that_fails_fails_those_who_wait(
     with ScriptedServer(script) as server, closing(Held(server.url)) as held:
         held.start()
         server.await_seen(1)
+        until(lambda: bool(held.poller._watched))  # what comes to it later is for the next thread
         monkeypatch.setattr(held.poller, "_hand_over", lambda *_: 1 / 0)
         held.poller.after(0.0, lambda: None)  # wakes the thread
         assert held.failure().final

@@ -120,7 +120,8 @@ for number in range(2):
         same = again.holder.settings.base_url == client.holder.settings.base_url
         again.close().result()
         client.close().result()
-        print("shared" if same and launch._current.pid is None else "apart", flush=True)
+        # In one write, wherever output goes unbuffered: the other child prints at the same time.
+        print("shared\\n" if same and launch._current.pid is None else "apart\\n", end="", flush=True)
         os._exit(0)
     children.append(child)
 for child in children:
