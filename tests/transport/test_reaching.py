@@ -12,7 +12,7 @@ import requests
 import requests.adapters
 import requests.auth
 from support.authority import Authority
-from support.servers import AnsweringServer, ProxyServer, Seen, answer, redirect
+from support.servers import AnsweringServer, Peer, ProxyServer, ScriptedServer, Seen, answer, redirect
 from support.wires import KEY, get, http_for, post
 
 from tinker_sync.errors import ConfigurationError
@@ -79,6 +79,66 @@ def test_an_unknown_authority_is_final_and_sees_nothing(
     assert (failed.final, failed.maybe_received) == (True, False)
     assert "certificate" in str(failed).lower()
     assert server.seen == []
+
+
+def puzzled(peer: Peer) -> None:
+    """As HTTP servers answer a greeting in TLS."""
+    peer.send(answer(b"Invalid HTTP request", status=400))
+    peer.wait_gone()
+
+
+def test_a_port_without_tls_is_told_at_once(session: requests.Session) -> None:
+    with ScriptedServer(puzzled) as server:
+        failed = fails(http_for(server.url.replace("http://", "https://"), session=session), post())
+    where = f"the server at 127.0.0.1:{server.port}"
+    assert str(failed) == f"{where} does not speak TLS; begin its address with http://, or name another port"
+    assert (failed.final, failed.maybe_received, server.connections) == (True, False, 1)
+
+
+def alert(peer: Peer) -> None:
+    """As some TLS servers answer plain text."""
+    peer.send(bytes([21, 3, 1, 0, 2, 2, 70]))
+
+
+def hang_up(peer: Peer) -> None:
+    peer.read_request()
+
+
+def answer_once(peer: Peer) -> None:
+    peer.read_request()
+    peer.send(answer(b"{}", headers={"Connection": "close"}))
+
+
+@pytest.mark.parametrize("polite", [True, False])
+def test_a_port_with_tls_is_told_at_once(authority: Authority, polite: bool) -> None:
+    def greet(peer: Peer) -> None:
+        with authority.server_context().wrap_socket(peer.sock, server_side=True) as secure:
+            secure.recv(1)
+
+    with ScriptedServer(alert if polite else greet) as server:
+        failed = fails(http_for(server), post())
+    where = f"the server at 127.0.0.1:{server.port}"
+    assert str(failed) == f"{where} speaks TLS; begin its address with https://, or name another port"
+    assert (failed.final, failed.maybe_received) == (True, False)
+    assert server.seen == []
+
+
+def test_a_port_that_hangs_up_is_asked_for_tls_once_and_never_after_an_answer() -> None:
+    with ScriptedServer(hang_up, Peer.close, hang_up) as server:
+        http = http_for(server)
+        for _ in range(2):
+            with pytest.raises(SendFailed, match=r"^the connection was closed without an answer$") as caught:
+                http.send(post())
+            assert not caught.value.final
+        http.close()
+        assert (server.connections, len(server.seen)) == (3, 2)
+    with ScriptedServer(answer_once, hang_up) as server:
+        http = http_for(server)
+        http.send(post())
+        with pytest.raises(SendFailed):
+            http.send(post())
+        http.close()
+        assert server.connections == 2
 
 
 def test_a_certificate_for_another_name(authority: Authority, session: requests.Session) -> None:

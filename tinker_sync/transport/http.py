@@ -9,7 +9,7 @@ the server had closed in the meantime is replaced here where nothing can happen 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import SplitResult, urlsplit
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
@@ -20,9 +20,11 @@ from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.exchange import Exchange
 from tinker_sync.transport.headers import HeaderLayers
 from tinker_sync.transport.hop import Hop
+from tinker_sync.transport.http1 import Unanswered
 from tinker_sync.transport.journal import Journal
 from tinker_sync.transport.launch import Launcher
 from tinker_sync.transport.pools import MAX_IDLE, Origin, Pools
+from tinker_sync.transport.scheme import speaks_tls, with_tls
 from tinker_sync.transport.session import SessionRules
 from tinker_sync.transport.socket_line import Limits
 
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
     from tinker_sync.launch.server import LocalServer
 
 __all__ = ["Call", "Credentials", "Exchange", "Http", "Reply", "SendFailed"]
+
+
+# A port that does not understand TLS may wait in silence for more of it.
+_GREETING_S: Final = 1.0
 
 
 class Credentials(Protocol):
@@ -72,6 +78,8 @@ class Http:
         )
         self._pools = Pools(clock, max_idle=max_idle)
         self._launcher = Launcher(self._rules, self._pools, clock)
+        # Written by any thread, and only ever to True: what the server speaks is known, or has been asked.
+        self._heard = False
 
     def send(self, call: Call) -> Reply:
         """Send a call once and wait for its answer, whatever its status.
@@ -80,7 +88,15 @@ class Http:
             SendFailed: There is no answer.
             CredentialError: There is no key to send it with.
         """
-        return self.open(call).finish()
+        try:
+            reply = self.open(call).finish()
+        except SendFailed as failed:
+            if self._may_be_meant_for_tls(failed):
+                message = with_tls(self._origin.netloc)
+                raise SendFailed(message, maybe_received=False, final=True) from failed
+            raise
+        self._heard = True
+        return reply
 
     def open(self, call: Call) -> Exchange:
         """Send a call and leave its answer to be read later. Connecting and sending may block.
@@ -101,6 +117,19 @@ class Http:
             server.start()
         except TinkerError as error:
             raise SendFailed(str(error), maybe_received=False, final=True) from error
+
+    def _may_be_meant_for_tls(self, failed: SendFailed) -> bool:
+        """Whether a first request broke because it came in plain to a port that speaks TLS. Asks it, once."""
+        origin = self._origin
+        unanswered = isinstance(failed.cause, (OSError, Unanswered)) and not (
+            failed.timed_out or failed.final
+        )
+        if self._heard or not unanswered or origin.scheme != "http" or self._local is not None:
+            return False
+        self._heard = True
+        route = self._rules.way_to(origin).route
+        direct = route is not None and route.proxy is None
+        return direct and speaks_tls(origin.host, origin.port, _GREETING_S)
 
     def forget_idle(self) -> None:
         """Let the next requests go over new connections."""

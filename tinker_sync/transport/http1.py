@@ -18,6 +18,7 @@ from typing import Final
 
 from tinker_sync._secret import Quiet
 from tinker_sync.errors import InvalidInputError
+from tinker_sync.transport.scheme import begins_as_tls
 
 # Signed redirect addresses and security policies make heads of 20 KB real; 256 KB is nobody's head.
 MAX_HEAD_BYTES: Final = 256 * 1024
@@ -41,6 +42,14 @@ _CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?")
 
 class MalformedReply(Exception):
     """The bytes are no HTTP answer, or end before the answer does."""
+
+
+class Unanswered(MalformedReply):
+    """There are no bytes at all."""
+
+
+class SpeaksTls(MalformedReply):
+    """The bytes are TLS, which nobody asked for."""
 
 
 class ReplyTooLarge(Exception):
@@ -173,7 +182,8 @@ class ReplyParser:
         if self._state is _State.UNTIL_CLOSE:
             self._state = _State.DONE
         elif self._state is not _State.DONE:
-            raise MalformedReply(f"the connection was closed {self._place()}")
+            kind = MalformedReply if self.started else Unanswered
+            raise kind(f"the connection was closed {self._place()}")
 
     def _place(self) -> str:
         if not self.started:
@@ -188,6 +198,8 @@ class ReplyParser:
         text = self._text
         searched = max(0, len(text) - 3)  # the empty line may have begun in the piece before
         text += data[at:]
+        if begins_as_tls(text):
+            raise SpeaksTls(f"the answer is not HTTP, it begins with {bytes(text[:12])!r}")
         if not text.startswith(b"HTTP/"[: len(text)]):
             raise MalformedReply(f"the answer is not HTTP, it begins with {bytes(text[:12])!r}")
         found = _HEAD_END.search(text, searched)

@@ -28,6 +28,7 @@ from urllib3.util import wait_for_read
 
 from tinker_sync._clock import Clock
 from tinker_sync._secret import HeaderMap, mask_url, without_frames
+from tinker_sync.transport.scheme import answered_without_tls, without_tls
 
 # Enough for every long poll of a busy client to come back to its connection; idle ones cost a file each.
 MAX_IDLE: Final = 1000
@@ -204,6 +205,8 @@ def _explain(error: Exception, route: Route) -> ConnectFailed:
         return ConnectFailed(
             f"the certificate of {route.origin} is not trusted: {error.verify_message}", final=True
         )
+    if answered_without_tls(error):
+        return ConnectFailed(without_tls(route.origin.netloc), final=True)
     where = f"the proxy {route.proxy}" if route.proxy else str(route.origin)
     # urllib3 makes its refusals a kind of timeout, for compatibility with times long gone.
     refused_outright = isinstance(error, NewConnectionError)

@@ -22,6 +22,8 @@ from tinker_sync._secret import is_secret_header, mask_text, without_frames
 from tinker_sync.errors import TinkerError
 from tinker_sync.transport.call import SendFailed
 from tinker_sync.transport.http1 import MalformedReply, ReplyTooLarge, joined
+from tinker_sync.transport.pools import Origin
+from tinker_sync.transport.scheme import answered_without_tls, without_tls
 from tinker_sync.transport.socket_line import Limits, RawReply
 
 # Small steps bound what one piece of a compressed answer can unfold to in older versions of urllib3.
@@ -179,8 +181,11 @@ def _failure(error: Exception, request: requests.PreparedRequest) -> SendFailed:
     """What an error of the libraries means; it is the cause unless it quotes a server that quotes us."""
     told = [str(value) for name, value in (request.headers or {}).items() if is_secret_header(name)]
     timed_out = isinstance(error, (requests.Timeout, TimeoutError)) or "timed out" in str(error)
+    message = str(error)
+    if any(answered_without_tls(link) for link in _chain(error)):
+        message = without_tls(Origin.of(request.url or "").netloc)
     failed = SendFailed(
-        mask_text(str(error), told) or type(error).__name__,
+        mask_text(message, told) or type(error).__name__,
         maybe_received=not _surely_unsent(error),
         timed_out=timed_out,
         final=_is_final(error),
@@ -192,7 +197,7 @@ def _failure(error: Exception, request: requests.PreparedRequest) -> SendFailed:
 
 def _is_final(error: Exception) -> bool:
     kinds = (ReplyTooLarge, *_UNUSABLE, ssl.SSLCertVerificationError)
-    return any(isinstance(link, kinds) for link in _chain(error))
+    return any(isinstance(link, kinds) or answered_without_tls(link) for link in _chain(error))
 
 
 def _surely_unsent(error: Exception) -> bool:
@@ -204,7 +209,7 @@ def _surely_unsent(error: Exception) -> bool:
         NewConnectionError,
         NameResolutionError,
     )
-    return any(isinstance(link, kinds) for link in _chain(error))
+    return any(isinstance(link, kinds) or answered_without_tls(link) for link in _chain(error))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -17,8 +17,9 @@ from attrs import field, frozen
 from tinker_sync._clock import Clock
 from tinker_sync._secret import Quiet, without_frames
 from tinker_sync.transport.call import SendFailed
-from tinker_sync.transport.http1 import MalformedReply, ReplyParser, ReplyTooLarge
+from tinker_sync.transport.http1 import MalformedReply, ReplyParser, ReplyTooLarge, SpeaksTls
 from tinker_sync.transport.pools import Connection, Pools, never_block
+from tinker_sync.transport.scheme import with_tls
 
 # A socket's timeout covers one whole `sendall`: in pieces it limits standing still, not the upload.
 _SEND_BYTES: Final = 256 * 1024
@@ -194,6 +195,10 @@ class SocketLine:
         self.abort()
         timed_out = isinstance(error, TimeoutError)
         unheard = not self._parser.started and not timed_out
+        if isinstance(error, SpeaksTls):
+            # What came in plain was not understood, let alone received.
+            message = with_tls(self._connection.route.origin.netloc)
+            raise SendFailed(message, maybe_received=False, final=True) from without_frames(error)
         raise SendFailed(
             self._describe(error),
             maybe_received=self._sent,
