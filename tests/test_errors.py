@@ -226,6 +226,47 @@ def test_text_is_something_to_act_on() -> None:
     )
 
 
+ELSEWHERE = "http://user:secret@h:8000/pre/api/v1/create_session"
+NO_SERVER = "http://***@h:8000/pre answers with {}, as no Tinker server does: check the base URL, "
+
+
+def told(status: int, kind: str, content: bytes = b"<html>no</html>", url: str = ELSEWHERE) -> str:
+    request = RequestInfo(method="POST", url=url)
+    return str(APIStatusError.from_reply(status, {"Content-Type": kind}, content, request=request))
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405, 501])
+def test_a_page_is_not_blamed_on_the_key_or_the_call(status: int) -> None:
+    text = told(status, "text/html; charset=utf-8")
+    assert text.endswith(NO_SERVER.format("text/html") + "and what may stand before the server.")
+    assert ": no (POST /pre/api/v1/create_session). " in text
+    assert "secret" not in text
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(404, "application/json"), (404, ""), (429, "text/html"), (401, "text/plain"), (503, "text/html")],
+)
+def test_other_refusals_may_come_from_a_tinker_server(status: int, kind: str) -> None:
+    assert told(status, kind).endswith(type(APIStatusError.from_reply(status, {}, b"")).advice)
+
+
+def test_plain_text_in_place_of_a_call_is_no_tinker_server() -> None:
+    assert NO_SERVER.format("text/plain") in told(404, "text/plain", b"404 page not found")
+
+
+def test_the_path_of_calls_twice_is_told() -> None:
+    text = told(404, "application/json", b'{"detail": "Not Found"}', "http://h/api/v1/api/v1/create_session")
+    assert text.endswith("The base URL ends with /api/v1, which every call adds by itself; leave it out.")
+
+
+def test_a_page_is_quoted_in_short() -> None:
+    page = b"<html><body><h1>Nothing\n here</h1>" + b"<p>word</p> " * 500
+    message = APIStatusError.from_reply(404, {}, page).message
+    assert message.startswith("Nothing here word word ")
+    assert len(message) == 203
+
+
 def test_text_tells_how_long_to_wait() -> None:
     error = APIStatusError.from_reply(429, {}, b"", method="GET", path="/x", attempts=1, retry_after_s=2.5)
     assert str(error) == (

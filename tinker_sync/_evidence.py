@@ -21,7 +21,13 @@ from tinker_sync._secret import HeaderMap, Secret, mask_headers, mask_json, mask
 MAX_KEPT_BYTES: Final = 64 * 1024
 _LONGEST_SECRET: Final = 8 * 1024
 _MAX_WORDS: Final = 2000
+_MAX_PAGE_WORDS: Final = 200
 _MAX_COMPLAINTS: Final = 20
+
+
+_API: Final = "/api/v1"
+_NO_SUCH_CALL: Final = (404, 405, 501)
+_NO_ENTRY: Final = (401, 403)
 
 
 def _masked_map(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> HeaderMap:
@@ -136,6 +142,31 @@ def read_body(content: bytes, secrets: Iterable[str | Secret]) -> tuple[Any, byt
     return masked_tree, content if masked_tree == tree else json.dumps(masked_tree).encode()
 
 
+def doubt(response: ResponseInfo | None, request: RequestInfo | None) -> str:
+    """Say so where an answer is not that of a Tinker server, or calls are looked for at a place that is not.
+
+    >>> page = ResponseInfo(status_code=404, headers={"Content-Type": "text/html; charset=utf-8"})
+    >>> print(doubt(page, RequestInfo(method="GET", url="http://host/pre/api/v1/x")))
+    http://host/pre answers with text/html, as no Tinker server does: check the base URL, and what may stand \
+before the server.
+    """
+    if response is None:
+        return ""
+    url, status = request.url if request else "", response.status_code
+    if status in _NO_SUCH_CALL and f"{_API}{_API}/" in url:
+        return f"The base URL ends with {_API}, which every call adds by itself; leave it out."
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # Of other refusals balancers make pages too: of floods, of large bodies, of servers that are down.
+    page = kind == "text/html" and (status < 400 or status in _NO_ENTRY or status in _NO_SUCH_CALL)
+    if not page and not (kind == "text/plain" and status in _NO_SUCH_CALL):
+        return ""
+    who = url.rpartition(f"{_API}/")[0] or "The server"
+    return (
+        f"{who} answers with {kind}, as no Tinker server does: "
+        "check the base URL, and what may stand before the server."
+    )
+
+
 def reason(status_code: int) -> str:
     """Name a status.
 
@@ -179,5 +210,7 @@ def _title_of_page(text: str) -> str:
     """Proxies answer with web pages; their title is the part to read."""
     if not text.lstrip().startswith("<"):
         return text
-    title = re.search(r"<title[^>]*>(.*?)</title>", text[:MAX_KEPT_BYTES], re.IGNORECASE | re.DOTALL)
-    return title[1] if title else text
+    page = text[:MAX_KEPT_BYTES]
+    title = re.search(r"<title[^>]*>(.*?)</title>", page, re.IGNORECASE | re.DOTALL)
+    words = " ".join((title[1] if title else re.sub(r"<[^>]*>", " ", page)).split())
+    return words if len(words) <= _MAX_PAGE_WORDS else f"{words[:_MAX_PAGE_WORDS]}..."

@@ -31,7 +31,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, ClassVar, Final
 
-from tinker_sync._evidence import RequestInfo, ResponseInfo, read_body, reason, words_of
+from tinker_sync._evidence import RequestInfo, ResponseInfo, doubt, read_body, reason, words_of
 from tinker_sync._secret import Secret, mask_headers, mask_text
 
 __all__ = [
@@ -233,6 +233,9 @@ class APIResponseValidationError(APIError):
         )
         self.status_code = status_code or (self.response.status_code if self.response else None)
 
+    def _advice(self) -> str:
+        return doubt(self.response, self.request) or super()._advice()
+
 
 class APIStatusError(APIError):
     """The server answered with a status that means no.
@@ -337,6 +340,9 @@ class APIStatusError(APIError):
         return f"{self.status_code} {name}" + (f": {words}" if words != name else "")
 
     def _advice(self) -> str:
+        doubtful = doubt(self.response, self.request)
+        if doubtful:
+            return doubtful
         if self.retry_after_s:
             return f"{self.advice} The server asks to wait {self.retry_after_s:g} s.".strip()
         return self.advice

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.clock import FakeClock
 from support.crowd import together, until
+from support.servers import AnsweringServer, answer
 from support.tinker_stub import Answer, Stub, StubServer
 
 from tinker_sync import types
@@ -19,11 +20,13 @@ from tinker_sync._observe import Event, HeartbeatLate, ModelNamed, SessionEnded,
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import (
     APIConnectionError,
+    APIResponseValidationError,
     APITimeoutError,
     AuthenticationError,
     BillingError,
     CredentialError,
     InvalidInputError,
+    NotFoundError,
     SessionLostError,
     TinkerError,
 )
@@ -439,6 +442,27 @@ def test_a_mistyped_parameter_is_no_parameter_of_another_time(name: str) -> None
         ServiceClient(**{name: "local"})
     with pytest.warns(FutureWarning, match="http2 has no meaning here"):
         ServiceClient(base_url="http://127.0.0.1:9", api_key="tml-x", http2=True)
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_another_web_server_is_not_taken_for_one_of_another_version(status: int) -> None:
+    page = answer(b"<title>Welcome</title>", status=status, headers={"Content-Type": "text/html"})
+    with (
+        AnsweringServer(lambda _: page) as server,
+        ServiceClient(base_url=server.url, api_key="tml-x") as service,
+    ):
+        with pytest.raises((APIResponseValidationError, NotFoundError), match="Welcome") as caught:
+            service.get_server_capabilities()
+        assert "answers with text/html, as no Tinker server does: check the base URL" in str(caught.value)
+        assert len(server.seen) <= 2
+
+
+def test_an_address_with_the_path_of_calls_is_kept_and_warned_of(stub: Stub) -> None:
+    with (
+        pytest.warns(UserWarning, match=r"^the base URL ends with /api/v1, which every call adds by itself"),
+        ServiceClient(base_url=f"{stub.url}/api/v1/", api_key="tml-x") as service,
+    ):
+        assert service.holder.settings.base_url == f"{stub.url}/api/v1"
 
 
 def test_a_single_datum_is_no_list(service: ServiceClient) -> None:

@@ -111,6 +111,11 @@ class ServiceClient:
             telemetry=telemetry,
             pace=pace,
         )
+        if settings.base_url.endswith("/api/v1"):
+            # Not refused: behind a proxy with such a prefix it may be right.
+            warnings.warn(
+                "the base URL ends with /api/v1, which every call adds by itself; leave it out", stacklevel=2
+            )
         self._core = Core(
             settings,
             session=Session(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tinker_sync._secret import Secret, mask_text
+from tinker_sync._secret import Secret, mask_headers, mask_text
 from tinker_sync.config import Settings, Timeout
-from tinker_sync.errors import APIResponseValidationError, WireError
+from tinker_sync.errors import APIResponseValidationError, ResponseInfo, WireError
 from tinker_sync.runtime.failures import hush
 from tinker_sync.transport.call import Call, Reply
 from tinker_sync.types._model import Model
@@ -108,7 +108,7 @@ def odd_answer(
     request_id = reply.headers.get("x-request-id")
     return APIResponseValidationError(
         f"the answer of {row.name} cannot be read: {error}",
-        status_code=reply.status,
+        response=ResponseInfo(status_code=reply.status, headers=mask_headers(reply.headers, known)),
         request_id=mask_text(request_id, known) if request_id else None,
         method=row.method,
         path=row.path.text,
