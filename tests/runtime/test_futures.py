@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import copy
 import gc
 import logging
 import signal
@@ -19,6 +20,8 @@ from support.crowd import aside, together, until
 from support.steps import Steps
 
 from tinker_sync.errors import RequestFailedError
+from tinker_sync.losses.two_passes import TwoPassFuture
+from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.progress import FutureState, Status
 from tinker_sync.runtime.workers import Workers
@@ -40,6 +43,36 @@ def resolved(value: Any) -> APIFuture[Any]:
     future: APIFuture[Any] = APIFuture()
     assert future.resolve(value)
     return future
+
+
+class TestNoResultYet:
+    @pytest.mark.parametrize("kind", [APIFuture, CombinedFuture, TwoPassFuture])
+    def test_what_only_the_result_has_is_asked_of_the_result(self, kind: type[APIFuture[Any]]) -> None:
+        future: Any = kind.__new__(kind)  # also of one that is only half made
+        with pytest.raises(AttributeError) as caught:
+            _ = future.metrics
+        text = (
+            f"'{kind.__name__}' object has no attribute 'metrics'; call .result() first, which waits for it"
+        )
+        assert str(caught.value) == text
+        assert (caught.value.name, caught.value.obj) == ("metrics", future)
+
+    def test_those_who_probe_find_what_there_is_and_no_more(self) -> None:
+        future = resolved(1)
+        assert not hasattr(future, "metrics")
+        assert getattr(future, "sequences", None) is None
+        assert hasattr(future, "request_id")
+        with pytest.raises(AttributeError, match=r"no attribute '_private'$"):
+            _ = future._private
+        with pytest.raises(TypeError, match="cannot pickle"):
+            copy.deepcopy(future)
+
+    def test_an_event_loop_takes_it_for_what_it_is(self) -> None:
+        async def wrapped() -> int:
+            taken: int = await asyncio.wrap_future(resolved(3))
+            return taken
+
+        assert asyncio.run(wrapped()) == 3
 
 
 class TestARealFuture:

@@ -24,7 +24,7 @@ from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import TinkerError
@@ -133,6 +133,14 @@ class APIFuture(Future[T]):
         status = self.status()
         about = [str(status.state), *([status.reason] if status.reason else []), *self.request_ids[:1]]
         return f"<{type(self).__name__} {', '.join(about)}>"
+
+    if not TYPE_CHECKING:  # checkers shall go on to find what is not there
+
+        def __getattr__(self, name: str) -> Any:
+            # Only asked for what is not there; half-made futures have no field that it could look at.
+            advice = "" if name.startswith("_") else "; call .result() first, which waits for it"
+            message = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
+            raise AttributeError(message, name=name, obj=self)
 
     # ---------------------------------------------------- waiting
 
