@@ -102,7 +102,7 @@ class Hub:
 
     def whoami(self) -> None:
         if self.place is None:
-            raise RuntimeError("no token")
+            raise self.problem or RuntimeError("no token")
 
     def create_repo(self, **options: Any) -> Any:
         self.calls.append(("create_repo", options))
@@ -137,6 +137,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
     made = Hub()
     made.place = tmp_path
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: made)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     return made
 
 
@@ -235,6 +236,24 @@ def test_who_is_not_logged_in_downloads_nothing(
     done = run("checkpoint", "push-hf", paths[1])
     assert done.code == 1
     assert "Run hf auth login." in done.err
+    assert server.calls == []
+
+
+def test_a_hub_that_cannot_be_asked_is_not_taken_for_a_missing_login(
+    run: Run, server: LocalServer, paths: tuple[str, str], hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_of_nobody")
+    hub.place, hub.problem = None, ConnectionError("[Errno 111] Connection refused")
+    server.forget()
+    away = run("checkpoint", "push-hf", paths[1])
+    assert (away.code, away.out) == (1, "")
+    assert away.err.startswith("Error: the hub does not say who you are: [Errno 111] Connection refused\n")
+    assert "hf auth login" not in away.err
+    hub.problem = ConnectionError("401 Client Error")
+    hub.problem.response = SimpleNamespace(status_code=401)  # type: ignore[attr-defined]
+    refused = run("checkpoint", "push-hf", paths[1])
+    assert refused.code == 1
+    assert "Run hf auth login." in refused.err
     assert server.calls == []
 
 

@@ -56,16 +56,25 @@ def connected() -> Any:
     """The hub, for somebody who is logged in there.
 
     Raises:
-        CliError: that is not so, or what is needed for it is not installed.
+        CliError: that is not so or cannot be known, or what is needed for it is not installed.
     """
     try:
-        api = importlib.import_module("huggingface_hub").HfApi()  # tokenizers brings it
+        library = importlib.import_module("huggingface_hub")  # tokenizers brings it
     except ImportError as error:
         raise CliError("huggingface_hub is not installed", "pip install huggingface_hub") from error
+    api = library.HfApi()
     try:
         api.whoami()
     except Exception as error:
-        raise CliError(f"you are not logged in to the hub: {error}", "Run hf auth login.") from error
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if library.get_token() is None or status in (401, 403):
+            raise CliError(
+                f"you are not logged in to the hub: {_said(error)}", "Run hf auth login."
+            ) from error
+        raise CliError(
+            f"the hub does not say who you are: {_said(error)}",
+            "Look at your network, at any proxy, and at HF_ENDPOINT and HF_HUB_OFFLINE.",
+        ) from error
     return api
 
 
@@ -213,12 +222,16 @@ def upload(
 
 @contextmanager
 def _asking() -> Iterator[None]:
-    """Have what the hub says no to told in one line; addresses lose their queries, which hold signatures."""
     try:
         yield
     except Exception as error:
-        said = mask_text(re.sub(r"(?<=\S)\?\S+", "", " ".join(str(error).split())))
-        raise CliError(f"the hub does not take it: {said or type(error).__name__}") from error
+        raise CliError(f"the hub does not take it: {_said(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    """What the library of the hub says, in a line; addresses lose their queries, which hold signatures."""
+    text = " ".join(str(error).split())
+    return mask_text(re.sub(r"(?<=\S)\?\S+", "", text)) or type(error).__name__
 
 
 def _checkpoint_in(api: Any, target: Target) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -97,11 +97,11 @@ def _texts(prompt: str | None, file: str | None, lines: bool) -> Iterator[str]:
     if prompt is not None and prompt != "-":
         text = prompt
     elif file is not None and file != "-":
-        text = Path(file).read_text(encoding="utf-8")
+        text = _read(lambda: Path(file).read_text(encoding="utf-8"))
     elif sys.stdin.isatty():
         raise click.UsageError("give a PROMPT, --file FILE, or a prompt through a pipe")
     else:
-        text = sys.stdin.read()
+        text = _read(sys.stdin.read)
     if not lines:
         # The last line break of a file is no part of what is to be continued.
         yield text if prompt is not None else text.removesuffix("\n")
@@ -110,6 +110,18 @@ def _texts(prompt: str | None, file: str | None, lines: bool) -> Iterator[str]:
     if not found:
         raise CliError("there is no prompt: every line is empty")
     yield from found
+
+
+def _read(read: Callable[[], str]) -> str:
+    try:
+        text = read()
+        text.encode()  # in some locales bytes that are no text come from a pipe as halves of surrogate pairs
+    except UnicodeError as error:
+        raise CliError(
+            f"the prompt is not text in UTF-8 from position {getattr(error, 'start', 0)} on",
+            "Write it in UTF-8, or give token ids with --tokens.",
+        ) from error
+    return text
 
 
 def _tokenizer(cli: Cli, client: SamplingClient) -> Tokenizer | None:
