@@ -69,6 +69,8 @@ def duration(seconds: float) -> str:
 
     >>> duration(0.25), duration(42), duration(125), duration(7260)
     ('0.2 s', '42 s', '2 min 5 s', '2 h 1 min')
+    >>> duration(3600), duration(86400), duration(604800), duration(90000)
+    ('1 h', '1 day', '7 days', '1 day 1 h')
     """
     if seconds < 10:
         return f"{seconds:.1f} s"
@@ -76,8 +78,12 @@ def duration(seconds: float) -> str:
     if whole < _MINUTE_S:
         return f"{whole} s"
     if whole < _HOUR_S:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // _HOUR_S} h {whole % _HOUR_S // 60} min"
+        large, small = f"{whole // _MINUTE_S} min", f"{whole % _MINUTE_S} s"
+    elif whole < _DAY_S:
+        large, small = f"{whole // _HOUR_S} h", f"{whole % _HOUR_S // _MINUTE_S} min"
+    else:
+        large, small = counted(whole // _DAY_S, "day"), f"{whole % _DAY_S // _HOUR_S} h"
+    return large if small.startswith("0 ") else f"{large} {small}"
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
