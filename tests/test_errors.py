@@ -18,6 +18,7 @@ from tinker_sync.errors import (
     APIResponseValidationError,
     APIStatusError,
     APITimeoutError,
+    DeadlineError,
     InvalidInputError,
     MissingExtraError,
     RequestErrorCategory,
@@ -273,6 +274,16 @@ def test_text_tells_how_long_to_wait() -> None:
         "429 Too Many Requests (GET /x). Send less at a time, or wait before repeating. "
         "The server asks to wait 2.5 s."
     )
+
+
+def test_durations_are_rounded_for_people() -> None:
+    assert " after 14.2 s; last heard: paused. " in str(
+        DeadlineError("m", waited_s=14.1938, last_words="paused")
+    )
+    assert " after 300 s. " in str(DeadlineError("m", waited_s=299.99871))
+    error = APIStatusError.from_reply(429, {}, b"", retry_after_s=29.384756)
+    assert str(error).endswith("The server asks to wait 29.4 s.")
+    assert error.retry_after_s == 29.384756
 
 
 @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 409, 422, 429, 500])

@@ -12,6 +12,15 @@ import time
 from typing import Protocol
 
 
+def in_seconds(duration_s: float) -> str:
+    """A duration as texts say it: as exact as helps.
+
+    >>> in_seconds(14.1938), in_seconds(299.9987), in_seconds(0.25), in_seconds(0)
+    ('14.2 s', '300 s', '0.25 s', '0 s')
+    """
+    return f"{round(duration_s, 1 if duration_s >= 1 else 3):.10g} s"
+
+
 class Clock(Protocol):
     """A source of time.  Implementations are thread-safe."""
 

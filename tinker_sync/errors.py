@@ -31,6 +31,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, ClassVar, Final
 
+from tinker_sync._clock import in_seconds
 from tinker_sync._evidence import RequestInfo, ResponseInfo, doubt, read_body, reason, words_of
 from tinker_sync._secret import Secret, mask_headers, mask_text
 
@@ -344,7 +345,7 @@ class APIStatusError(APIError):
         if doubtful:
             return doubtful
         if self.retry_after_s:
-            return f"{self.advice} The server asks to wait {self.retry_after_s:g} s.".strip()
+            return f"{self.advice} The server asks to wait {in_seconds(self.retry_after_s)}.".strip()
         return self.advice
 
 
@@ -497,7 +498,7 @@ class DeadlineError(APITimeoutError):
 
     def _whereabouts(self) -> str:
         heard = f"; last heard: {self.last_words}" if self.last_words else ""
-        return f"{super()._whereabouts()} after {self.waited_s:g} s{heard}"
+        return f"{super()._whereabouts()} after {in_seconds(self.waited_s)}{heard}"
 
 
 class RequestFailedError(TinkerError):

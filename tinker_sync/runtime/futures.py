@@ -26,7 +26,7 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._clock import SYSTEM_CLOCK, Clock, in_seconds
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.progress import FutureState, Status, Timeline
@@ -265,9 +265,8 @@ class APIFuture(Future[T]):
         status = self.status()
         about = [str(status.state), *([status.reason] if status.reason else [])]
         about += [f"request {request_id}" for request_id in self.request_ids[:1]]
-        return (
-            f"no result after {timeout} s ({', '.join(about)}); the work goes on and may be waited for again"
-        )
+        waited = in_seconds(timeout or 0.0)
+        return f"no result after {waited} ({', '.join(about)}); the work goes on and may be waited for again"
 
     def _ending(self) -> str | None:
         if self.cancelled():

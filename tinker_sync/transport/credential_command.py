@@ -16,7 +16,7 @@ from typing import IO, Final
 
 from attrs import field, frozen
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._clock import SYSTEM_CLOCK, Clock, in_seconds
 from tinker_sync._secret import Secret, mask_text
 from tinker_sync.errors import CredentialError
 
@@ -144,7 +144,7 @@ def _run(command: Secret, time_limit_s: float, clock: Clock) -> _End:
 
 def _problem_of(run: _Run, time_limit_s: float, *, in_time: bool) -> str:
     if not in_time:
-        return f"did not end within {time_limit_s:g} s"
+        return f"did not end within {in_seconds(time_limit_s)}"
     if run.too_much:
         return f"printed more than {_MAX_OUTPUT_BYTES // 1024} KiB"
     status = run.process.returncode
