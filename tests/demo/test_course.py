@@ -123,6 +123,13 @@ def test_too_few_steps_are_refused_before_anything_is_started() -> None:
         run(steps=Steps(supervised=7), out=io.StringIO())
 
 
+def test_a_place_for_curves_that_is_not_there_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    out = io.StringIO()
+    with pytest.raises(InvalidInputError, match=r"png: there is no directory .*nowhere to draw"):
+        run(steps=SHORT, png=tmp_path / "nowhere" / "curves.png", out=out)
+    assert out.getvalue() == ""
+
+
 def test_arguments_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 

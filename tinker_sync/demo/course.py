@@ -66,12 +66,14 @@ def run(
         out: where to show it; None: stdout.
 
     Raises:
-        InvalidInputError: there are too few steps, or the server has no such model.
+        InvalidInputError: there are too few steps, the server has no such model, or the curves no place.
         TinkerError: a call failed.
     """
     steps = steps or Steps()
     if steps.supervised < _LEAST_STEPS or steps.reinforced < 1:
         raise InvalidInputError(f"steps: expected at least {_LEAST_STEPS} supervised and 1 reinforced")
+    if png is not None and not Path(png).parent.is_dir():
+        raise InvalidInputError(f"png: there is no directory {Path(png).parent} to draw the curves in")
     screen, began = Screen(out or sys.stdout), time.monotonic()
     with ServiceClient(base_url=base_url or "local") as service:
         course = _Course(service, screen, seed, steps, model or TINY)
