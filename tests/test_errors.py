@@ -383,7 +383,7 @@ def test_invalid_input_tells_everything_at_once_but_not_without_end() -> None:
 
 
 def test_missing_extra_names_the_command() -> None:
-    assert "pip install 'tinker_sync[cli]'" in str(MissingExtraError("cli"))
+    assert "pip install 'tinker-sync[cli]'" in str(MissingExtraError("cli"))
 
 
 @pytest.mark.parametrize(

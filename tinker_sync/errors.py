@@ -745,17 +745,18 @@ class MissingExtraError(TinkerError, ImportError):
     """A feature needs an optional dependency that is not installed.
 
     >>> print(MissingExtraError("speed", feature="zstd request bodies"))
-    zstd request bodies: not installed. pip install 'tinker_sync[speed]'
+    zstd request bodies: not installed. pip install 'tinker-sync[speed]'
     """
 
     extra: str
     feature: str | None
 
-    def __init__(self, extra: str, *, feature: str | None = None) -> None:
+    def __init__(self, extra: str, *, feature: str | None = None, instead: str = "") -> None:
         self.extra = extra
         self.feature = feature
         what = f"{feature}: not installed." if feature else f"The extra {extra!r} is not installed."
-        super().__init__(f"{what} pip install 'tinker_sync[{extra}]'")
+        otherwise = f", or {instead}" if instead else ""
+        super().__init__(f"{what} pip install 'tinker-sync[{extra}]'{otherwise}")
 
 
 _LEAVES: Final[Mapping[int, type[APIStatusError]]] = {

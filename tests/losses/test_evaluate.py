@@ -100,7 +100,10 @@ class TestKinds:
             return 1.0, {}, ZEROS
 
         with pytest.raises(
-            MissingExtraError, match=r"unmarked, which is not marked with .*numpy_loss.*\[torch\]"
+            MissingExtraError,
+            match=r"^torch, in which the loss unmarked is written: not installed\. "
+            r"pip install 'tinker-sync\[torch\]', or write it in numpy, without torch, and mark it with "
+            r"tinker_sync\.losses\.numpy_loss$",
         ):
             evaluator(unmarked)
         assert evaluator(numpy_loss(unmarked))([], LOGPROBS).loss == 1.0

@@ -197,7 +197,7 @@ def test_templates_see_plain_data(value: Any, expected: Any) -> None:
 def test_without_jinja_the_extra_is_named(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(
-        MissingExtraError, match=r"chat templates: not installed\. pip install 'tinker_sync\[chat\]'"
+        MissingExtraError, match=r"chat templates: not installed\. pip install 'tinker-sync\[chat\]'"
     ):
         tokenizer.apply_chat_template(CHAT)
 

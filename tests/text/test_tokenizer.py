@@ -104,7 +104,7 @@ def test_arrays_have_a_row_for_each_text(plain: Tokenizer) -> None:
 
 def test_torch_is_asked_for_by_name(plain: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtraError, match=r"tinker_sync\[torch\]"):
+    with pytest.raises(MissingExtraError, match=r"tinker-sync\[torch\]"):
         plain("a", return_tensors="pt")
 
 

@@ -564,7 +564,7 @@ def test_torch_is_named_where_it_is_missing() -> None:
         "from tinker_sync.types import TensorData\n"
         "from tinker_sync.errors import MissingExtraError\n"
         "try: TensorData([1], 'int64').to_torch()\n"
-        "except MissingExtraError as error: assert 'tinker_sync[torch]' in str(error), error\n"
+        "except MissingExtraError as error: assert 'tinker-sync[torch]' in str(error), error\n"
         "else: raise SystemExit('no error')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -49,8 +49,11 @@ def evaluator(loss_fn: Any) -> Evaluate:
     try:
         import torch  # noqa: F401  # asked for here, so that it is missed before anything is sent
     except ImportError:
-        what = f"the loss {name_of(loss_fn)}, which is not marked with tinker_sync.losses.numpy_loss"
-        raise MissingExtraError("torch", feature=what) from None
+        raise MissingExtraError(
+            "torch",
+            feature=f"torch, in which the loss {name_of(loss_fn)} is written",
+            instead="write it in numpy, without torch, and mark it with tinker_sync.losses.numpy_loss",
+        ) from None
     if isinstance(loss_fn, LossHandle):
         return partial(_with_torch, partial(run_on_each, loss_fn), loss_fn.name)
     return partial(_with_torch, loss_fn, name_of(loss_fn))

@@ -12,5 +12,5 @@ from tinker_sync.types import CustomLossGraph
 
 def test_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ValueError, match=r"need torch on this server: pip install 'tinker_sync\[torch\]'"):
+    with pytest.raises(ValueError, match=r"need torch on this server: pip install 'tinker-sync\[torch\]'"):
         custom_rule([], CustomLossGraph(nodes=[]))

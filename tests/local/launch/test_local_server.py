@@ -207,7 +207,7 @@ def test_what_is_not_installed_is_named_with_what_to_install(
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     client = ServiceClient(base_url="local")
     with pytest.raises(
-        MissingExtraError, match=r"_sqlite3_of_another_python.*pip install 'tinker_sync\[local\]'"
+        MissingExtraError, match=r"_sqlite3_of_another_python.*pip install 'tinker-sync\[local\]'"
     ):
         client.get_server_capabilities()
     client.close().result(PATIENCE_S)

@@ -213,7 +213,7 @@ def _torch() -> Any:
         import torch
     except ImportError:
         raise ValueError(
-            "custom losses need torch on this server: pip install 'tinker_sync[torch]'"
+            "custom losses need torch on this server: pip install 'tinker-sync[torch]'"
         ) from None
     return torch
 
