@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from support.servers import Peer, ScriptedServer, answer
 from support.wires import KEY, Notebook, get, http_for, post, settings_for
 
 from tinker_sync import errors
+from tinker_sync.config import Settings
 from tinker_sync.errors import APIConnectionError, APIStatusError, APITimeoutError, CredentialError
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.caller import PATIENCE_S as CALLERS_PATIENCE_S
@@ -178,6 +180,22 @@ def test_a_patient_call_gives_up_after_all() -> None:
     with pytest.raises(APIConnectionError):
         caller_for(ScriptedHttp(REFUSED), clock).call(post(patient=True, deadline_s=7200.0))
     assert CALLERS_PATIENCE_S - 60 < clock.now() - began <= CALLERS_PATIENCE_S
+
+
+def test_ten_retries_that_somebody_chose_are_ten() -> None:
+    for settings in (settings_for("http://h", max_retries=10), Settings(max_retries=10)):
+        chosen = pickle.loads(pickle.dumps(settings))
+        http = ScriptedHttp(REFUSED)
+        with pytest.raises(APIConnectionError):
+            Caller(http, chosen, clock=FakeClock(), draw=lambda: 1.0).call(post(patient=True))
+        assert len(http.calls) == 11
+    for settings in (settings_for("http://h"), Settings()):
+        nobody_chose = pickle.loads(pickle.dumps(settings))
+        http = ScriptedHttp(REFUSED)
+        with pytest.raises(APIConnectionError):
+            Caller(http, nobody_chose, clock=FakeClock(), draw=lambda: 1.0).call(post(patient=True))
+        assert len(http.calls) > 11  # five minutes of them
+        assert "max_retries=10," in repr(nobody_chose)
 
 
 @pytest.mark.parametrize(("configured", "of_call"), [(3, None), (10, 3)])

@@ -32,11 +32,20 @@ if TYPE_CHECKING:
 
 KeySource = Literal["argument", "environment", "stored", "local"]
 
+
+class Unchosen(int):
+    """A number that stands where nobody has given one; in every other respect it is that number.
+
+    >>> Unchosen(10), Unchosen(10) == 10
+    (10, True)
+    """
+
+
 # The protocol level this package implements; hosted servers hand out features by it.
 SDK_VERSION: Final = "0.36.0"
 # Results of one chunk stay far below; it only keeps a broken or hostile server from filling the memory.
 MAX_BODY_BYTES: Final = 1 << 30
-MAX_RETRIES: Final = 10
+MAX_RETRIES: Final = Unchosen(10)
 COMMAND_TIME_LIMIT_S: Final = 30.0
 
 _TRUE_WORDS: Final = frozenset({"1", "true", "yes", "on"})
@@ -207,7 +216,7 @@ class Settings:
             session: Proxies, certificates and adapters are taken from it.
             timeout: Seconds to wait for an answer, a pair (connect, read), or a `Timeout`.
             max_retries: How often a failed request is repeated. What a script cannot do without is repeated
-                for at least five minutes, unless this is another number than 10.
+                for at least five minutes, unless a number is given.
             max_body_bytes: A larger answer is an error.
             sdk_version: The protocol level to declare.
             dialect: What the server speaks: auto, proto, json or a `Dialect`.
