@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def meant(name: str, known: Iterable[str], *, cutoff: float = 0.6, loosely: bool = True) -> str | None:
-    """The known name most like this one; None when none is. Loosely, initials and words of it count as well.
+    """The known name most like this one; None when none is. Loosely, parts of it count as well.
 
     >>> parameters = ["learning_rate", "weight_decay", "model_input"]
     >>> [meant(name, parameters) for name in ("learn_rate", "lr", "input", "colour")]
@@ -20,7 +20,8 @@ def meant(name: str, known: Iterable[str], *, cutoff: float = 0.6, loosely: bool
         return close[0] if close else None
     for candidate in there:
         words = candidate.split("_")
-        if asked in ("".join(word[:1] for word in words), *words) or candidate in asked.split("_"):
+        initials = "".join(word[:1] for word in words)
+        if asked in (initials, *words) or candidate in asked.split("_") or candidate.startswith(asked):
             return candidate
     return None
 

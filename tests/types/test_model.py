@@ -230,6 +230,12 @@ def test_a_subclass_has_the_fields_of_its_base_under_its_own_name() -> None:
             "it takes: max_tokens, seed, stop, temperature, top_k, top_p",
         ),
         (
+            lambda: SamplingParams(temp=0.5),
+            "SamplingParams has no parameter 'temp'; ",
+            "did you mean 'temperature'? ",
+            "it takes: max_tokens, seed, stop, temperature, top_k, top_p",
+        ),
+        (
             lambda: Datum(input=ModelInput.empty()),
             "Datum has no parameter 'input'; ",
             "did you mean 'model_input'? ",

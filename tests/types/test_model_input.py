@@ -313,6 +313,12 @@ def test_chunks_of_mappings_and_of_nothing_else() -> None:
     assert refusal(ModelInput, chunks=text([1])) == (
         "ModelInput.chunks: expected a list, got a single EncodedTextChunk; put it into one"
     )
+    prompt = ModelInput.from_ints([1])
+    for several in ([prompt, prompt], (prompt,)):
+        assert refusal(Datum, several) == (
+            f"Datum.model_input: expected one ModelInput, got {len(several)} in a {type(several).__name__}; "
+            "give one at a time"
+        )
     for wrong in ([1, 2], "hello"):
         assert refusal(Datum, wrong).endswith(
             f"got {type(wrong).__name__}; "

@@ -414,6 +414,9 @@ def model_from(cls: type[StructuredT], value: Any, where: str) -> StructuredT:
     if isinstance(value, cls):
         return value
     if not isinstance(value, Mapping):
+        if isinstance(value, (list, tuple)) and value and isinstance(value[0], cls):
+            held = f"{len(value)} in a {type(value).__name__}"
+            raise InvalidInputError(f"{where}: expected one {cls.__name__}, got {held}; give one at a time")
         raise _not_a(cls.__name__, value, where, cls.__made_by__)
     arguments = dict(value)
     if cls.__response__:
