@@ -91,7 +91,7 @@ class Http:
         try:
             reply = self.open(call).finish()
         except SendFailed as failed:
-            if self._may_be_meant_for_tls(failed):
+            if self._was_meant_for_tls(failed, call):
                 message = with_tls(self._origin.netloc)
                 raise SendFailed(message, maybe_received=False, final=True) from failed
             raise
@@ -118,7 +118,7 @@ class Http:
         except TinkerError as error:
             raise SendFailed(str(error), maybe_received=False, final=True) from error
 
-    def _may_be_meant_for_tls(self, failed: SendFailed) -> bool:
+    def _was_meant_for_tls(self, failed: SendFailed, call: Call) -> bool:
         """Whether a first request broke because it came in plain to a port that speaks TLS. Asks it, once."""
         origin = self._origin
         unanswered = isinstance(failed.cause, (OSError, Unanswered)) and not (
@@ -129,7 +129,8 @@ class Http:
         self._heard = True
         route = self._rules.way_to(origin).route
         direct = route is not None and route.proxy is None
-        return direct and speaks_tls(origin.host, origin.port, _GREETING_S)
+        left_s = _GREETING_S if call.deadline_s is None else min(_GREETING_S, call.deadline_s)
+        return direct and speaks_tls(origin.host, origin.port, left_s)
 
     def forget_idle(self) -> None:
         """Let the next requests go over new connections."""
