@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Protocol
+from typing import Final, Protocol
+
+# What the main thread waits for at once, and what others do: as much as any system can.
+_SLICE_S: Final = 0.5
+_LONGEST_S: Final = 86_400.0
 
 
 def in_seconds(duration_s: float) -> str:
@@ -19,6 +23,16 @@ def in_seconds(duration_s: float) -> str:
     ('14.2 s', '300 s', '0.25 s', '0 s')
     """
     return f"{round(duration_s, 1 if duration_s >= 1 else 3):.10g} s"
+
+
+def slice_of(wait_s: float) -> float:
+    """How much of a wait to do at once; the caller comes back for the rest.
+
+    A signal interrupts only what is under way: one that comes just before a wait begins would not be noticed
+    before its end. The main thread, which alone is told of signals, waits in slices, so no Ctrl-C is lost.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    return min(wait_s, _SLICE_S if main else _LONGEST_S)
 
 
 class Clock(Protocol):
@@ -48,8 +62,13 @@ class SystemClock:
         return time.time()
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
-        # Event.wait overflows on inf and on anything over TIMEOUT_MAX (about 292 years here).
-        return event.wait(min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
+        while True:
+            now_s = slice_of(max(timeout_s, 0.0))
+            timeout_s -= now_s
+            if event.wait(now_s):
+                return True
+            if timeout_s <= 0:
+                return False
 
 
 SYSTEM_CLOCK = SystemClock()

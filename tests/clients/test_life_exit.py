@@ -193,6 +193,41 @@ def test_blocking_calls_are_interrupted_too(stub: Stub) -> None:
     assert (ended.out, ended.err) == (["stub/model"], "")
 
 
+@pytest.mark.parametrize(
+    ("wait", "path"),
+    [
+        ("service.get_server_capabilities()", "/get_server_capabilities"),
+        ("sampler.sample(PROMPT, 1, PARAMS).result()", "/retrieve_future"),
+        ("sampler.sample(PROMPT, 1, PARAMS).exception(3000)", "/retrieve_future"),
+        ("service.create_lora_training_client('stub/model')", "/retrieve_future"),
+    ],
+    ids=["call", "result", "exception", "model"],
+)
+def test_a_ctrl_c_that_wakes_nobody_is_noticed_all_the_same(stub: Stub, wait: str, path: str) -> None:
+    """As one that comes just before the main thread begins to wait; here it meets another thread."""
+    stub.script("/get_server_capabilities", Answer(status=0))
+    text = f"""
+    service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
+    sampler = service.create_sampling_client(base_model="stub/model")
+
+    def take_signals():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        threading.Event().wait()
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    threading.Thread(target=take_signals, daemon=True).start()
+    try:
+        {wait}
+    except KeyboardInterrupt:
+        say("interrupted")
+        os._exit(0)
+    """
+    with run(stub, text) as script:
+        stub.await_asked(path)
+        script.interrupt()
+        assert script.wait().out == ["interrupted"]
+
+
 def test_a_session_of_an_interactive_prompt_ends_well(stub: Stub) -> None:
     """There, the last exception is one of many, not the end of the program."""
     text = """

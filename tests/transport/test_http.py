@@ -701,7 +701,7 @@ def test_no_local_variable_shows_a_key() -> None:
             http.close()
         trace = traceback.TracebackException.from_exception(failed, capture_locals=True)
         text = "".join(trace.format())
-        assert "connection = " in text or "parser = " in text or "sock = " in text  # locals are there
+        assert "unheard = " in text or "parser = " in text or "sock = " in text  # locals are there
         assert "marked" not in text
 
 

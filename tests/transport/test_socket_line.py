@@ -161,7 +161,12 @@ def test_step_and_finish_may_be_mixed() -> None:
 
 @pytest.mark.parametrize(
     ("arrivals", "stale"),
-    [([ConnectionResetError()], True), ([b""], True), ([b"HTTP", b""], False), ([TimeoutError()], False)],
+    [
+        ([ConnectionResetError()], True),
+        ([b""], True),
+        ([b"HTTP", b""], False),
+        ([TimeoutError()] * 100, False),
+    ],
 )
 def test_only_a_used_connection_without_a_word_is_stale(arrivals: list[Any], stale: bool) -> None:
     for requests in (0, 1):

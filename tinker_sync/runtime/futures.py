@@ -17,16 +17,17 @@ writes that need no lock. This module knows nothing of requests, threads that do
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tinker_sync._clock import SYSTEM_CLOCK, Clock, in_seconds
+from tinker_sync._clock import SYSTEM_CLOCK, Clock, in_seconds, slice_of
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.progress import FutureState, Status, Timeline
@@ -163,7 +164,7 @@ class APIFuture(Future[T]):
         """
         self._refuse_foreign_wait()
         try:
-            return super().result(timeout)
+            return super().result(self._rest_of(timeout))
         except FutureTimeoutError:
             # The failure of the call may itself be a timeout; and the result may have come just now.
             if self.done():
@@ -183,7 +184,7 @@ class APIFuture(Future[T]):
         """
         self._refuse_foreign_wait()
         try:
-            return super().exception(timeout)
+            return super().exception(self._rest_of(timeout))
         except FutureTimeoutError:
             if self.done():
                 return super().exception()
@@ -260,6 +261,15 @@ class APIFuture(Future[T]):
             raise TinkerError(
                 "this call was made before the process was forked; its result arrives in the parent only"
             )
+
+    def _rest_of(self, timeout: float | None) -> float | None:
+        """Wait for the end, a slice at a time; what is left of the time for the last one."""
+        left_s = math.inf if timeout is None else timeout
+        while not self.done() and (now_s := slice_of(left_s)) < left_s:
+            with suppress(FutureTimeoutError, CancelledError):
+                super().exception(now_s)
+            left_s -= now_s
+        return None if timeout is None else left_s
 
     def _still_going(self, timeout: float | None) -> str:
         status = self.status()

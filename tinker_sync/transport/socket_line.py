@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 
 from attrs import field, frozen
 
-from tinker_sync._clock import Clock
+from tinker_sync._clock import Clock, slice_of
 from tinker_sync._secret import Quiet, without_frames
 from tinker_sync.transport.call import SendFailed
 from tinker_sync.transport.http1 import MalformedReply, ReplyParser, ReplyTooLarge, SpeaksTls
@@ -104,7 +104,7 @@ class SocketLine:
         except _NOTHING_YET:
             at = 0
         if at < len(piece):
-            sock.settimeout(left_s)
+            sock.settimeout(left_s if math.isfinite(left_s) else None)
             sock.sendall(memoryview(piece)[at:])
 
     def step(self) -> RawReply | None:
@@ -132,17 +132,28 @@ class SocketLine:
         Raises:
             SendFailed: There will be none, or it did not come in time.
         """
-        sock = self._connection.sock
         try:
             while not self._parser.done:
-                sock.settimeout(self._left_s())
-                self._take(sock.recv(self._parser.wants))
+                self._take(self._receive())
         except (OSError, MalformedReply, ReplyTooLarge) as error:
             self._fail(error)
         except BaseException:  # Ctrl-C leaves half an answer on the connection
             self.abort()
             raise
         return self._conclude()
+
+    def _receive(self) -> bytes:
+        """Wait for the next piece."""
+        sock, left_s = self._connection.sock, self._left_s()
+        while True:
+            now_s = slice_of(left_s)
+            sock.settimeout(now_s)
+            left_s -= now_s
+            try:
+                return sock.recv(self._parser.wants)
+            except TimeoutError:
+                if left_s <= 0:
+                    raise
 
     def abort(self) -> None:
         """Give up: close the connection. Does nothing when the line is over."""
@@ -153,11 +164,11 @@ class SocketLine:
     def _begin_silence(self, limit_s: float) -> None:
         self._silence_ends_s = self._clock.now() + limit_s
 
-    def _left_s(self) -> float | None:
+    def _left_s(self) -> float:
         left_s = self.expires_at_s - self._clock.now()
         if left_s <= 0:
             raise TimeoutError("timed out")
-        return left_s if math.isfinite(left_s) else None
+        return left_s
 
     def _take(self, data: bytes) -> None:
         if data:
