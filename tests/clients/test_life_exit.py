@@ -199,9 +199,8 @@ def test_blocking_calls_are_interrupted_too(stub: Stub) -> None:
         ("service.get_server_capabilities()", "/get_server_capabilities"),
         ("sampler.sample(PROMPT, 1, PARAMS).result()", "/retrieve_future"),
         ("sampler.sample(PROMPT, 1, PARAMS).exception(3000)", "/retrieve_future"),
-        ("service.create_lora_training_client('stub/model')", "/retrieve_future"),
     ],
-    ids=["call", "result", "exception", "model"],
+    ids=["call", "result", "exception"],
 )
 def test_a_ctrl_c_that_wakes_nobody_is_noticed_all_the_same(stub: Stub, wait: str, path: str) -> None:
     """As one that comes just before the main thread begins to wait; here it meets another thread."""
