@@ -6,7 +6,10 @@ import signal
 
 import hypothesis
 import pytest
-from support import isolation
+from support import isolation, leaf_locks
+
+# Before any module of the package is imported: its locks are watched from the first one on.
+leaf_locks.install()
 
 # No deadline: the suite also runs on busy machines. No database: a failure prints what reproduces it.
 hypothesis.settings.register_profile("suite", deadline=None, database=None, print_blob=True)

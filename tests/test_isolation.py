@@ -82,6 +82,30 @@ def test_next_is_not_blamed():
 """,
         "XPASS(strict)",
     ),
+    "a lock under a lock": (
+        """
+from tinker_sync.runtime.byte_budget import ByteBudget
+def test_nests():
+    with ByteBudget(1)._lock:
+        ByteBudget(1).release(1)
+def test_next_is_not_blamed():
+    pass
+""",
+        "is taken under the lock of tinker_sync.runtime.byte_budget",
+    ),
+    "a future that ends under a lock": (
+        """
+from tinker_sync.runtime.byte_budget import ByteBudget
+from tinker_sync.runtime.futures import APIFuture
+def test_ends():
+    future = APIFuture()
+    with ByteBudget(1)._lock:
+        future.resolve(1)
+def test_next_is_not_blamed():
+    pass
+""",
+        "is called under the lock of tinker_sync.runtime.byte_budget",
+    ),
 }
 
 

@@ -51,8 +51,8 @@ def test_a_closed_one_is_replaced(stub: Stub) -> None:
 
 def test_a_child_is_not_stopped_by_a_lock_of_the_parents(stub: Stub) -> None:
     shared = SharedCores({})
-    shared._lock.acquire()
-    shared.renew_after_fork()
+    shared._shared._lock.acquire()
+    shared._shared.renew_after_fork()
     shared.get("a", lambda: core_of(stub))
 
 

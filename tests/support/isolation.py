@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support import leaf_locks
 
 # Read by the package, by requests, by the TLS stack or by the tokenizer library.
 _FOREIGN_SETTINGS = frozenset(
@@ -147,3 +148,12 @@ def no_thread_outlives_its_test() -> Iterator[None]:
     if left:
         names = sorted(thread.name for thread in left)
         pytest.fail(f"threads that outlive their test: {', '.join(names)}", pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def locks_are_leaves() -> Iterator[None]:
+    """No lock of the package is taken under another one, and no future ends under one."""
+    leaf_locks.breaches.clear()
+    yield
+    if leaf_locks.breaches:
+        pytest.fail(f"locks are leaves, but {leaf_locks.breaches[0]}", pytrace=False)

@@ -1,10 +1,13 @@
-"""A value that is made on first use, by one thread while the others wait for it."""
+"""Values that are made on first use: `Once` holds one, `Shared` one for each key.
+
+Any thread may ask. No lock is held while a value is made.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, MutableMapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Generic, TypeVar
@@ -14,6 +17,7 @@ from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import fresh
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 class Once(Generic[T]):
@@ -88,3 +92,56 @@ class Once(Generic[T]):
         """Nobody finishes in a child what the parent had begun; what it had made is good."""
         self._lock = threading.Lock()
         self._flight = None
+
+
+class Shared(Generic[K, T]):
+    """One value for each key. Threads that ask for a missing value at once each make one; the first to be
+    stored is returned to all of them. Thread-safe.
+
+    >>> shared = Shared({})
+    >>> shared.get("a", lambda: 1), shared.get("a", lambda: 2)
+    (1, 1)
+
+    Args:
+        values: holds the values; a weak dictionary keeps a value as long as it is used.
+        is_usable: return False for a value that has to be replaced. It is called under the lock.
+        discard: receives a value that was made for nothing.
+    """
+
+    def __init__(
+        self,
+        values: MutableMapping[K, T],
+        *,
+        is_usable: Callable[[T], bool] = lambda _: True,
+        discard: Callable[[T], object] = lambda _: None,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._values = values  # guarded by _lock
+        self._is_usable = is_usable
+        self._discard = discard
+        _fork.renew_in_child(self)
+
+    def get(self, key: K, make: Callable[[], T]) -> T:
+        """Return the value of a key; `make` makes it where there is none yet."""
+        value = self._find_or_keep(key, None)
+        if value is not None:
+            return value
+        made = make()
+        value = self._find_or_keep(key, made)
+        assert value is not None  # noqa: S101  # a value was offered
+        if value is not made:
+            self._discard(made)
+        return value
+
+    def _find_or_keep(self, key: K, made: T | None) -> T | None:
+        with self._lock:
+            value = self._values.get(key)
+            if value is not None and self._is_usable(value):
+                return value
+            if made is not None:
+                self._values[key] = made
+            return made
+
+    def renew_after_fork(self) -> None:
+        """Replace the lock: a thread of the parent may hold it."""
+        self._lock = threading.Lock()

@@ -32,6 +32,7 @@ from typing import Final
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import fresh
+from tinker_sync.runtime.once import Shared
 
 # As many as the reference client lets go at once after a refusal.
 FIRST_WINDOW: Final = 10
@@ -415,29 +416,7 @@ class Gate:
         return turn.permit
 
 
-class _Registry:
-    """The limiters of this process. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        # guarded by _lock
-        self._limiters: weakref.WeakValueDictionary[tuple[str, str], RateLimiter] = (
-            weakref.WeakValueDictionary()
-        )
-        _fork.renew_in_child(self)
-
-    def get(self, place: tuple[str, str], clock: Clock, pace: float) -> RateLimiter:
-        with self._lock:
-            limiter = self._limiters.get(place)
-            if limiter is None:
-                limiter = self._limiters[place] = RateLimiter(clock=clock, pace=pace)
-            return limiter
-
-    def renew_after_fork(self) -> None:
-        self._lock = threading.Lock()
-
-
-_registry = _Registry()
+_limiters: Final[Shared[tuple[str, str], RateLimiter]] = Shared(weakref.WeakValueDictionary())
 
 
 def shared_rate_limiter(
@@ -456,4 +435,4 @@ def shared_rate_limiter(
     >>> one is shared_rate_limiter("https://host", fingerprint)
     True
     """
-    return _registry.get((base_url.rstrip("/"), fingerprint), clock, pace)
+    return _limiters.get((base_url.rstrip("/"), fingerprint), lambda: RateLimiter(clock=clock, pace=pace))

@@ -79,9 +79,10 @@ class Telemetry:
 
     def _begin(self) -> None:
         self._wake = threading.Event()
-        self._turn = threading.Lock()  # held by whoever sends
+        self._turn = threading.Semaphore()  # one thread sends at a time; a permit, since sending is I/O
         self._lock = threading.Lock()
         self._running = False  # guarded by _lock; there is a thread
+        self._noted = False  # guarded by _lock; an event has come since the thread last looked
         self._closed = False  # written under _lock, read without; final
 
     # -------------------------------------------------------------------------------------- for everybody
@@ -166,6 +167,7 @@ class Telemetry:
 
     def _have_sent(self) -> None:
         with self._lock:
+            self._noted = True
             start = not self._running and not self._closed
             self._running = self._running or start
         if start:
@@ -184,7 +186,10 @@ class Telemetry:
 
     def _go_on(self) -> bool:
         with self._lock:
-            self._running = not self._closed and len(self._buffer) > 0
+            self._noted = False
+        waiting = len(self._buffer) > 0
+        with self._lock:
+            self._running = not self._closed and (waiting or self._noted)
             return self._running
 
     # -------------------------------------------------------------------------------------- events

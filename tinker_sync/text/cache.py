@@ -31,8 +31,9 @@ class LoadedOnce(Generic[T]):
 
     def get(self, key: Hashable, load: Callable[[], T]) -> T:
         """The value of a key; whoever asks first loads it, whoever asks meanwhile waits."""
+        new: Once[T] = Once()
         with self._lock:
-            once = self._kept.setdefault(key, Once())
+            once = self._kept.setdefault(key, new)
             self._kept.move_to_end(key)
             while len(self._kept) > self._most:
                 self._kept.popitem(last=False)

@@ -1,0 +1,95 @@
+"""An instrumented lock that reports when the package breaks its rule: locks are leaves.
+
+`install` makes `threading.Lock` give the client's modules a lock that watches itself. While a thread holds
+such a lock in a `with` block it must not enter another one, and must not end a future, because the future's
+callbacks run there. The locks of other packages, of the embedded server and of the tests stay as they are.
+
+A lock that a module acquires and releases by hand is a flag or a signal, and is not watched.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any
+
+_WATCHED = "tinker_sync."
+# The embedded server is another program.
+_NOT_WATCHED = ("tinker_sync.local.", "tinker_sync.testing.", "tinker_sync.demo.")
+
+breaches: list[str] = []
+"""A description of each breach, with the stack of the thread that committed it."""
+
+_real_lock = threading.Lock
+_held = threading.local()
+
+
+class LeafLock:
+    """Stands in for `threading.Lock` and reports when it is not a leaf."""
+
+    __slots__ = ("_lock", "made_in")
+
+    def __init__(self, made_in: str) -> None:
+        self._lock = _real_lock()
+        self.made_in = made_in
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        return self._lock.acquire(blocking, timeout)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def locked(self) -> bool:
+        return self._lock.locked()
+
+    def __enter__(self) -> bool:
+        first = getattr(_held, "lock", None)
+        if first is not None:
+            _report(f"the lock of {self.made_in} is taken under the lock of {first.made_in}")
+        entered = self._lock.acquire()
+        if first is None:
+            _held.lock = self
+        return entered
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if getattr(_held, "lock", None) is self:
+            _held.lock = None
+        self._lock.release()
+
+
+def install() -> None:
+    """Watch the locks that the client's modules make from now on. Call it before the package is imported."""
+    threading.Lock = _make_lock  # type: ignore[misc,assignment]
+    for name in ("set_result", "set_exception", "cancel"):
+        setattr(Future, name, _checked(name, getattr(Future, name)))
+
+
+def _make_lock() -> Any:
+    module = sys._getframe(1).f_globals.get("__name__", "")
+    if module.startswith(_WATCHED) and not module.startswith(_NOT_WATCHED):
+        return LeafLock(module)
+    return _real_lock()
+
+
+def _checked(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def check(self: Future[Any], *args: Any) -> Any:
+        held = getattr(_held, "lock", None)
+        if held is not None:
+            _report(f"Future.{name} is called under the lock of {held.made_in}")
+        return method(self, *args)
+
+    return check
+
+
+def _report(what: str) -> None:
+    stack = "".join(traceback.format_stack(sys._getframe(2), limit=12))
+    breaches.append(f"{what}\n{stack}")
