@@ -19,7 +19,6 @@ from urllib.parse import quote
 
 import attrs
 import pytest
-import requests
 from support.clock import FakeClock
 from support.planted import (
     JWT,
@@ -478,28 +477,6 @@ def test_proxies_that_are_not_there(
         outcome = provoke(lambda: wires.caller.call(load_weights(max_retries=0)))
         assert_exception_hidden(outcome)
         assert_hidden(logged() + "".join(capfd.readouterr()), "the log")
-
-
-class OwnSession(requests.Session):
-    """Sessions of a class of the user's own do the sending themselves."""
-
-
-@pytest.mark.parametrize(
-    "script",
-    [*FAILING, redirect_away],
-    ids=lambda script: script.__name__,
-)
-def test_sessions_that_send_themselves(
-    script: Callable[[Any], None], logged: Callable[[], str], capfd: pytest.CaptureFixture[str]
-) -> None:
-    session = OwnSession()
-    session.__dict__.update(planted_session().__dict__)
-    with ScriptedServer(script) as server, Wires(planted(server.url, timeout=0.1, session=session)) as wires:
-        try:
-            outcome: object = wires.caller.call(load_weights(max_retries=0))  # some nonsense is let pass
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is searched
-            outcome = error
-        check_wires(wires, outcome, logged, "".join(capfd.readouterr()))
 
 
 @pytest.mark.parametrize("status", [401, 500])

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import gzip
 import os
-import socket
 import ssl
 import threading
 import traceback
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import requests
-import requests.adapters
 from support.clock import FakeClock
 from support.servers import (
     AnsweringServer,
@@ -34,21 +30,6 @@ from tinker_sync.transport.http import Call, Http, SendFailed
 from tinker_sync.transport.journal import Journal
 
 
-class OtherAdapter(requests.adapters.HTTPAdapter):
-    """Of another class than the plain one, so that the session itself has to send."""
-
-
-@pytest.fixture(params=["own connections", "session"])
-def way(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
-    """Options for `http_for`: both ways a request may take."""
-    if request.param == "own connections":
-        yield {}
-        return
-    with requests.Session() as session:
-        session.mount("http://", OtherAdapter())
-        yield {"session": session}
-
-
 def fails(http: Http, call: Call) -> SendFailed:
     with pytest.raises(SendFailed) as caught:
         http.send(call)
@@ -58,9 +39,9 @@ def fails(http: Http, call: Call) -> SendFailed:
 # ------------------------------------------------------------------------------------------- what goes out
 
 
-def test_a_request_looks_as_the_protocol_says(way: dict[str, Any]) -> None:
+def test_a_request_looks_as_the_protocol_says() -> None:
     with AnsweringServer(lambda seen: answer(b'{"a": 1}')) as server:
-        http = http_for(server.url + "/pre", **way)
+        http = http_for(server.url + "/pre")
         call = post(query="limit=5", idempotency_key="key-1", attempt=3, headers={"X-Extra": "e"})
         reply = http.send(call)
         http.close()
@@ -80,9 +61,9 @@ def test_a_request_looks_as_the_protocol_says(way: dict[str, Any]) -> None:
     assert not [name for name, _ in seen.pairs if name.lower().startswith("x-stainless")]
 
 
-def test_a_get_has_no_body_and_no_content_type(way: dict[str, Any]) -> None:
+def test_a_get_has_no_body_and_no_content_type() -> None:
     with AnsweringServer(lambda seen: answer()) as server:
-        http = http_for(server, **way)
+        http = http_for(server)
         http.send(get(idempotency_key="unused"))
         http.send(Call(method="DELETE", path="/api/v1/x"))
         http.close()
@@ -92,14 +73,14 @@ def test_a_get_has_no_body_and_no_content_type(way: dict[str, Any]) -> None:
     assert (second.header("content-type"), second.header("content-length")) == ("application/json", "0")
 
 
-def test_default_headers_win_and_cloudflare_goes_along(way: dict[str, Any]) -> None:
+def test_default_headers_win_and_cloudflare_goes_along() -> None:
     options = {
         "default_headers": {"user-agent": "mine", "X-API-KEY": "other", "x-team": "blue"},
         "cf_access_id": "cf-id",
         "cf_access_secret": "cf-secret",
     }
     with AnsweringServer(lambda seen: answer()) as server:
-        http = http_for(server, **options, **way)
+        http = http_for(server, **options)
         http.send(post(headers={"X-Team": "red"}))
         http.close()
     (seen,) = server.seen
@@ -152,10 +133,10 @@ def test_a_header_that_cannot_be_sent_sends_nothing() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_536, 262_144, 262_145, 3_000_000])
-def test_bodies_of_all_sizes_arrive(size: int, way: dict[str, Any]) -> None:
+def test_bodies_of_all_sizes_arrive(size: int) -> None:
     body = os.urandom(size)
     with AnsweringServer(lambda seen: answer(seen.body)) as server:
-        http = http_for(server, **way)
+        http = http_for(server)
         assert http.send(post(body=body)).body == body
         http.close()
 
@@ -174,9 +155,9 @@ def test_bodies_of_all_sizes_arrive(size: int, way: dict[str, Any]) -> None:
     ],
     ids=["counted", "chunked", "http/1.0", "gzip", "100-continue"],
 )
-def test_answers_in_every_framing(raw: bytes, way: dict[str, Any]) -> None:
+def test_answers_in_every_framing(raw: bytes) -> None:
     with ScriptedServer(lambda peer: (peer.read_request(), peer.send(raw), peer.close())[0]) as server:
-        http = http_for(server, **way)
+        http = http_for(server)
         assert http.send(get()).body == b"hello"
         http.close()
 
@@ -210,7 +191,7 @@ def test_headers_are_found_under_any_case_and_joined() -> None:
         http.close()
 
 
-def test_bodies_are_bounded(way: dict[str, Any]) -> None:
+def test_bodies_are_bounded() -> None:
     limit = 100_000
     lies = [
         answer(b"", length=limit + 1),
@@ -222,16 +203,16 @@ def test_bodies_are_bounded(way: dict[str, Any]) -> None:
         with ScriptedServer(
             lambda peer, raw=raw: (peer.read_request(), peer.send(raw), peer.close())[0]
         ) as server:
-            http = http_for(server, max_body_bytes=limit, **way)
+            http = http_for(server, max_body_bytes=limit)
             failed = fails(http, get())
             assert failed.final
             assert failed.maybe_received
             http.close()
 
 
-def test_a_body_at_the_limit_passes(way: dict[str, Any]) -> None:
+def test_a_body_at_the_limit_passes() -> None:
     with AnsweringServer(lambda seen: answer(b"x" * 1000)) as server:
-        http = http_for(server, max_body_bytes=1000, **way)
+        http = http_for(server, max_body_bytes=1000)
         assert len(http.send(get()).body) == 1000
         http.close()
 
@@ -239,27 +220,27 @@ def test_a_body_at_the_limit_passes(way: dict[str, Any]) -> None:
 # ----------------------------------------------------------------------------------------- what goes wrong
 
 
-def test_a_refused_connection_was_surely_not_received(way: dict[str, Any]) -> None:
+def test_a_refused_connection_was_surely_not_received() -> None:
     with unused_port() as port:
         pass
-    http = http_for(f"http://127.0.0.1:{port}", **way)
+    http = http_for(f"http://127.0.0.1:{port}")
     failed = fails(http, post())
     assert (failed.maybe_received, failed.timed_out, failed.final) == (False, False, False)
     assert "refused" in str(failed)
     http.close()
 
 
-def test_a_name_that_does_not_resolve_was_surely_not_received(way: dict[str, Any]) -> None:
-    http = http_for("http://nowhere.invalid:9", **way)
+def test_a_name_that_does_not_resolve_was_surely_not_received() -> None:
+    http = http_for("http://nowhere.invalid:9")
     failed = fails(http, post())
     assert (failed.maybe_received, failed.final) == (False, False)
     assert "nowhere.invalid" in str(failed)
     http.close()
 
 
-def test_a_reset_after_the_request_may_have_been_received(way: dict[str, Any]) -> None:
+def test_a_reset_after_the_request_may_have_been_received() -> None:
     with ScriptedServer(lambda peer: (peer.read_request(), peer.reset())[0]) as server:
-        http = http_for(server, **way)
+        http = http_for(server)
         failed = fails(http, post())
         assert (failed.maybe_received, failed.timed_out, failed.stale) == (True, False, False)
         http.close()
@@ -274,9 +255,9 @@ def test_a_reset_before_the_whole_request_was_surely_not_received() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"HTT", answer(b"abc", length=10), chunked(b"abc")[:-5]])
-def test_an_answer_cut_short_may_have_been_received(raw: bytes, way: dict[str, Any]) -> None:
+def test_an_answer_cut_short_may_have_been_received(raw: bytes) -> None:
     with ScriptedServer(lambda peer: (peer.read_request(), peer.send(raw), peer.close())[0]) as server:
-        http = http_for(server, **way)
+        http = http_for(server)
         failed = fails(http, post())
         assert (failed.maybe_received, failed.final) == (True, False)
         http.close()
@@ -349,30 +330,30 @@ def slow_but_steady(peer: Peer) -> None:
     peer.wait_gone()
 
 
-def test_silence_ends_with_the_read_timeout(way: dict[str, Any]) -> None:
+def test_silence_ends_with_the_read_timeout() -> None:
     with ScriptedServer(silent) as server:
-        http = http_for(server, timeout=Timeout(connect=10, read=0.1, idle=10), **way)
+        http = http_for(server, timeout=Timeout(connect=10, read=0.1, idle=10))
         failed = fails(http, post())
         assert (failed.maybe_received, failed.timed_out) == (True, True)
         http.close()
 
 
-def test_w30_while_data_flows_the_read_timeout_does_not_matter(way: dict[str, Any]) -> None:
+def test_w30_while_data_flows_the_read_timeout_does_not_matter() -> None:
     with ScriptedServer(slow_but_steady) as server:
-        http = http_for(server, timeout=Timeout(connect=10, read=0.3, idle=10), **way)
+        http = http_for(server, timeout=Timeout(connect=10, read=0.3, idle=10))
         assert http.send(post()).body == b"x" * 10  # takes 0.5 s
         http.close()
 
 
-def test_a_stalled_body_ends_with_the_idle_timeout(way: dict[str, Any]) -> None:
+def test_a_stalled_body_ends_with_the_idle_timeout() -> None:
     with ScriptedServer(stalls) as server:
-        http = http_for(server, timeout=Timeout(connect=10, read=30, idle=0.2), **way)
+        http = http_for(server, timeout=Timeout(connect=10, read=30, idle=0.2))
         failed = fails(http, post())
         assert (failed.maybe_received, failed.timed_out) == (True, True)
         http.close()
 
 
-def test_a_deadline_ends_even_a_flowing_answer(way: dict[str, Any]) -> None:
+def test_a_deadline_ends_even_a_flowing_answer() -> None:
     def endless(peer: Peer) -> None:
         peer.read_request()
         peer.send(answer(b"", length=1_000_000))
@@ -380,7 +361,7 @@ def test_a_deadline_ends_even_a_flowing_answer(way: dict[str, Any]) -> None:
             peer.send(b"x" * 20_000)
 
     with ScriptedServer(endless) as server:
-        http = http_for(server, **way)
+        http = http_for(server)
         failed = fails(http, post(deadline_s=0.3))
         assert failed.timed_out
         http.close()
@@ -579,33 +560,24 @@ def test_an_interrupted_exchange_leaves_no_half_answer_behind(monkeypatch: pytes
 # ---------------------------------------------------------------------------------------------- closing
 
 
-def test_close_interrupts_what_is_under_way_and_refuses_what_follows(way: dict[str, Any]) -> None:
+def test_close_interrupts_what_is_under_way_and_refuses_what_follows() -> None:
     with ScriptedServer(silent) as server, ThreadPoolExecutor(1) as pool:
-        http = http_for(server, **way)
+        http = http_for(server)
         future = pool.submit(http.send, post())
         server.await_seen(1)
         http.close()
-        if way:
-            server.stopping.set()
-            way["session"].close()
-        else:
-            failed = future.exception(10)
-            assert isinstance(failed, SendFailed)
-            assert failed.final
-            assert "closed" in str(failed)
+        failed = future.exception(10)
+        assert isinstance(failed, SendFailed)
+        assert failed.final
+        assert "closed" in str(failed)
         again = fails(http, post())
         assert (again.final, again.maybe_received) == (True, False)
         http.close()
-        if way:
-            for peer in server._sockets:
-                peer.shutdown(socket.SHUT_RDWR)
-            assert future.exception(10) is not None
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_uses_connections_of_its_own(way: dict[str, Any]) -> None:
+def test_a_forked_child_uses_connections_of_its_own() -> None:
     with AnsweringServer(lambda seen: answer(str(seen.connection).encode())) as server:
-        http = http_for(server, **way)
+        http = http_for(server)
         assert http.send(post()).body == b"0"
         reading, writing = os.pipe()
         child = os.fork()
@@ -627,22 +599,22 @@ def test_a_forked_child_uses_connections_of_its_own(way: dict[str, Any]) -> None
 # ---------------------------------------------------------------------------------------------- redirects
 
 
-def test_redirects_are_followed_within_the_server(way: dict[str, Any]) -> None:
+def test_redirects_are_followed_within_the_server() -> None:
     def respond(seen: Any) -> bytes:
         return redirect("/api/v1/end") if seen.target == "/api/v1/x" else answer(seen.body)
 
     notebook = Notebook()
     with AnsweringServer(respond) as server:
-        http = http_for(server, journal=Journal(notebook), **way)
+        http = http_for(server, journal=Journal(notebook))
         assert http.send(post(body=b"kept")).body == b"kept"
         http.close()
     assert [seen.header("x-api-key") for seen in server.seen] == [KEY, KEY]
     assert notebook.names == ["RequestSent", "Redirected", "RequestSent", "ReplyReceived"]
 
 
-def test_redirects_that_go_in_circles_end(way: dict[str, Any]) -> None:
+def test_redirects_that_go_in_circles_end() -> None:
     with AnsweringServer(lambda seen: redirect(seen.target)) as server:
-        http = http_for(server, **way)
+        http = http_for(server)
         failed = fails(http, post())
         assert failed.final
         assert "more than 10" in str(failed)
@@ -650,15 +622,15 @@ def test_redirects_that_go_in_circles_end(way: dict[str, Any]) -> None:
     assert len(server.seen) == 11
 
 
-def test_redirects_may_be_left_to_the_caller(way: dict[str, Any]) -> None:
+def test_redirects_may_be_left_to_the_caller() -> None:
     with AnsweringServer(lambda seen: redirect("http://127.0.0.1:1/away", 302)) as server:
-        http = http_for(server, **way)
+        http = http_for(server)
         reply = http.send(get(follow_redirects=False))
         assert (reply.status, reply.headers["location"]) == (302, "http://127.0.0.1:1/away")
         http.close()
 
 
-def test_an_endless_body_of_a_redirect_is_not_read(way: dict[str, Any]) -> None:
+def test_an_endless_body_of_a_redirect_is_not_read() -> None:
     body = b"x" * 5_000_000
     with AnsweringServer(
         lambda seen: (
@@ -667,7 +639,7 @@ def test_an_endless_body_of_a_redirect_is_not_read(way: dict[str, Any]) -> None:
             else answer(body, status=307, headers={"Location": "/end"})
         )
     ) as server:
-        http = http_for(server, max_body_bytes=1000, **way)
+        http = http_for(server, max_body_bytes=1000)
         assert fails(http, get()).final
         http.close()
 

@@ -15,6 +15,7 @@ from support.authority import Authority
 from support.servers import AnsweringServer, Peer, ProxyServer, ScriptedServer, Seen, answer, redirect
 from support.wires import KEY, get, http_for, post
 
+from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.transport.http import Call, Http, SendFailed
 
@@ -22,22 +23,14 @@ PROXY_USER, PROXY_PASSWORD = "user", "p@ss:marked"
 PROXY_LOGIN = "user:p%40ss%3Amarked"
 
 
-class OtherAdapter(requests.adapters.HTTPAdapter):
-    """Of another class than the plain one, so that the session itself has to send."""
-
-
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
-@pytest.fixture(params=["own connections", "session"])
-def session(request: pytest.FixtureRequest) -> Iterator[requests.Session]:
-    """A session of the user's, of the kind we take over and of the kind that must send by itself."""
+@pytest.fixture
+def session() -> Iterator[requests.Session]:
     with requests.Session() as made:
-        if request.param == "session":
-            made.mount("http://", OtherAdapter())
-            made.mount("https://", OtherAdapter())
         yield made
 
 
@@ -369,11 +362,14 @@ def test_an_unusable_proxy_address() -> None:
         http.close()
 
 
-def test_proxies_of_other_kinds_are_left_to_requests() -> None:
-    with requests.Session() as mine:
-        mine.proxies = {"http": "socks5://127.0.0.1:9"}
-        failed = fails(http_for("http://127.0.0.1:9", session=mine), post())
-    assert "SOCKS" in str(failed) or not failed.maybe_received
+@pytest.mark.parametrize("scheme", ["socks5", "socks5h", "https"])
+def test_a_proxy_of_another_kind_is_refused(scheme: str, session: requests.Session) -> None:
+    session.proxies = {"http": f"{scheme}://user:marked@127.0.0.1:9"}
+    http = http_for("http://127.0.0.1:9", session=session)
+    with pytest.raises(ConfigurationError, match="only HTTP proxies") as caught:
+        http.send(post())
+    assert "marked" not in str(caught.value)
+    http.close()
 
 
 # --------------------------------------------------------------------------- headers, passwords and cookies
@@ -403,20 +399,6 @@ def test_basic_authentication_of_the_session(session: requests.Session) -> None:
             http.close()
         assert server.seen[0].header("authorization") == "Basic bWU6cHc="
         assert server.seen[0].header("x-api-key") == KEY
-
-
-def test_authentication_of_other_kinds() -> None:
-    class Signs(requests.auth.AuthBase):
-        def __call__(self, request: Any) -> Any:
-            request.headers["X-Signature"] = str(len(request.body or b""))
-            return request
-
-    with requests.Session() as mine, AnsweringServer(echo) as server:
-        mine.auth = Signs()
-        http = http_for(server, session=mine)
-        http.send(post(body=b"12345"))
-        http.close()
-    assert server.seen[0].header("x-signature") == "5"
 
 
 def test_netrc_adds_a_password_and_touches_no_key(
@@ -461,44 +443,54 @@ def test_cookies_are_kept_and_sent_where_they_belong(session: requests.Session) 
     assert session.cookies.get("balancer") == "7"
 
 
-def test_parameters_and_hooks_of_the_session() -> None:
-    heard: list[int] = []
-    with requests.Session() as mine, AnsweringServer(echo) as server:
-        mine.params = {"team": "blue"}
-        mine.hooks["response"].append(lambda response, **_: heard.append(response.status_code))
-        http = http_for(server, session=mine)
-        assert http.send(get(query="a=1")).body == b"/api/v1/x?a=1&team=blue"
-        http.close()
-    assert heard == [200]
+class Signature(requests.auth.AuthBase):
+    pass
 
 
-def test_a_session_of_another_class_sends_by_itself() -> None:
-    class Counting(requests.Session):
-        sent = 0
-
-        def send(self, request: Any, **options: Any) -> Any:
-            self.sent += 1
-            return super().send(request, **options)
-
-    with Counting() as mine, AnsweringServer(echo) as server:
-        http = http_for(server, session=mine)
-        http.send(post())
-        http.send(post())
-        http.close()
-    assert mine.sent == 2
+class OtherSession(requests.Session):
+    pass
 
 
-def test_an_adapter_that_retries_or_limits_sends_by_itself() -> None:
-    for adapter in (
-        requests.adapters.HTTPAdapter(max_retries=1),
-        requests.adapters.HTTPAdapter(pool_maxsize=1, pool_block=True),
-    ):
-        with requests.Session() as mine, AnsweringServer(echo) as server:
-            mine.mount("http://", adapter)
-            http = http_for(server, session=mine)
-            assert http.open(post()).fileno() == -1
-            assert http.send(post()).status == 200
-            http.close()
+class OtherAdapter(requests.adapters.HTTPAdapter):
+    pass
+
+
+def with_adapter(adapter: requests.adapters.BaseAdapter) -> requests.Session:
+    made = requests.Session()
+    made.mount("https://host", adapter)
+    return made
+
+
+def with_attribute(name: str, value: Any) -> requests.Session:
+    made = requests.Session()
+    setattr(made, name, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("unusual", "problem"),
+    [
+        (OtherSession(), "OtherSession is a subclass of requests.Session"),
+        (with_attribute("hooks", {"response": [print]}), "it has hooks"),
+        (with_attribute("params", {"team": "blue"}), "it has params"),
+        (
+            with_attribute("auth", Signature()),
+            "its auth is a Signature",
+        ),
+        (with_adapter(OtherAdapter()), "the adapter mounted at 'https://host' is a OtherAdapter"),
+        (
+            with_adapter(requests.adapters.HTTPAdapter(max_retries=1)),
+            "pass max_retries to the client",
+        ),
+        (with_adapter(requests.adapters.HTTPAdapter(pool_block=True)), "limits connections"),
+    ],
+    ids=["subclass", "hooks", "params", "auth", "adapter", "retries", "pool"],
+)
+def test_a_session_that_changes_how_requests_are_sent_is_refused(
+    unusual: requests.Session, problem: str
+) -> None:
+    with unusual, pytest.raises(ConfigurationError, match=problem):
+        ServiceClient(base_url="http://127.0.0.1:9", api_key=KEY, session=unusual)
 
 
 def test_closing_leaves_the_users_session_usable(session: requests.Session) -> None:
@@ -507,15 +499,3 @@ def test_closing_leaves_the_users_session_usable(session: requests.Session) -> N
         http.send(post())
         http.close()
         assert session.get(server.url + "/mine").status_code == 200
-
-
-def test_what_an_adapter_raises_becomes_our_failure() -> None:
-    class Broken(requests.adapters.HTTPAdapter):
-        def send(self, *_: Any, **__: Any) -> Any:
-            raise RuntimeError("odd")
-
-    with requests.Session() as mine:
-        mine.mount("http://", Broken())
-        failed = fails(http_for("http://127.0.0.1:9", session=mine), post())
-    assert failed.maybe_received
-    assert "odd" in str(failed)

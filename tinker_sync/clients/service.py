@@ -56,7 +56,7 @@ class ServiceClient:
         default_headers: headers of every request.
         timeout: how long the server may be silent.
         max_retries: how often a call is tried again; None: ten times, or for five minutes if that is more.
-        session: a `requests.Session` with proxies, certificates and so on.
+        session: a `requests.Session` for headers, proxies, certificates, user name and password, and cookies.
         deadline: how long any call may take in all, seconds; None: hours, by kind of call.
         dialect: "auto", "proto", "json" or a `Dialect`.
         on_queue_state: called, on a worker thread, with each word of the server about a request that waits.

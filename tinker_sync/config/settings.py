@@ -213,7 +213,7 @@ class Settings:
             log: `TINKER_LOG`: info, debug, or curl (debug, with each request as a curl line).
             cf_access_id, cf_access_secret: `CLOUDFLARE_ACCESS_CLIENT_ID` and `_SECRET`.
             default_headers: Sent with every request; they win over our own.
-            session: Proxies, certificates and adapters are taken from it.
+            session: Headers, proxies, certificates, user name and password, and cookies are taken from it.
             timeout: Seconds to wait for an answer, a pair (connect, read), or a `Timeout`.
             max_retries: How often a failed request is repeated. What a script cannot do without is repeated
                 for at least five minutes, unless a number is given.

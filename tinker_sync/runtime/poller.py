@@ -26,7 +26,6 @@ from typing import Final
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.tickets import (
-    Exchange,
     Opener,
     Outcome,
     Runner,
@@ -231,19 +230,7 @@ class Poller:
             self._conclude(ticket, wrapped(error))
             return
         ticket.exchange = exchange
-        if exchange.fileno() >= 0:
-            self._watch(ticket)
-        else:
-            # A user's own adapter shows no socket: its request holds a worker of ours until the answer is
-            # here, and never the one that sent it, which may belong to others.
-            self._on_worker(ticket, partial(self._finish, ticket, exchange))
-
-    def _finish(self, ticket: Ticket, exchange: Exchange) -> None:
-        outcome = outcome_of(exchange.finish)
-        if outcome is None:
-            self._watch(ticket)
-        else:
-            self._conclude(ticket, outcome)
+        self._watch(ticket)
 
     def _watch(self, ticket: Ticket) -> None:
         start = None

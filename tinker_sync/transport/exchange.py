@@ -3,8 +3,7 @@
 The seam for a poller. Put `fileno()` into a selector; when it is readable, or `expires_at_s` has come, call
 `step()`: it takes what has arrived without blocking, and returns the reply once that is whole. After a
 redirect or a replaced connection `fileno()` is another one (and connecting may have blocked for a moment), so
-ask again after every `step`. A `fileno()` of -1 means that the user's session has to do the sending: give
-such an exchange to a thread and call `finish()`.
+ask again after every `step`.
 
 An exchange belongs to one thread at a time.
 """
@@ -20,8 +19,8 @@ from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.hop import MAX_REDIRECTS, REDIRECTS, Hop, RedirectRefused, redirected
 from tinker_sync.transport.http1 import MalformedReply, ReplyTooLarge
 from tinker_sync.transport.journal import Journal
-from tinker_sync.transport.launch import Launcher, Line
-from tinker_sync.transport.socket_line import Limits, RawReply
+from tinker_sync.transport.launch import Launcher
+from tinker_sync.transport.socket_line import Limits, RawReply, SocketLine
 
 
 class Exchange:
@@ -46,7 +45,7 @@ class Exchange:
         self._redirects = 0
         self._resent = False  # a send before this one may have been received
         self._taken = False  # an earlier address has processed the request and sent us on with a GET
-        self._line: Line
+        self._line: SocketLine
         self._begin()
 
     @property
@@ -54,7 +53,7 @@ class Exchange:
         return self._call
 
     def fileno(self) -> int:
-        """The socket to wait for, or -1 when there is none: see the module's text."""
+        """Return the socket to wait for, or -1 once the exchange is over."""
         return self._line.fileno()
 
     @property

@@ -127,8 +127,7 @@ class Http:
         if self._heard or not unanswered or origin.scheme != "http" or self._local is not None:
             return False
         self._heard = True
-        route = self._rules.way_to(origin).route
-        direct = route is not None and route.proxy is None
+        direct = self._rules.way_to(origin).route.proxy is None
         left_s = _GREETING_S if call.deadline_s is None else min(_GREETING_S, call.deadline_s)
         return direct and speaks_tls(origin.host, origin.port, left_s)
 

@@ -1,12 +1,12 @@
-"""Putting one request on its way: over one of our own connections, or through the user's session.
+"""Send one request over an idle connection or a new one.
 
-Any thread may come in; what is returned belongs to the thread that asked.
+Any thread may enter; the line that is returned belongs to the thread that asked for it.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Final, Protocol
+from typing import Final
 
 from tinker_sync._clock import Clock
 from tinker_sync.transport.call import SendFailed
@@ -14,23 +14,11 @@ from tinker_sync.transport.hop import Headers, Hop
 from tinker_sync.transport.http1 import request_head
 from tinker_sync.transport.pools import ConnectFailed, Connection, Pools, Route, connect
 from tinker_sync.transport.session import SessionRules, Way
-from tinker_sync.transport.session_line import SESSION_ENCODINGS, SessionLine, prepare
 from tinker_sync.transport.socket_line import Limits, RawReply, SocketLine
 
 # The usual Python server closes what was idle for 5 s. A call that must not be repeated does not ride a
 # connection near that age: if it broke, nobody could tell what happened.
 _FRESH_ENOUGH_S: Final = 2.0
-
-
-class Line(Protocol):
-    """A request under way to one address."""
-
-    def fileno(self) -> int: ...
-    @property
-    def expires_at_s(self) -> float: ...
-    def step(self) -> RawReply | None: ...
-    def finish(self) -> RawReply: ...
-    def abort(self) -> None: ...
 
 
 class Launcher:
@@ -41,7 +29,7 @@ class Launcher:
         self._pools = pools
         self._clock = clock
 
-    def launch(self, hop: Hop, limits: Limits, *, repeatable: bool, fresh: bool) -> Line:
+    def launch(self, hop: Hop, limits: Limits, *, repeatable: bool, fresh: bool) -> SocketLine:
         """Send a request.
 
         Args:
@@ -55,8 +43,6 @@ class Launcher:
         """
         way = self._rules.way_to(hop.origin)
         headers = self._complete(hop, way)
-        if way.route is None:
-            return self._through_session(hop, way, headers, limits)
         target = hop.address if way.route.forwarded else hop.target
         head = request_head(hop.method, target, headers.values())
         connection = None if fresh else self._idle(way.route, repeatable)
@@ -82,9 +68,7 @@ class Launcher:
             headers.setdefault("cookie", ("Cookie", cookies))
         if hop.body is not None or hop.method not in ("GET", "HEAD"):
             headers["content-length"] = ("Content-Length", str(len(hop.body or b"")))
-        if way.route is None:
-            headers["accept-encoding"] = ("Accept-Encoding", SESSION_ENCODINGS)
-        elif way.route.forwarded:
+        if way.route.forwarded:
             for name, value in way.route.proxy_headers.items():
                 headers[name.lower()] = (name, value)
         return headers
@@ -106,16 +90,3 @@ class Launcher:
             connection.close()
             raise SendFailed("the client is closed", maybe_received=False, final=True)
         return connection
-
-    def _through_session(self, hop: Hop, way: Way, headers: Headers, limits: Limits) -> SessionLine:
-        if self._pools.closed:
-            raise SendFailed("the client is closed", maybe_received=False, final=True)
-        request = prepare(
-            self._rules.session,
-            hop.method,
-            hop.address,
-            dict(headers.values()),
-            hop.body,
-            authenticate=hop.own,
-        )
-        return SessionLine(self._rules.session, request, dict(way.options), self._clock, limits)

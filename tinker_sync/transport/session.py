@@ -1,11 +1,11 @@
-"""What a `requests.Session` says about reaching servers, read off for our own connections.
+"""Read from a `requests.Session` how to reach servers over the client's own connections.
 
-The user's session carries proxies, certificates, `trust_env`, extra headers, authentication, cookies and
-mounted adapters. What can be read off is; what cannot (adapters of other kinds, hooks, SOCKS, subclasses)
-makes a `Way` without a route, and `session_line.py` sends through the session itself.
+The session's proxies, certificates, `trust_env`, headers, user name and password, and cookies are used. A
+session that changes how requests are sent (a subclass, hooks, other adapters or authentication, parameters)
+is refused when the client is made; a proxy other than an HTTP proxy is refused when it is first needed.
 
-Any thread may come in. Proxies, certificates and adapters are read when an origin is first contacted;
-headers, user name and password, and cookies with every request.
+Any thread may enter. Proxies and certificates are read when an origin is first contacted; headers, user name
+and password, and cookies with every request.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ _NONE: Final = HeaderMap()
 
 @frozen
 class Way:
-    """How requests to one origin travel."""
+    """The way of requests to one origin."""
 
-    route: Route | None
-    """For our own connections; None when the session itself has to send."""
+    route: Route
     options: Mapping[str, Any]
-    """`proxies`, `verify` and `cert` for `Session.send`."""
+    """`proxies` and `verify`, for files, which go through the session's own adapter."""
     netrc: str | None = None
     """An `Authorization` from the user's netrc file; its repr is masked."""
 
@@ -50,11 +49,16 @@ class SessionRules:
     """Reads a session; makes a plain one when the user gave none. Thread-safe.
 
     Args:
-        session: The user's.
-        direct: Without one, go past the proxies of the environment: the server is a part of this program.
+        session: the user's session.
+        direct: without a session, bypass the proxies of the environment, as for a server on this machine.
+
+    Raises:
+        ConfigurationError: the session changes how requests are sent.
     """
 
     def __init__(self, session: requests.Session | None, *, direct: bool = False) -> None:
+        if session is not None:
+            _refuse_unusual(session)
         self.session = session if session is not None else requests.Session()
         self._given = session is not None
         if direct and not self._given:
@@ -136,11 +140,7 @@ class SessionRules:
     def _find_way(self, origin: Origin) -> Way:
         url = f"{origin}/"
         options = self._options(url)
-        return Way(
-            route=self._route(origin, url, options),
-            options=options,
-            netrc=self._netrc(url),
-        )
+        return Way(self._route(origin, url, options), options, self._netrc(url))
 
     def _options(self, url: str) -> dict[str, Any]:
         merged: Mapping[str, Any] = self.session.merge_environment_settings(url, {}, None, None, None)
@@ -155,33 +155,24 @@ class SessionRules:
         found = requests.utils.get_netrc_auth(url)
         return _basic(*found) if found else None
 
-    def _route(self, origin: Origin, url: str, options: Mapping[str, Any]) -> Route | None:
+    def _route(self, origin: Origin, url: str, options: Mapping[str, Any]) -> Route:
         proxy = requests.utils.select_proxy(url, options["proxies"])
-        if not self._is_plain(url) or not _is_plain_proxy(proxy):
-            return None
         tls = self._context(options["verify"], options["cert"]) if origin.scheme == "https" else None
         if not proxy:
             return Route(origin, tls)
         if "://" not in proxy:
             proxy = f"http://{proxy}"
+        elif not proxy.lower().startswith("http://"):
+            raise ConfigurationError(
+                f"the proxy {mask_url(proxy)!r} cannot be used: only HTTP proxies (http://HOST:PORT) are "
+                "supported; set another one in the session, in HTTPS_PROXY or HTTP_PROXY, or exempt "
+                f"{origin.host} with NO_PROXY"
+            )
         try:
             return Route(origin, tls, Origin.of(proxy), _proxy_headers(proxy))
         except ValueError as error:
             without_frames(error)
             raise ConfigurationError(f"the proxy address {mask_url(proxy)!r} is not valid") from None
-
-    def _is_plain(self, url: str) -> bool:
-        session = self.session
-        adapter = session.get_adapter(url)
-        return (
-            type(session) is requests.Session
-            and not any(session.hooks.values())
-            and not session.params
-            and type(session.auth) in (type(None), tuple, requests.auth.HTTPBasicAuth)
-            and type(adapter) is requests.adapters.HTTPAdapter
-            and not adapter.max_retries.total
-            and not getattr(adapter, "_pool_block", False)
-        )
 
     def _context(self, verify: bool | str | None, cert: str | tuple[str, str] | None) -> ssl.SSLContext:
         key = (verify, cert)
@@ -192,6 +183,39 @@ class SessionRules:
             with self._lock:
                 context = self._contexts.setdefault(key, made)
         return context
+
+
+def _refuse_unusual(session: requests.Session) -> None:
+    """Refuse a session with anything that this client would silently leave out."""
+    problem = _first_problem(session)
+    if problem is not None:
+        raise ConfigurationError(
+            f"session: {problem}; a session is used for its headers, proxies, certificates, user name and "
+            "password, and cookies alone"
+        )
+
+
+def _first_problem(session: requests.Session) -> str | None:
+    if type(session) is not requests.Session:
+        return (
+            f"{type(session).__name__} is a subclass of requests.Session, whose methods would not be called"
+        )
+    if any(session.hooks.values()):
+        return "it has hooks, which would not be called"
+    if session.params:
+        return "it has params, which would not be sent"
+    if type(session.auth) not in (type(None), tuple, requests.auth.HTTPBasicAuth):
+        return f"its auth is a {type(session.auth).__name__}; pass such a header in default_headers"
+    for prefix, adapter in session.adapters.items():
+        if type(adapter) is not requests.adapters.HTTPAdapter:
+            return (
+                f"the adapter mounted at {prefix!r} is a {type(adapter).__name__}, which would not be called"
+            )
+        if adapter.max_retries.total:
+            return f"the adapter mounted at {prefix!r} retries; pass max_retries to the client"
+        if getattr(adapter, "_pool_block", False):
+            return f"the adapter mounted at {prefix!r} limits connections, which this client does by itself"
+    return None
 
 
 class _CookieReply:
@@ -232,14 +256,6 @@ def _trust(context: ssl.SSLContext, path: str) -> None:
         context.load_verify_locations(capath=path)
     else:
         context.load_verify_locations(cafile=path)
-
-
-def _is_plain_proxy(proxy: str | None) -> bool:
-    """Whether our own connections can use it: SOCKS and TLS to the proxy are left to requests."""
-    if not proxy:
-        return True
-    scheme, separator, _ = proxy.partition("://")
-    return not separator or scheme.lower() == "http"
 
 
 def _proxy_headers(proxy: str) -> dict[str, str]:
