@@ -2,60 +2,41 @@ from __future__ import annotations
 
 import threading
 from itertools import chain
-from typing import Any
 
 from support.clock import PATIENCE_S
-from support.crowd import aside, together, until
+from support.crowd import aside, together
 from support.steps import Steps
 
 from tinker_sync.runtime.workers import Workers
 
 
 class HeldPool(Workers):
-    """A pool whose threads, when idle for long enough, stop before they say so."""
+    """A pool whose first thread to be idle for long enough stops before it leaves."""
 
     def __init__(self, steps: Steps) -> None:
         super().__init__("send", max_threads=1, idle_s=0)
         self._steps = steps
         self.holds = True
 
-    def _next_job(self, worker: Any) -> Any:
-        if self.holds:
+    def _retire(self) -> bool:
+        if self.holds and self._idle:
             self.holds = False
-            pool, real = self, worker.ready
-
-            class Ready:
-                def acquire(self, *args: Any, **kwargs: Any) -> bool:
-                    if "timeout" not in kwargs:
-                        return real.acquire(*args, **kwargs)
-                    with pool._steps("idle time is over"):
-                        in_time = real.acquire(*args, **kwargs)
-                    with pool._steps("look for work"):
-                        worker.ready = real
-                        return in_time
-
-                def release(self) -> None:
-                    real.release()
-
-            worker.ready = Ready()
-        return super()._next_job(worker)
+            with self._steps("idle time is over"):
+                pass
+            with self._steps("leave"):
+                return super()._retire()
+        return super()._retire()
 
 
-def test_work_that_comes_when_the_idle_time_is_over_is_done() -> None:
-    """The thread gives up waiting, a job is handed to it, and only then it looks: it must find it."""
-    steps = Steps("idle time is over", "hand over", "look for work")
+def test_a_thread_whose_idle_time_is_over_does_the_job_that_counts_on_it() -> None:
+    steps = Steps("idle time is over", "hand over", "leave")
     pool = HeldPool(steps)
     first = pool.submit(threading.current_thread)
     with steps("hand over"):
-        assert repr(pool) == "<Workers 'send' 1 threads, 1 idle, 0 queued>"
         second = pool.submit(threading.current_thread)
-        pool._idle_s = 3600
-    thread = first.result(PATIENCE_S)
-    assert second.result(PATIENCE_S) is thread
-    for _ in range(3):  # and it is a member of the pool as before
-        until(lambda: repr(pool) == "<Workers 'send' 1 threads, 1 idle, 0 queued>")
-        assert pool.submit(threading.current_thread).result(PATIENCE_S) is thread
+    assert second.result(PATIENCE_S) is first.result(PATIENCE_S)
     assert steps.left() == []
+    assert pool.submit(pow, 2, 3).result(PATIENCE_S) == 8
     assert pool.close(PATIENCE_S)
 
 
@@ -71,7 +52,7 @@ def test_nothing_is_lost_when_threads_come_and_go() -> None:
         results = together(*[lambda offset=offset: use(offset) for offset in range(0, 400, 50)])
         assert sorted(chain.from_iterable(results)) == list(range(400))
         assert pool.close(PATIENCE_S)
-        assert repr(pool) == "<Workers 'send' 0 threads, 0 idle, 0 queued, closed>"
+        assert repr(pool) == "<Workers 'send' 0 threads, closed>"
 
 
 def test_a_close_from_many_threads() -> None:

@@ -1,293 +1,214 @@
-"""`Workers`: a named, bounded pool of daemon threads.
+"""`Workers`: a `ThreadPoolExecutor` whose threads a program can leave.
 
-Why not `ThreadPoolExecutor`: the interpreter joins its threads at exit, so a program with a request under way
-would end when the server answers, not when the program does. Ours are daemons that nothing joins but `close`.
+The threads of a plain executor are joined when the interpreter ends, so a program would end when the server
+answers, or when a callback of the user returns. `Workers` changes as little as avoids that:
 
-- Threads are made when there is work and none is idle, up to the bound; work beyond that waits, first come
-  first served.
-- An idle thread ends after `idle_s`. Work goes to the thread that became idle last, so those that are not
-  needed really end.
-- A forked child starts with an empty pool: no thread of the parent, and none of its work.
-- What a job raises is logged (`run`) or kept in its future (`submit`); the thread goes on.
-- Ctrl-C may meet the main thread anywhere while it hands out work: the pool stays whole, and no other job is
-  lost.
+- The threads are daemons, and the interpreter does not join them.
+- A thread ends when it has been idle for `idle_s`, so a quiet client has no threads.
+- A forked child starts with an empty pool: without the parent's threads and without its jobs.
+- `run` makes no future. It logs what the job raises.
+- `close` waits for a bounded time.
 
-Any thread may submit and close, workers included. The pool knows nothing of what the jobs do. A thread holds
-its pool, so a pool that is dropped without `close` goes when its last thread has been idle for long enough.
+Ctrl-C may interrupt the main thread anywhere in `run`: a job that was queued is done by the next thread that
+comes. Any thread may call any method, the threads of the pool included.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import queue
 import threading
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from typing import Final, ParamSpec, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.runtime import _fork
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 Job = Callable[[], object]
 
 # Long enough to bridge the pause between two training steps of most scripts.
 IDLE_S: Final = 10.0
 
+_NOTHING: Final = object()
+
 _log = logging.getLogger(__name__)
 
 
-class _Call(Future[T]):
-    """A job somebody wants the result of."""
+class _Entry:
+    """A job in the executor's queue, where it stands in for a work item with a future."""
 
-    def __init__(self, work: Callable[[], T]) -> None:
-        super().__init__()
-        self._work: Callable[[], T] | None = work
+    __slots__ = ("_job", "_pool")
 
-    def __call__(self) -> None:
-        work, self._work = self._work, None
-        if work is None or not self.set_running_or_notify_cancel():
+    def __init__(self, job: Job, pool: str) -> None:
+        self._job: Job | None = job
+        self._pool = pool
+
+    def run(self) -> None:
+        job, self._job = self._job, None
+        if job is None:
             return
         try:
-            result = work()
-        except BaseException as failure:  # noqa: BLE001  # it belongs to whoever waits for the future
-            self.set_exception(failure)
-        else:
-            self.set_result(result)
+            job()
+        except BaseException:  # noqa: BLE001  # one job's SystemExit must not cost the others a thread
+            _log.exception("a job of the workers %r failed", self._pool)
 
-    def drop(self) -> None:
-        """End without having run, so that nobody waits in vain."""
-        self._work = None
-        if self.cancel():
-            self.set_running_or_notify_cancel()
+    @property
+    def future(self) -> _Entry:
+        return self
 
-
-class _Worker:
-    """One thread of the pool."""
-
-    __slots__ = ("launched", "ready", "thread")
-
-    def __init__(self) -> None:
-        self.ready = threading.Lock()  # released when there is something to look at
-        self.ready.acquire()
-        self.launched = threading.Event()  # set when the thread has started, or could not
-        self.thread: threading.Thread
+    def cancel(self) -> None:
+        self._job = None
 
 
-class Workers(Executor):
+class Workers(ThreadPoolExecutor):
     """A pool of threads named `tinker-<name>-1`, `-2` and so on. Thread-safe.
 
     >>> with Workers("demo", max_threads=2) as workers:
     ...     print(workers.submit(pow, 2, 10).result())
     1024
+
+    Args:
+        name: the name of the threads.
+        max_threads: the most threads at once.
+        idle_s: the time after which a thread without work ends.
+        clock: measures the timeout of `close`.
     """
+
+    # Of the executor, which has no types for what a subclass needs.
+    _work_queue: queue.SimpleQueue[Any]
+    _shutdown_lock: threading.Lock
+    _threads: set[threading.Thread]  # replaced, never changed: `shutdown` goes through it without the lock
+    _shutdown: bool
 
     def __init__(
         self, name: str, max_threads: int, *, idle_s: float = IDLE_S, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        """Make a pool without threads.
-
-        Args:
-            name: what the threads are called after.
-            max_threads: how many there may be at once.
-            idle_s: how long a thread stays without work.
-            clock: what `close` measures its timeout with.
-        """
+        super().__init__(max_threads)
         self._name = name
-        self._max_threads = max_threads
         self._idle_s = idle_s
         self._clock = clock
-        self._lock = threading.Lock()
-        self._workers: set[_Worker] = set()  # guarded by _lock; all that may still take work
-        self._leaving: list[threading.Thread] = []  # guarded by _lock; those that end without more work
-        self._idle: list[_Worker] = []  # guarded by _lock; the last one became idle last
-        self._queue: deque[Job] = deque()  # guarded by _lock; whoever is called takes from here
-        self._started = 0  # guarded by _lock
-        self._closed = False  # guarded by _lock
+        self._started = 0  # guarded by _shutdown_lock
+        self._idle = 0  # guarded by _shutdown_lock; threads that wait and that no job counts on
         _fork.renew_in_child(self)
 
     def run(self, job: Job) -> None:
-        """Run `job()` on a thread of the pool; its result is dropped, what it raises is logged.
+        """Run `job()` on a thread of the pool; drop its result and log what it raises.
 
         Raises:
-            RuntimeError: the pool is closed, or the system gives no first thread.
+            RuntimeError: the pool is closed, or the system gives it no first thread.
 
         >>> with Workers("demo", max_threads=1) as workers:
         ...     workers.run(lambda: print("done"))
         done
         """
-        worker = None
-        try:
-            with self._lock:
-                worker = self._place_locked(job)
-            if worker is not None:
-                self._start(worker, job)
-        except BaseException:
-            self._forget_unborn(worker)
-            raise
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run `fn(*args, **kwargs)` on a thread of the pool and return the future of its result.
-
-        Raises:
-            RuntimeError: as for `run`.
-
-        >>> with Workers("demo", max_threads=1) as workers:
-        ...     workers.submit(len, "abc").result()
-        3
-        """
-        call = _Call(lambda: fn(*args, **kwargs))
-        self.run(call)
-        return call
+        with self._shutdown_lock:
+            if self._shutdown:
+                raise RuntimeError(f"the workers {self._name!r} are closed")
+            self._work_queue.put(_Entry(job, self._name))
+            self._adjust_thread_count()
 
     def close(self, timeout: float | None = None, *, drop: bool = True) -> bool:
-        """Take no more work and wait for what there is, at most `timeout` seconds; then drop what has not
-        begun, unless `drop` is false.
+        """Take no more jobs and wait up to `timeout` seconds for those that there are; then drop those that
+        have not begun, unless `drop` is false. May be called again, and from a job.
 
-        True when all threads have ended. Jobs that run on stay behind as daemons. May be called again, and
-        from a job.
+        Returns:
+            True when all threads have ended. A job that is still running stays behind as a daemon.
 
         >>> Workers("demo", max_threads=1).close(timeout=1)
         True
         """
-        self._refuse_more()
-        ended = self._join(timeout)
+        self.shutdown(wait=False)
+        with self._shutdown_lock:
+            threads = self._threads - {threading.current_thread()}
+        deadline_s = math.inf if timeout is None else self._clock.now() + timeout
+        for thread in threads:
+            thread.join(min(max(deadline_s - self._clock.now(), 0.0), threading.TIMEOUT_MAX))
+        ended = not any(thread.is_alive() for thread in threads)
         if not ended and drop:
-            self._drop_queue()
+            self.shutdown(wait=False, cancel_futures=True)
         return ended
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """The same for code that expects an `Executor`.
-
-        >>> Workers("demo", max_threads=1).shutdown()
-        """
-        self._refuse_more()
-        if cancel_futures:
-            self._drop_queue()
-        if wait:
-            self._join(None)
-
     def renew_after_fork(self) -> None:
-        """The parent's threads do not exist here, and its work is its own."""
-        self._lock = threading.Lock()
-        self._workers, self._leaving, self._idle, self._queue = set(), [], [], deque()
+        """Leave the parent's threads and jobs to the parent, and replace what its threads may hold."""
+        self._shutdown_lock = threading.Lock()
+        self._idle = 0
+        self._work_queue = queue.SimpleQueue()
+        self._threads = set()
+        if self._shutdown:
+            self._work_queue.put(None)
 
     def __repr__(self) -> str:
-        with self._lock:
-            closed = ", closed" if self._closed else ""
-            counts = f"{len(self._workers)} threads, {len(self._idle)} idle, {len(self._queue)} queued"
-        return f"<Workers {self._name!r} {counts}{closed}>"
+        closed = ", closed" if self._shutdown else ""
+        return f"<Workers {self._name!r} {len(self._threads)} threads{closed}>"
 
-    # ---------------------------------------------------- handing out work
+    # ---------------------------------------------------- of the executor; `_shutdown_lock` is held
 
-    def _place_locked(self, job: Job) -> _Worker | None:
-        """Queue the job and call somebody for it; returns a worker that must be started for that."""
-        if self._closed:
-            raise RuntimeError(f"the workers {self._name!r} are closed")
-        # First of all: whatever Ctrl-C keeps from happening below, whoever is called next finds the job.
-        self._queue.append(job)
+    def _adjust_thread_count(self) -> None:
+        """Start a thread for the job that was queued last, unless one is idle or there are enough."""
+        # After a Ctrl-C in `run` more threads may count as idle than there are.
+        self._idle = min(self._idle, len(self._threads))
         if self._idle:
-            self._idle.pop().ready.release()
-            return None
-        if len(self._workers) >= self._max_threads:
-            return None
+            self._idle -= 1
+            return
+        if len(self._threads) >= self._max_workers:
+            return
         self._started += 1
-        worker = _Worker()
-        worker.thread = threading.Thread(
-            target=self._work, args=(worker,), name=f"tinker-{self._name}-{self._started}", daemon=True
+        thread = threading.Thread(
+            target=self._work,
+            args=(self._work_queue,),
+            name=f"tinker-{self._name}-{self._started}",
+            daemon=True,
         )
-        self._workers.add(worker)
-        return worker
-
-    def _start(self, worker: _Worker, job: Job) -> None:
+        self._threads = {*self._threads, thread}
         try:
-            worker.thread.start()
-        except RuntimeError:
+            thread.start()
+        except BaseException as error:
+            if thread.ident is None:
+                self._threads = self._threads - {thread}
             # The system gives no more threads, or the interpreter is ending. Fewer will do, none will not.
-            with self._lock:
-                self._workers.discard(worker)
-                if not self._workers:
-                    self._queue.remove(job)
-                    raise
-                if self._idle:
-                    self._idle.pop().ready.release()
-        finally:
-            worker.launched.set()
-
-    def _forget_unborn(self, worker: _Worker | None) -> None:
-        """Ctrl-C came: if it kept a thread from starting, that one takes no place."""
-        if worker is not None and worker.thread.ident is None:
-            with self._lock:
-                self._workers.discard(worker)
+            if not isinstance(error, RuntimeError):
+                raise
+            if not self._threads:
+                self._work_queue.get_nowait()
+                raise
 
     # ---------------------------------------------------- on a thread of the pool
 
-    def _work(self, worker: _Worker) -> None:
-        with self._lock:
-            self._workers.add(worker)  # it is born, whatever others may have thought
-        job = self._next_job(worker)
-        while job is not None:
+    def _work(self, entries: queue.SimpleQueue[Any]) -> None:
+        while (entry := self._next_entry(entries)) is not None:
+            entry.run()
+            del entry  # while idle, nothing of the last job stays alive
+
+    def _next_entry(self, entries: queue.SimpleQueue[Any]) -> Any:
+        """Return the next entry of the queue, waiting for it; None when the thread has left the pool."""
+        entry = self._take_or_idle(entries)
+        while entry is _NOTHING:
             try:
-                job()
-            except BaseException:  # noqa: BLE001  # one job's SystemExit must not cost the others a thread
-                _log.exception("a job of the workers %r failed", self._name)
-            job = None  # while idle, nothing of the last job stays alive
-            job = self._next_job(worker)
-
-    def _next_job(self, worker: _Worker) -> Job | None:
-        """What to do next, waiting for it; None when the thread shall end."""
-        while True:
-            with self._lock:
-                if self._queue:
-                    return self._queue.popleft()
-                if self._closed:
-                    self._retire_locked(worker)
+                entry = entries.get(timeout=self._idle_s)
+            except queue.Empty:
+                if self._retire():
                     return None
-                self._idle.append(worker)
-            called = worker.ready.acquire(timeout=self._idle_s)
-            with self._lock:
-                # Whoever was called is no longer in there, and looks again even if the call is still to come.
-                uncalled = worker in self._idle
-                if uncalled:
-                    self._idle.remove(worker)
-                if uncalled and not called and not self._queue:
-                    self._retire_locked(worker)
-                    return None
+        if entry is None:  # closed, and every job before is taken
+            entries.put(None)
+            with self._shutdown_lock:
+                self._threads = self._threads - {threading.current_thread()}
+        return entry
 
-    def _retire_locked(self, worker: _Worker) -> None:
-        self._workers.discard(worker)
-        self._leaving = [*(thread for thread in self._leaving if thread.is_alive()), worker.thread]
+    def _take_or_idle(self, entries: queue.SimpleQueue[Any]) -> Any:
+        with self._shutdown_lock:
+            try:
+                return entries.get_nowait()
+            except queue.Empty:
+                self._idle += 1
+                return _NOTHING
 
-    # ---------------------------------------------------- closing
-
-    def _refuse_more(self) -> None:
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for worker in idle:
-            worker.ready.release()
-
-    def _join(self, timeout: float | None) -> bool:
-        deadline_s = math.inf if timeout is None else self._clock.now() + timeout
-        me = threading.current_thread()
-        with self._lock:
-            workers = [worker for worker in self._workers if worker.thread is not me]
-            threads = [thread for thread in self._leaving if thread is not me]
-        for worker in workers:
-            if not self._clock.wait(worker.launched, deadline_s - self._clock.now()):
-                return False
-            if worker.thread.ident is not None:
-                threads.append(worker.thread)
-        for thread in threads:
-            thread.join(min(max(deadline_s - self._clock.now(), 0.0), threading.TIMEOUT_MAX))
-        return not any(thread.is_alive() for thread in threads)
-
-    def _drop_queue(self) -> None:
-        with self._lock:
-            dropped, self._queue = self._queue, deque()
-        for job in dropped:
-            if isinstance(job, _Call):
-                job.drop()
+    def _retire(self) -> bool:
+        """Leave the pool, unless a job counts on this thread."""
+        with self._shutdown_lock:
+            leaves = self._idle > 0
+            if leaves:
+                self._idle -= 1
+                self._threads = self._threads - {threading.current_thread()}
+            return leaves
