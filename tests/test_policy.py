@@ -1,0 +1,61 @@
+"""The policy answers for every status at every stage."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tinker_sync._policy import _TABLE, EMPTY_400, NO_SUCH_CALL, Meaning, Rule, Stage, delay_s, rule_for
+
+STAGES = tuple(Stage)
+
+
+def test_every_row_has_a_rule_for_every_stage() -> None:
+    assert {len(row) for row in _TABLE.values()} == {len(STAGES)}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_status_has_a_rule(stage: Stage) -> None:
+    assert all(isinstance(rule_for(status, stage), Rule) for status in (EMPTY_400, *range(100, 1000)))
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (400, "FINAL FINAL SUSPECT UNWANTED MOVED DROPPED"),
+        (EMPTY_400, "UNTOUCHED UNTOUCHED RETRY UNWANTED MOVED DROPPED"),
+        (402, "BLOCKED BLOCKED BLOCKED RETRY FINAL DROPPED"),
+        (408, "UNTOUCHED UNTOUCHED NO_NEWS RETRY UNTOUCHED RETRY"),
+        (410, "FINAL FINAL FORGOTTEN UNWANTED MOVED UNWANTED"),
+        (429, "UNTOUCHED THROTTLED RETRY RETRY UNTOUCHED RETRY"),
+        (500, "RETRY RETRY RETRY RETRY RETRY RETRY"),
+        (501, "FINAL FINAL RETRY RETRY FINAL UNWANTED"),
+        (503, "UNTOUCHED UNTOUCHED RETRY RETRY UNTOUCHED RETRY"),
+        (599, "RETRY RETRY RETRY RETRY RETRY RETRY"),
+        (418, "FINAL FINAL FINAL UNWANTED FINAL DROPPED"),
+        (302, "FINAL FINAL FINAL UNWANTED FINAL RETRY"),
+    ],
+)
+def test_what_a_status_means_at_each_stage(status: int, expected: str) -> None:
+    assert [rule_for(status, stage).meaning for stage in STAGES] == [
+        Meaning[name] for name in expected.split()
+    ]
+
+
+def test_a_call_that_is_not_offered_is_never_tried_again() -> None:
+    for status in NO_SUCH_CALL:
+        assert not rule_for(status, Stage.CALL).passes
+
+
+def test_delays_grow_and_have_an_end() -> None:
+    delays = [delay_s(failures, draw=1.0, first_s=0.25, longest_s=8.0) for failures in range(1, 2000)]
+    assert delays[:6] == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0]
+    assert all(earlier <= later for earlier, later in itertools.pairwise(delays))
+    assert delays[-1] == 8.0
+
+
+def test_a_delay_is_shortened_by_a_quarter_at_most_and_a_hint_never() -> None:
+    for draw in (0.0, 0.5, 0.999):
+        assert 0.75 <= delay_s(2, draw=draw) <= 1.0
+        assert 10.0 <= delay_s(2, hint_s=10.0, draw=draw) <= 11.0

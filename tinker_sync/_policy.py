@@ -1,0 +1,167 @@
+"""The policy for failures: what each status means at each stage, and how long to wait before another try.
+
+One table answers for every stage at which the client meets a status. The stages keep their own clocks, counts
+and deadlines and ask here; a status that is to be retried is entered here and nowhere else. Pure: any thread
+may ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+from attrs import frozen
+
+
+class Stage(Enum):
+    """The place at which a status arrives."""
+
+    CALL = "a call whose answer is its result"
+    SUBMIT = "a sample that is submitted; the answer is a promise"
+    RETRIEVE = "a poll for the result of one promise"
+    SESSION_POLL = "a poll for all promises of a sampling session"
+    FILE = "a part of a file, at a signed address"
+    TELEMETRY = "a batch of telemetry"
+
+
+class Meaning(Enum):
+    """What a status means for the request that it answers."""
+
+    FINAL = "another try would end the same way"
+    RETRY = "it may pass; the server may have begun the work"
+    UNTOUCHED = "it may pass; the server has not begun the work"
+    THROTTLED = "the server asks for less; every request of this kind pauses"
+    BLOCKED = "the account is blocked; it is waited for as long as the server allows"
+    NO_NEWS = "a long poll has ended without news"
+    NOT_READY = "the result is not ready"
+    SUSPECT = "a refusal that a machine in between may have made; a few tries tell"
+    FORGOTTEN = "the server has forgotten the promise"
+    MOVED = "the address is no longer valid; a new one may be"
+    UNWANTED = "the server does not offer or does not want this; it is not asked again"
+    DROPPED = "the server does not understand the batch; the next may fare better"
+
+
+@frozen
+class Rule:
+    """A meaning, and how often it may be tried again at most; None stands for no limit of its own."""
+
+    meaning: Meaning
+    limit: int | None = None
+
+    @property
+    def passes(self) -> bool:
+        """Whether another try may succeed."""
+        return self.meaning in (Meaning.RETRY, Meaning.UNTOUCHED, Meaning.THROTTLED, Meaning.BLOCKED)
+
+
+_FINAL: Final = Rule(Meaning.FINAL)
+_RETRY: Final = Rule(Meaning.RETRY)
+_UNTOUCHED: Final = Rule(Meaning.UNTOUCHED)
+_THROTTLED: Final = Rule(Meaning.THROTTLED)
+_BLOCKED: Final = Rule(Meaning.BLOCKED)
+_NO_NEWS: Final = Rule(Meaning.NO_NEWS)
+_NOT_READY: Final = Rule(Meaning.NOT_READY)
+_FORGOTTEN: Final = Rule(Meaning.FORGOTTEN)
+_MOVED: Final = Rule(Meaning.MOVED)
+_UNWANTED: Final = Rule(Meaning.UNWANTED)
+_DROPPED: Final = Rule(Meaning.DROPPED)
+
+# A lock that is held for a moment; a conflict that stays is real.
+_CONFLICT: Final = Rule(Meaning.RETRY, 2)
+# A proxy that disliked the connection: the server would have given a reason.
+_NO_REASON: Final = Rule(Meaning.UNTOUCHED, 4)
+_BAD_POLL: Final = Rule(Meaning.SUSPECT, 3)
+# Right after a submit another machine may not know of the promise yet.
+_UNKNOWN_YET: Final = Rule(Meaning.SUSPECT, 3)
+
+EMPTY_400: Final = -400
+"""Stands in the table for a 400 without a body."""
+
+_STAGES: Final = tuple(Stage)
+_4XX: Final = 4
+_5XX: Final = 5
+
+#              CALL        SUBMIT      RETRIEVE      SESSION_POLL  FILE     TELEMETRY
+_TABLE: Final[Mapping[int, tuple[Rule, ...]]] = {
+    EMPTY_400: (_NO_REASON, _NO_REASON, _RETRY, _UNWANTED, _MOVED, _DROPPED),
+    400: (_FINAL, _FINAL, _BAD_POLL, _UNWANTED, _MOVED, _DROPPED),
+    401: (_FINAL, _FINAL, _FINAL, _UNWANTED, _MOVED, _UNWANTED),
+    402: (_BLOCKED, _BLOCKED, _BLOCKED, _RETRY, _FINAL, _DROPPED),
+    403: (_FINAL, _FINAL, _FINAL, _UNWANTED, _MOVED, _UNWANTED),
+    404: (_FINAL, _FINAL, _UNKNOWN_YET, _UNWANTED, _MOVED, _UNWANTED),
+    405: (_FINAL, _FINAL, _FINAL, _UNWANTED, _FINAL, _UNWANTED),
+    408: (_UNTOUCHED, _UNTOUCHED, _NO_NEWS, _RETRY, _UNTOUCHED, _RETRY),
+    409: (_CONFLICT, _CONFLICT, _FINAL, _RETRY, _FINAL, _DROPPED),
+    410: (_FINAL, _FINAL, _FORGOTTEN, _UNWANTED, _MOVED, _UNWANTED),
+    422: (_FINAL, _FINAL, _BAD_POLL, _UNWANTED, _FINAL, _DROPPED),
+    425: (_UNTOUCHED, _UNTOUCHED, _NOT_READY, _RETRY, _UNTOUCHED, _RETRY),
+    429: (_UNTOUCHED, _THROTTLED, _RETRY, _RETRY, _UNTOUCHED, _RETRY),
+    501: (_FINAL, _FINAL, _RETRY, _RETRY, _FINAL, _UNWANTED),
+    503: (_UNTOUCHED, _UNTOUCHED, _RETRY, _RETRY, _UNTOUCHED, _RETRY),
+    505: (_FINAL, _FINAL, _RETRY, _RETRY, _FINAL, _RETRY),
+    # Every other status of the hundred.
+    _4XX: (_FINAL, _FINAL, _FINAL, _UNWANTED, _FINAL, _DROPPED),
+    _5XX: (_RETRY, _RETRY, _RETRY, _RETRY, _RETRY, _RETRY),
+}
+_ANY_OTHER: Final = (_FINAL, _FINAL, _FINAL, _UNWANTED, _FINAL, _RETRY)
+
+NO_SUCH_CALL: Final = frozenset({404, 405, 501})
+"""Statuses with which a server answers a call that it does not offer."""
+
+
+def rule_for(status: int, stage: Stage) -> Rule:
+    """Return what a status means at a stage.
+
+    >>> rule_for(503, Stage.CALL).meaning, rule_for(404, Stage.FILE).meaning
+    (<Meaning.UNTOUCHED: 'it may pass; the server has not begun the work'>, \
+<Meaning.MOVED: 'the address is no longer valid; a new one may be'>)
+    >>> rule_for(503, Stage.CALL).passes, rule_for(501, Stage.CALL).passes
+    (True, False)
+
+    Args:
+        status: the status of the answer, or `EMPTY_400`.
+        stage: the place at which it arrived.
+    """
+    row = _TABLE.get(status) or _TABLE.get(status // 100) or _ANY_OTHER
+    return row[_STAGES.index(stage)]
+
+
+FIRST_S: Final = 0.5
+# Long enough to be gentle over minutes of outage, short enough to be back soon after its end.
+LONGEST_S: Final = 30.0
+# Delays are shortened by up to a quarter, so that clients which failed together do not return together.
+_JITTER: Final = 0.25
+# A server's own wish is a lower bound: it is only ever lengthened, by a tenth and at most a second.
+_HINT_JITTER: Final = 0.1
+_HINT_JITTER_S: Final = 1.0
+# 2 ** 1000 is a float, 2 ** 2000 is not; long before that the longest delay decides.
+_MAX_EXPONENT: Final = 20
+
+
+def delay_s(
+    failures: int,
+    *,
+    draw: float,
+    hint_s: float | None = None,
+    first_s: float = FIRST_S,
+    longest_s: float = LONGEST_S,
+) -> float:
+    """Return the seconds to wait after the n-th failure in a row.
+
+    Args:
+        failures: the failures so far, from 1.
+        draw: a random number from 0 to 1.
+        hint_s: the pause that the server asked for, if it did.
+        first_s: the delay after the first failure.
+        longest_s: the longest delay.
+
+    >>> [delay_s(n, draw=1.0) for n in (1, 2, 3, 7, 100)]
+    [0.5, 1.0, 2.0, 30.0, 30.0]
+    >>> delay_s(1, draw=0.0), delay_s(1, hint_s=100.0, draw=0.0), delay_s(1, hint_s=100.0, draw=1.0)
+    (0.375, 100.0, 101.0)
+    """
+    if hint_s is not None and hint_s > 0:
+        return hint_s + min(hint_s * _HINT_JITTER, _HINT_JITTER_S) * draw
+    exponent = min(max(failures, 1) - 1, _MAX_EXPONENT)
+    return min(first_s * 2.0**exponent, longest_s) * (1 - _JITTER + _JITTER * draw)
