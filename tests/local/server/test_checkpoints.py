@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import tarfile
+import threading
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -479,6 +480,43 @@ def test_a_sampler_checkpoint_replaces_one_of_its_name_and_open_samplers_keep_th
     assert len({tuple(each[1:]) for each in found}) == 3
     listed = server.get(f"/training_runs/{model}/checkpoints").json()["checkpoints"]
     assert [each["checkpoint_id"] for each in listed] == ["sampler_weights/latest", "sampler_weights/other"]
+
+
+def test_a_name_that_is_used_again_after_a_deletion_does_not_change_open_samplers(server: Running) -> None:
+    session = server.session()
+    model = train(server, session)
+    path = publish(server, model, 3)
+    older = opened(server, session, 0, path)
+    assert server.ask("DELETE", f"/training_runs/{model}/checkpoints/sampler_weights/latest").status == 200
+    publish(server, model, 4)
+    failed = server.result(server.sample(older, None)["request_id"])
+    assert (failed["category"], "saved anew" in failed["error"]) == ("user", True)
+    assert scores(server, opened(server, session, 1, path))
+
+
+def test_a_sampler_that_is_opened_while_its_checkpoint_is_replaced_has_the_new_weights(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = server.session()
+    model = train(server, session)
+    path = publish(server, model, 3)
+    server.pass_(model, 4)
+    server.optim(model, 5, learning_rate=0.05)
+    begun, go_on = threading.Event(), threading.Event()
+    save_checkpoint = server.store.save_checkpoint
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        begun.set()
+        assert go_on.wait(10)
+        return save_checkpoint(*arguments, **options)
+
+    monkeypatch.setattr(server.store, "save_checkpoint", late)
+    promise = server.ok("/save_weights_for_sampler", {"model_id": model, "path": "latest", "seq_id": 6})
+    assert begun.wait(10)
+    between = opened(server, session, 0, path)
+    go_on.set()
+    server.result(promise["request_id"])
+    assert scores(server, between) == scores(server, opened(server, session, 1, path))
 
 
 def test_older_clients_that_name_the_path_each_time_sample_from_the_newest(server: Running) -> None:
