@@ -14,7 +14,6 @@ from tinker_sync.local.engine.optim import AdamState
 from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.models import check_optimizer, start_model
 from tinker_sync.local.server.problems import Refused, UserFault
-from tinker_sync.local.server.service import UNSAVED, LiveSampler
 from tinker_sync.local.server.training import submit
 from tinker_sync.local.store.errors import StoreError
 from tinker_sync.local.store.rows import FOLDERS
@@ -28,7 +27,6 @@ from tinker_sync.types.weights import (
     SaveWeightsExternalRequest,
     SaveWeightsExternalResponseInternal,
     SaveWeightsForSamplerRequest,
-    SaveWeightsForSamplerResponseInternal,
     SaveWeightsRequest,
     SaveWeightsResponse,
     WeightsInfoResponse,
@@ -95,7 +93,7 @@ def _snapshot(run: TrainingRun, *, optimizer: bool) -> dict[str, Array]:
     return arrays
 
 
-async def _save(
+async def save(
     service: Service, model: LiveModel, kind: CheckpointKind, name: str, **options: Any
 ) -> CheckpointRow:
     arrays = await service.computed(
@@ -123,7 +121,7 @@ def about(row: CheckpointRow) -> dict[str, Any]:
     }
 
 
-def _name(service: Service, request: SaveWeightsRequest | SaveWeightsForSamplerRequest) -> str:
+def name_of(service: Service, request: SaveWeightsRequest | SaveWeightsForSamplerRequest) -> str:
     """What a checkpoint is to be called, also where nobody says."""
     return request.path or f"checkpoint-{request.seq_id or service.new_id()}"
 
@@ -135,11 +133,11 @@ async def save_weights(service: Service, ask: Ask) -> Any:
     model = service.model(request.model_id)
 
     async def work() -> Any:
-        row = await _save(
+        row = await save(
             service,
             model,
             "training",
-            _name(service, request),
+            name_of(service, request),
             ttl_s=checked_ttl(request.ttl_seconds),
             overwrite=request.overwrite,
             user_metadata=request.user_metadata,
@@ -147,45 +145,6 @@ async def save_weights(service: Service, ask: Ask) -> Any:
         return SaveWeightsResponse(path=row.tinker_path, type="save_weights")
 
     return submit(service, ask, "SaveWeights", model, request.seq_id, work)
-
-
-@calls.of("save_weights_for_sampler")
-async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
-    """Save to sample from: by name, or only for a sampler that is made along with it."""
-    request = ask.read(SaveWeightsForSamplerRequest)
-    model = service.model(request.model_id)
-    if request.path is not None and request.sampling_session_seq_id is not None:
-        raise Refused(400, "path and sampling_session_seq_id exclude each other")
-
-    async def named() -> Any:
-        row = await _save(
-            service,
-            model,
-            "sampler",
-            _name(service, request),
-            ttl_s=checked_ttl(request.ttl_seconds),
-            user_metadata=request.user_metadata,
-        )
-        return SaveWeightsForSamplerResponseInternal(path=row.tinker_path, type="save_weights_for_sampler")
-
-    async def unsaved() -> Any:
-        params = await service.computed(service.host.train(model.run_id, lambda run: run.params.snapshot()))
-        sampler_id = f"{model.session_id}:sample:{request.sampling_session_seq_id}"
-        await service.on_disk(
-            service.store.add_sampler,
-            sampler_id,
-            session_id=model.session_id,
-            base_model=model.base.name,
-            model_path=f"{UNSAVED}{model.run_id}",
-        )
-        await service.adapters.put(sampler_id, params)
-        service.samplers[sampler_id] = LiveSampler(sampler_id, model.session_id, model.base, sampler_id, None)
-        return SaveWeightsForSamplerResponseInternal(
-            sampling_session_id=sampler_id, type="save_weights_for_sampler"
-        )
-
-    work = named if request.sampling_session_seq_id is None else unsaved
-    return submit(service, ask, "SaveWeightsForSampler", model, request.seq_id, work)
 
 
 @calls.of("save_weights_external")
@@ -199,7 +158,7 @@ async def save_weights_external(service: Service, ask: Ask) -> Any:
             raise UserFault(f"age_encryption_recipients: at most {_MAX_RECIPIENTS}")
         if request.age_encryption_recipients:
             raise UserFault("age_encryption_recipients: this server does not encrypt; leave them out")
-        row = await _save(service, model, "external", request.path, ttl_s=checked_ttl(request.ttl_seconds))
+        row = await save(service, model, "external", request.path, ttl_s=checked_ttl(request.ttl_seconds))
         return SaveWeightsExternalResponseInternal(
             path=row.tinker_path, size_bytes=row.size_bytes, type="save_weights_external"
         )
@@ -325,7 +284,7 @@ async def _create_and_load(service: Service, ask: Ask, request: LoadWeightsReque
 @calls.of("get_weights_info")
 async def get_weights_info(service: Service, ask: Ask) -> Any:
     """What a model must look like to load a checkpoint."""
-    path = ask.tree().get("tinker_path")
+    path = ask.tree("tinker_path").get("tinker_path")
     if not isinstance(path, str):
         raise Refused(422, "tinker_path must be text")
     run_id, kind, name = parse(path)
