@@ -37,6 +37,7 @@ def encode_handle(
     record_stability_info: bool,
     retry_config: Mapping[str, Any],
     include_api_key: bool,
+    base_model: str = "",
 ) -> str:
     """The handle of a sampler."""
     settings, facts = core.settings, core.machinery.facts
@@ -56,6 +57,7 @@ def encode_handle(
             "client_dynamic_config": facts.dynamic.model_dump(mode="json"),
             "api_key": None if key is None else key.reveal(),
         },
+        "base_model": base_model,
         "record_stability_info": record_stability_info,
     }
     return base64.urlsafe_b64encode(wire_json.dumps(state)).decode("ascii")
@@ -68,6 +70,8 @@ class Carried:
     session_id: str
     sampling_session_id: str
     record_stability_info: bool
+    base_model: str
+    """Of what is sampled from; "" where the maker of the handle does not know it."""
     base_url: str | None = field(repr=False)  # some hold a password by mistake; those are refused later
     api_key: Secret | None
     default_headers: HeaderMap = field(repr=False)
@@ -150,14 +154,16 @@ def _read(handle: str) -> Carried | str:
     headers, key = holder.get("default_headers_overrides") or {}, holder.get("api_key")
     config, dynamic = holder.get("client_config") or {}, holder.get("client_dynamic_config") or {}
     base_url = holder.get("base_url")
+    base_model = state.get("base_model")
     if not all(isinstance(each, dict) for each in (headers, config, dynamic)) or not all(
-        each is None or isinstance(each, str) for each in (key, base_url, *headers.values())
+        each is None or isinstance(each, str) for each in (key, base_url, base_model, *headers.values())
     ):
         return "it has another content than expected"
     return Carried(
         session_id=str(state["session_id"]),
         sampling_session_id=str(state["sampling_session_id"]),
         record_stability_info=bool(state.get("record_stability_info")),
+        base_model=base_model or "",
         base_url=base_url,
         api_key=Secret(key) if key else None,
         default_headers=HeaderMap(headers),

@@ -13,13 +13,14 @@ from tinker_sync.clients import _deadlines
 from tinker_sync.clients._handles import Carried, core_of_handle, encode_handle
 from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.retry_config import RetryConfig
-from tinker_sync.errors import InvalidInputError, TinkerError
+from tinker_sync.errors import APIStatusError, InvalidInputError, TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.admission import Plan, Pledge, length_of
 from tinker_sync.runtime.chunking import estimate_prompt_bytes
 from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.fetcher import decode_with
 from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.naming import carried, names_requests
 from tinker_sync.runtime.numbers import numbers
 from tinker_sync.runtime.once import Once
 from tinker_sync.runtime.sample import SampleOrder
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from tinker_sync.text.tokenizer import Tokenizer
     from tinker_sync.transport.call import Reply
 
+_NO_SUCH_CALL: Final = frozenset({404, 405, 501})
+
 CLONE_BLOCK: Final = 10**9
 """Each copy of a client numbers its samples in a block of its own."""
 
@@ -54,6 +57,7 @@ _read_response: Final = decode_with(
 )
 
 
+@names_requests
 class SamplingClient:
     """Samples from one set of weights. Made by a service or training client; threads may share it.
 
@@ -69,6 +73,7 @@ class SamplingClient:
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
         copied: bool = False,
+        base_model: str | None = None,
     ) -> None:
         self._core = core
         self._sampling_session_id = sampling_session_id
@@ -79,6 +84,9 @@ class SamplingClient:
         if not copied:
             self._numbers.get(numbers)
         self._poll_for_all: Once[Callable[..., Any]] = Once()
+        self._base_model: Once[str] = Once()
+        if base_model:
+            self._base_model.get(lambda: base_model)
         self._clone_id = 0
         _fork.renew_in_child(self)
 
@@ -122,6 +130,8 @@ class SamplingClient:
             sampling_session_id=created.sampling_session_id,
             retry_config=retry_config,
             record_stability_info=record_stability_info,
+            # Of weights the server knows best what they were made of.
+            base_model=base_model if model_path is None else None,
         )
 
     def result(self, timeout: float | None = None) -> SamplingClient:
@@ -199,7 +209,7 @@ class SamplingClient:
                 fetch=partial(self._fetch, machinery),
             )
             if self._numbers.made is None:
-                core.send_pool.run(lambda: self._put_once_numbered(order, future))
+                core.send_pool.run(carried(lambda: self._put_once_numbered(order, future)))
             else:
                 machinery.lane.put(order, future)
         return future
@@ -324,7 +334,17 @@ class SamplingClient:
             record_stability_info=self._record_stability_info,
             retry_config={name: getattr(self._retry_config, name) for name in _KEPT_RETRY_FIELDS},
             include_api_key=include_api_key,
+            base_model=self._base_model.get(self._asked_base_model),
         )
+
+    def _asked_base_model(self) -> str:
+        """Ask the server which model it samples from; "" where it has no such call."""
+        try:
+            return self._about().base_model
+        except APIStatusError as error:
+            if error.status_code not in _NO_SUCH_CALL:
+                raise
+            return ""
 
     @classmethod
     def from_sampler_handle(cls, handle: str, *, api_key: str | None = None) -> SamplingClient:
@@ -345,6 +365,7 @@ class SamplingClient:
             retry_config=_retry_config_of(carried),
             record_stability_info=carried.record_stability_info,
             copied=True,
+            base_model=carried.base_model,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -40,6 +40,7 @@ from tinker_sync.runtime.calls import make_call, read_reply
 from tinker_sync.runtime.fetcher import POLL_TIMEOUT_S, Fetcher, Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.introduction import Introduction, ServerFacts
+from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.notices import Notices
 from tinker_sync.runtime.once import Once
 from tinker_sync.runtime.parts import Companion, Parts, shut_elsewhere
@@ -507,7 +508,10 @@ class Core:
             future = self._closed = APIFuture(clock=self.clock)
             self._parts.asked_to_end = (status, detail)
         thread = threading.Thread(
-            target=self._close, args=(future, status, detail, limit_s), name="tinker-close", daemon=True
+            target=carried(self._close),
+            args=(future, status, detail, limit_s),
+            name="tinker-close",
+            daemon=True,
         )
         try:
             thread.start()

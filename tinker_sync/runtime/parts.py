@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from tinker_sync._observe import CallFailed, Event, Observer
 from tinker_sync.errors import ClientClosedError, EarlierCallFailedError
 from tinker_sync.runtime import exits
+from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.unfinished import Unfinished
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class Parts:
             if self.companion is not None:
                 self.companion.close(min(limit_s, _COMPANION_LIMIT_S))
 
-        return session.end(last)
+        return session.end(carried(last))
 
     def refuse(self) -> None:
         """Fail whoever waits for a result or for a turn."""

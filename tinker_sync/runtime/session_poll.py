@@ -257,6 +257,7 @@ class _Waiter:
             self.promise.wants_proto,
             self.promise.roundtrip_s,
             size,
+            self.promise.sdk_method,
         )
         self._fetch = self._owner._fetcher.fetch(
             announced, self._future, self._decode, deadline_at=self.deadline_at, on_gone=self._gone

@@ -103,7 +103,7 @@ class Judge:
         after_s = retry_after_s(reply.headers, self._clock.time())
         error = self._status_error(reply, call, after_s)
         wish = reply.headers.get("x-should-retry", "").strip().lower()
-        if wish == "false":
+        if wish == "false" and not (call.needed and (reply.status == 409 or reply.status >= 500)):
             return Fatal(error)
         if long_poll and reply.status == 408:
             return Again(error)
