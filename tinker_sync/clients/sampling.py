@@ -185,6 +185,18 @@ class SamplingClient:
             prompt_logprobs_last_n=prompt_logprobs_last_n,
             record_stability_info=self._record_stability_info,
         )
+        return self._sample(request, deadline, may_forbid_retries=True)
+
+    def _sample(
+        self, request: SampleRequest, deadline: float | None, *, may_forbid_retries: bool
+    ) -> APIFuture[SampleResponse]:
+        """Send a sample.
+
+        Args:
+            request: complete but for its number.
+            deadline: seconds until to give up waiting for the result.
+            may_forbid_retries: obey a server that wants each sample submitted under one number only.
+        """
         request.validate()
         core = self._core
         deadline_at = _deadlines.deadline_at(
@@ -194,16 +206,18 @@ class SamplingClient:
         dialect = machinery.facts.dialect
         refuse_unsupported(request, dialect)
         sent = normalise_sample_request(request, dialect)
+        submitted_once = may_forbid_retries and machinery.facts.config.sample_no_retries
         with core.admission.admitted(partial(_plan, request)) as pledge:
             future: APIFuture[SampleResponse] = core.future()
             pledge.follow(future)
             order = SampleOrder(
                 request=sent,
                 next_number=self._next_number,
-                estimate_bytes=estimate_prompt_bytes(prompt),
+                estimate_bytes=estimate_prompt_bytes(request.prompt),
                 deadline_at=deadline_at,
                 decode=partial(_settled, request, pledge),
                 max_attempts=self._retry_config.attempts,
+                max_submissions=1 if submitted_once else self._retry_config.attempts,
                 abandoned=core.abandon,
                 encode=lambda numbered: json_body(numbered, dialect),
                 fetch=partial(self._fetch, machinery),
@@ -239,14 +253,16 @@ class SamplingClient:
             deadline: seconds until to give up waiting for the result.
         """
         core = self._core
-        sampled = self.sample(
-            prompt,
-            1,
-            SamplingParams(max_tokens=1),
-            include_prompt_logprobs=True,
+        request = SampleRequest(
+            num_samples=1,
+            prompt=prompt,
+            sampling_params=SamplingParams(max_tokens=1),
+            sampling_session_id=self._sampling_session_id,
+            prompt_logprobs=True,
             prompt_logprobs_last_n=prompt_logprobs_last_n,
-            deadline=deadline,
+            record_stability_info=self._record_stability_info,
         )
+        sampled = self._sample(request, deadline, may_forbid_retries=False)
         return CombinedFuture(
             [sampled],
             lambda responses: _prompt_logprobs(responses[0]),
@@ -270,9 +286,11 @@ class SamplingClient:
         """How results are waited for: together where the server offers that, else one by one."""
         if not machinery.facts.config.sample_use_retrieve_futures:
             return machinery.fetcher.fetch
-        return SessionPoll(
+        poll = SessionPoll(
             machinery.fetcher, self._sampling_session_id, self._clone_id, clock=self._core.clock
-        ).fetch
+        )
+        self._core.owe(poll)
+        return poll.fetch
 
     def _join(self) -> Callable[[], int]:
         """A block of numbers that no other copy uses."""

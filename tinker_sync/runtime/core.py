@@ -43,7 +43,7 @@ from tinker_sync.runtime.introduction import Introduction, ServerFacts
 from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.notices import Notices
 from tinker_sync.runtime.once import Once
-from tinker_sync.runtime.parts import Companion, Parts, shut_elsewhere
+from tinker_sync.runtime.parts import Acknowledging, Companion, Parts, shut_elsewhere
 from tinker_sync.runtime.poller import Poller
 from tinker_sync.runtime.rate_limiter import (
     Gate,
@@ -429,6 +429,10 @@ class Core:
     def listen(self, observer: Observer) -> None:
         """Have somebody else told of it too."""
         self._parts.observers = (*self._parts.observers, observer)
+
+    def owe(self, acknowledging: Acknowledging) -> None:
+        """Have the last call of this sent before the connections are closed."""
+        self._parts.owe(acknowledging)
 
     def tell(self, event: Event) -> None:
         """Tell who watches."""

@@ -54,6 +54,8 @@ class SampleOrder:
         deadline_at: the moment of the clock at which to give up.
         decode: makes the response of a reply; runs on a worker.
         encode: makes the body of the request, which lacks only its number; runs on a worker.
+        max_attempts: how often one submit is tried.
+        max_submissions: how often it is submitted, each time under a new number.
         fetch: starts the retrieval; None: the lane's fetcher asks for this promise alone.
         abandoned: told the request id of a sample whose user cancelled it.
         sdk_method: the public method that asks for it.
@@ -66,6 +68,7 @@ class SampleOrder:
     decode: Callable[[Reply, Any], SampleResponse]
     encode: Callable[[SampleRequest], bytes] = wire_json.encode
     max_attempts: int = MAX_ATTEMPTS
+    max_submissions: int = MAX_ATTEMPTS
     fetch: Callable[..., Abandonable] | None = None
     abandoned: Callable[[str], object] | None = None
     sdk_method: str = field(factory=current)
@@ -279,7 +282,7 @@ class Sample:
     def _on_gone(self, error: Exception) -> None:
         """The server has forgotten the promise: once more, as a new sample."""
         self._resubmits += 1
-        if self._resubmits >= self._order.max_attempts:
+        if self._resubmits >= self._order.max_submissions:
             self.fail(error)
             return
         _log.info("the server has forgotten a sample; it is submitted again (%d)", self._resubmits)

@@ -4,6 +4,10 @@ A sample waits here until the poll says that it is done, and is fetched then, on
 offered, or keeps failing, samples are asked for one by one as everywhere else; nobody notices but the server.
 Completions nobody waits for are kept for a while, for they may be early, and then forgotten.
 
+The server keeps a completion until a poll reports it as retrieved. Where no sample waits, that poll asks for
+an answer at once (`timeout: 0`). It is a courtesy and is not repeated for long: a server that holds it has
+read it, and one that keeps failing does without.
+
 No thread of its own: the poll is a request like any other on the poller. The lock is held for container work
 only.
 """
@@ -15,6 +19,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
@@ -38,7 +43,8 @@ PATH: Final = "/api/v1/retrieve_futures"
 _EARLY_KEPT: Final = 10_000
 _FAILURES_BEFORE_SINGLES: Final = 3
 _TRANSIENT: Final = (408, 409, 425, 429)
-_BILLING_PAUSE_S: Final = 5.0
+# A poll that only acknowledges is answered at once.
+_ACKNOWLEDGE_S: Final = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -138,27 +144,51 @@ class SessionPoll:
     def _poll(self) -> None:
         with self._lock:
             reported = sorted(self._retrieved)
-            self._drop_overdue_locked()
+            overdue = self._take_overdue_locked()
+            awaited = bool(self._waiting)
+        for waiter in overdue:  # each asks once more by itself, which raises its deadline error
+            self._fetcher.poller.after(0.0, partial(waiter.fetch_alone, None))
+        if awaited or reported:
+            call = self._call(reported, awaited=awaited)
+            self._fetcher.poller.start(call, partial(self._on_outcome, reported, awaited))
+        else:
+            self._go_on()
+
+    def _call(self, reported: list[str], *, awaited: bool) -> Call:
         request = FuturesRetrieveRequest(
-            target=self._target, prev_cursor=self._cursor, retrieved_request_ids=reported
+            target=self._target,
+            prev_cursor=self._cursor,
+            timeout=None if awaited else 0.0,
+            retrieved_request_ids=reported,
         )
-        call = Call(
+        longest_s = self._fetcher.read_timeout_s
+        return Call(
             method="POST",
             path=PATH,
             body=wire_json.encode(request),
-            read_s=self._fetcher.read_timeout_s,
+            read_s=longest_s if awaited else min(longest_s, _ACKNOWLEDGE_S),
             max_retries=0,
         )
-        self._fetcher.poller.start(call, lambda outcome: self._on_outcome(outcome, reported))
 
-    def _drop_overdue_locked(self) -> None:
-        """Those whose time is up ask for themselves once more, which says so."""
+    def _take_overdue_locked(self) -> list[_Waiter]:
+        """Remove and return those whose deadline has passed."""
         now = self._clock.now()
-        for waiter in [waiter for waiter in self._waiting.values() if waiter.deadline_at <= now]:
+        overdue = [waiter for waiter in self._waiting.values() if waiter.deadline_at <= now]
+        for waiter in overdue:
             del self._waiting[waiter.promise.request_id]
-            self._fetcher.poller.after(0.0, lambda waiter=waiter: waiter.fetch_alone(None))  # type: ignore[misc]
+        return overdue
 
-    def _on_outcome(self, outcome: Reply | SendFailed, reported: list[str]) -> None:
+    def last_call(self) -> Call | None:
+        """Return the call that acknowledges what is left to acknowledge; no poll is sent after it.
+
+        For the end of the client, which sends it before it closes its connections.
+        """
+        with self._lock:
+            reported, self._retrieved = sorted(self._retrieved), set()
+            silent, self._singles = self._singles, True
+        return None if silent or not reported else self._call(reported, awaited=False)
+
+    def _on_outcome(self, reported: list[str], awaited: bool, outcome: Reply | SendFailed) -> None:
         if isinstance(outcome, Reply) and outcome.ok:
             try:
                 self._on_completions(wire_json.decode(outcome.body, FuturesRetrieveResponse), reported)
@@ -166,8 +196,13 @@ class SessionPoll:
                 self._give_up(str(hush(error, outcome.body, self._fetcher.secrets())))
             return
         if isinstance(outcome, SendFailed) and outcome.timed_out and outcome.maybe_received:
-            self._go_on()  # the server holds polls longer than we listen
+            if not awaited:
+                self._forget(reported)
+            self._go_on()  # the server holds polls longer than this client listens
         elif self._is_passing(outcome):
+            self._failures += 1
+            if not awaited and self._failures >= _FAILURES_BEFORE_SINGLES:
+                self._forget(reported)
             self._failed()
         else:
             self._give_up(str(outcome) if isinstance(outcome, SendFailed) else f"status {outcome.status}")
@@ -198,6 +233,11 @@ class SessionPoll:
             waiter.fetch_alone(size)
         self._go_on()
 
+    def _forget(self, reported: list[str]) -> None:
+        """Count these as acknowledged."""
+        with self._lock:
+            self._retrieved.difference_update(reported)
+
     def _go_on(self) -> None:
         with self._lock:
             self._polling = False
@@ -206,8 +246,7 @@ class SessionPoll:
             self._begin()
 
     def _failed(self) -> None:
-        """It may work again in a while; those who wait since before need not."""
-        self._failures += 1
+        """Ask again in a while; samples that wait since before are fetched one by one."""
         if self._failures == _FAILURES_BEFORE_SINGLES:
             self._release_all()
         self._go_on()

@@ -159,9 +159,8 @@ class Exchange:
         if renew is None or sent is None or not rejects_token(reply.headers.get("www-authenticate")):
             return False
         self._renew = None
-        rejected = Secret(sent[1])
-        renewed = renew(rejected)
-        if renewed is None or renewed == rejected:
+        renewed = renew(Secret(sent[1]))
+        if renewed is None:
             return False
         header = {API_KEY.lower(): (API_KEY, renewed.reveal())}
         self._hop = evolve(self._hop, headers={**self._hop.headers, **header})
