@@ -71,7 +71,7 @@ class Telemetry:
         self._caller = caller
         self._settings = settings
         self._clock = clock
-        self._buffer = buffer or EventBuffer()
+        self._buffer = EventBuffer() if buffer is None else buffer
         self._session_id = f"sessionless-{uuid.uuid4()}"  # replaced once there is a session
         self._process_uuid = str(uuid.uuid4())
         self._began_s = clock.now()
