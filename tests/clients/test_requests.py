@@ -19,7 +19,7 @@ from tinker_sync.clients.rest import RestClient
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
-from tinker_sync.errors import AuthenticationError, NotFoundError
+from tinker_sync.errors import APIStatusError, AuthenticationError, NotFoundError
 
 PATIENCE_S = 20.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -275,7 +275,7 @@ def test_creations_go_on_though_the_server_asks_for_no_retry() -> None:
 def test_a_reading_call_ends_where_the_server_asks_for_no_retry() -> None:
     with world() as (stub, client):
         stub.script("/get_server_capabilities", Answer(503, {}, headers={"x-should-retry": "false"}))
-        with pytest.raises(Exception, match="503"):
+        with pytest.raises(APIStatusError, match="503"):
             client.get_server_capabilities()
         assert len(stub.asked("/get_server_capabilities")) == 1
 

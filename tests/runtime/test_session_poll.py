@@ -172,7 +172,7 @@ def test_a_poll_that_expires_is_asked_again(bench: Bench) -> None:
     assert bench.poller.timers == []
 
 
-def test_a_poll_with_nobody_waiting_asks_for_an_answer_at_once(bench: Bench) -> None:
+def test_a_poll_asks_for_an_answer_at_once_while_no_sample_waits(bench: Bench) -> None:
     bench.wait_for("a")
     bench.announce(1, "a")
     bench.fetch_next({"of": "a"})

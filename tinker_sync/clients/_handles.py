@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import base64
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from attrs import asdict, field, frozen
 
 from tinker_sync._secret import HeaderMap, Quiet, Secret, is_secret_header, mask_text, veiled
 from tinker_sync.clients._shared import SharedCores
+from tinker_sync.clients.rest._base import NO_SUCH_CALL
 from tinker_sync.config import Settings
-from tinker_sync.errors import InvalidInputError, WireError
+from tinker_sync.errors import APIStatusError, InvalidInputError, WireError
 from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.failures import hush
 from tinker_sync.runtime.introduction import ServerFacts
 from tinker_sync.runtime.rate_limiter import key_fingerprint
 from tinker_sync.runtime.session import Session
-from tinker_sync.types import ClientConfigResponse, ClientDynamicConfigResponse
+from tinker_sync.types import ClientConfigResponse, ClientDynamicConfigResponse, GetSamplerResponseInternal
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.dialect import Dialect
 
@@ -61,6 +62,16 @@ def encode_handle(
         "record_stability_info": record_stability_info,
     }
     return base64.urlsafe_b64encode(wire_json.dumps(state)).decode("ascii")
+
+
+def known_base_model(ask: Callable[[], GetSamplerResponseInternal]) -> str:
+    """Ask the server which model a sampler is of; "" where it has no such call."""
+    try:
+        return ask().base_model
+    except APIStatusError as error:
+        if error.status_code not in NO_SUCH_CALL:
+            raise
+        return ""
 
 
 @frozen

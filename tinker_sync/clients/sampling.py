@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 from tinker_sync._observe import ModelNamed, TokensUsed
 from tinker_sync._secret import veiled
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._handles import Carried, core_of_handle, encode_handle
+from tinker_sync.clients._handles import Carried, core_of_handle, encode_handle, known_base_model
 from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.retry_config import RetryConfig
-from tinker_sync.errors import APIStatusError, InvalidInputError, TinkerError
+from tinker_sync.errors import InvalidInputError, TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.admission import Plan, Pledge, length_of
 from tinker_sync.runtime.chunking import estimate_prompt_bytes
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.core import Core, Machinery
     from tinker_sync.text.tokenizer import Tokenizer
     from tinker_sync.transport.call import Reply
-
-_NO_SUCH_CALL: Final = frozenset({404, 405, 501})
 
 CLONE_BLOCK: Final = 10**9
 """Each copy of a client numbers its samples in a block of its own."""
@@ -352,17 +350,8 @@ class SamplingClient:
             record_stability_info=self._record_stability_info,
             retry_config={name: getattr(self._retry_config, name) for name in _KEPT_RETRY_FIELDS},
             include_api_key=include_api_key,
-            base_model=self._base_model.get(self._asked_base_model),
+            base_model=self._base_model.get(lambda: known_base_model(self._about)),
         )
-
-    def _asked_base_model(self) -> str:
-        """Ask the server which model it samples from; "" where it has no such call."""
-        try:
-            return self._about().base_model
-        except APIStatusError as error:
-            if error.status_code not in _NO_SUCH_CALL:
-                raise
-            return ""
 
     @classmethod
     def from_sampler_handle(cls, handle: str, *, api_key: str | None = None) -> SamplingClient:

@@ -1,8 +1,8 @@
 """One long poll for all the samples of a sampling session, where the server offers that.
 
-A sample waits here until the poll says that it is done, and is fetched then, once. Where the poll is not
-offered, or keeps failing, samples are asked for one by one as everywhere else; nobody notices but the server.
-Completions nobody waits for are kept for a while, for they may be early, and then forgotten.
+A sample waits here until the poll announces it, and is fetched then, once. Where the server does not offer
+the poll, or the poll keeps failing, the fetcher polls for each sample alone. A completion may come before its
+sample waits here: the newest ones are kept, the others forgotten.
 
 The server keeps a completion until a poll reports it as retrieved. Where no sample waits, that poll asks for
 an answer at once (`timeout: 0`). It is a courtesy and is not repeated for long: a server that holds it has
@@ -69,7 +69,7 @@ class SessionPoll:
         self._lock = threading.Lock()
         self._waiting: dict[str, _Waiter] = {}  # guarded by _lock
         self._early: OrderedDict[str, int] = OrderedDict()  # guarded by _lock; request id to size
-        self._retrieved: set[str] = set()  # guarded by _lock; to be told to the server
+        self._retrieved: set[str] = set()  # guarded by _lock; not acknowledged yet
         self._polling = False  # guarded by _lock; a poll is under way, or a pause before the next
         self._singles = False  # guarded by _lock; final: there is no such poll
         # Only the steps of the poll touch these, and they follow each other.
@@ -103,7 +103,7 @@ class SessionPoll:
         return waiter
 
     def renew_after_fork(self) -> None:
-        """The parent's samples are its own."""
+        """Forget the parent's samples, which the parent fetches."""
         self._lock = threading.Lock()
         self._waiting, self._retrieved, self._polling = {}, set(), False
 
@@ -115,7 +115,7 @@ class SessionPoll:
     # -------------------------------------------------------------------------------------- for waiters
 
     def done_with(self, request_id: str) -> None:
-        """Somebody has the result, or wants it no more: tell the server with the next poll."""
+        """Acknowledge this with the next poll: its result has arrived, or is not wanted any more."""
         with self._lock:
             self._waiting.pop(request_id, None)
             if self._singles:
@@ -126,7 +126,7 @@ class SessionPoll:
             self._begin()
 
     def _wanted_locked(self) -> bool:
-        """Whether a poll is to be started now; then it counts as started."""
+        """Return True if a poll must start now, which then counts as started."""
         if self._polling or self._singles or not (self._waiting or self._retrieved):
             return False
         self._polling = True
@@ -135,7 +135,7 @@ class SessionPoll:
     # -------------------------------------------------------------------------------------- the poll
 
     def _begin(self) -> None:
-        """The first poll after a rest; at once, unless the last ones failed."""
+        """Send the first poll after a rest; at once, unless the last ones failed."""
         if self._failures:
             self._fetcher.poller.after(delay_s(self._failures, draw=1.0), self._poll)
         else:
@@ -268,7 +268,7 @@ class SessionPoll:
 
 
 class _Waiter:
-    """A sample that waits to be announced, and then its fetch."""
+    """A sample that waits for its announcement, and then its fetch."""
 
     def __init__(
         self,
@@ -289,7 +289,7 @@ class _Waiter:
         future.when_done(lambda _: owner.done_with(promise.request_id))
 
     def fetch_alone(self, size: int | None) -> None:
-        """Ask for this result. `size`: as announced; None: nothing was."""
+        """Fetch this result. `size` is the announced one; None if none was announced."""
         announced = Promise(
             self.promise.request_id,
             self.promise.request_type,
@@ -303,7 +303,7 @@ class _Waiter:
         )
 
     def abandon(self) -> None:
-        """Nobody waits any more."""
+        """Stop the fetch, if it has begun."""
         fetch = self._fetch
         if fetch is not None:
             fetch.abandon()

@@ -89,7 +89,7 @@ class RestBase:
 
 
 # What servers answer that have no such call; 403 is a server that has it and does not let everybody.
-_NO_SUCH_CALL: Final = frozenset({404, 405, 501})
+NO_SUCH_CALL: Final = frozenset({404, 405, 501})
 
 
 def newer_call(core: Core, name: str, request: Any) -> Any:
@@ -101,7 +101,7 @@ def newer_call(core: Core, name: str, request: Any) -> Any:
     try:
         return core.call(name, request, usual_s=_deadlines.REST_S)
     except APIStatusError as error:
-        if error.status_code not in _NO_SUCH_CALL:
+        if error.status_code not in NO_SUCH_CALL:
             raise
         raise UnsupportedByServerError(
             f"this server does not offer {name} (it answers {error.status_code})", feature=name
