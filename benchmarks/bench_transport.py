@@ -34,6 +34,9 @@ class Keys:
     def for_exchange(self) -> str:
         return "tml-benchmark"
 
+    def renewed(self, rejected: object) -> None:
+        """There is no other."""
+
 
 class OtherAdapter(requests.adapters.HTTPAdapter):
     """Makes the user's session send by itself."""

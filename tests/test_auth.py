@@ -101,7 +101,7 @@ def test_a_service_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
         ("POST", CONFIG, "tml-e"),
         ("GET", CAPABILITIES, "tml-e"),
     ]
-    assert json.loads(seen[0].body) == {"sdk_version": "0.36.0"}
+    assert json.loads(seen[0].body) == {"sdk_version": "0.38.0"}
 
 
 def test_a_service_that_wants_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

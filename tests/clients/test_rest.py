@@ -160,8 +160,8 @@ def test_what_goes_out(
     assert (asked.method, asked.path) == (method, f"/api/v1/{path}")
     assert asked.query == query
     assert asked.json() == body
-    assert asked.headers["x-sdk-method"] == name
-    assert asked.headers["x-sdk-version"] == tinker_sync.__version__
+    assert asked.headers["x-sdk-method"] == f"RestClient.{name}"
+    assert asked.headers["x-sdk-version"] == "0.38.0"
 
 
 def test_ids_never_become_more_than_a_part_of_the_path(stub: Stub, rest: RestClient) -> None:

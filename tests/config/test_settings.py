@@ -60,7 +60,7 @@ def test_defaults() -> None:
         "timeout": Timeout(connect=5.0, read=60.0, idle=None),
         "max_retries": 10,
         "max_body_bytes": 1 << 30,
-        "sdk_version": "0.36.0",
+        "sdk_version": "0.38.0",
         "dialect": "auto",
         "deadline_s": None,
         "pace": 1.0,

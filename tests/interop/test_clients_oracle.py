@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,8 @@ def test_clients_that_are_waited_for() -> None:
 
 @pytest.mark.parametrize(("maker", "user"), [("tinker", "tinker_sync"), ("tinker_sync", "tinker")])
 def test_handles_go_from_one_client_to_the_other(maker: str, user: str) -> None:
+    if user == "tinker" and version("tinker") < "0.38":
+        pytest.skip("before 0.38 the reference client reads no handle that names its base model")
     server = VARIANTS[0].server()
     with server as stub, a_handle(maker, stub.url) as handle:
         results = dict(run(user, stub.url, "values", "foreign_handle", A_HANDLE=handle))

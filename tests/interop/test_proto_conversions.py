@@ -125,6 +125,22 @@ def _span(types: Any, kind: str, sequence_id: str, offset: int, length: int) -> 
     return span(sequence_id=sequence_id, offset=offset, length=length)
 
 
+@pytest.mark.parametrize("threshold", [[0.8], np.array([0.8], np.float32), [0.8, 0.9, 1.0]], ids=str)
+def test_thresholds_of_one_value_are_sent_as_the_reference_sends_them(threshold: Any) -> None:
+    sent = []
+    for types in (theirs, ours):
+        inputs = {"target_tokens": [2, 3, 4], "logprobs": [-1.0] * 3, "advantages": [1.0] * 3}
+        inputs |= {"clip_low_threshold": threshold, "clip_high_threshold": [1.2]}
+        datum = types.Datum(model_input=types.ModelInput.from_ints([1, 2, 3]), loss_fn_inputs=inputs)
+        body = types.ForwardBackwardInput(data=[datum], loss_fn="ppo")
+        sent.append(types.ForwardBackwardRequest(forward_backward_input=body, model_id="m", seq_id=1))
+    sent[1].forward_backward_input.validate()
+    expected = forward_backward_request_to_proto(sent[0])
+    body = encode_forward_backward_request(sent[1]).join()
+    assert meaning(parsed(tables.FORWARD_BACKWARD_REQUEST, body)) == meaning(expected)
+    assert len(body) == len(expected.SerializeToString())
+
+
 def test_requests_say_the_same() -> None:
     rng = random.Random(21)
     for _ in range(ROUNDS):

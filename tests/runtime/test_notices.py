@@ -78,6 +78,21 @@ def test_one_line_a_minute_for_each_kind_and_state(caplog: pytest.LogCaptureFixt
     ]
 
 
+def test_a_paused_training_request_is_reported_though_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    notices, heard = Notices(FakeClock()), []  # type: ignore[var-annotated]
+    notices.listen(heard.append)
+    with caplog.at_level(logging.WARNING, "tinker_sync.queue"):
+        notices.publish(QueueNotice("active", None), "ForwardBackward", "req-1")
+        notices.publish(PAUSED, "ForwardBackward", "req-2")
+    assert len(caplog.messages) == 1  # at once
+    assert [(state.request_id, state.state) for state in heard] == [
+        ("req-1", "active"),
+        ("req-2", "paused_capacity"),
+    ]
+
+
 def test_what_is_not_paused_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "tinker_sync.queue"):
         Notices(FakeClock()).publish(QueueNotice("active", None), "Sample", "req-1")

@@ -70,7 +70,7 @@ def test_what_a_session_is_made_with(stub: Stub) -> None:
     assert asked.json() == {
         "tags": ["a", "b"],
         "user_metadata": {"a": "b"},
-        "sdk_version": "0.36.0",
+        "sdk_version": "0.38.0",
         "project_id": "p-1",
         "display_name": "mine",
         "type": "create_session",

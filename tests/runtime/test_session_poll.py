@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -169,6 +170,81 @@ def test_a_poll_that_expires_is_asked_again(bench: Bench) -> None:
     bench.poller.lose(timed_out=True)
     assert len(bench.polls()) == 2
     assert bench.poller.timers == []
+
+
+def test_a_poll_asks_for_an_answer_at_once_while_no_sample_waits(bench: Bench) -> None:
+    bench.wait_for("a")
+    bench.announce(1, "a")
+    bench.fetch_next({"of": "a"})
+    last = bench.poller.next(PATH)
+    assert last.body["timeout"] == 0.0
+    assert last.body["prev_cursor"] == 1
+    assert last.body["retrieved_request_ids"] == ["a"]
+    assert last.call is not None
+    assert last.call.read_s == 5.0
+    assert "timeout" not in bench.polls()[0]
+
+
+def test_an_idle_client_does_not_ask_a_server_that_ignores_the_timeout_for_ever(bench: Bench) -> None:
+    bench.wait_for("a")
+    bench.announce(1, "a")
+    bench.fetch_next({"of": "a"})
+    bench.poller.lose(timed_out=True)
+    assert bench.poller.waiting == 0
+    assert bench.poller.timers == []
+    bench.wait_for("b")
+    assert bench.polls()[-1]["retrieved_request_ids"] == []  # the server has read them
+    assert "timeout" not in bench.polls()[-1]
+
+
+def test_an_acknowledgement_that_keeps_failing_is_given_up(bench: Bench) -> None:
+    bench.wait_for("a")
+    bench.announce(1, "a")
+    bench.fetch_next({"of": "a"})
+    for _ in range(2):
+        bench.poller.answer(503, {}, path=PATH)
+        bench.poller.pass_time()
+    bench.poller.answer(503, {}, path=PATH)
+    assert bench.poller.waiting == 0
+    assert [timer for timer in bench.poller.timers if timer.live] == []
+
+
+def test_the_last_call_acknowledges_and_ends_the_polling(bench: Bench) -> None:
+    bench.wait_for("a")
+    bench.wait_for("b")
+    bench.announce(1, "a")
+    bench.fetch_next({"of": "a"})
+    call = bench.together.last_call()
+    assert call is not None
+    body = json.loads(call.body or b"")
+    assert (body["timeout"], body["prev_cursor"], body["retrieved_request_ids"]) == (0.0, 1, ["a"])
+    assert bench.together.last_call() is None
+    polls = len(bench.polls())
+    bench.announce(2, "b")
+    bench.fetch_next({"of": "b"})
+    assert len(bench.polls()) == polls
+
+
+def test_without_such_a_poll_there_is_no_last_call(bench: Bench) -> None:
+    bench.wait_for("a")
+    bench.poller.answer(404, {"detail": "no"}, path=PATH)
+    bench.fetch_next({"of": "a"})
+    assert bench.together.last_call() is None
+
+
+def test_overdue_samples_are_started_without_the_lock(bench: Bench) -> None:
+    taken: list[bool] = []
+    after = bench.poller.after
+
+    def note(delay_s: float, action: Any) -> Any:
+        taken.append(bench.together._lock.locked())
+        return after(delay_s, action)
+
+    bench.poller.after = note  # type: ignore[method-assign]
+    bench.wait_for("a", deadline_at=bench.clock.now() + 60)
+    bench.clock.advance(61)
+    bench.announce(0)
+    assert taken == [False]
 
 
 def test_an_answer_that_makes_no_sense_ends_the_polling(bench: Bench) -> None:

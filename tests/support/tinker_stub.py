@@ -450,7 +450,8 @@ class Stub:
             news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._news[sampler].append(news)
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(news, self.behaviour.hold_s)
+                longest_s = body.get("timeout")
+                await asyncio.wait_for(news, self.behaviour.hold_s if longest_s is None else longest_s)
         fresh = finished[cursor:]
         completions = [
             {

@@ -31,6 +31,9 @@ class Keys:
     def for_exchange(self) -> str:
         return self._long_lived.reveal()
 
+    def renewed(self, rejected: Secret) -> Secret | None:
+        return None
+
 
 class Notebook:
     """An observer that remembers. Thread-safe."""

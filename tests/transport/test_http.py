@@ -24,6 +24,7 @@ from support.servers import (
 )
 from support.wires import KEY, Keys, Notebook, get, http_for, post, settings_for
 
+from tinker_sync._secret import Secret
 from tinker_sync.config import Timeout
 from tinker_sync.errors import CredentialError, InvalidInputError
 from tinker_sync.transport.http import Call, Http, SendFailed
@@ -114,6 +115,9 @@ def test_a_credential_that_cannot_be_had_is_raised_as_it_is() -> None:
             raise CredentialError("no key")
 
         for_exchange = credential
+
+        def renewed(self, rejected: Secret) -> Secret | None:
+            raise NotImplementedError
 
     with ScriptedServer(lambda peer: peer.wait_gone()) as server:
         http = http_for(server, keys=Broken())

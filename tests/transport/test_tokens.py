@@ -59,7 +59,7 @@ class Exchange:
 def cache(*script: float | Exception | Callable[[], Any]) -> tuple[TokenCache, Exchange, FakeClock]:
     clock = FakeClock(time_s=NOW_S)
     exchange = Exchange(clock, *script)
-    return TokenCache(exchange, clock), exchange, clock
+    return TokenCache(exchange, clock, lambda: 0.5), exchange, clock
 
 
 def waiting(tokens: TokenCache) -> int:
@@ -181,21 +181,85 @@ def test_one_token_serves_until_a_minute_is_left() -> None:
     assert (number(tokens.get()), exchange.count) == (2, 2)
 
 
-def test_ahead_of_time_it_is_renewed_after_four_fifths() -> None:
+def test_ahead_of_time_it_is_renewed_at_half_of_its_life() -> None:
     tokens, exchange, clock = cache(3600.0)
     assert tokens.next_step_in_s() is None
     tokens.step()
     assert exchange.count == 0
     tokens.get()
-    assert tokens.next_step_in_s() == pytest.approx(2880)
-    clock.advance(2879)
+    assert tokens.next_step_in_s() == pytest.approx(1800)
+    clock.advance(1799)
     tokens.step()
     assert exchange.count == 1
     clock.advance(1)
     assert tokens.next_step_in_s() == 0
     tokens.step()
     assert exchange.count == 2
-    assert tokens.next_step_in_s() == pytest.approx(2880)
+    assert tokens.next_step_in_s() == pytest.approx(1800)
+
+
+@pytest.mark.parametrize(("draw", "at_s"), [(0.0, 450.0), (1.0, 550.0)])
+def test_the_moment_of_a_renewal_is_drawn(draw: float, at_s: float) -> None:
+    clock = FakeClock(time_s=NOW_S)
+    tokens = TokenCache(Exchange(clock, 1000.0), clock, lambda: draw)
+    tokens.get()
+    assert tokens.next_step_in_s() == pytest.approx(at_s)
+
+
+@pytest.mark.parametrize(("lifetime", "exchanges"), [(60.0, 1), (45.0, 1), (2.0, 2)])
+def test_short_lived_tokens_are_not_exchanged_for_every_request(lifetime: float, exchanges: int) -> None:
+    tokens, exchange, clock = cache(lifetime)
+    for _ in range(10):  # in two seconds
+        tokens.get()
+        clock.advance(0.2)
+    assert exchange.count == exchanges
+
+
+# -------------------------------------------------------------------------------------- rejected tokens
+
+
+def test_a_rejected_token_is_exchanged_though_it_has_not_expired() -> None:
+    tokens, exchange, _ = cache(3600.0)
+    first = tokens.get()
+    assert number(tokens.renewed(first)) == 2
+    assert number(tokens.get()) == 2
+    assert exchange.count == 2
+
+
+def test_a_rejection_of_an_older_token_costs_no_exchange() -> None:
+    tokens, exchange, _ = cache(3600.0)
+    first = tokens.get()
+    second = tokens.renewed(first)
+    assert tokens.renewed(first) == second
+    assert exchange.count == 2
+
+
+def test_threads_rejected_together_share_one_exchange() -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def slow() -> float:
+        begun.set()
+        assert release.wait(PATIENCE_S)
+        return 3600.0
+
+    tokens, exchange, _ = cache(3600.0, slow)
+    first = tokens.get()
+    with ThreadPoolExecutor(8) as pool:
+        flights = [pool.submit(tokens.renewed, first) for _ in range(8)]
+        assert begun.wait(PATIENCE_S)
+        until(lambda: waiting(tokens) == 7)
+        release.set()
+        assert {number(flight.result(PATIENCE_S)) for flight in flights} == {2}
+    assert exchange.count == 2
+
+
+def test_a_rejected_token_is_not_used_again_when_the_exchange_fails() -> None:
+    tokens, exchange, _ = cache(3600.0, APIConnectionError("no route"), 3600.0)
+    first = tokens.get()
+    with pytest.raises(CredentialError, match="there is no new one: no route"):
+        tokens.renewed(first)
+    assert number(tokens.get()) == 3
+    assert exchange.count == 3
 
 
 @pytest.mark.parametrize("lifetime", [-50.0, 0.0, 0.1, 1.0, 4.0, 60.0, 300.0, 301.0])
@@ -245,7 +309,7 @@ def test_after_a_failure_the_next_one_may_succeed() -> None:
     tokens.get()
     clock.advance(15)
     assert number(tokens.get()) == 3
-    assert tokens.next_step_in_s() == pytest.approx(800)
+    assert tokens.next_step_in_s() == pytest.approx(500)
     assert exchange.count == 3
 
 
@@ -283,10 +347,10 @@ def test_failed_steps_are_logged_and_come_back_with_pauses(caplog: pytest.LogCap
         pauses.append(pause_s)
         clock.advance(pause_s)
         tokens.step()
-    assert pauses[0] == pytest.approx(800)
+    assert pauses[0] == pytest.approx(500)
     assert all(5 <= pause_s <= 60 for pause_s in pauses[1:])
     assert exchange.count == 41
-    assert "good for another 200 s" in caplog.text
+    assert "good for another 500 s" in caplog.text
     assert "there is no new token: the token is over" in caplog.text
 
 

@@ -326,6 +326,15 @@ def test_everything_wrong_is_said_at_once() -> None:
     ]
 
 
+@pytest.mark.parametrize("threshold", [[0.8], np.array([[0.8]]), np.array(0.8)])
+def test_one_threshold_may_stand_for_all_tokens(threshold: Any) -> None:
+    inputs = {"target_tokens": [2, 3, 4], "clip_low_threshold": threshold, "clip_high_threshold": threshold}
+    assert problems(inputs) == []
+    assert problems({**inputs, "clip_low_threshold": [0.8, 0.9]}) == [
+        "data[3].loss_fn_inputs['clip_low_threshold']: has length 2, target_tokens has 3"
+    ]
+
+
 def test_validate_raises_what_problems_lists() -> None:
     datum = Datum(PROMPT, {"target_tokens": [1], "weights": [np.nan]})
     with pytest.raises(InvalidInputError) as caught:

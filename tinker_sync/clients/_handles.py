@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import base64
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from attrs import asdict, field, frozen
 
 from tinker_sync._secret import HeaderMap, Quiet, Secret, is_secret_header, mask_text, veiled
 from tinker_sync.clients._shared import SharedCores
+from tinker_sync.clients.rest._base import NO_SUCH_CALL
 from tinker_sync.config import Settings
-from tinker_sync.errors import InvalidInputError, WireError
+from tinker_sync.errors import APIStatusError, InvalidInputError, WireError
 from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.failures import hush
 from tinker_sync.runtime.introduction import ServerFacts
 from tinker_sync.runtime.rate_limiter import key_fingerprint
 from tinker_sync.runtime.session import Session
-from tinker_sync.types import ClientConfigResponse, ClientDynamicConfigResponse
+from tinker_sync.types import ClientConfigResponse, ClientDynamicConfigResponse, GetSamplerResponseInternal
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.dialect import Dialect
 
@@ -37,6 +38,7 @@ def encode_handle(
     record_stability_info: bool,
     retry_config: Mapping[str, Any],
     include_api_key: bool,
+    base_model: str = "",
 ) -> str:
     """The handle of a sampler."""
     settings, facts = core.settings, core.machinery.facts
@@ -56,9 +58,20 @@ def encode_handle(
             "client_dynamic_config": facts.dynamic.model_dump(mode="json"),
             "api_key": None if key is None else key.reveal(),
         },
+        "base_model": base_model,
         "record_stability_info": record_stability_info,
     }
     return base64.urlsafe_b64encode(wire_json.dumps(state)).decode("ascii")
+
+
+def known_base_model(ask: Callable[[], GetSamplerResponseInternal]) -> str:
+    """Ask the server which model a sampler is of; "" where it has no such call."""
+    try:
+        return ask().base_model
+    except APIStatusError as error:
+        if error.status_code not in NO_SUCH_CALL:
+            raise
+        return ""
 
 
 @frozen
@@ -68,6 +81,8 @@ class Carried:
     session_id: str
     sampling_session_id: str
     record_stability_info: bool
+    base_model: str
+    """Of what is sampled from; "" where the maker of the handle does not know it."""
     base_url: str | None = field(repr=False)  # some hold a password by mistake; those are refused later
     api_key: Secret | None
     default_headers: HeaderMap = field(repr=False)
@@ -150,14 +165,16 @@ def _read(handle: str) -> Carried | str:
     headers, key = holder.get("default_headers_overrides") or {}, holder.get("api_key")
     config, dynamic = holder.get("client_config") or {}, holder.get("client_dynamic_config") or {}
     base_url = holder.get("base_url")
+    base_model = state.get("base_model")
     if not all(isinstance(each, dict) for each in (headers, config, dynamic)) or not all(
-        each is None or isinstance(each, str) for each in (key, base_url, *headers.values())
+        each is None or isinstance(each, str) for each in (key, base_url, base_model, *headers.values())
     ):
         return "it has another content than expected"
     return Carried(
         session_id=str(state["session_id"]),
         sampling_session_id=str(state["sampling_session_id"]),
         record_stability_info=bool(state.get("record_stability_info")),
+        base_model=base_model or "",
         base_url=base_url,
         api_key=Secret(key) if key else None,
         default_headers=HeaderMap(headers),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 from tinker_sync._observe import ModelNamed, TokensUsed
 from tinker_sync._secret import veiled
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._handles import Carried, core_of_handle, encode_handle
+from tinker_sync.clients._handles import Carried, core_of_handle, encode_handle, known_base_model
 from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.retry_config import RetryConfig
 from tinker_sync.errors import InvalidInputError, TinkerError
@@ -20,6 +20,7 @@ from tinker_sync.runtime.chunking import estimate_prompt_bytes
 from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.fetcher import decode_with
 from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.naming import carried, names_requests
 from tinker_sync.runtime.numbers import numbers
 from tinker_sync.runtime.once import Once
 from tinker_sync.runtime.sample import SampleOrder
@@ -54,6 +55,7 @@ _read_response: Final = decode_with(
 )
 
 
+@names_requests
 class SamplingClient:
     """Samples from one set of weights. Made by a service or training client; threads may share it.
 
@@ -69,6 +71,7 @@ class SamplingClient:
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
         copied: bool = False,
+        base_model: str | None = None,
     ) -> None:
         self._core = core
         self._sampling_session_id = sampling_session_id
@@ -79,6 +82,9 @@ class SamplingClient:
         if not copied:
             self._numbers.get(numbers)
         self._poll_for_all: Once[Callable[..., Any]] = Once()
+        self._base_model: Once[str] = Once()
+        if base_model:
+            self._base_model.get(lambda: base_model)
         self._clone_id = 0
         _fork.renew_in_child(self)
 
@@ -122,6 +128,8 @@ class SamplingClient:
             sampling_session_id=created.sampling_session_id,
             retry_config=retry_config,
             record_stability_info=record_stability_info,
+            # Of weights the server knows best what they were made of.
+            base_model=base_model if model_path is None else None,
         )
 
     def result(self, timeout: float | None = None) -> SamplingClient:
@@ -175,6 +183,18 @@ class SamplingClient:
             prompt_logprobs_last_n=prompt_logprobs_last_n,
             record_stability_info=self._record_stability_info,
         )
+        return self._sample(request, deadline, may_forbid_retries=True)
+
+    def _sample(
+        self, request: SampleRequest, deadline: float | None, *, may_forbid_retries: bool
+    ) -> APIFuture[SampleResponse]:
+        """Send a sample.
+
+        Args:
+            request: complete but for its number.
+            deadline: seconds until to give up waiting for the result.
+            may_forbid_retries: obey a server that wants each sample submitted under one number only.
+        """
         request.validate()
         core = self._core
         deadline_at = _deadlines.deadline_at(
@@ -184,22 +204,24 @@ class SamplingClient:
         dialect = machinery.facts.dialect
         refuse_unsupported(request, dialect)
         sent = normalise_sample_request(request, dialect)
+        submitted_once = may_forbid_retries and machinery.facts.config.sample_no_retries
         with core.admission.admitted(partial(_plan, request)) as pledge:
             future: APIFuture[SampleResponse] = core.future()
             pledge.follow(future)
             order = SampleOrder(
                 request=sent,
                 next_number=self._next_number,
-                estimate_bytes=estimate_prompt_bytes(prompt),
+                estimate_bytes=estimate_prompt_bytes(request.prompt),
                 deadline_at=deadline_at,
                 decode=partial(_settled, request, pledge),
                 max_attempts=self._retry_config.attempts,
+                max_submissions=1 if submitted_once else self._retry_config.attempts,
                 abandoned=core.abandon,
                 encode=lambda numbered: json_body(numbered, dialect),
                 fetch=partial(self._fetch, machinery),
             )
             if self._numbers.made is None:
-                core.send_pool.run(lambda: self._put_once_numbered(order, future))
+                core.send_pool.run(carried(lambda: self._put_once_numbered(order, future)))
             else:
                 machinery.lane.put(order, future)
         return future
@@ -229,14 +251,16 @@ class SamplingClient:
             deadline: seconds until to give up waiting for the result.
         """
         core = self._core
-        sampled = self.sample(
-            prompt,
-            1,
-            SamplingParams(max_tokens=1),
-            include_prompt_logprobs=True,
+        request = SampleRequest(
+            num_samples=1,
+            prompt=prompt,
+            sampling_params=SamplingParams(max_tokens=1),
+            sampling_session_id=self._sampling_session_id,
+            prompt_logprobs=True,
             prompt_logprobs_last_n=prompt_logprobs_last_n,
-            deadline=deadline,
+            record_stability_info=self._record_stability_info,
         )
+        sampled = self._sample(request, deadline, may_forbid_retries=False)
         return CombinedFuture(
             [sampled],
             lambda responses: _prompt_logprobs(responses[0]),
@@ -260,9 +284,11 @@ class SamplingClient:
         """How results are waited for: together where the server offers that, else one by one."""
         if not machinery.facts.config.sample_use_retrieve_futures:
             return machinery.fetcher.fetch
-        return SessionPoll(
+        poll = SessionPoll(
             machinery.fetcher, self._sampling_session_id, self._clone_id, clock=self._core.clock
-        ).fetch
+        )
+        self._core.owe(poll)
+        return poll.fetch
 
     def _join(self) -> Callable[[], int]:
         """A block of numbers that no other copy uses."""
@@ -324,6 +350,7 @@ class SamplingClient:
             record_stability_info=self._record_stability_info,
             retry_config={name: getattr(self._retry_config, name) for name in _KEPT_RETRY_FIELDS},
             include_api_key=include_api_key,
+            base_model=self._base_model.get(lambda: known_base_model(self._about)),
         )
 
     @classmethod
@@ -345,6 +372,7 @@ class SamplingClient:
             retry_config=_retry_config_of(carried),
             record_stability_info=carried.record_stability_info,
             copied=True,
+            base_model=carried.base_model,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

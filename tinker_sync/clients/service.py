@@ -20,6 +20,7 @@ from tinker_sync.config import Settings, Timeout
 from tinker_sync.config.settings import MAX_RETRIES
 from tinker_sync.runtime.core import CLOSE_LIMIT_S, Core
 from tinker_sync.runtime.exits import EXIT_LIMIT_S
+from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.session import Session
 from tinker_sync.telemetry.sender import Telemetry
 from tinker_sync.types import AdamOptimizerConfig, GetServerCapabilitiesResponse, LoraConfig, OptimizerConfig
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from tinker_sync.wire.dialect import Dialect
 
 
+@names_requests
 class ServiceClient:
     """The service: makes training and sampling clients, and ends what they began.
 

@@ -14,6 +14,7 @@ from tinker_sync.losses.custom import CustomLossFn, check_loss_type_input, start
 from tinker_sync.losses.handle import LossHandle
 from tinker_sync.losses.two_passes import refuse_inside_loss
 from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.send_queue import Operation, SendQueue
 from tinker_sync.runtime.training_part import TrainingPart, json_part, pass_operation
 from tinker_sync.types import (
@@ -56,6 +57,7 @@ _LOAD_NOTE: Final = (
 )
 
 
+@names_requests
 class TrainingClient:
     """Trains one model. Made by a `ServiceClient`; threads may share it.
 

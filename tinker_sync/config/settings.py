@@ -42,7 +42,7 @@ class Unchosen(int):
 
 
 # The protocol level this package implements; hosted servers hand out features by it.
-SDK_VERSION: Final = "0.36.0"
+SDK_VERSION: Final = "0.38.0"
 # Results of one chunk stay far below; it only keeps a broken or hostile server from filling the memory.
 MAX_BODY_BYTES: Final = 1 << 30
 MAX_RETRIES: Final = Unchosen(10)

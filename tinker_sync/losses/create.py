@@ -16,6 +16,7 @@ from tinker_sync.losses.handle import LossHandle
 from tinker_sync.losses.trace import trace
 from tinker_sync.runtime.fetcher import Promise
 from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.naming import carried
 from tinker_sync.types.custom_loss import CreateCustomLossRequest, CreateCustomLossResponse
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.adapt import refuse_unsupported
@@ -53,7 +54,7 @@ def create(
             graph=graph,
         )
         refuse_unsupported(request, machinery.facts.dialect)
-        core.loss_pool.run(partial(_store, core, request, handle, future, deadline_at))
+        core.loss_pool.run(carried(partial(_store, core, request, handle, future, deadline_at)))
     except BaseException as failure:
         future.fail(failure)
         raise

@@ -22,13 +22,14 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from attrs import define
+from attrs import define, field
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import ClientClosedError, DeadlineError, TinkerError
 from tinker_sync.losses.data import backward_data, forward_data, logprobs_of
 from tinker_sync.losses.evaluate import Evaluate, Evaluated, evaluator
 from tinker_sync.runtime.futures import APIFuture, Submit
+from tinker_sync.runtime.naming import current, named
 from tinker_sync.runtime.progress import FutureState, Status, Timeline
 from tinker_sync.runtime.send_queue import Operation, SendQueue
 from tinker_sync.runtime.training_part import TrainingPart, pass_operation
@@ -192,6 +193,7 @@ class _Call:
     made_at: float
     future: TwoPassFuture
     place: Operation[TrainingPart]
+    sdk_method: str = field(factory=current)
 
     def end_with_client(self) -> None:
         """Have the future fail when the client is closed, also while a loss is being computed."""
@@ -253,14 +255,15 @@ class _Call:
                 last_words="the forward pass was done",
             )
         whole = ForwardBackwardInput(backward_data(self.data, evaluated.gradients), _LOSS_FN)
-        return pass_operation(
-            self.core,
-            self.model_id,
-            "forward_backward",
-            whole,
-            forward_only=False,
-            deadline_at=self.deadline_at,
-        )
+        with named(self.sdk_method):
+            return pass_operation(
+                self.core,
+                self.model_id,
+                "forward_backward",
+                whole,
+                forward_only=False,
+                deadline_at=self.deadline_at,
+            )
 
     def _backward_ended(self, evaluated: Evaluated, backward: APIFuture[ForwardBackwardOutput]) -> None:
         if self._succeeded(backward):

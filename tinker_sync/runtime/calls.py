@@ -1,4 +1,7 @@
-"""A row of the endpoint table and a request become a call; a reply becomes what the row promises. Pure."""
+"""A row of the endpoint table and a request become a call; a reply becomes what the row promises.
+
+Pure, but for the name of the public method under way, which goes into the call.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from tinker_sync._secret import Secret, mask_headers, mask_text
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.errors import APIResponseValidationError, ResponseInfo, WireError
 from tinker_sync.runtime.failures import hush
+from tinker_sync.runtime.naming import current
 from tinker_sync.transport.call import Call, Reply
 from tinker_sync.types._model import Model
 from tinker_sync.wire import json as wire_json
@@ -60,6 +64,7 @@ def make_call(
         body=body,
         headers=headers or {},
         content_type=content_type,
+        sdk_method=current() if row.named else "",
         credential=row.credential,
         timeout=_timeout(row, settings),
         # A patient call tries for minutes by itself; the others have somebody who asks again.
@@ -67,6 +72,7 @@ def make_call(
         patient=row.patient,
         deadline_s=deadline_s,
         repeatable=row.repeat is Repeat.SAFE if dialect is None else dialect.may_repeat(row),
+        needed=row.needed,
         follow_redirects=row.follow_redirects,
         idempotency_key=idempotency_key,
     )

@@ -40,9 +40,10 @@ from tinker_sync.runtime.calls import make_call, read_reply
 from tinker_sync.runtime.fetcher import POLL_TIMEOUT_S, Fetcher, Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.introduction import Introduction, ServerFacts
+from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.notices import Notices
 from tinker_sync.runtime.once import Once
-from tinker_sync.runtime.parts import Companion, Parts, shut_elsewhere
+from tinker_sync.runtime.parts import Acknowledging, Companion, Parts, shut_elsewhere
 from tinker_sync.runtime.poller import Poller
 from tinker_sync.runtime.rate_limiter import (
     Gate,
@@ -429,6 +430,10 @@ class Core:
         """Have somebody else told of it too."""
         self._parts.observers = (*self._parts.observers, observer)
 
+    def owe(self, acknowledging: Acknowledging) -> None:
+        """Have the last call of this sent before the connections are closed."""
+        self._parts.owe(acknowledging)
+
     def tell(self, event: Event) -> None:
         """Tell who watches."""
         self._parts.tell(event)
@@ -507,7 +512,10 @@ class Core:
             future = self._closed = APIFuture(clock=self.clock)
             self._parts.asked_to_end = (status, detail)
         thread = threading.Thread(
-            target=self._close, args=(future, status, detail, limit_s), name="tinker-close", daemon=True
+            target=carried(self._close),
+            args=(future, status, detail, limit_s),
+            name="tinker-close",
+            daemon=True,
         )
         try:
             thread.start()

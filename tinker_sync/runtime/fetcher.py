@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from attrs import frozen
+from attrs import field, frozen
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._secret import Secret
@@ -25,6 +25,7 @@ from tinker_sync.errors import (
     WireError,
 )
 from tinker_sync.runtime.failures import hush
+from tinker_sync.runtime.naming import current
 from tinker_sync.runtime.retrieval import (
     PATH,
     Action,
@@ -71,6 +72,8 @@ class Promise:
     """From the call to the receipt of the promise."""
     announced_bytes: int | None = None
     """The result is ready and this large, as a poll for many has said."""
+    sdk_method: str = field(factory=current)
+    """The public method that polls are sent for."""
 
 
 class Fetcher:
@@ -214,6 +217,7 @@ class Fetch(Generic[T]):
                 path=PATH,
                 body=ask.body,
                 headers=ask.headers,
+                sdk_method=self._promise.sdk_method,
                 accept=_PROTO_FIRST if self._promise.wants_proto else "application/json",
                 read_s=self._fetcher.read_timeout_s,
                 deadline_s=None if math.isinf(left_s) else left_s,

@@ -9,12 +9,14 @@ from __future__ import annotations
 import _thread
 import logging
 import threading
+import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tinker_sync._observe import CallFailed, Event, Observer
-from tinker_sync.errors import ClientClosedError, EarlierCallFailedError
+from tinker_sync.errors import ClientClosedError, EarlierCallFailedError, TinkerError
 from tinker_sync.runtime import exits
+from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.unfinished import Unfinished
 
 if TYPE_CHECKING:
@@ -22,13 +24,15 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.poller import Poller
     from tinker_sync.runtime.session import Session
     from tinker_sync.runtime.workers import Workers
+    from tinker_sync.transport.call import Call
     from tinker_sync.transport.caller import Caller
     from tinker_sync.transport.http import Http
 
 # Consequences of another failure, which has been told, or of the user's own doing.
 _NO_NEWS: Final = (EarlierCallFailedError, ClientClosedError)
-# Nobody who leaves shall wait for the sake of those who watch.
+# Neither those who watch nor a courtesy to the server hold up the end for longer.
 _COMPANION_LIMIT_S: Final = 1.0
+_ACKNOWLEDGE_LIMIT_S: Final = 1.0
 _JOIN_S: Final = 0.5
 
 _log = logging.getLogger("tinker_sync.session")
@@ -45,6 +49,13 @@ class Closable(Protocol):
     """Something that fails whoever waits in it."""
 
     def close(self, failure: Exception, /) -> object: ...
+
+
+class Acknowledging(Protocol):
+    """Something that owes the server an acknowledgement at the end."""
+
+    def last_call(self) -> Call | None:
+        """Return the call that makes it; None where there is nothing to acknowledge."""
 
 
 class Parts:
@@ -65,6 +76,8 @@ class Parts:
         self.waits: tuple[Closable, ...] = ()
         """Where calls wait for their turn."""
         self.unfinished = Unfinished(self.report)
+        self._lock = threading.Lock()
+        self._acknowledging: weakref.WeakSet[Acknowledging] = weakref.WeakSet()  # guarded by _lock
         self._leave = settings.local.hold() if settings.local is not None else None
         """Ends what an embedded server runs for."""
         self._poller = poller
@@ -107,11 +120,28 @@ class Parts:
             status, detail = self.asked_to_end
 
         def last() -> None:
+            self._acknowledge(min(limit_s / 4, _ACKNOWLEDGE_LIMIT_S))
             session.finish(self, status, detail, limit_s, quiet=quiet)
             if self.companion is not None:
                 self.companion.close(min(limit_s, _COMPANION_LIMIT_S))
 
-        return session.end(last)
+        return session.end(carried(last))
+
+    def owe(self, acknowledging: Acknowledging) -> None:
+        """Send its last call before the connections are closed. Held weakly."""
+        with self._lock:
+            self._acknowledging.add(acknowledging)
+
+    def _acknowledge(self, limit_s: float) -> None:
+        """Send what is owed, within `limit_s` for all of it. Never raises."""
+        with self._lock:
+            owing = list(self._acknowledging)
+        calls = [call for each in owing if (call := each.last_call()) is not None]
+        for call in calls:
+            try:
+                self.caller.call(call.but(deadline_s=limit_s / len(calls)))
+            except TinkerError as error:
+                _log.debug("retrieved samples could not be acknowledged: %s", error)
 
     def refuse(self) -> None:
         """Fail whoever waits for a result or for a turn."""
@@ -143,6 +173,8 @@ class Parts:
 
     def renew_after_fork(self) -> None:
         """In the child nobody waits for the end; what is ended stays so."""
+        self._lock = threading.Lock()
+        self._acknowledging = weakref.WeakSet()
         ended, self.closing = self.closing.is_set(), threading.Event()
         if ended:
             self.closing.set()

@@ -11,12 +11,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from attrs import frozen
+from attrs import field, frozen
 
 from tinker_sync._secret import HeaderMap
 from tinker_sync.errors import DeadlineError, TinkerError
 from tinker_sync.runtime.calls import read_reply
 from tinker_sync.runtime.fetcher import Promise
+from tinker_sync.runtime.naming import current
 from tinker_sync.runtime.rate_limiter import Permit
 from tinker_sync.runtime.sample_response import named
 from tinker_sync.runtime.sample_verdict import Refused, Throttled
@@ -53,8 +54,11 @@ class SampleOrder:
         deadline_at: the moment of the clock at which to give up.
         decode: makes the response of a reply; runs on a worker.
         encode: makes the body of the request, which lacks only its number; runs on a worker.
+        max_attempts: how often one submit is tried.
+        max_submissions: how often it is submitted, each time under a new number.
         fetch: starts the retrieval; None: the lane's fetcher asks for this promise alone.
         abandoned: told the request id of a sample whose user cancelled it.
+        sdk_method: the public method that asks for it.
     """
 
     request: SampleRequest
@@ -64,8 +68,10 @@ class SampleOrder:
     decode: Callable[[Reply, Any], SampleResponse]
     encode: Callable[[SampleRequest], bytes] = wire_json.encode
     max_attempts: int = MAX_ATTEMPTS
+    max_submissions: int = MAX_ATTEMPTS
     fetch: Callable[..., Abandonable] | None = None
     abandoned: Callable[[str], object] | None = None
+    sdk_method: str = field(factory=current)
 
 
 class Abandonable(Protocol):
@@ -197,6 +203,7 @@ class Sample:
             path=PATH,
             body=self._body,
             headers=_HEADERS,
+            sdk_method=self._order.sdk_method,
             idempotency_key=self._key,
             attempt=self._attempt,
             deadline_s=left_s,
@@ -261,6 +268,7 @@ class Sample:
                 REQUEST_TYPE,
                 wants_proto=True,
                 roundtrip_s=self._lane.clock.now() - self._began_at,
+                sdk_method=self._order.sdk_method,
             ),
             self._future,
             self._decode,
@@ -274,7 +282,7 @@ class Sample:
     def _on_gone(self, error: Exception) -> None:
         """The server has forgotten the promise: once more, as a new sample."""
         self._resubmits += 1
-        if self._resubmits >= self._order.max_attempts:
+        if self._resubmits >= self._order.max_submissions:
             self.fail(error)
             return
         _log.info("the server has forgotten a sample; it is submitted again (%d)", self._resubmits)

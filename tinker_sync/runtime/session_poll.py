@@ -1,8 +1,12 @@
 """One long poll for all the samples of a sampling session, where the server offers that.
 
-A sample waits here until the poll says that it is done, and is fetched then, once. Where the poll is not
-offered, or keeps failing, samples are asked for one by one as everywhere else; nobody notices but the server.
-Completions nobody waits for are kept for a while, for they may be early, and then forgotten.
+A sample waits here until the poll announces it, and is fetched then, once. Where the server does not offer
+the poll, or the poll keeps failing, the fetcher polls for each sample alone. A completion may come before its
+sample waits here: the newest ones are kept, the others forgotten.
+
+The server keeps a completion until a poll reports it as retrieved. Where no sample waits, that poll asks for
+an answer at once (`timeout: 0`). It is a courtesy and is not repeated for long: a server that holds it has
+read it, and one that keeps failing does without.
 
 No thread of its own: the poll is a request like any other on the poller. The lock is held for container work
 only.
@@ -15,6 +19,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
@@ -38,7 +43,8 @@ PATH: Final = "/api/v1/retrieve_futures"
 _EARLY_KEPT: Final = 10_000
 _FAILURES_BEFORE_SINGLES: Final = 3
 _TRANSIENT: Final = (408, 409, 425, 429)
-_BILLING_PAUSE_S: Final = 5.0
+# A poll that only acknowledges is answered at once.
+_ACKNOWLEDGE_S: Final = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +69,7 @@ class SessionPoll:
         self._lock = threading.Lock()
         self._waiting: dict[str, _Waiter] = {}  # guarded by _lock
         self._early: OrderedDict[str, int] = OrderedDict()  # guarded by _lock; request id to size
-        self._retrieved: set[str] = set()  # guarded by _lock; to be told to the server
+        self._retrieved: set[str] = set()  # guarded by _lock; not acknowledged yet
         self._polling = False  # guarded by _lock; a poll is under way, or a pause before the next
         self._singles = False  # guarded by _lock; final: there is no such poll
         # Only the steps of the poll touch these, and they follow each other.
@@ -97,7 +103,7 @@ class SessionPoll:
         return waiter
 
     def renew_after_fork(self) -> None:
-        """The parent's samples are its own."""
+        """Forget the parent's samples, which the parent fetches."""
         self._lock = threading.Lock()
         self._waiting, self._retrieved, self._polling = {}, set(), False
 
@@ -109,7 +115,7 @@ class SessionPoll:
     # -------------------------------------------------------------------------------------- for waiters
 
     def done_with(self, request_id: str) -> None:
-        """Somebody has the result, or wants it no more: tell the server with the next poll."""
+        """Acknowledge this with the next poll: its result has arrived, or is not wanted any more."""
         with self._lock:
             self._waiting.pop(request_id, None)
             if self._singles:
@@ -120,7 +126,7 @@ class SessionPoll:
             self._begin()
 
     def _wanted_locked(self) -> bool:
-        """Whether a poll is to be started now; then it counts as started."""
+        """Return True if a poll must start now, which then counts as started."""
         if self._polling or self._singles or not (self._waiting or self._retrieved):
             return False
         self._polling = True
@@ -129,7 +135,7 @@ class SessionPoll:
     # -------------------------------------------------------------------------------------- the poll
 
     def _begin(self) -> None:
-        """The first poll after a rest; at once, unless the last ones failed."""
+        """Send the first poll after a rest; at once, unless the last ones failed."""
         if self._failures:
             self._fetcher.poller.after(delay_s(self._failures, draw=1.0), self._poll)
         else:
@@ -138,27 +144,51 @@ class SessionPoll:
     def _poll(self) -> None:
         with self._lock:
             reported = sorted(self._retrieved)
-            self._drop_overdue_locked()
+            overdue = self._take_overdue_locked()
+            awaited = bool(self._waiting)
+        for waiter in overdue:  # each asks once more by itself, which raises its deadline error
+            self._fetcher.poller.after(0.0, partial(waiter.fetch_alone, None))
+        if awaited or reported:
+            call = self._call(reported, awaited=awaited)
+            self._fetcher.poller.start(call, partial(self._on_outcome, reported, awaited))
+        else:
+            self._go_on()
+
+    def _call(self, reported: list[str], *, awaited: bool) -> Call:
         request = FuturesRetrieveRequest(
-            target=self._target, prev_cursor=self._cursor, retrieved_request_ids=reported
+            target=self._target,
+            prev_cursor=self._cursor,
+            timeout=None if awaited else 0.0,
+            retrieved_request_ids=reported,
         )
-        call = Call(
+        longest_s = self._fetcher.read_timeout_s
+        return Call(
             method="POST",
             path=PATH,
             body=wire_json.encode(request),
-            read_s=self._fetcher.read_timeout_s,
+            read_s=longest_s if awaited else min(longest_s, _ACKNOWLEDGE_S),
             max_retries=0,
         )
-        self._fetcher.poller.start(call, lambda outcome: self._on_outcome(outcome, reported))
 
-    def _drop_overdue_locked(self) -> None:
-        """Those whose time is up ask for themselves once more, which says so."""
+    def _take_overdue_locked(self) -> list[_Waiter]:
+        """Remove and return those whose deadline has passed."""
         now = self._clock.now()
-        for waiter in [waiter for waiter in self._waiting.values() if waiter.deadline_at <= now]:
+        overdue = [waiter for waiter in self._waiting.values() if waiter.deadline_at <= now]
+        for waiter in overdue:
             del self._waiting[waiter.promise.request_id]
-            self._fetcher.poller.after(0.0, lambda waiter=waiter: waiter.fetch_alone(None))  # type: ignore[misc]
+        return overdue
 
-    def _on_outcome(self, outcome: Reply | SendFailed, reported: list[str]) -> None:
+    def last_call(self) -> Call | None:
+        """Return the call that acknowledges what is left to acknowledge; no poll is sent after it.
+
+        For the end of the client, which sends it before it closes its connections.
+        """
+        with self._lock:
+            reported, self._retrieved = sorted(self._retrieved), set()
+            silent, self._singles = self._singles, True
+        return None if silent or not reported else self._call(reported, awaited=False)
+
+    def _on_outcome(self, reported: list[str], awaited: bool, outcome: Reply | SendFailed) -> None:
         if isinstance(outcome, Reply) and outcome.ok:
             try:
                 self._on_completions(wire_json.decode(outcome.body, FuturesRetrieveResponse), reported)
@@ -166,8 +196,13 @@ class SessionPoll:
                 self._give_up(str(hush(error, outcome.body, self._fetcher.secrets())))
             return
         if isinstance(outcome, SendFailed) and outcome.timed_out and outcome.maybe_received:
-            self._go_on()  # the server holds polls longer than we listen
+            if not awaited:
+                self._forget(reported)
+            self._go_on()  # the server holds polls longer than this client listens
         elif self._is_passing(outcome):
+            self._failures += 1
+            if not awaited and self._failures >= _FAILURES_BEFORE_SINGLES:
+                self._forget(reported)
             self._failed()
         else:
             self._give_up(str(outcome) if isinstance(outcome, SendFailed) else f"status {outcome.status}")
@@ -198,6 +233,11 @@ class SessionPoll:
             waiter.fetch_alone(size)
         self._go_on()
 
+    def _forget(self, reported: list[str]) -> None:
+        """Count these as acknowledged."""
+        with self._lock:
+            self._retrieved.difference_update(reported)
+
     def _go_on(self) -> None:
         with self._lock:
             self._polling = False
@@ -206,8 +246,7 @@ class SessionPoll:
             self._begin()
 
     def _failed(self) -> None:
-        """It may work again in a while; those who wait since before need not."""
-        self._failures += 1
+        """Ask again in a while; samples that wait since before are fetched one by one."""
         if self._failures == _FAILURES_BEFORE_SINGLES:
             self._release_all()
         self._go_on()
@@ -229,7 +268,7 @@ class SessionPoll:
 
 
 class _Waiter:
-    """A sample that waits to be announced, and then its fetch."""
+    """A sample that waits for its announcement, and then its fetch."""
 
     def __init__(
         self,
@@ -250,20 +289,21 @@ class _Waiter:
         future.when_done(lambda _: owner.done_with(promise.request_id))
 
     def fetch_alone(self, size: int | None) -> None:
-        """Ask for this result. `size`: as announced; None: nothing was."""
+        """Fetch this result. `size` is the announced one; None if none was announced."""
         announced = Promise(
             self.promise.request_id,
             self.promise.request_type,
             self.promise.wants_proto,
             self.promise.roundtrip_s,
             size,
+            self.promise.sdk_method,
         )
         self._fetch = self._owner._fetcher.fetch(
             announced, self._future, self._decode, deadline_at=self.deadline_at, on_gone=self._gone
         )
 
     def abandon(self) -> None:
-        """Nobody waits any more."""
+        """Stop the fetch, if it has begun."""
         fetch = self._fetch
         if fetch is not None:
             fetch.abandon()

@@ -21,6 +21,7 @@ from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.fetcher import Decode, Promise, decode_with
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.merge import merge_outputs
+from tinker_sync.runtime.naming import current, named
 from tinker_sync.runtime.send_queue import Operation
 from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.types.training import (
@@ -58,6 +59,7 @@ class TrainingPart:
         "headers",
         "made_at",
         "request_type",
+        "sdk_method",
         "size",
     )
 
@@ -85,6 +87,7 @@ class TrainingPart:
         self.headers = headers or {}
         self.deadline_at = deadline_at
         self.made_at = made_at
+        self.sdk_method = current()
 
     def bytes_for(self, number: int) -> bytes:
         """The body under its number. Asked for once: what it was made of is let go."""
@@ -297,13 +300,14 @@ def sender(core: Core) -> Callable[[TrainingPart, int], None]:
         if part.size and not budget.acquire(part.size, None if math.isinf(left_s) else left_s):
             raise _too_late(part, core)
         try:
-            reply = core.send(
-                part.endpoint,
-                part.bytes_for(number),
-                content_type=part.content_type,
-                headers=part.headers,
-                deadline_s=None if math.isinf(left_s) else left_s,
-            )
+            with named(part.sdk_method):
+                reply = core.send(
+                    part.endpoint,
+                    part.bytes_for(number),
+                    content_type=part.content_type,
+                    headers=part.headers,
+                    deadline_s=None if math.isinf(left_s) else left_s,
+                )
         finally:
             if part.size:
                 budget.release(part.size)
@@ -315,6 +319,7 @@ def sender(core: Core) -> Callable[[TrainingPart, int], None]:
                 part.request_type,
                 wants_proto=ENDPOINTS[part.endpoint].result_as_protobuf,
                 roundtrip_s=core.clock.now() - part.made_at,
+                sdk_method=part.sdk_method,
             ),
             part.future,
             part.decode,

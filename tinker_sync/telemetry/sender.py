@@ -42,6 +42,8 @@ BATCH: Final = 100
 FLUSH_S: Final = 10.0
 _LONGEST_PAUSE_S: Final = 300.0
 _POST_LIMIT_S: Final = 5.0
+# A batch is dropped after so many failures, which takes some minutes.
+_MOST_TRIES: Final = 6
 # Who answers like this will go on doing so: there is no such call, or not for us.
 _UNWANTED: Final = frozenset({401, 403, 404, 405, 410, 501})
 _PASSING: Final = frozenset({408, 425, 429})
@@ -69,11 +71,12 @@ class Telemetry:
         self._caller = caller
         self._settings = settings
         self._clock = clock
-        self._buffer = buffer or EventBuffer()
+        self._buffer = EventBuffer() if buffer is None else buffer
         self._session_id = f"sessionless-{uuid.uuid4()}"  # replaced once there is a session
         self._process_uuid = str(uuid.uuid4())
         self._began_s = clock.now()
         self._failures = 0  # only `step` touches it
+        self._warned = False  # likewise
         self._begin()
         _fork.renew_in_child(self)
 
@@ -160,7 +163,11 @@ class Telemetry:
     def _failed(self, batch: Sequence[Numbered], error: Exception) -> bool:
         _log.debug("telemetry could not be sent: %s", error)
         self._failures += 1
-        self._buffer.put_back(batch)
+        if self._failures % _MOST_TRIES:
+            self._buffer.put_back(batch)
+        elif not self._warned:
+            self._warned = True
+            _log.warning("telemetry could not be sent and is dropped: %s", error)
         return False
 
     # -------------------------------------------------------------------------------------- the thread

@@ -26,6 +26,7 @@ from attrs import evolve, frozen
 
 from tinker_sync._clock import Clock
 from tinker_sync.errors import TransferError
+from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.workers import Workers
 from tinker_sync.transfer.control import Control
 from tinker_sync.transfer.coverage import Coverage, Stretch
@@ -216,7 +217,7 @@ class FileDownload:
             self._alone.clear()
         for number in range(1, count + 1):
             try:
-                self._means.workers.run(partial(self._work_along, number))
+                self._means.workers.run(carried(partial(self._work_along, number)))
             except RuntimeError:  # the system gives no more threads: fewer will do
                 self._leave()
 

@@ -115,6 +115,16 @@ class KeyRing:
         key = static_key(self._settings)
         return key.reveal() if key else ""
 
+    def renewed(self, rejected: Secret) -> Secret | None:
+        """Give a credential in place of one that the server rejected; None where there is no other source.
+
+        Threads whose credentials are rejected together share one exchange, or one run of the command.
+
+        Raises:
+            CredentialError: The exchange or the command failed.
+        """
+        return None if self._tokens is None else self._tokens.renewed(rejected)
+
     def for_exchange(self) -> str:
         """Give the long-lived credential, for the first call of a client and for the token exchange itself.
 

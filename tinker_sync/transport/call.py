@@ -33,6 +33,8 @@ class Call:
     accept: str = "application/json"
     content_type: str = "application/json"
     """Sent with everything but GET and HEAD, also without a body."""
+    sdk_method: str = ""
+    """The public method that causes the call, as servers are told it; "" tells them none."""
     credential: Literal["usual", "exchange", "none"] = "usual"
     """Which key goes along: the one for ordinary calls, the long-lived one that buys a token, or none."""
     timeout: Timeout | None = None
@@ -47,6 +49,8 @@ class Call:
     """How long the call may take in all, pauses included. None: as configured."""
     repeatable: bool = True
     """Whether the call may be sent again after the server may have received it."""
+    needed: bool = False
+    """Whether a server's wish that it be not sent again is ignored; the status alone decides then."""
     follow_redirects: bool = True
     idempotency_key: str | None = None
     """One for each logical operation, kept over its retries. None: the retry loop makes one."""

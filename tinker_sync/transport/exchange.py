@@ -5,6 +5,10 @@ The seam for a poller. Put `fileno()` into a selector; when it is readable, or `
 redirect or a replaced connection `fileno()` is another one (and connecting may have blocked for a moment), so
 ask again after every `step`.
 
+When the server rejects the token of a request as invalid, the exchange gets a new one and sends the same
+request once more, for every kind of call. Getting one blocks the thread that reads the answer, as getting the
+first one blocks the thread that sends.
+
 An exchange belongs to one thread at a time.
 """
 
@@ -12,10 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from attrs import evolve
+
 from tinker_sync._clock import Clock
 from tinker_sync._secret import Secret, without_frames
 from tinker_sync.transport import content
 from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.transport.challenge import rejects_token
+from tinker_sync.transport.headers import API_KEY
 from tinker_sync.transport.hop import MAX_REDIRECTS, REDIRECTS, Hop, RedirectRefused, redirected
 from tinker_sync.transport.http1 import MalformedReply, ReplyTooLarge
 from tinker_sync.transport.journal import Journal
@@ -34,7 +42,15 @@ class Exchange:
         launcher: Launcher,
         clock: Clock,
         journal: Journal,
+        renew: Callable[[Secret], Secret | None] | None = None,
     ) -> None:
+        """Send a call.
+
+        Args:
+            renew: Exchanges a credential that the server rejected for a new one, None where there is none.
+                May block, and raises what the exchange raises.
+        """
+        self._renew = renew  # None once it was asked: a second rejection is final
         self._call = call
         self._hop = hop
         self._limits = limits
@@ -131,7 +147,23 @@ class Exchange:
             raise self._lost(SendFailed(str(error), maybe_received=True, final=final)) from error
         reply = Reply(raw.status, raw.fields, body, resent=self._resent)
         self._journal.answered(self._call, reply, self._clock.now() - self._began_s)
+        if reply.status == 401 and self._has_new_credential(reply):
+            self._begin()
+            return None
         return reply
+
+    def _has_new_credential(self, reply: Reply) -> bool:
+        """Put a new credential into the request if the server rejected the one it carried as invalid."""
+        renew, sent = self._renew, self._hop.headers.get(API_KEY.lower())
+        if renew is None or sent is None or not rejects_token(reply.headers.get("www-authenticate")):
+            return False
+        self._renew = None
+        renewed = renew(Secret(sent[1]))
+        if renewed is None:
+            return False
+        header = {API_KEY.lower(): (API_KEY, renewed.reveal())}
+        self._hop = evolve(self._hop, headers={**self._hop.headers, **header})
+        return True
 
     def _follow(self, status: int, location: str) -> None:
         self._redirects += 1

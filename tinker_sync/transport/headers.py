@@ -52,6 +52,7 @@ class HeaderLayers:
         if settings.cf_access_secret:
             ours["CF-Access-Client-Secret"] = settings.cf_access_secret.reveal()
         self._ours = by_name(ours)
+        self._version = settings.sdk_version
         self._users = by_name(settings.default_headers)
 
     def compose(self, call: Call, credential: Secret | None, session_headers: HeaderMap) -> Headers:
@@ -64,6 +65,9 @@ class HeaderLayers:
             headers["content-type"] = ("Content-Type", call.content_type)
             if call.idempotency_key:
                 headers["x-idempotency-key"] = (IDEMPOTENCY_KEY, call.idempotency_key)
+        if call.sdk_method:
+            headers["x-sdk-version"] = ("X-SDK-Version", self._version)
+            headers["x-sdk-method"] = ("X-SDK-Method", call.sdk_method)
         headers["x-retry-count"] = (RETRY_COUNT, str(call.attempt - 1))
         headers.update(call.headers.lines)
         headers.update(self._users)

@@ -43,6 +43,7 @@ class Credentials(Protocol):
 
     def credential(self) -> str: ...
     def for_exchange(self) -> str: ...
+    def renewed(self, rejected: Secret) -> Secret | None: ...
 
 
 class Http:
@@ -107,8 +108,18 @@ class Http:
         """
         if self._local is not None:
             self._wake(self._local)
+        credential = self._credential(call)
+        hop = self._first_hop(call, credential)
+        # A key among the user's default headers is the user's to renew.
+        ours = credential is not None and hop.headers["x-api-key"][1] == credential.reveal()
         return Exchange(
-            call, self._first_hop(call), self._limits(call), self._launcher, self._clock, self._journal
+            call,
+            hop,
+            self._limits(call),
+            self._launcher,
+            self._clock,
+            self._journal,
+            self._keys.renewed if self._keys and ours and call.credential == "usual" else None,
         )
 
     def _wake(self, server: LocalServer) -> None:
@@ -152,10 +163,10 @@ class Http:
     def __repr__(self) -> str:
         return f"<Http {self._origin}{self._base.path} {self._pools!r}>"
 
-    def _first_hop(self, call: Call) -> Hop:
+    def _first_hop(self, call: Call, credential: Secret | None) -> Hop:
         base = self._base
         url = SplitResult(base.scheme, base.netloc, base.path + call.path, call.query, "")
-        headers = self._layers.compose(call, self._credential(call), self._rules.headers())
+        headers = self._layers.compose(call, credential, self._rules.headers())
         return Hop(call.method, url, self._origin, headers, call.body)
 
     def _credential(self, call: Call) -> Secret | None:

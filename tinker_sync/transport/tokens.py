@@ -13,13 +13,14 @@ import json
 import logging
 import math
 import os
+import random
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from tinker_sync._clock import Clock
 from tinker_sync._secret import Secret, mask_text
@@ -28,8 +29,9 @@ from tinker_sync.transport.call import Reply
 
 _logger = logging.getLogger(__name__)
 
-# A token is renewed ahead when this part of its life is over: an hour leaves twelve minutes for failures.
-_RENEW_AT: Final = 0.8
+# A token is renewed ahead at about half of its life, so that many clients do not ask at the same moment.
+_RENEW_FROM: Final = 0.45
+_RENEW_TO: Final = 0.55
 # Whoever needs a token fetches a new one when this little is left: a minute, or a tenth of a short life.
 _MARGIN_S: Final = 60.0
 _MARGIN: Final = 0.1
@@ -120,6 +122,8 @@ class _Held:
     token: Secret
     received: _Moment
     lifetime_s: float
+    renew_at: float
+    """The part of its life after which it is renewed ahead."""
 
     def age_s(self, now: _Moment) -> float:
         """By the clock that went further: a suspended machine stops the monotonic one."""
@@ -129,7 +133,7 @@ class _Held:
         return self.lifetime_s - self.age_s(now)
 
     def renew_in_s(self, now: _Moment) -> float:
-        return max(_RENEW_AT * self.lifetime_s, _SHORTEST_PAUSE_S) - self.age_s(now)
+        return max(self.renew_at * self.lifetime_s, _SHORTEST_PAUSE_S) - self.age_s(now)
 
     def is_fresh(self, now: _Moment) -> bool:
         return self.left_s(now) > min(_MARGIN_S, _MARGIN * self.lifetime_s)
@@ -151,14 +155,18 @@ class TokenCache:
     Args:
         fetch: Gets a new token; blocks as long as it takes, and limits its own time.
         clock: The time.
+        draw: Random numbers from 0 to 1, for the moment of a renewal.
 
     Nothing is renewed by itself: `get` does it when it must, and a thread that calls `step` after every
     `next_step_in_s` does it ahead of time.
     """
 
-    def __init__(self, fetch: Callable[[], Grant], clock: Clock) -> None:
+    def __init__(
+        self, fetch: Callable[[], Grant], clock: Clock, draw: Callable[[], float] = random.random
+    ) -> None:
         self._fetch = fetch
         self._clock = clock
+        self._draw = draw
         self._lock = threading.Lock()
         self._held: _Held | None = None  # guarded by _lock
         self._before: Secret | None = None  # guarded by _lock; some calls under way still carry it
@@ -201,6 +209,18 @@ class TokenCache:
                 raise _for_user(_twin(flight.failure), held)
             # Either there is a new token now, or its fetcher was interrupted and someone else has to do it.
 
+    def renewed(self, rejected: Secret) -> Secret:
+        """Give another token than the one the server rejected; the first thread that asks renews it.
+
+        Raises:
+            CredentialError: There is no new one. The rejected one is not used again.
+        """
+        with self._lock:
+            held = self._held
+            if held is not None and held.token == rejected:
+                self._held = evolve(held, lifetime_s=0.0)
+        return self.get()
+
     def step(self) -> None:
         """Renew the token if it is time to; a failure is logged. For a thread that does it ahead of time."""
         now = self._now()
@@ -226,7 +246,8 @@ class TokenCache:
         try:
             grant = self._fetch()
             now = self._now()
-            held = _Held(grant.token, now, lifetime_s(grant, now.wall_s))
+            renew_at = _RENEW_FROM + (_RENEW_TO - _RENEW_FROM) * self._draw()
+            held = _Held(grant.token, now, lifetime_s(grant, now.wall_s), renew_at)
         except Exception as error:  # noqa: BLE001 - any failure counts, and is raised or logged
             return self._keep_or_raise(flight, error)
         except BaseException:

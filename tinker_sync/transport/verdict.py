@@ -1,8 +1,8 @@
-"""What a status or a failure means: the only such table of the package.
+"""The policy: the meaning of each status and of each failure to get one.
 
 `Judge` turns an answer or a `SendFailed` into `Retry` (wait, then send again), `Again` (send again at once),
-`Fatal` (raise), or nothing when the answer is what was asked for. It decides; who asked acts. Pure but for
-the clock, so any thread may ask.
+`Fatal` (raise), or nothing when the answer is what was asked for. The caller of
+`Judge` acts on it. Pure but for the clock, so any thread may enter.
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ class Judge:
         self._secrets = secrets
 
     def reply(self, reply: Reply, call: Call, *, long_poll: bool = False) -> Verdict | None:
-        """What an answer means; None: it is what was asked for.
+        """Judge an answer; None means that it is what the call asked for.
+
+        A server may decide by `x-should-retry`. Its "false" does not count for a 409 or 5xx of a call that
+        training cannot go on without.
 
         Args:
             reply: The answer.
@@ -103,7 +106,7 @@ class Judge:
         after_s = retry_after_s(reply.headers, self._clock.time())
         error = self._status_error(reply, call, after_s)
         wish = reply.headers.get("x-should-retry", "").strip().lower()
-        if wish == "false":
+        if wish == "false" and not (call.needed and (reply.status == 409 or reply.status >= 500)):
             return Fatal(error)
         if long_poll and reply.status == 408:
             return Again(error)
@@ -115,7 +118,7 @@ class Judge:
         return Retry(error, after_s, rule.limit, fresh=rule is _EMPTY_400)
 
     def failure(self, failed: SendFailed, call: Call, *, long_poll: bool = False) -> Verdict:
-        """What it means that there is no answer."""
+        """Judge the lack of an answer."""
         error = self._connection_error(failed, call)
         if failed.final:
             return Fatal(error)

@@ -59,6 +59,8 @@ _KNOWN_DTYPES: dict[str, TensorDtype] = {
 """What a list under a known name becomes; under other names the numbers themselves decide."""
 
 _PER_TOKEN = tuple(name for name in _KNOWN_DTYPES if name != "target_tokens")
+_ONE_FOR_ALL = ("clip_low_threshold", "clip_high_threshold")
+"""Of these, one value may stand for all tokens."""
 _FINITE = ("weights", "advantages", "logprobs")
 _SPARSE_FROM_TORCH = ("target_tokens", "weights")
 
@@ -243,7 +245,8 @@ class Datum(Model):
         if targets is not None and length and not _may_have_length(targets, length):
             yield f"{path}.loss_fn_inputs['target_tokens']: has length {rows}, model_input has {length}"
         for name, tensor in self.loss_fn_inputs.items():
-            if name in _PER_TOKEN and rows is not None and not _may_have_length(tensor, rows):
+            one = name in _ONE_FOR_ALL and _may_have_length(tensor, 1)
+            if name in _PER_TOKEN and rows is not None and not one and not _may_have_length(tensor, rows):
                 where = f"{path}.loss_fn_inputs[{name!r}]"
                 yield f"{where}: has length {_rows(tensor)}, target_tokens has {rows}"
             if name in _FINITE and not _is_finite(tensor):

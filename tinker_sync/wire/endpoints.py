@@ -66,6 +66,10 @@ class Endpoint:
     """How long the server may be silent; None: as configured."""
     credential: Literal["usual", "exchange"] = "usual"
     follow_redirects: bool = True
+    named: bool = True
+    """Whether the server is told which public method causes the call; others are the client's own."""
+    needed: bool = False
+    """Whether training cannot go on without it: then a server's `x-should-retry: false` is not final."""
     pool: str = "TRAIN"
     """How the reference client groups its connections; here only for information."""
     legacy: bool = False
@@ -106,6 +110,7 @@ def _row(name: str, method: Any, path: str, **columns: Any) -> Endpoint:
 def _promise(name: str, request: str, result: str, promises: str, **columns: Any) -> Endpoint:
     columns.setdefault("repeat", Repeat.NUMBERED)
     columns.setdefault("reason", "seq_id numbers it")
+    columns.setdefault("needed", True)
     return _row(
         name,
         "POST",
@@ -127,11 +132,12 @@ _SERVICE: Final = (
     _row(
         "client_config", "POST", "/client/config",
         request="ClientConfigRequest", reply="ClientConfigResponse", credential="exchange", pool="ONE_OFF",
+        named=False,
     ),
     _row(
         "dynamic_config", "POST", "/client/dynamic_config",
         request="ClientConfigRequest", reply="ClientDynamicConfigResponse",
-        max_retries=0, timeout_s=10, patient=False, pool="SESSION",
+        max_retries=0, timeout_s=10, patient=False, pool="SESSION", named=False,
     ),
     _row(
         "auth_token", "POST", "/auth/token",
@@ -141,12 +147,13 @@ _SERVICE: Final = (
     _row(
         "create_session", "POST", "/create_session",
         request="CreateSessionRequest", reply="CreateSessionResponse", pool="SESSION",
-        reason="a session without heartbeats ends by itself",
+        reason="a session without heartbeats ends by itself", named=False, needed=True,
     ),
     _row(
         "session_heartbeat", "POST", "/session_heartbeat",
         request="SessionHeartbeatRequest", reply="SessionHeartbeatResponse",
         max_retries=0, timeout_s=10, patient=False, pool="SESSION", reason="a session lives or not",
+        named=False,
     ),
     _row(
         "finish_session", "POST", "/sessions/{session}/finish", body="json", reason=_SETS_THE_SAME,
@@ -158,7 +165,7 @@ _SERVICE: Final = (
     _row(
         "create_sampling_session", "POST", "/create_sampling_session",
         request="CreateSamplingSessionRequest", reply="CreateSamplingSessionResponse", pool="SESSION",
-        repeat=Repeat.NUMBERED, reason="sampling_session_seq_id numbers it",
+        repeat=Repeat.NUMBERED, reason="sampling_session_seq_id numbers it", needed=True,
     ),
     _row(
         "join_sampling_session", "POST", "/join_sampling_session",
@@ -169,7 +176,7 @@ _SERVICE: Final = (
     _row(
         "telemetry", "POST", "/telemetry",
         request="TelemetrySendRequest", reply="TelemetryResponse", timeout_s=5, patient=False,
-        pool="TELEMETRY", reason="events have ids",
+        pool="TELEMETRY", reason="events have ids", named=False,
     ),
     _row("get_info", "POST", "/get_info", request="GetInfoRequest", reply="GetInfoResponse"),
 )  # fmt: skip
@@ -217,11 +224,12 @@ _RETRIEVAL: Final = (
         "retrieve_futures", "POST", "/retrieve_futures",
         request="FuturesRetrieveRequest", reply="FuturesRetrieveResponse",
         max_retries=0, timeout_s=45, patient=False, pool="RETRIEVE_FUTURES",
-        reason="the cursor says what is known",
+        reason="the cursor says what is known", named=False,
     ),
     _row(
         "cancel_future", "POST", "/cancel_future",
         body="json", max_retries=0, timeout_s=30, pool="RETRIEVE_PROMISE", reason=_GONE_ALREADY,
+        named=False,
     ),
 )  # fmt: skip
 

@@ -8,10 +8,12 @@ from tinker_sync.clients.rest.checkpoints import CheckpointCalls
 from tinker_sync.clients.rest.runs import RunCalls
 from tinker_sync.clients.rest.sessions import SessionCalls
 from tinker_sync.clients.rest.transfers import TransferCalls
+from tinker_sync.runtime.naming import names_requests
 
 __all__ = ["AdminClient", "RestClient"]
 
 
+@names_requests
 class RestClient(RunCalls, CheckpointCalls, SessionCalls, TransferCalls, BulkCalls, AccountCalls):
     """Looks after runs, checkpoints and sessions. Threads may share it.
 

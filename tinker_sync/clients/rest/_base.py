@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeVar
 
 from tinker_sync._secret import veiled
-from tinker_sync._version import __version__
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._shared import SharedCores
 from tinker_sync.config import Settings
@@ -19,6 +18,7 @@ from tinker_sync.errors import (
 )
 from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.rate_limiter import key_fingerprint
 
 T = TypeVar("T")
@@ -54,18 +54,16 @@ class RestBase:
         name: str,
         request: Any = None,
         *,
-        method: str,
         kind: type[T] | None = None,
         path: Mapping[str, object] | None = None,
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> APIFuture[T]:
-        """Make a call on a worker. `method` is the public name, which servers are told."""
+        """Make a call on a worker."""
         del kind  # for the type checker: what the endpoint's row promises
-        told = {**told_of(method), **(headers or {})}
         return self._later(
             lambda: self._core.call(
-                name, request, path=path, query=query, headers=told, usual_s=_deadlines.REST_S
+                name, request, path=path, query=query, headers=headers, usual_s=_deadlines.REST_S
             )
         )
 
@@ -86,29 +84,24 @@ class RestBase:
             else:
                 future.resolve(value)
 
-        core.send_pool.run(run)
+        core.send_pool.run(carried(run))
         return future
 
 
-def told_of(method: str) -> dict[str, str]:
-    """What servers are told of where a call comes from."""
-    return {"x-sdk-version": __version__, "x-sdk-method": method}
-
-
 # What servers answer that have no such call; 403 is a server that has it and does not let everybody.
-_NO_SUCH_CALL: Final = frozenset({404, 405, 501})
+NO_SUCH_CALL: Final = frozenset({404, 405, 501})
 
 
-def newer_call(core: Core, name: str, request: Any, *, method: str) -> Any:
+def newer_call(core: Core, name: str, request: Any) -> Any:
     """Make a call that only the newest servers have.
 
     Raises:
         UnsupportedByServerError: this one has not.
     """
     try:
-        return core.call(name, request, headers=told_of(method), usual_s=_deadlines.REST_S)
+        return core.call(name, request, usual_s=_deadlines.REST_S)
     except APIStatusError as error:
-        if error.status_code not in _NO_SUCH_CALL:
+        if error.status_code not in NO_SUCH_CALL:
             raise
         raise UnsupportedByServerError(
             f"this server does not offer {name} (it answers {error.status_code})", feature=name

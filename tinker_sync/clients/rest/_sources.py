@@ -12,7 +12,6 @@ from attrs import evolve
 
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._models import Checkpoint, load_model
-from tinker_sync.clients.rest._base import told_of
 from tinker_sync.errors import (
     APIResponseValidationError,
     APIStatusError,
@@ -31,7 +30,6 @@ from tinker_sync.types import ExternalWeightsUrlsResponse, ParsedCheckpointTinke
 _ARCHIVE_URL_LIFE: Final = timedelta(minutes=15)
 # An export is there for the download alone; each new address lets it live on.
 _EXPORT_TTL_S: Final = 3600
-_METHOD: Final = "download_checkpoint"
 _ABSENT: Final = frozenset({404, 405, 410, 501})
 
 _log = logging.getLogger(__name__)
@@ -73,7 +71,6 @@ class ExternalFiles:
                 "run": self._parsed.training_run_id,
                 "name": self._parsed.checkpoint_id.partition("/")[2],
             },
-            headers=told_of(_METHOD),
             usual_s=_deadlines.REST_S,
         )
         return SignedUrls(found.urls, in_utc(found.expires))
@@ -144,7 +141,7 @@ class ExportedFiles:
     def _try(self, name: str, request: Any) -> None:
         path = {"run": self._export.training_run_id, "checkpoint": self._export.checkpoint_id}
         try:
-            self._core.call(name, request, path=path, headers=told_of(_METHOD), usual_s=_deadlines.REST_S)
+            self._core.call(name, request, path=path, usual_s=_deadlines.REST_S)
         except TinkerError as error:
             _log.warning("%s of the export %s: %s", name, self._export.tinker_path, error)
 
@@ -188,7 +185,7 @@ class Archive:
             "get_checkpoint_archive",
             core.settings,
             path={"run": self._parsed.training_run_id, "checkpoint": self._checkpoint},
-            headers={**told_of(_METHOD), "Accept": "application/gzip"},
+            headers={"Accept": "application/gzip"},
             deadline_s=_deadlines.REST_S,
         )
         url, expires = archive_address(core.caller.call(call), core.clock.time())

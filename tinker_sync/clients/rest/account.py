@@ -10,6 +10,7 @@ from tinker_sync.clients._twins import result_twin
 from tinker_sync.clients.rest._base import RestBase
 from tinker_sync.errors import InvalidInputError, UnsupportedByServerError
 from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.naming import names_requests
 from tinker_sync.types import (
     AuditLogResponse,
     BillingUsageResponse,
@@ -22,6 +23,7 @@ AuditEvents = Literal["all", "checkpoints", "projects", "teams", "organizations"
 _AUDIT_EVENTS: Final = ("all", "checkpoints", "projects", "teams", "organizations")
 
 
+@names_requests
 class AdminClient(RestBase):
     """Looks into billing and audit. Threads may share it.
 
@@ -42,7 +44,6 @@ class AdminClient(RestBase):
         window = GetBillingUsageRequest(starting_on=starting_on, ending_before=ending_before)  # type: ignore[arg-type]  # text is converted
         return self._call(
             "get_billing_usage",
-            method="get_billing_usage",
             kind=BillingUsageResponse,
             query={"starting_on": window.starting_on, "ending_before": window.ending_before},
         )
@@ -53,7 +54,6 @@ class AdminClient(RestBase):
         """What checkpoints take up now, of one project or of all."""
         return self._call(
             "get_checkpoint_storage_usage",
-            method="get_current_checkpoint_storage_usage",
             kind=CurrentCheckpointStorageUsageResponse,
             query={"project_id": project_id},
         )
@@ -73,7 +73,6 @@ class AdminClient(RestBase):
             )
         return self._call(
             "get_audit_log",
-            method="get_audit_log",
             kind=AuditLogResponse,
             query={"event_type": event_type, "day": None if day is None else day.isoformat()[:10]},
         )

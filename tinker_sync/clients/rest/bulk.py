@@ -9,9 +9,10 @@ from functools import partial
 from attrs import field, frozen
 
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients.rest._base import RestBase, told_of
+from tinker_sync.clients.rest._base import RestBase
 from tinker_sync.errors import InvalidInputError, NotFoundError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.workers import Workers
 from tinker_sync.types import Checkpoint, ParsedCheckpointTinkerPath
 
@@ -76,7 +77,6 @@ class BulkCalls(RestBase):
             paths,
             parallel,
             progress,
-            method="delete_checkpoints",
             gone_is_fine=True,
         )
 
@@ -95,7 +95,6 @@ class BulkCalls(RestBase):
             paths,
             parallel,
             progress,
-            method="set_checkpoints_ttl",
         )
 
     def _for_each(
@@ -106,7 +105,6 @@ class BulkCalls(RestBase):
         parallel: int,
         progress: Listener | None,
         *,
-        method: str,
         gone_is_fine: bool = False,
     ) -> APIFuture[list[CheckpointOutcome]]:
         if parallel < 1:
@@ -122,7 +120,6 @@ class BulkCalls(RestBase):
                     name,
                     request,
                     path={"run": parsed.training_run_id, "checkpoint": parsed.checkpoint_id},
-                    headers=told_of(method),
                     usual_s=_deadlines.REST_S,
                 )
             except TinkerError as error:
@@ -167,7 +164,7 @@ class _Bulk:
         if not self._total:
             self._future.resolve([])
         for _ in range(self._count):
-            self._workers.run(self._work)
+            self._workers.run(carried(self._work))
         self._workers.close(0, drop=False)
 
     def _work(self) -> None:

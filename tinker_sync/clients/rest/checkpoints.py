@@ -10,7 +10,7 @@ from attrs import frozen
 
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._twins import result_twin
-from tinker_sync.clients.rest._base import RestBase, checked_id, newer_call, told_of, warn_experimental
+from tinker_sync.clients.rest._base import RestBase, checked_id, newer_call, warn_experimental
 from tinker_sync.clients.rest._sources import archive_address
 from tinker_sync.clients.rest.listing import Listing, Page
 from tinker_sync.errors import InvalidInputError
@@ -56,7 +56,6 @@ class CheckpointCalls(RestBase):
         """All checkpoints of a run."""
         return self._call(
             "list_checkpoints",
-            method="list_checkpoints",
             kind=CheckpointsListResponse,
             path={"run": checked_id("training_run_id", training_run_id)},
         )
@@ -70,7 +69,6 @@ class CheckpointCalls(RestBase):
         """
         return self._call(
             "list_user_checkpoints",
-            method="list_user_checkpoints",
             kind=CheckpointsListResponse,
             query={"limit": limit, "offset": offset},
         )
@@ -117,20 +115,19 @@ class CheckpointCalls(RestBase):
             "delete_checkpoint",
             checked_id("training_run_id", training_run_id),
             checked_id("checkpoint_id", checkpoint_id),
-            method="delete_checkpoint",
         )
 
     def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
         """Delete a checkpoint for good."""
-        return self._on_path("delete_checkpoint", tinker_path, "delete_checkpoint_from_tinker_path")
+        return self._on_path("delete_checkpoint", tinker_path)
 
     def publish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
         """Let everybody read a checkpoint."""
-        return self._on_path("publish_checkpoint", tinker_path, "publish_checkpoint_from_tinker_path")
+        return self._on_path("publish_checkpoint", tinker_path)
 
     def unpublish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
         """Let nobody else read a checkpoint any more."""
-        return self._on_path("unpublish_checkpoint", tinker_path, "unpublish_checkpoint_from_tinker_path")
+        return self._on_path("unpublish_checkpoint", tinker_path)
 
     def set_checkpoint_ttl_from_tinker_path(
         self, tinker_path: str, ttl_seconds: int | None
@@ -140,7 +137,6 @@ class CheckpointCalls(RestBase):
         return self._call(
             "set_checkpoint_ttl",
             {"ttl_seconds": ttl_seconds},
-            method="set_checkpoint_ttl_from_tinker_path",
             path={"run": parsed.training_run_id, "checkpoint": parsed.checkpoint_id},
         )
 
@@ -151,7 +147,6 @@ class CheckpointCalls(RestBase):
             raise InvalidInputError(f"{tinker_path!r}: expected tinker://RUN/external_weights/NAME")
         return self._call(
             "get_external_weights_urls",
-            method="get_external_weights_urls",
             kind=ExternalWeightsUrlsResponse,
             path={"run": parsed.training_run_id, "name": parsed.checkpoint_id.partition("/")[2]},
         )
@@ -179,7 +174,7 @@ class CheckpointCalls(RestBase):
         request = CopyWeightsRequest(
             destination_project_id=project, source_path=path, ttl_seconds=ttl_seconds
         )
-        headers = {**told_of("copy_weights"), "X-Idempotency-Key": str(uuid.uuid4())}
+        headers = {"X-Idempotency-Key": str(uuid.uuid4())}
         if weights_access_token:
             headers["X-Tinker-Weights-Access-Token"] = weights_access_token
 
@@ -200,9 +195,7 @@ class CheckpointCalls(RestBase):
         """
         warn_experimental("search_checkpoints")
         core = self._core
-        return self._later(
-            lambda: newer_call(core, "search_checkpoints", request, method="search_checkpoints")
-        )
+        return self._later(lambda: newer_call(core, "search_checkpoints", request))
 
     def external_weights_upload_start(
         self, *, base_model: str, lora_config: LoraConfig, destination_project_id: str | None = None
@@ -225,7 +218,7 @@ class CheckpointCalls(RestBase):
             destination_project_id=destination_project_id or core.settings.project_id,
         )
         name = "external_weights_upload_start"
-        return self._later(lambda: newer_call(core, name, request, method=name))
+        return self._later(lambda: newer_call(core, name, request))
 
     def external_weights_upload_finish(self, upload_id: str) -> APIFuture[ExternalWeightsUploadFinishResult]:
         """Make a checkpoint of an upload whose files are all there. Experimental.
@@ -237,7 +230,7 @@ class CheckpointCalls(RestBase):
         core = self._core
         request = ExternalWeightsUploadFinishRequest(upload_id=checked_id("upload_id", upload_id))
         name = "external_weights_upload_finish"
-        return self._later(lambda: newer_call(core, name, request, method=name))
+        return self._later(lambda: newer_call(core, name, request))
 
     # ---------------------------------------------------------------------------------- older servers
 
@@ -266,12 +259,12 @@ class CheckpointCalls(RestBase):
 
     # ---------------------------------------------------------------------------------- one line of work
 
-    def _on_path(self, name: str, tinker_path: str, method: str) -> APIFuture[None]:
+    def _on_path(self, name: str, tinker_path: str) -> APIFuture[None]:
         parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
-        return self._on_checkpoint(name, parsed.training_run_id, parsed.checkpoint_id, method=method)
+        return self._on_checkpoint(name, parsed.training_run_id, parsed.checkpoint_id)
 
-    def _on_checkpoint(self, name: str, run: str, checkpoint: str, *, method: str) -> APIFuture[None]:
-        return self._call(name, method=method, path={"run": run, "checkpoint": checkpoint})
+    def _on_checkpoint(self, name: str, run: str, checkpoint: str) -> APIFuture[None]:
+        return self._call(name, path={"run": run, "checkpoint": checkpoint})
 
     list_checkpoints_async = result_twin(list_checkpoints)
     list_user_checkpoints_async = result_twin(list_user_checkpoints)

@@ -31,7 +31,6 @@ class RunCalls(RestBase):
         """
         return self._call(
             "get_training_run",
-            method="get_training_run",
             kind=TrainingRun,
             path={"run": checked_id("training_run_id", training_run_id)},
             query={"access_scope": checked_scope(access_scope)},
@@ -44,7 +43,6 @@ class RunCalls(RestBase):
         parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
         return self._call(
             "get_training_run",
-            method="get_training_run_by_tinker_path",
             kind=TrainingRun,
             path={"run": parsed.training_run_id},
             query={"access_scope": checked_scope(access_scope)},
@@ -67,7 +65,6 @@ class RunCalls(RestBase):
         """
         return self._call(
             "list_training_runs",
-            method="list_training_runs",
             kind=TrainingRunsResponse,
             query={
                 "limit": limit,
@@ -103,7 +100,6 @@ class RunCalls(RestBase):
         return self._call(
             "get_weights_info",
             {"tinker_path": tinker_path},
-            method="get_weights_info_by_tinker_path",
             kind=WeightsInfoResponse,
         )
 
@@ -111,7 +107,6 @@ class RunCalls(RestBase):
         """What a sampling session samples from."""
         return self._call(
             "get_sampler",
-            method="get_sampler",
             kind=GetSamplerResponse,
             path={"sampler": checked_id("sampler_id", sampler_id)},
         )

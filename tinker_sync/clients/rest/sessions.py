@@ -11,7 +11,7 @@ from typing import Final
 from tinker_sync._secret import Secret, mask_text
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._twins import result_twin
-from tinker_sync.clients.rest._base import AccessScope, RestBase, checked_id, checked_scope, told_of
+from tinker_sync.clients.rest._base import AccessScope, RestBase, checked_id, checked_scope
 from tinker_sync.clients.rest.listing import Listing, Page
 from tinker_sync.errors import ExperimentalWarning, TinkerError, WireError
 from tinker_sync.runtime.calls import make_call, odd_answer
@@ -52,7 +52,6 @@ class SessionCalls(RestBase):
         """
         return self._call(
             "get_session",
-            method="get_session",
             kind=GetSessionResponse,
             path={"session": checked_id("session_id", session_id)},
             query={"access_scope": checked_scope(access_scope)},
@@ -70,7 +69,6 @@ class SessionCalls(RestBase):
         """
         return self._call(
             "list_sessions",
-            method="list_sessions",
             kind=ListSessionsResponse,
             query={"limit": limit, "offset": offset, "access_scope": checked_scope(access_scope)},
         )
@@ -96,14 +94,13 @@ class SessionCalls(RestBase):
     def search_sessions(self, request: SessionSearchRequest) -> APIFuture[SessionSearchResponse]:
         """One page of the sessions that match. Experimental: the service may change it."""
         warnings.warn("search_sessions is experimental and may change", ExperimentalWarning, stacklevel=2)
-        return self._call("search_sessions", request, method="search_sessions", kind=SessionSearchResponse)
+        return self._call("search_sessions", request, kind=SessionSearchResponse)
 
     def assign_session_project(self, session_id: str, project_id: str) -> APIFuture[None]:
         """Move a session to a project."""
         return self._call(
             "assign_session_project",
             {"project_id": project_id},
-            method="assign_session_project",
             path={"session": checked_id("session_id", session_id)},
         )
 
@@ -116,7 +113,6 @@ class SessionCalls(RestBase):
             "export_session_trace",
             self._core.settings,
             path={"session": checked_id("session_id", session_id)},
-            headers=told_of("export_session_trace"),
             deadline_s=_deadlines.REST_S,
         )
         core = self._core

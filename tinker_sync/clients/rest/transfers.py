@@ -12,6 +12,7 @@ from tinker_sync.clients.rest._base import RestBase, newer_call, warn_experiment
 from tinker_sync.clients.rest._sources import source_of
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.workers import Workers
 from tinker_sync.transfer.control import Control
 from tinker_sync.transfer.download import CheckpointDownload, Download, Wish, default_target
@@ -119,7 +120,7 @@ class TransferCalls(RestBase):
 
         def begin() -> tuple[str, dict[str, str]]:
             begun: ExternalWeightsUploadStartResult = newer_call(
-                core, "external_weights_upload_start", request, method="upload_external_weights"
+                core, "external_weights_upload_start", request
             )
             return begun.upload_id, begun.urls
 
@@ -138,7 +139,6 @@ class TransferCalls(RestBase):
                 core,
                 "external_weights_upload_finish",
                 ExternalWeightsUploadFinishRequest(upload_id=upload_id),
-                method="upload_external_weights",
             )
             teller.change(stage="done", file=None, tinker_path=finished.tinker_path)
             return finished.tinker_path
@@ -163,7 +163,7 @@ class TransferCalls(RestBase):
             finally:
                 worker.close(0)
 
-        worker.run(run)
+        worker.run(carried(run))
         return future
 
 

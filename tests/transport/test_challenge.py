@@ -1,0 +1,154 @@
+"""A 401: when the server rejects a token as invalid, and the one request more that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+import requests.adapters
+from support.servers import AnsweringServer, Seen, answer
+from support.wires import KEY, Keys, http_for, post
+
+from tinker_sync._secret import Secret
+from tinker_sync.errors import CredentialError
+from tinker_sync.transport.challenge import rejects_token
+
+
+class OtherAdapter(requests.adapters.HTTPAdapter):
+    """Of another class than the plain one, so that the session itself has to send."""
+
+
+@pytest.fixture(params=["own connections", "session"])
+def way(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """Options for `http_for`: both ways a request may take."""
+    if request.param == "own connections":
+        yield {}
+        return
+    with requests.Session() as session:
+        session.mount("http://", OtherAdapter())
+        yield {"session": session}
+
+
+@pytest.mark.parametrize("header", [None, "", '"', "error=", '\\"' * 3000, "e" * 100_000, ",=,=", 'error="'])
+def test_nonsense_rejects_no_token(header: str | None) -> None:
+    assert not rejects_token(header)
+
+
+class Rotating(Keys):
+    """Hands out one key after the other, as they are rejected."""
+
+    def __init__(self) -> None:
+        super().__init__("key-1")
+        self.rejected: list[Secret] = []
+
+    def renewed(self, rejected: Secret) -> Secret:
+        self.rejected.append(rejected)
+        self._key = Secret(f"key-{len(self.rejected) + 1}")
+        return self._key
+
+
+def refuses(*keys: str, challenge: str = 'Bearer error="invalid_token"') -> Any:
+    """Answer 401 to these keys."""
+
+    def respond(seen: Seen) -> bytes:
+        if seen.header("x-api-key") in keys:
+            return answer(b"{}", status=401, headers={"WWW-Authenticate": challenge})
+        return answer()
+
+    return respond
+
+
+def test_a_request_with_a_rejected_token_is_sent_once_more(way: dict[str, Any]) -> None:
+    keys = Rotating()
+    with AnsweringServer(refuses("key-1")) as server:
+        http = http_for(server, keys=keys, **way)
+        assert http.send(post(body=b"work", idempotency_key="once", attempt=3)).status == 200
+        http.close()
+    assert [seen.header("x-api-key") for seen in server.seen] == ["key-1", "key-2"]
+    assert [seen.body for seen in server.seen] == [b"work", b"work"]
+    for name in ("x-idempotency-key", "x-retry-count"):
+        assert len({seen.header(name) for seen in server.seen}) == 1
+    assert keys.rejected == [Secret("key-1")]
+
+
+def test_a_second_rejection_is_final() -> None:
+    keys = Rotating()
+    with AnsweringServer(refuses("key-1", "key-2", "key-3")) as server:
+        http = http_for(server, keys=keys)
+        assert http.send(post()).status == 401
+        http.close()
+    assert len(server.seen) == 2
+
+
+@pytest.mark.parametrize(
+    "challenge",
+    [
+        "Bearer error=invalid_token",
+        'Bearer realm="x, error=none", ERROR = "Invalid_Token"',
+        'Basic realm="a", Bearer scope="all", error="invalid_token", Digest nonce="b"',
+        'Bearer error="invalid\\_token"',
+    ],
+)
+def test_every_way_to_write_an_invalid_token_is_understood(challenge: str) -> None:
+    with AnsweringServer(refuses("key-1", challenge=challenge)) as server:
+        http = http_for(server, keys=Rotating())
+        assert http.send(post()).status == 200
+        http.close()
+
+
+@pytest.mark.parametrize(
+    "challenge",
+    ["Bearer", "", 'Bearer error="insufficient_scope"', 'Bearer error_description="error=invalid_token"'],
+)
+def test_other_rejections_are_not_sent_again(challenge: str) -> None:
+    keys = Rotating()
+    with AnsweringServer(refuses("key-1", challenge=challenge)) as server:
+        http = http_for(server, keys=keys)
+        assert http.send(post()).status == 401
+        http.close()
+    assert (len(server.seen), keys.rejected) == (1, [])
+
+
+def test_a_key_among_the_default_headers_is_not_renewed() -> None:
+    keys = Rotating()
+    with AnsweringServer(refuses("of the user")) as server:
+        http = http_for(server, keys=keys, default_headers={"X-API-Key": "of the user"})
+        assert http.send(post()).status == 401
+        http.close()
+    assert (len(server.seen), keys.rejected) == (1, [])
+
+
+def test_the_long_lived_key_is_not_renewed() -> None:
+    keys = Rotating()
+    with AnsweringServer(refuses("tml-longlived-0123456789")) as server:
+        http = http_for(server, keys=keys)
+        assert http.send(post(credential="exchange")).status == 401
+        http.close()
+    assert (len(server.seen), keys.rejected) == (1, [])
+
+
+def test_a_token_rejected_behind_a_redirect_is_renewed_there() -> None:
+    def respond(seen: Seen) -> bytes:
+        if seen.target.endswith("/there"):
+            return refuses("key-1")(seen)
+        return answer(status=307, headers={"Location": "/there"})
+
+    with AnsweringServer(respond) as server:
+        http = http_for(server, keys=Rotating())
+        assert http.send(post()).status == 200
+        http.close()
+    assert [seen.target.rpartition("/")[2] for seen in server.seen[1:]] == ["there", "there"]
+
+
+def test_an_exchange_that_fails_is_raised_instead_of_the_rejection() -> None:
+    class Failing(Keys):
+        def renewed(self, rejected: Secret) -> Secret | None:
+            raise CredentialError("no new one")
+
+    with AnsweringServer(refuses(KEY)) as server:
+        http = http_for(server, keys=Failing())
+        with pytest.raises(CredentialError, match="no new one"):
+            http.send(post())
+        http.close()

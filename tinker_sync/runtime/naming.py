@@ -1,0 +1,115 @@
+"""The public method on whose behalf requests are sent: servers are told its name in `x-sdk-method`.
+
+`names_requests` marks a client class: each public method names the requests that it causes, and methods that
+it calls in turn do not change the name. The name lives in a context variable of the calling thread. Work that
+goes on in another thread takes it along: a job by `carried`, a request that is sent later by a field filled
+with `current` when it is made.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import FunctionType
+from typing import Any, Final, ParamSpec, TypeVar
+
+C = TypeVar("C", bound=type)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_name: Final[ContextVar[str]] = ContextVar("tinker_sync_method", default="")
+_set: Final = _name.set  # looked up once: samples pass here by the thousand
+_MARK: Final = "_names_requests"
+
+current: Final[Callable[[], str]] = _name.get
+"""Return the name of the public method under way in this thread or task; "" outside of any."""
+
+
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Name the requests of a block after a public method; "" names none.
+
+    >>> with named("RestClient.get_session"):
+    ...     current()
+    'RestClient.get_session'
+    """
+    before = current()
+    _set(name)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def carried(job: Callable[P, T]) -> Callable[P, T]:
+    """Return the same job for another thread; its requests are named after the method under way here."""
+    name = current()
+    if not name:
+        return job
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        with named(name):
+            return job(*args, **kwargs)
+
+    return run
+
+
+def names_requests(client: C) -> C:
+    """Have each public method of a client class, inherited ones included, name the requests it causes.
+
+    >>> @names_requests
+    ... class ShopClient:
+    ...     def buy(self):
+    ...         return self.pay()
+    ...
+    ...     def pay(self):
+    ...         return current()
+    >>> ShopClient().buy(), ShopClient().pay(), current()
+    ('ShopClient.buy', 'ShopClient.pay', '')
+    """
+    for attribute in dir(client):
+        method = inspect.getattr_static(client, attribute)
+        if isinstance(method, FunctionType) and not attribute.startswith("_"):
+            plain = method.__dict__.get(_MARK, method)
+            setattr(client, attribute, _naming(plain, f"{client.__name__}.{attribute}"))
+    return client
+
+
+def _naming(method: FunctionType, name: str) -> Callable[..., Any]:
+    make = _naming_coroutine if inspect.iscoroutinefunction(method) else _naming_call
+    wrapped = functools.wraps(method)(make(method, name))
+    setattr(wrapped, _MARK, method)
+    return wrapped
+
+
+# These set and do not reset: a coroutine may be closed in another context than the one it began in. `named`
+# would cost a sample twice as much.
+
+
+def _naming_call(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def naming(*args: Any, **kwargs: Any) -> Any:
+        if current():
+            return method(*args, **kwargs)
+        _set(name)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            _set("")
+
+    return naming
+
+
+def _naming_coroutine(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    async def naming(*args: Any, **kwargs: Any) -> Any:
+        if current():
+            return await method(*args, **kwargs)
+        _set(name)
+        try:
+            return await method(*args, **kwargs)
+        finally:
+            _set("")
+
+    return naming

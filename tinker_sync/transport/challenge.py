@@ -1,0 +1,32 @@
+"""The `WWW-Authenticate` header of a 401: the one question that matters here, answered by a parser. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+# A parameter of a challenge, or a quoted text that belongs to none. The last quote may be missing.
+_TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]"  # noqa: S105 - a class of characters
+_QUOTED: Final = r'"(?:[^"\\]|\\.)*(?:"|$)'
+_PART: Final = re.compile(rf"(?<!{_TOKEN})({_TOKEN}+)[ \t]*=[ \t]*({_QUOTED}|{_TOKEN}+)|{_QUOTED}", re.DOTALL)
+
+
+def rejects_token(header: str | None) -> bool:
+    """Tell if a server rejects the credential as an invalid token, so that a new one may help.
+
+    Args:
+        header: The value of `WWW-Authenticate`; several challenges are separated by commas.
+
+    >>> rejects_token('Basic realm="x", Bearer Error = INVALID_TOKEN')
+    True
+    >>> rejects_token('Bearer error_description="not error=invalid_token", error="insufficient_scope"')
+    False
+    """
+    return any(
+        (found[1] or "").lower() == "error" and _unquoted(found[2]).lower() == "invalid_token"
+        for found in _PART.finditer(header or "")
+    )
+
+
+def _unquoted(value: str) -> str:
+    return re.sub(r"\\(.)", r"\1", value[1:].removesuffix('"')) if value.startswith('"') else value
