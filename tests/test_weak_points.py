@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-ROWS = re.findall(r"^\| (\d+) \| .+ \| `test_w(\d+)_` \|$", (TESTS / "README.md").read_text("utf-8"), re.M)
-NUMBERED = re.compile(r"^ *(?:async )?def test_((?:w\d+_)+)", re.M)
+ROWS = re.findall(
+    r"^\| (\d+) \| .+ \| `test_w(\d+)_` \|$", (TESTS / "README.md").read_text("utf-8"), re.MULTILINE
+)
+NUMBERED = re.compile(r"^ *(?:async )?def test_((?:w\d+_)+)", re.MULTILINE)
 
 
 def numbers_of_tests() -> set[int]:

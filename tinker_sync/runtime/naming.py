@@ -16,6 +16,8 @@ from contextvars import ContextVar
 from types import FunctionType
 from typing import Any, Final, ParamSpec, TypeVar
 
+from tinker_sync.runtime.futures import APIFuture
+
 C = TypeVar("C", bound=type)
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,7 +72,8 @@ def names_requests(client: C) -> C:
     >>> ShopClient().buy(), ShopClient().pay(), current()
     ('ShopClient.buy', 'ShopClient.pay', '')
     """
-    for attribute in dir(client):
+    # A client that is the future of itself sends nothing when it is waited for or ends.
+    for attribute in set(dir(client)) - set(dir(APIFuture)):
         method = inspect.getattr_static(client, attribute)
         if isinstance(method, FunctionType) and not attribute.startswith("_"):
             plain = method.__dict__.get(_MARK, method)
