@@ -355,6 +355,10 @@ class SamplingClient:
         """What servers know this sampler by."""
         return self._sampling_session_id
 
+    def get_telemetry(self) -> Any:
+        """Return the reporter of failures of the service client, or None when telemetry is off."""
+        return self._core.companion
+
     @property
     def holder(self) -> Core:
         """What is shared with the other clients of the same service client."""

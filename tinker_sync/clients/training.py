@@ -389,6 +389,10 @@ class TrainingClient:
         """Where this run is shown in a browser."""
         return training_run_url(self.model_id)
 
+    def get_telemetry(self) -> Any:
+        """Return the reporter of failures of the service client, or None when telemetry is off."""
+        return self._core.companion
+
     @property
     def holder(self) -> Core:
         """What is shared with the other clients of the same service client."""
