@@ -15,6 +15,9 @@ from tinker_sync.types.checkpoint import ParsedCheckpointTinkerPath
 from tinker_sync.types.optim import AdamOptimizerConfig, OptimizerConfig
 from tinker_sync.types.scalars import ModelID
 
+SamplingClientKind = Literal["snapshot", "inflight"]
+"""Snapshot weights stay as saved. Inflight weights move with each later inflight save of the same model."""
+
 
 def _token_field() -> Any:
     return attrs.field(default=None, repr=False)
@@ -71,6 +74,8 @@ class SaveWeightsForSamplerRequest(Model):
         path: the name of the checkpoint; None with `sampling_session_seq_id`.
         sampling_session_seq_id: the session's number of the sampling session to be.
         ttl_seconds: when the server may delete it; None is never.
+        kind: ``"snapshot"`` keeps the weights of this save. ``"inflight"`` moves all inflight samplers of the
+            model to the newest inflight save.
 
     >>> SaveWeightsForSamplerRequest(model_id="run-1", sampling_session_seq_id=0, seq_id=7).path is None
     True
@@ -82,6 +87,7 @@ class SaveWeightsForSamplerRequest(Model):
     seq_id: int | None = None
     ttl_seconds: int | None = None
     user_metadata: dict[str, str] | None = None
+    kind: SamplingClientKind = "snapshot"
     type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
 
 

@@ -20,7 +20,7 @@ from tinker_sync.types.optim import AdamOptimizerConfig, AdamParams, OptimStepRe
 from tinker_sync.types.sampling import SampleRequest
 from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardRequest, ForwardRequest
-from tinker_sync.types.weights import LoadWeightsRequest, SaveWeightsRequest
+from tinker_sync.types.weights import LoadWeightsRequest, SaveWeightsForSamplerRequest, SaveWeightsRequest
 from tinker_sync.wire import json as json_codec
 from tinker_sync.wire.dialect import Dialect, Version
 
@@ -31,6 +31,7 @@ _SINCE: Final[Mapping[type[Model], Mapping[str, Version]]] = {
     CreateModelRequest: {"optimizer_config": (0, 29)},
     FutureRetrieveRequest: {"allow_metadata_only": (0, 18)},
     SaveWeightsRequest: {"overwrite": (0, 18)},
+    SaveWeightsForSamplerRequest: {"kind": (0, 38)},
     SampleRequest: {
         "record_stability_info": (0, 26),
         "topk_sample_logprobs": (0, 29),

@@ -18,8 +18,8 @@ What leaves:
 
 What arrives:
 
-- Answers may have fields nobody knows, at any depth; requests (an embedded server reads them) may not. Null
-  for a field that has a default is the default.
+- Answers may have unknown fields at any depth. `from_plain` refuses them in requests; `read_leniently`, for
+  servers, ignores and names them. Null for a field that has a default is the default.
 - Of equal keys the last one wins. NaN, Infinity and numbers too large for a float are floats, whole numbers
   of more than 64 bits too; amid the numbers of an answer null is NaN. `\\ud800` alone is taken as it is.
 - All that does not fit is a `WireError` with the place, `$.sequences[2].stop_reason`, and a short excerpt,
@@ -48,7 +48,7 @@ from tinker_sync.wire.json._backends import (
     read,
     write,
 )
-from tinker_sync.wire.json._readers import Readers
+from tinker_sync.wire.json._readers import Readers, note, noting
 from tinker_sync.wire.json._unfit import Problem, Unfit, input_error, wire_error
 from tinker_sync.wire.json._writers import Writers
 
@@ -65,6 +65,9 @@ __all__ = [
     "from_plain",
     "loads",
     "make_converter",
+    "note",
+    "noting",
+    "read_leniently",
     "to_plain",
     "with_number",
 ]
@@ -72,7 +75,7 @@ __all__ = [
 T = TypeVar("T")
 
 
-def make_converter(*, answers: bool) -> Converter:
+def make_converter(*, answers: bool, lenient: bool = False) -> Converter:
     """The converter: for what servers answer, or for what they are asked.
 
     >>> from tinker_sync.types import LoraConfig
@@ -81,11 +84,12 @@ def make_converter(*, answers: bool) -> Converter:
     """
     converter = Converter()
     Writers(converter, answers=answers).register()
-    Readers(converter, answers=answers).register()
+    Readers(converter, answers=answers, lenient=lenient).register()
     return converter
 
 
 _CONVERTERS = {answers: make_converter(answers=answers) for answers in (False, True)}
+_LENIENT = make_converter(answers=False, lenient=True)
 
 
 def encode(request: Model | Mapping[str, Any], *, backend: Backend = DEFAULT) -> bytes:
@@ -182,3 +186,21 @@ def from_plain(tree: Any, cls: type[T], path: str = "$") -> T:
     except Unfit as one:
         problems = one.problems
     raise wire_error(problems, path)
+
+
+def read_leniently(tree: Any, cls: type[T]) -> tuple[T, set[str]]:
+    """Return the request a tree stands for, and the names of its unknown fields, which are ignored.
+
+    Values of known fields are checked as `from_plain` checks them. Raises `WireError`.
+
+    >>> from tinker_sync.types import LoraConfig
+    >>> config, ignored = read_leniently({"rank": 8, "colour": "red"}, LoraConfig)
+    >>> config.rank, ignored
+    (8, {'LoraConfig.colour'})
+    """
+    with noting() as ignored:
+        try:
+            return _LENIENT.structure(tree, cls), ignored
+        except Unfit as one:
+            problems = one.problems
+    raise wire_error(problems)

@@ -7,8 +7,9 @@ float for an int) and nothing that would change on the way. They raise `Unfit` a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import datetime
 from enum import Enum
 from functools import cache
@@ -17,6 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import attrs
 from cattrs import Converter
 
+from tinker_sync._secret import mask_text
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import (
     Datum,
@@ -30,7 +32,7 @@ from tinker_sync.types import (
 from tinker_sync.types._convert import converter_for, field_names, union_from, union_table
 from tinker_sync.wire.json._arrays import float32_in, numbers_in, tokens_in, topk_in
 from tinker_sync.wire.json._kinds import is_list, is_literal, is_mapping, is_model, is_union
-from tinker_sync.wire.json._unfit import Problem, Unfit, at, each, refused_by, unfit
+from tinker_sync.wire.json._unfit import Problem, Unfit, at, each, formatted, refused_by, unfit
 
 Reader = Callable[[Any], Any]
 Hook = Callable[[Any, Any], Any]
@@ -48,19 +50,45 @@ _EXPECTED: dict[Any, str] = {
 _OBJECTIONS = (TypeError, ValueError, ArithmeticError, AssertionError)
 _ABSENT = object()
 
+_MOST_NOTED = 100
+"""A body of nothing but unknown fields costs no more memory than this many names."""
+_ignored: ContextVar[set[str]] = ContextVar("_ignored")
+
+
+@contextmanager
+def noting() -> Iterator[set[str]]:
+    """Collect the fields that lenient readers ignore in this block, as names such as `Datum.colour`."""
+    names: set[str] = set()
+    token = _ignored.set(names)
+    try:
+        yield names
+    finally:
+        _ignored.reset(token)
+
+
+def note(names: Iterable[str], owner: str) -> None:
+    """Add unknown fields of an object to what `noting` collects."""
+    noted = _ignored.get()
+    for name in names:
+        if len(noted) >= _MOST_NOTED:
+            return
+        noted.add(mask_text(owner + formatted(name)))
+
 
 class Readers:
     """Makes the readers of one converter, each once. Made when the converter is, and kept by its hooks.
 
     Args:
         converter: the one to teach.
-        answers: whether fields nobody knows are ignored, and null is NaN among numbers. In a request unknown
-            fields are refused.
+        answers: ignore unknown fields, and read null among numbers as NaN. In a request unknown fields are
+            refused.
+        lenient: ignore unknown fields of requests too, and report them to `noting`.
     """
 
-    def __init__(self, converter: Converter, *, answers: bool) -> None:
+    def __init__(self, converter: Converter, *, answers: bool, lenient: bool = False) -> None:
         self._converter = converter
         self._answers = answers
+        self._lenient = lenient
 
     def register(self) -> None:
         """Teach the converter."""
@@ -117,9 +145,9 @@ class Readers:
 
     def _tagged(self, members: tuple[Any, ...]) -> Reader:
         tag_name, by_tag, open_member = union_table(members)
-        if open_member is not None or len(by_tag) < len(members):
-            return lambda tree: _made(lambda **fields: union_from(members, fields, ""), "", _fields_of(tree))
         readers = {tag: self.reader_of(member) for tag, member in by_tag.items()}
+        if open_member is not None or len(by_tag) < len(members):
+            return self._open_union(members, tag_name, readers)
         expected = f"expected one of {', '.join(map(repr, by_tag))}"
 
         def read_tagged(tree: Any) -> Any:
@@ -132,6 +160,29 @@ class Readers:
             raise Unfit(Problem(expected, tag, steps=[tag_name]))
 
         return read_tagged
+
+    def _open_union(self, members: tuple[Any, ...], tag_name: str, readers: dict[str, Reader]) -> Reader:
+        """What reads a union that has a member for unknown tags, or members without a tag."""
+
+        def read_strictly(tree: Any) -> Any:
+            return _made(lambda **fields: union_from(members, fields, ""), "", _fields_of(tree))
+
+        def read_leniently(tree: Any) -> Any:
+            fields = _fields_of(tree)
+            if tag_name not in fields:
+                best = max(members, key=lambda member: len(fields.keys() & set(field_names(member))))
+                return self.reader_of(best)(tree)
+            tag = fields[tag_name]
+            return readers.get(tag if isinstance(tag, str) else "", read_strictly)(tree)
+
+        return read_leniently if self._lenient else read_strictly
+
+    def _unknown(self, names: set[str], cls: type) -> list[Problem]:
+        """What is wrong with unknown fields of a request: nothing where they are noted and ignored."""
+        if not self._lenient:
+            return [Problem(f"{cls.__name__} has no such field", steps=[name]) for name in sorted(names)]
+        note(names, cls.__name__)
+        return []
 
     def _plain_union(self, members: tuple[Any, ...]) -> Reader:
         """Text stays text, and so on; what is none of the members becomes the first that takes it."""
@@ -153,11 +204,11 @@ class Readers:
             return lambda tree, _: _made(cls, cls.__name__, _fields_of(tree))
         rows = tuple(_rows(cls, self.reader_of))
         known = frozenset(row.name for row in rows)
-        ignoring = self._answers or cls.__response__
+        ignoring = self._answers or (cls.__response__ and not self._lenient)
 
         def read_model(tree: Any, _: Any) -> Any:
             fields = _fields_of(tree)
-            problems: list[Problem] = [] if ignoring else _unknown(fields.keys() - known, cls)
+            problems: list[Problem] = [] if ignoring else self._unknown(fields.keys() - known, cls)
             arguments: dict[str, Any] = {}
             for row in rows:
                 try:
@@ -180,7 +231,7 @@ class Readers:
         arguments["data"] = at("data", lambda data: numbers_in(data, dtype), fields.get("data"))
         for name in ("shape", "sparse_crow_indices", "sparse_col_indices"):
             arguments[name] = at(name, self.reader_of(list[int] | None), fields.get(name))
-        if not self._answers and (problems := _unknown(fields.keys() - arguments.keys(), TensorData)):
+        if not self._answers and (problems := self._unknown(fields.keys() - arguments.keys(), TensorData)):
             raise Unfit(*problems)
         return _made(TensorData, "TensorData", arguments)
 
@@ -283,10 +334,6 @@ def _fields_of(tree: Any) -> dict[str, Any]:
     if isinstance(tree, dict):
         return tree
     raise unfit("expected an object", tree)
-
-
-def _unknown(names: set[str], cls: type) -> list[Problem]:
-    return [Problem(f"{cls.__name__} has no such field", steps=[name]) for name in sorted(names)]
 
 
 def _made(make: Callable[..., Any], name: str, arguments: dict[str, Any]) -> Any:

@@ -49,7 +49,7 @@ class Problem:
 
     def path(self, root: str) -> str:
         """Where it is wrong."""
-        return root + "".join(_formatted(step) for step in reversed(self.steps))
+        return root + "".join(formatted(step) for step in reversed(self.steps))
 
     def _shown(self) -> str:
         value, kind = self._value, type(self._value).__name__
@@ -127,7 +127,8 @@ def _located(model: str, text: str) -> Problem:
     return Problem(text[position + 2 :], steps=reversed(steps))
 
 
-def _formatted(step: Step) -> str:
+def formatted(step: Step) -> str:
+    """Return one step of a path, short and without control characters."""
     if isinstance(step, int):
         return f"[{step}]"
     if step.isidentifier() and len(step) <= _LONGEST_NAME:

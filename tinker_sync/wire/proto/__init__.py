@@ -10,7 +10,11 @@ from __future__ import annotations
 from tinker_sync.wire.proto._reader import read_message
 from tinker_sync.wire.proto._writer import Buffers, write_message
 from tinker_sync.wire.proto.outputs import decode_forward_backward_output, encode_forward_backward_output
-from tinker_sync.wire.proto.requests import decode_forward_backward_request, encode_forward_backward_request
+from tinker_sync.wire.proto.requests import (
+    decode_forward_backward_request,
+    encode_forward_backward_request,
+    peek_model_and_number,
+)
 from tinker_sync.wire.proto.samples import (
     decode_sample_response,
     decode_sampling_params,
@@ -28,6 +32,7 @@ __all__ = [
     "encode_forward_backward_request",
     "encode_sample_response",
     "encode_sampling_params",
+    "peek_model_and_number",
     "read_message",
     "write_message",
 ]

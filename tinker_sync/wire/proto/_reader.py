@@ -22,9 +22,16 @@ from tinker_sync.wire.proto._varint import LENGTH, read_length, read_tag, skip
 Plain = dict[str, Any]
 Readable = bytes | bytearray | memoryview
 
+_MOST_NOTED = 100
 
-def read_message(table: Message, data: Readable) -> Plain:
+
+def read_message(table: Message, data: Readable, unknown: set[str] | None = None) -> Plain:
     """The message in `data` as a dict.
+
+    Args:
+        table: the message.
+        data: its bytes.
+        unknown: takes the names of the first hundred unknown fields that are skipped, such as `Datum.17`.
 
     Raises:
         WireError: the bytes are not such a message; `path` names the field.
@@ -36,11 +43,11 @@ def read_message(table: Message, data: Readable) -> Plain:
     view = memoryview(data).cast("B")
     message: Plain = {}
     with decoding(table.name):
-        _read(table, view, 0, len(view), message)
+        _read(table, view, 0, len(view), message, unknown)
     return message
 
 
-def _read(table: Message, view: memoryview, at: int, end: int, into: Plain) -> None:
+def _read(table: Message, view: memoryview, at: int, end: int, into: Plain, unknown: set[str] | None) -> None:
     """Read the fields between `at` and `end` into a dict; it may hold some already, so messages merge."""
     field = None
     by_tag = table.by_tag
@@ -55,9 +62,11 @@ def _read(table: Message, view: memoryview, at: int, end: int, into: Plain) -> N
             field = by_tag.get(tag)
             if field is None:
                 at = skip(view, at, end, tag)
+                if unknown is not None and len(unknown) < _MOST_NOTED:
+                    unknown.add(f"{table.name}.{tag >> 3}")
             elif isinstance(field.kind, Message):
                 start, at = read_length(view, at, end)
-                _read_submessage(field, field.kind, view, start, at, into)
+                _read_submessage(field, field.kind, view, start, at, into, unknown)
             elif field.rule is Rule.REPEATED:
                 at = _read_list(field, view, at, end, tag, into)
             else:
@@ -99,24 +108,28 @@ def _read_list(field: Field, view: memoryview, at: int, end: int, tag: int, into
     return stop
 
 
-def _read_submessage(field: Field, table: Message, view: memoryview, at: int, end: int, into: Plain) -> None:
+def _read_submessage(
+    field: Field, table: Message, view: memoryview, at: int, end: int, into: Plain, unknown: set[str] | None
+) -> None:
     if field.rule is Rule.REPEATED:
         child: Plain = {}
-        _read(table, view, at, end, child)
+        _read(table, view, at, end, child, unknown)
         into.setdefault(field.name, []).append(child)
     elif field.rule is Rule.MAP:
-        _read_entry(field, table, view, at, end, into)
+        _read_entry(field, table, view, at, end, into, unknown)
     else:
         child = into.get(field.name, {})
-        _read(table, view, at, end, child)
+        _read(table, view, at, end, child, unknown)
         _keep(field, child, into)
 
 
-def _read_entry(field: Field, table: Message, view: memoryview, at: int, end: int, into: Plain) -> None:
+def _read_entry(
+    field: Field, table: Message, view: memoryview, at: int, end: int, into: Plain, unknown: set[str] | None
+) -> None:
     """A map entry: key or value left out mean their defaults, the last entry of a key wins."""
     read: Plain = {}
     try:
-        _read(table, view, at, end, read)
+        _read(table, view, at, end, read, unknown)
     except Fault as fault:
         # The entry's own field name is no part of the path; the caller adds the map's.
         fault.path = fault.path.removeprefix("value").removeprefix("key").removeprefix(".")

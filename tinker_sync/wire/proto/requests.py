@@ -8,6 +8,7 @@ remembered. Any thread may use this.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 
 from tinker_sync.errors import InvalidInputError
@@ -28,7 +29,7 @@ from tinker_sync.wire.proto._tensors import (
     tensor_of,
     wire_dtype,
 )
-from tinker_sync.wire.proto._varint import varint
+from tinker_sync.wire.proto._varint import LENGTH, VARINT, read_length, read_tag, read_varint, skip, varint
 from tinker_sync.wire.proto._writer import Buffers, check_size, write_plain
 
 Span = PromptProvenanceSpan | SampledProvenanceSpan
@@ -196,11 +197,41 @@ def _dense_frame(name: str, dtype: int, shape: tuple[int, ...], size: int) -> tu
 
 # ------------------------------------------------------------------------------------------ in
 
+_MODEL_ID_TAG = 1 << 3 | LENGTH
+_SEQ_ID_TAG = 2 << 3 | VARINT
 
-def decode_forward_backward_request(data: Readable) -> tuple[ForwardBackwardRequest, bool]:
+
+def peek_model_and_number(data: Readable) -> tuple[str | None, int | None]:
+    """Return model id and `seq_id` of a request whose rest may be damaged; None for what cannot be read.
+
+    >>> peek_model_and_number(bytes.fromhex("0a016d1005") + b"damage")
+    ('m', 5)
+    """
+    view = memoryview(data).cast("B")
+    model, number, at = None, None, 0
+    with suppress(Fault, UnicodeDecodeError):
+        while at < len(view):
+            tag, at = read_tag(view, at, len(view))
+            if tag == _MODEL_ID_TAG:
+                start, at = read_length(view, at, len(view))
+                model = bytes(view[start:at]).decode()
+            elif tag == _SEQ_ID_TAG:
+                number, at = read_varint(view, at, len(view))
+            else:
+                at = skip(view, at, len(view), tag)
+    return model, number
+
+
+def decode_forward_backward_request(
+    data: Readable, unknown: set[str] | None = None
+) -> tuple[ForwardBackwardRequest, bool]:
     """The request in these bytes, and whether it is forward only. All its arrays are writable copies.
 
     The newer settings map is read where it is set, else the older one. A `seq_id` of 0 is None.
+
+    Args:
+        data: the bytes.
+        unknown: takes the names of unknown fields, which are skipped.
 
     Raises:
         WireError: the bytes are no such request; `path` names the field.
@@ -209,7 +240,7 @@ def decode_forward_backward_request(data: Readable) -> tuple[ForwardBackwardRequ
     >>> request.model_id, request.seq_id, forward_only
     ('m', 5, False)
     """
-    plain = read_message(tables.FORWARD_BACKWARD_REQUEST, data)
+    plain = read_message(tables.FORWARD_BACKWARD_REQUEST, data, unknown)
     data_read: list[Datum] = []
     with decoding("ForwardBackwardRequest"):
         try:
