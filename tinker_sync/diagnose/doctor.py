@@ -5,6 +5,7 @@ Nothing is changed and nothing is tried twice. The key is never shown.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import socket
@@ -24,7 +25,7 @@ from tinker_sync.auth import raise_if_tinker_not_accessible
 from tinker_sync.config import CredentialsFile, Settings
 from tinker_sync.config.address import DEFAULT_BASE_URL
 from tinker_sync.errors import TinkerError
-from tinker_sync.transport.auth import choose_source
+from tinker_sync.transport.auth import KeyRing, choose_source
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.http import Http
 
@@ -84,7 +85,7 @@ def examine(base_url: str | None = None, *, clock: Clock = SYSTEM_CLOCK) -> list
             settings.local.start()  # or nobody would listen there yet
         findings += _way(settings)
         reply, reached = _reached(settings)
-        findings += [reached, _clocks(reply, clock), _accepted(settings, reply)]
+        findings += [reached, _clocks(reply, clock), _accepted(settings, reply), *_ignored(settings, reply)]
     except TinkerError as error:
         advice = "tinker-sync serve shows what keeps it from starting"
         findings.append(Finding(name="server", state="failure", what=str(error), advice=advice))
@@ -283,6 +284,24 @@ def _accepted(settings: Settings, reply: Reply | None) -> Finding:
     if reply is None:
         return Finding(name="access", state="skipped", what="the server cannot be reached")
     return _try_access(lambda: raise_if_tinker_not_accessible(base_url=settings.base_url))
+
+
+def _ignored(settings: Settings, reply: Reply | None) -> Iterator[Finding]:
+    """What an embedded server has ignored in requests; other servers do not report it."""
+    if reply is None or reply.status >= 400 or settings.is_vendor_host:
+        return
+    http = Http(settings, KeyRing(settings))
+    try:
+        answer = http.send(Call(method="GET", path="/api/v1/healthz", read_s=_REACH_S, deadline_s=_REACH_S))
+        ignored = json.loads(answer.body).get("ignored_fields", [])
+    except (SendFailed, TinkerError, ValueError, AttributeError):
+        return  # the findings above name the reason
+    finally:
+        http.close()
+    if ignored:
+        what = f"this server ignored fields of requests that it does not know: {', '.join(ignored)}"
+        advice = "update tinker-sync where the server runs if their effect matters"
+        yield Finding(name="fields", state="warning", what=what, advice=advice)
 
 
 def _try_access(ask: Callable[[], None]) -> Finding:

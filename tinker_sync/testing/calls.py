@@ -79,29 +79,46 @@ class RecordedCall:
         if self._is_protobuf:
             from tinker_sync.wire.json import to_plain
 
-            request, forward_only = self._decode_protobuf(content)
+            request, forward_only, _ = self._decode_protobuf(content)
             return {**to_plain(request), "forward_only": forward_only}
         return mask_json(json.loads(content))
 
-    @cached_property
+    @property
     def request(self) -> Any:
         """What was sent, as a value of `tinker_sync.types`. None for calls whose body has no type."""
+        return self._decoded[0]
+
+    @property
+    def unknown_fields(self) -> tuple[str, ...]:
+        """The fields that the server ignored because it does not know them, such as `SampleRequest.colour`.
+
+        Fields of a protobuf body have a number in place of a name, such as `Datum.17`.
+
+        Raises:
+            WireError: the body does not fit, and the server refused it.
+        """
+        return tuple(sorted(self._decoded[1]))
+
+    @cached_property
+    def _decoded(self) -> tuple[Any, set[str]]:
         content = self._plain_content()
         if content and self._is_protobuf:
-            return self._decode_protobuf(content)[0]
-        from tinker_sync.wire.endpoints import ENDPOINTS
+            request, _, unknown = self._decode_protobuf(content)
+            return request, unknown
+        from tinker_sync.wire.endpoints import row_of
 
-        kind = ENDPOINTS[self.endpoint].request_type if self.endpoint else None
+        kind = row_of(self.endpoint).request_type if self.endpoint else None
         if kind is None or not content:
-            return None
-        from tinker_sync.wire.json import from_plain
+            return None, set()
+        from tinker_sync.wire.json import read_leniently
 
-        return from_plain(self.body, kind)
+        return read_leniently(self.body, kind)
 
-    def _decode_protobuf(self, content: bytes) -> tuple[Any, bool]:
+    def _decode_protobuf(self, content: bytes) -> tuple[Any, bool, set[str]]:
         from tinker_sync.wire.proto import decode_forward_backward_request
 
-        return decode_forward_backward_request(content)
+        unknown: set[str] = set()
+        return *decode_forward_backward_request(content, unknown), unknown
 
     def _plain_content(self) -> bytes:
         from tinker_sync.transport.content import decode

@@ -41,11 +41,36 @@ def test_every_call_of_the_protocol_has_a_handler() -> None:
     assert set(HANDLERS) == {*ENDPOINTS, *NEWER}
 
 
-@pytest.mark.parametrize(("method", "path"), paths())
+WRONG_KEYS = ("", "tml-wrong", KEY + "x", "eyJhbGciOiJub25lIn0.eyJleHAiOjk5OTk5OTk5OTl9.")
+
+
+@pytest.mark.parametrize(("method", "path"), [row for row in paths() if not row[1].endswith("/healthz")])
 def test_every_call_needs_the_key(server: Running, method: str, path: str) -> None:
-    for key in ("", "tml-wrong", KEY + "x", "eyJhbGciOiJub25lIn0.eyJleHAiOjk5OTk5OTk5OTl9."):
+    for key in WRONG_KEYS:
         reply = server.ask(method, path, b"{}", {"X-API-Key": key})
         assert (reply.status, "key" in str(reply.detail)) == (401, True), reply
+        assert "www-authenticate" not in reply.headers
+
+
+def test_health_needs_no_key_and_reveals_nothing_without_one(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        server.session(colour="red")
+        for key in WRONG_KEYS:
+            reply = server.ask("GET", "/healthz", None, {"X-API-Key": key})
+            assert (reply.status, reply.json()) == (200, {"status": "ok"})
+        ignored = ["CreateSessionRequest.colour"]
+        assert server.get("/healthz").json() == {"status": "ok", "ignored_fields": ignored}
+
+
+def test_a_refused_token_is_named_as_the_reason_by_servers_that_exchange_them(tmp_path: Path) -> None:
+    clock = FakeClock()
+    with running(tmp_path, clock=clock, token_life_s=60, pjwt_auth_enabled=True) as server:
+        token = server.ok("/auth/token", {})["jwt"]
+        clock.advance(61)
+        reply = server.get("/sessions", X_API_Key=token)
+        assert (reply.status, reply.headers["www-authenticate"]) == (401, 'Bearer error="invalid_token"')
+        reply = server.get("/sessions", X_API_Key="tml-wrong")  # no token, so a new one would not help
+        assert (reply.status, "www-authenticate" in reply.headers) == (401, False)
 
 
 @pytest.mark.parametrize(("method", "path"), paths())
@@ -70,9 +95,15 @@ def test_bodies_that_do_not_fit_are_told_by_place(server: Running) -> None:
     assert reply.status == 422
     places = [entry["loc"] for entry in reply.detail]
     assert all(place[0] == "body" for place in places)
-    reply = server.post("/optim_step", {"model_id": "m", "adam_params": {}, "surprise": 1})
+    chunk = {"type": "video", "tokens": [1]}
+    reply = server.post("/asample", {"sampling_params": {}, "prompt": {"chunks": [chunk]}})
     assert reply.status == 422
-    assert "surprise" in str(reply.detail)
+    assert "expected one of 'encoded_text', 'image_asset_pointer'" in str(reply.detail)
+    reply = server.post(
+        "/save_weights_for_sampler", {"model_id": "m", "sampling_session_seq_id": 0, "kind": "x"}
+    )
+    assert reply.status == 422
+    assert "expected one of 'snapshot', 'inflight', got 'x'" in str(reply.detail)
     reply = server.post("/forward_backward", b"\x0a\xff", content_type=PROTO)
     assert reply.status == 422
 
@@ -133,15 +164,22 @@ def test_large_bodies_are_refused_before_they_come(server: Running) -> None:
 
 def test_telemetry_is_swallowed_and_health_told(server: Running) -> None:
     assert server.ok("/telemetry", {"events": [], "session_id": "s"}) == {"status": "accepted"}
-    assert server.get("/healthz").json() == {"status": "ok"}
+    assert server.get("/healthz").json()["status"] == "ok"
 
 
 def test_settings_are_told(tmp_path: Path) -> None:
     with running(tmp_path, fwdbwd_max_chunk_len=7, refresh_interval_sec=11, seed=0) as server:
         asked = {"sdk_version": "0.36.0"}
         config, dynamic = server.ok("/client/config", asked), server.ok("/client/dynamic_config", asked)
-    assert len(config) == 18
+    assert len(config) == 17
+    assert "create_model_via_load_weights" not in config
     assert (config["fwdbwd_max_chunk_len"], dynamic["refresh_interval_sec"]) == (7, 11)
+
+
+def test_the_older_way_to_make_models_is_announced_where_it_is_asked_for(tmp_path: Path) -> None:
+    with running(tmp_path, create_model_via_load_weights=True) as server:
+        config = server.ok("/client/config", {"sdk_version": "0.36.0"})
+    assert config["create_model_via_load_weights"] is True
 
 
 def test_settings_nobody_knows() -> None:
@@ -158,9 +196,9 @@ def test_tokens_stand_for_the_key_until_they_expire(tmp_path: Path) -> None:
     clock = FakeClock()
     with running(tmp_path, clock=clock, token_life_s=60) as server:
         token = server.ok("/auth/token", {})["jwt"]
-        assert server.get("/healthz", X_API_Key=token).status == 200
+        assert server.get("/sessions", X_API_Key=token).status == 200
         clock.advance(61)
-        assert server.get("/healthz", X_API_Key=token).status == 401
+        assert server.get("/sessions", X_API_Key=token).status == 401
         key = server.get("/auth/apikey/me").json()
         assert (key["key_id"], key["name"]) == (1, "local")
         assert server.ask("DELETE", "/auth/apikey/me").status == 403

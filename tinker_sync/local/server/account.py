@@ -46,7 +46,10 @@ _EVENT_TYPES: Final = ("all", "checkpoints", "projects", "teams", "organizations
 async def client_config(service: Service, ask: Ask) -> Any:
     """The settings meant for clients."""
     ask.read(ClientConfigRequest)
-    return service.flags.client
+    settings: dict[str, Any] = json_codec.to_plain(service.flags.client)
+    if not service.flags.client.create_model_via_load_weights:
+        del settings["create_model_via_load_weights"]  # servers of 0.38 have no such setting
+    return settings
 
 
 @calls.of("dynamic_config")
@@ -84,15 +87,17 @@ async def revoke_api_key(service: Service, ask: Ask) -> Any:  # noqa: ARG001
 
 
 @calls.of("healthz")
-async def healthz(service: Service, ask: Ask) -> Any:  # noqa: ARG001
-    """Whether it is up."""
+async def healthz(service: Service, ask: Ask) -> Any:
+    """Report that it is up, and to holders of the key also which fields of requests it has ignored."""
+    if service.ignored and service.signer.knows(ask.credential):
+        return {"status": "ok", "ignored_fields": sorted(service.ignored)}
     return {"status": "ok"}
 
 
 @calls.of("telemetry")
 async def telemetry(service: Service, ask: Ask) -> Any:  # noqa: ARG001
     """Taken, and thrown away."""
-    ask.tree()
+    ask.tree("session_id", "platform", "sdk_version", "events")
     return {"status": "accepted"}
 
 

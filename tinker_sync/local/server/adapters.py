@@ -94,7 +94,8 @@ class Adapters:
             params = await load()
         else:
             raise KeyError(key)
-        await self._hold(key, params)
+        if spilled is None or key in self._spilled:  # not dropped meanwhile
+            await self._hold(key, params)
         return params
 
     async def _hold(self, key: str, params: LoraParams) -> None:

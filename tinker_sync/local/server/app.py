@@ -7,6 +7,7 @@ other ASGI server, and be wrapped.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import zlib
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from tinker_sync.local.server import (
 )
 from tinker_sync.local.server.calls import Answer, Ask, Handler
 from tinker_sync.local.server.flags import Flags
+from tinker_sync.local.server.ordered import ORDERED, count_as_used
 from tinker_sync.local.server.problems import Refused, refusal_of
 from tinker_sync.local.server.service import Service
 from tinker_sync.wire import json as json_codec
@@ -49,6 +51,9 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     )
     for name, handler in module.calls.items()
 }  # fmt: skip
+
+_PIECE_BYTES: Final = 256
+_START_BYTES: Final = 4096
 
 logger = logging.getLogger("tinker_sync.local")
 
@@ -119,7 +124,8 @@ class App:
                 logger.error("%s %s: %s", scope["method"], scope["path"], refused.detail)  # noqa: TRY400  # no bug
             # What is taken now will be taken later; clients that repeat every 409 should not.
             advice = {"x-should-retry": "false"} if refused.status == 409 else {}
-            return Answer(json_codec.dumps({"detail": refused.detail}), refused.status, headers=advice)
+            headers = {**advice, **refused.headers}
+            return Answer(json_codec.dumps({"detail": refused.detail}), refused.status, headers=headers)
 
     async def _handled(self, scope: Message, receive: Receive) -> Answer:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -128,27 +134,58 @@ class App:
             return await uploads.put(self.service, path, scope["query_string"], await _Watch(receive).body())
         if path.startswith(files.PREFIX):
             return await files.fetch(self.service, scope["method"], path, scope["query_string"], headers)
-        credential = headers.get("x-api-key", "")
-        if not self.service.signer.knows(credential):
-            raise Refused(401, "the X-API-Key header holds no valid key")
         found = _called("GET" if scope["method"] == "HEAD" else scope["method"], path)
         if found is None or found[0].name not in self._offered:
+            self._check_key(headers)
             if self._has_other_method(path):
                 raise Refused(405, "Method Not Allowed")
             raise Refused(404, "Not Found")
         endpoint, ids = found
         watch = _Watch(receive)
-        ask = Ask(
-            endpoint=endpoint,
-            ids=ids,
-            query=dict(parse_qsl(scope["query_string"].decode("latin-1"))),
-            headers=headers,
-            body=_unpacked(await watch.body(), headers, self.service.flags.max_body_bytes),
-            credential=credential,
-            gone=watch.gone,
-        )
-        made = await HANDLERS[endpoint.name](self.service, ask)
+        raw = await watch.body()
+        try:
+            if endpoint.name != "healthz":
+                self._check_key(headers)
+            ask = Ask(
+                endpoint=endpoint,
+                ids=ids,
+                query=dict(parse_qsl(scope["query_string"].decode("latin-1"))),
+                headers=headers,
+                body=_unpacked(raw, headers, self.service.flags.max_body_bytes),
+                credential=headers.get("x-api-key", ""),
+                gone=watch.gone,
+            )
+            return await self._made(ask)
+        except Exception as problem:
+            refused = refusal_of(problem)
+            if endpoint.name in ORDERED and refused is not None and refused.status < 500:
+                self._count_as_used(headers, raw)
+            raise
+
+    async def _made(self, ask: Ask) -> Answer:
+        try:
+            made = await HANDLERS[ask.endpoint.name](self.service, ask)
+        finally:
+            self.service.note_ignored(ask.ignored)
         return made if isinstance(made, Answer) else Answer(json_codec.dumps(made))
+
+    def _check_key(self, headers: Mapping[str, str]) -> None:
+        """Raise `Refused` unless there is a valid key or token."""
+        credential = headers.get("x-api-key", "")
+        if self.service.signer.knows(credential):
+            return
+        is_token = self.service.flags.client.pjwt_auth_enabled and credential.startswith("eyJ")
+        # Clients get a new token, and send the call once more, only when they are told in these words.
+        advice = {"www-authenticate": 'Bearer error="invalid_token"'} if is_token else {}
+        raise Refused(401, "the X-API-Key header holds no valid key", advice)
+
+    def _count_as_used(self, headers: Mapping[str, str], raw: bytes) -> None:
+        try:
+            body = _unpacked(raw, headers, max(len(raw), self.service.flags.max_body_bytes))
+        except Refused:
+            body = _start_of(raw, headers)
+        known = self.service.signer.knows(headers.get("x-api-key", ""))
+        count_as_used(self.service.models, headers, body, known_key=known)
 
     def _has_other_method(self, path: str) -> bool:
         """Whether the path is a call under another method; who asks what a server has goes by that."""
@@ -224,6 +261,21 @@ def _unpacked(body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
             raise Refused(400, "the body is damaged: it ends too early")
         return _bounded(out, limit)
     raise Refused(415, f"content-encoding {coding!r} is not known")
+
+
+def _start_of(body: bytes, headers: Mapping[str, str]) -> bytes:
+    """Return the first bytes of a compressed body that is too large or damaged; none where there are none."""
+    coding, start = headers.get("content-encoding", "").strip().lower(), b""
+    with contextlib.suppress(Exception):  # the packages have errors of their own
+        if coding == "zstd" and (zstd := _zstd()) is not None:
+            unpack = zstd.ZstdDecompressor().decompressobj().decompress
+        else:
+            unpack = zlib.decompressobj(wbits=47).decompress
+        for at in range(0, len(body), _PIECE_BYTES):
+            start += unpack(body[at : at + _PIECE_BYTES])
+            if len(start) >= _START_BYTES:
+                break
+    return start
 
 
 def _unzstd(body: bytes, limit: int) -> bytes:

@@ -32,16 +32,23 @@ class Ask:
     credential: str = attrs.field(default="", repr=False)
     gone: Callable[[], asyncio.Future[Any]] | None = None
     """Makes a future that is done once the other side has gone."""
+    ignored: set[str] = attrs.field(factory=set, init=False)
+    """Unknown fields of the body, by name."""
 
     def read(self, cls: type[T]) -> T:
-        """The JSON body as a model. Raises `WireError`."""
-        return json_codec.decode(self.body, cls)
+        """Return the JSON body as a model, and note its unknown fields. Raises `WireError`."""
+        request, ignored = json_codec.read_leniently(json_codec.loads(self.body), cls)
+        self.ignored.update(ignored)
+        return request
 
-    def tree(self) -> dict[str, Any]:
-        """The JSON body as a mapping; none at all is an empty one."""
+    def tree(self, *fields: str) -> dict[str, Any]:
+        """Return the JSON body as a mapping, empty for an empty body, and note all but these fields."""
         tree = json_codec.loads(self.body) if self.body else {}
         if not isinstance(tree, dict):
             raise Refused(422, [{"loc": ["body"], "msg": "expected an object", "type": "dict_type"}])
+        with json_codec.noting() as ignored:
+            json_codec.note(tree.keys() - {*fields, "type"}, self.endpoint.name)
+        self.ignored.update(ignored)
         return tree
 
     @property

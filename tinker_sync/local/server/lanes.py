@@ -3,7 +3,7 @@
 A client sends several at once, and the first of a batch on purpose last, so requests come in any order. One
 that comes early waits; one that comes twice gets the promise of the first time; a number used for two
 different things is refused. A number that never comes is skipped after a while, since a client may have
-failed to send it.
+failed to send it. A number whose request was refused is skipped at once; see `ordered.py` for the rules.
 
 Belongs to the loop's thread.
 """
@@ -87,6 +87,10 @@ class Lane:
         self._early: dict[int, Step] = {}
         self._ready: deque[Step] = deque()
         self._seen = Seen()
+        self._refused: OrderedDict[int, None] = OrderedDict()
+        """Numbers of refused requests that no accepted request has used."""
+        self._lost = 0
+        """Refused requests whose number could not be read."""
         self._worker: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -99,7 +103,7 @@ class Lane:
         if not number:
             return None
         request_id: str | None = self._seen.get(number, digest)
-        if request_id is None and number < self._expected:
+        if request_id is None and number < self._expected and number not in self._refused:
             raise Refused(409, f"seq_id {number} comes too late; {self._expected} is next")
         return request_id
 
@@ -109,17 +113,37 @@ class Lane:
             self._ready.append(step)
         else:
             self._seen.add(number, digest, step.promise.request_id)  # its result must not live as long
-            self._early[number] = step
+            self._refused.pop(number, None)
+            if number < self._expected:
+                self._ready.append(step)
+            else:
+                self._early[number] = step
             self._advance()
         self._work()
 
+    def refuse(self, number: int | None) -> None:
+        """Count the number of a refused request as used.
+
+        Args:
+            number: 0 when the request had none, None when it could not be read.
+        """
+        if number is None:
+            self._lost += 1
+        elif number >= self._expected and number not in self._early:
+            self._mark_refused(number)
+        self._advance()
+        self._work()
+
+    def _mark_refused(self, number: int) -> None:
+        self._refused[number] = None
+        if len(self._refused) > REMEMBERED:
+            self._refused.popitem(last=False)
+
     def _advance(self) -> None:
         """Let go what need not wait any more; watch for what is missing."""
-        while self._expected in self._early:
-            step = self._early.pop(self._expected)
-            step.promise.waits_for = None
-            self._ready.append(step)
-            self._expected += 1
+        self._step_up()
+        if self._early and self._lost:
+            self._skip_lost()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -128,6 +152,29 @@ class Lane:
             for step in self._early.values():
                 step.promise.waits_for = missing
             self._timer = asyncio.get_running_loop().call_later(self._patience_s, self._skip)
+
+    def _step_up(self) -> None:
+        while self._expected in self._early or self._expected in self._refused:
+            step = self._early.pop(self._expected, None)
+            if step is not None:
+                step.promise.waits_for = None
+                self._ready.append(step)
+            self._expected += 1
+
+    def _skip_lost(self) -> None:
+        """Skip what is missing when it can be no more than the requests whose numbers could not be read."""
+        if max(self._early) - self._expected - len(self._early) - len(self._refused) >= self._lost:
+            return  # too much is missing, without a look at each number
+        missing = [
+            number
+            for number in range(self._expected, max(self._early))
+            if number not in self._early and number not in self._refused
+        ]
+        if len(missing) <= self._lost:
+            self._lost -= len(missing)
+            for number in missing:
+                self._mark_refused(number)
+            self._step_up()
 
     def _skip(self) -> None:
         self._timer = None

@@ -153,19 +153,24 @@ def start_model(
 async def get_info(service: Service, ask: Ask) -> Any:
     """What a model is; also one that is in the store only."""
     request = ask.read(GetInfoRequest)
-    row = await service.on_disk(service.store.run, request.model_id)
-    base = service.host.models.get(row.base_model)
+    live = service.models.get(request.model_id)
+    if live is not None:  # it may be on its way to the store still
+        name, rank = live.base.name, live.lora.rank
+    else:
+        row = await service.on_disk(service.store.run, request.model_id)
+        name, rank = row.base_model, row.lora.rank
+    base = service.host.models.get(name)
     return GetInfoResponse(
         type="get_info",
         model_data=ModelData(
             arch=None if base is None else base.arch,
-            model_name=row.base_model,
-            tokenizer_id=row.base_model if base is None else base.tokenizer_id,
+            model_name=name,
+            tokenizer_id=name if base is None else base.tokenizer_id,
         ),
-        model_id=row.run_id,
+        model_id=request.model_id,
         is_lora=True,
-        lora_rank=row.lora.rank,
-        model_name=row.base_model,
+        lora_rank=rank,
+        model_name=name,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from tinker_sync.errors import InvalidInputError, TinkerError, WireError
@@ -20,10 +21,11 @@ _STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]|\['([^']*)'\]")
 class Refused(Exception):
     """A request that is answered with a status and a `detail`, and changed nothing."""
 
-    def __init__(self, status: int, detail: Any) -> None:
+    def __init__(self, status: int, detail: Any, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
+        self.headers = dict(headers or {})
 
 
 class UserFault(ValueError):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.problems import Refused
+from tinker_sync.local.server.service import adapter_key
 from tinker_sync.local.server.sessions import texts
 from tinker_sync.local.server.signing import USER
 from tinker_sync.local.server.weights import about, checked_ttl
@@ -177,7 +178,7 @@ async def delete_checkpoint(service: Service, ask: Ask) -> Any:
     key = await _named(service, ask)
     row = await service.on_disk(service.store.checkpoint, *key)
     await service.on_disk(service.store.delete_checkpoint, *key)
-    service.adapters.drop(row.tinker_path)
+    service.adapters.drop(adapter_key(row.tinker_path, row.number))
     service.store.audit("checkpoint_deleted", about(row))
     return {}
 
@@ -207,7 +208,7 @@ async def _publish(service: Service, ask: Ask, *, published: bool) -> Any:
 @calls.of("set_checkpoint_ttl")
 async def set_checkpoint_ttl(service: Service, ask: Ask) -> Any:
     """When it expires; null is never."""
-    tree = ask.tree()
+    tree = ask.tree("ttl_seconds")
     if "ttl_seconds" not in tree:
         raise Refused(422, [{"loc": ["body", "ttl_seconds"], "msg": "is missing", "type": "missing"}])
     ttl_s = checked_ttl(tree["ttl_seconds"])

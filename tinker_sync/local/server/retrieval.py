@@ -159,7 +159,7 @@ def note_finished(service: Service, sampler: LiveSampler, clone: int, promise: P
 @calls.of("cancel_future")
 async def cancel_future(service: Service, ask: Ask) -> Any:
     """Nobody wants the result any more. What is done, or cannot be stopped, is left as it is."""
-    request_id = ask.tree().get("request_id")
+    request_id = ask.tree("request_id").get("request_id")
     if not isinstance(request_id, str):
         raise Refused(422, "request_id must be text")
     promise = service.promises.get(request_id)

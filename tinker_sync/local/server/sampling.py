@@ -13,7 +13,7 @@ from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.problems import UserFault
 from tinker_sync.local.server.promises import Result
 from tinker_sync.local.server.retrieval import CLONE, note_finished
-from tinker_sync.local.server.service import UNSAVED, LiveSampler
+from tinker_sync.local.server.service import UNSAVED, LiveSampler, adapter_key
 from tinker_sync.local.server.weights import params_of, parse, read_checkpoint
 from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.types.sampling import SampleRequest
@@ -47,8 +47,9 @@ async def create_sampling_session(service: Service, ask: Ask) -> Any:
     sampler_id = f"{request.session_id}:sample:{request.sampling_session_seq_id}"
     number, digest = ("sampler", sampler_id), hashlib.sha256(ask.body).digest()
     if service.numbered.get(number, digest) is None:
-        base, path = await _source(service, request.base_model, request.model_path)
-        sampler = LiveSampler(sampler_id, request.session_id, service.base_model(base), path, path)
+        base, path, save = await _source(service, request.base_model, request.model_path)
+        key = None if path is None else adapter_key(path, save)
+        sampler = LiveSampler(sampler_id, request.session_id, service.base_model(base), key, path)
         if service.numbered.get(number, digest) is None:  # not made while we looked
             service.numbered.add(number, digest, sampler_id)
             service.samplers[sampler_id] = sampler
@@ -58,21 +59,24 @@ async def create_sampling_session(service: Service, ask: Ask) -> Any:
                 session_id=request.session_id,
                 base_model=base,
                 model_path=path,
+                checkpoint=save,
             )
     return CreateSamplingSessionResponse(sampling_session_id=sampler_id)
 
 
-async def _source(service: Service, base_model: str | None, path: str | None) -> tuple[str, str | None]:
-    """The base model and the checkpoint, if there is one, that are meant."""
+async def _source(
+    service: Service, base_model: str | None, path: str | None
+) -> tuple[str, str | None, int | None]:
+    """Return the base model, and the checkpoint with the number of its save, if there is one."""
     if path is None:
         if base_model is None:
             raise UserFault("give base_model or model_path")
-        return service.base_model(base_model).name, None
+        return service.base_model(base_model).name, None, None
     run_id, kind, name = parse(path)
     row = await service.on_disk(service.store.checkpoint, run_id, kind, name)
     if base_model is not None and base_model != row.base_model:
         raise UserFault(f"{path} is of base model {row.base_model}, not {base_model}")
-    return service.base_model(row.base_model).name, path
+    return service.base_model(row.base_model).name, path, row.number
 
 
 @calls.of("join_sampling_session")
@@ -130,10 +134,11 @@ _MOST_IDS = 65_536
 async def _sampler(service: Service, request: SampleRequest) -> LiveSampler:
     if request.sampling_session_id is not None:
         return await service.sampler(request.sampling_session_id)
-    base, path = await _source(service, request.base_model, request.model_path)
-    name = path or base
+    base, path, save = await _source(service, request.base_model, request.model_path)
+    key = None if path is None else adapter_key(path, save)
+    name = key or base
     if name not in service.samplers:
-        service.samplers[name] = LiveSampler(name, None, service.base_model(base), path, path)
+        service.samplers[name] = LiveSampler(name, None, service.base_model(base), key, path)
     return service.samplers[name]
 
 
@@ -171,10 +176,14 @@ class _Sampling:
             params = await self._service.adapters.get(key, self._load)
         except asyncio.CancelledError:
             raise
-        except KeyError:
-            self._settle(UserFault(f"the weights of sampler {self._sampler.sampler_id} are gone"))
         except Exception as problem:  # noqa: BLE001  # it is the outcome
-            self._settle(problem)
+            newer = self._sampler.adapter
+            if newer is not None and newer != key:  # an inflight save has moved the sampler meanwhile
+                await self._fetch(newer)
+            elif isinstance(problem, KeyError):
+                self._settle(UserFault(f"the weights of sampler {self._sampler.sampler_id} are gone"))
+            else:
+                self._settle(problem)
         else:
             if not self._given_up:
                 self._submit(params)

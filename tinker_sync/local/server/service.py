@@ -14,7 +14,7 @@ import secrets
 import threading
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +27,7 @@ from tinker_sync.local.server.problems import Refused, UserFault, failure_of
 from tinker_sync.local.server.promises import Failure, Promise, Promises, Result
 from tinker_sync.local.server.signing import Signer
 from tinker_sync.local.store.errors import StoreError
+from tinker_sync.types.checkpoint import ParsedCheckpointTinkerPath
 
 if TYPE_CHECKING:
     from tinker_sync.local.engine.lora import LoraSettings
@@ -46,6 +47,7 @@ UNSAVED = "unsaved:"
 """What the path of a sampler begins with in the store when its weights are in memory only."""
 _DISK_THREADS = 2
 _TRACED = 10_000
+_MOST_IGNORED = 1000
 
 logger = logging.getLogger("tinker_sync.local")
 
@@ -68,6 +70,7 @@ class LiveSampler:
     Attributes:
         adapter: Key of the adapter; None for the base model itself.
         model_path: The checkpoint it comes from; None also for weights that were never saved.
+        follows: The model whose inflight saves move `adapter`; None for a sampler that keeps its weights.
         clones: How many processes joined.
         seen: What was answered under which number.
         finished: By clone, what came to an end: cursor, and how.
@@ -86,6 +89,12 @@ class LiveSampler:
     cursor: int = 0
     news: set[asyncio.Future[None]] = attrs.Factory(set)
     unnumbered: int = 0
+    follows: str | None = None
+
+
+def adapter_key(path: str, save: int | None) -> str:
+    """Return the key of a checkpoint's adapter. A later save under the same path has another one."""
+    return f"{path}#{save}"
 
 
 @attrs.define(eq=False)
@@ -119,6 +128,7 @@ class Service:
         self.downloads: dict[Any, Any] = {}
         self.uploads: dict[str, Any] = {}
         self.numbered = Seen()
+        self.ignored: set[str] = set()
         self.closing = False
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # set by start
         self.disk: ThreadPoolExecutor = None  # type: ignore[assignment]  # set by start
@@ -256,6 +266,13 @@ class Service:
             }
             session.spans.append(span)
 
+    def note_ignored(self, names: Iterable[str]) -> None:
+        """Log each unknown field of a request the first time."""
+        for name in sorted(names):
+            if name not in self.ignored and len(self.ignored) < _MOST_IGNORED:
+                self.ignored.add(name)
+                logger.warning("ignored %s: this server does not know the field", name)
+
     def make_lane(self) -> Lane:
         """The lane of a new model."""
 
@@ -310,10 +327,25 @@ class Service:
         row = await self.on_disk(self.store.sampler, sampler_id)
         if row.model_path is not None and row.model_path.startswith(UNSAVED):
             raise Refused(410, f"the weights of sampler {sampler_id} were never saved, and are gone")
-        made = LiveSampler(
-            sampler_id, row.session_id, self.base_model(row.base_model), row.model_path, row.model_path
-        )
+        path = row.model_path
+        if path is not None and row.checkpoint not in (None, await self._newest_save(path)):
+            raise Refused(
+                410,
+                f"{path} was deleted or saved anew since sampler {sampler_id} was made; make a new one",
+            )
+        adapter = None if path is None else adapter_key(path, row.checkpoint)
+        made = LiveSampler(sampler_id, row.session_id, self.base_model(row.base_model), adapter, path)
         return self.samplers.setdefault(sampler_id, made)
+
+    async def _newest_save(self, path: str) -> int | None:
+        """Return the number of the save a path names now, or None if it is gone."""
+        parsed = ParsedCheckpointTinkerPath.from_tinker_path(path)
+        run_id, kind = parsed.training_run_id, parsed.checkpoint_type
+        name = parsed.checkpoint_id.partition("/")[2]
+        try:
+            return (await self.on_disk(self.store.checkpoint, run_id, kind, name)).number
+        except StoreError:
+            return None
 
     def base_model(self, name: str) -> BaseModel:
         """A base model by its name. Raises `UserFault`."""
@@ -330,9 +362,13 @@ class Service:
             self.spawn(self._unload(model))
         for sampler in [each for each in self.samplers.values() if each.session_id == session_id]:
             del self.samplers[sampler.sampler_id]
-            if sampler.model_path is None and sampler.adapter is not None:
-                self.adapters.drop(sampler.adapter)
+            self.drop_unused(sampler.adapter)
         self.promises.drop_session(session_id)
+
+    def drop_unused(self, key: str | None) -> None:
+        """Drop an adapter from memory unless a sampler uses it."""
+        if key is not None and all(sampler.adapter != key for sampler in self.samplers.values()):
+            self.adapters.drop(key)
 
     async def _unload(self, model: LiveModel) -> None:
         for promise in await model.lane.close():

@@ -65,7 +65,7 @@ async def session_heartbeat(service: Service, ask: Ask) -> Any:
 @calls.of("finish_session")
 async def finish_session(service: Service, ask: Ask) -> Any:
     """The client says it is done; the first time counts."""
-    tree, session_id = ask.tree(), ask.ids["session"]
+    tree, session_id = ask.tree("reason", "detail"), ask.ids["session"]
     reason, detail = tree.get("reason"), tree.get("detail")
     kind = reason.get("type") if isinstance(reason, dict) else None
     if kind not in _REASONS or not (detail is None or isinstance(detail, str)):
@@ -125,7 +125,7 @@ def _summary(row: SessionRow) -> SessionSummary:
 @calls.of("assign_session_project")
 async def assign_session_project(service: Service, ask: Ask) -> Any:
     """Move it, with its runs."""
-    project_id, session_id = ask.tree().get("project_id"), ask.ids["session"]
+    project_id, session_id = ask.tree("project_id").get("project_id"), ask.ids["session"]
     if not isinstance(project_id, str) or not project_id:
         raise Refused(400, "project_id must be text")
     await service.on_disk(service.store.set_session_project, session_id, project_id)

@@ -72,7 +72,9 @@ async def forward_backward(service: Service, ask: Ask) -> Any:
                     }
                 ],
             )
-        request, forward_only = await _read(service, ask, decode_forward_backward_request)
+        request, forward_only = await _read(
+            service, ask, lambda body: decode_forward_backward_request(body, ask.ignored)
+        )
     else:
         request = await _read(service, ask, lambda _: ask.read(ForwardBackwardRequest))
         forward_only = False

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tinker_sync.local.engine._arrays import Array
     from tinker_sync.local.engine.model import ModelConfig
     from tinker_sync.local.engine.training import TrainingRun
+    from tinker_sync.local.host.base_model import BaseModel
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.service import LiveModel, Service
     from tinker_sync.local.store.rows import CheckpointKind, CheckpointRow
@@ -156,14 +157,21 @@ async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
     model = service.model(request.model_id)
     if request.path is not None and request.sampling_session_seq_id is not None:
         raise Refused(400, "path and sampling_session_seq_id exclude each other")
+    if request.kind == "inflight" and request.sampling_session_seq_id is None:
+        raise Refused(
+            400, "kind: inflight needs sampling_session_seq_id; a named checkpoint is always a snapshot"
+        )
 
     async def named() -> Any:
+        name = _name(service, request)
+        await _pin(service, f"tinker://{model.run_id}/{FOLDERS['sampler']}/{name}")
         row = await _save(
             service,
             model,
             "sampler",
-            _name(service, request),
+            name,
             ttl_s=checked_ttl(request.ttl_seconds),
+            overwrite=True,  # there is no field for it; training loops save under one name again and again
             user_metadata=request.user_metadata,
         )
         return SaveWeightsForSamplerResponseInternal(path=row.tinker_path, type="save_weights_for_sampler")
@@ -179,13 +187,45 @@ async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
             model_path=f"{UNSAVED}{model.run_id}",
         )
         await service.adapters.put(sampler_id, params)
-        service.samplers[sampler_id] = LiveSampler(sampler_id, model.session_id, model.base, sampler_id, None)
+        sampler = LiveSampler(sampler_id, model.session_id, model.base, sampler_id, None)
+        service.samplers[sampler_id] = sampler
+        if request.kind == "inflight":
+            _move(service, model.run_id, sampler)
         return SaveWeightsForSamplerResponseInternal(
             sampling_session_id=sampler_id, type="save_weights_for_sampler"
         )
 
     work = named if request.sampling_session_seq_id is None else unsaved
     return submit(service, ask, "SaveWeightsForSampler", model, request.seq_id, work)
+
+
+async def _pin(service: Service, path: str) -> None:
+    """Keep the weights of a checkpoint that is about to be replaced, for the samplers that have it open."""
+    for name, sampler in list(service.samplers.items()):
+        if sampler.model_path != path or sampler.adapter is None:
+            continue
+        if sampler.session_id is None:  # each request of its clients names the path anew
+            del service.samplers[name]
+            service.drop_unused(sampler.adapter)
+            continue
+
+        async def load(base: BaseModel = sampler.base) -> LoraParams:
+            info, arrays = await read_checkpoint(service, path, "sampling")
+            return params_of(info, arrays, base.config)
+
+        try:
+            params = await service.adapters.get(sampler.adapter, load)
+        except StoreError:
+            continue  # deleted or damaged: the sampler has no weights, and each sample fails with the reason
+        await service.adapters.put(sampler.adapter, params)
+
+
+def _move(service: Service, run_id: str, newest: LiveSampler) -> None:
+    """Let all inflight samplers of a model sample from the newest weights, from their next request on."""
+    newest.follows = run_id
+    for sampler in [each for each in service.samplers.values() if each.follows == run_id]:
+        older, sampler.adapter = sampler.adapter, newest.adapter
+        service.drop_unused(older)
 
 
 @calls.of("save_weights_external")
@@ -325,7 +365,7 @@ async def _create_and_load(service: Service, ask: Ask, request: LoadWeightsReque
 @calls.of("get_weights_info")
 async def get_weights_info(service: Service, ask: Ask) -> Any:
     """What a model must look like to load a checkpoint."""
-    path = ask.tree().get("tinker_path")
+    path = ask.tree("tinker_path").get("tinker_path")
     if not isinstance(path, str):
         raise Refused(422, "tinker_path must be text")
     run_id, kind, name = parse(path)

@@ -408,4 +408,5 @@ def _checkpoint(row: sqlite3.Row) -> CheckpointRow:
         user_metadata=from_json(row["user_metadata"]),
         project_id=row["project_id"],
         base_model=row["base_model"],
+        number=row["number"],
     )

@@ -62,6 +62,8 @@ class CheckpointRow:
     user_metadata: dict[str, Any] | None = None
     project_id: str | None = None
     base_model: str = ""
+    number: int = 0
+    """Of the save: a checkpoint that replaces another of its name has a higher one."""
 
     @property
     def checkpoint_id(self) -> str:
@@ -112,12 +114,17 @@ class RunRow:
 
 @frozen(kw_only=True)
 class SamplerRow:
-    """What somebody samples from."""
+    """What somebody samples from.
+
+    Attributes:
+        checkpoint: the number of the save that `model_path` named when the sampler was added, if known.
+    """
 
     sampler_id: str
     session_id: str
     base_model: str
     model_path: str | None
+    checkpoint: int | None
     created_at: datetime
 
 

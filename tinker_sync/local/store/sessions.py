@@ -178,18 +178,33 @@ class Sessions(Tables):
             return [row["id"] for row in rows]
 
     def add_sampler(
-        self, sampler_id: str, *, session_id: str, base_model: str, model_path: str | None = None
+        self,
+        sampler_id: str,
+        *,
+        session_id: str,
+        base_model: str,
+        model_path: str | None = None,
+        checkpoint: int | None = None,
     ) -> SamplerRow:
-        """Somebody samples from this now.
+        """Add a sampler.
+
+        Args:
+            sampler_id: its id.
+            session_id: whose it is.
+            base_model: what it samples from.
+            model_path: the checkpoint on top of that.
+            checkpoint: the number of the save behind `model_path`; later saves may take over the path.
 
         Raises:
             StoreError: `exists`, `bad_name`, `not_found` for the session, or the disk.
         """
+        # Kept in one column with the path, in which there can be no "#".
+        source = model_path if checkpoint is None else f"{model_path}#{checkpoint}"
         with self._write(f"sampler {sampler_id} could not be added") as connection:
             require(connection, "sessions", session_id)
             connection.execute(
                 "INSERT INTO samplers VALUES (?, ?, ?, ?, ?)",
-                (checked_id(sampler_id, "a sampler"), session_id, base_model, model_path, self._now()),
+                (checked_id(sampler_id, "a sampler"), session_id, base_model, source, self._now()),
             )
         return self.sampler(sampler_id)
 
@@ -203,11 +218,13 @@ class Sessions(Tables):
             row = connection.execute("SELECT * FROM samplers WHERE id = ?", (sampler_id,)).fetchone()
         if row is None:
             raise StoreError("not_found", f"there is no sampler {sampler_id[:255]}")
+        path, _, number = (row["model_path"] or "").partition("#")
         return SamplerRow(
             sampler_id=row["id"],
             session_id=row["session_id"],
             base_model=row["base_model"],
-            model_path=row["model_path"],
+            model_path=path or None,
+            checkpoint=int(number) if number else None,
             created_at=to_moment(row["created"]),
         )
 

@@ -204,6 +204,8 @@ _SEQ_ID_TAG = 2 << 3 | VARINT
 def peek_model_and_number(data: Readable) -> tuple[str | None, int | None]:
     """Return model id and `seq_id` of a request whose rest may be damaged; None for what cannot be read.
 
+    The `seq_id` of a request that is whole and has none is 0.
+
     >>> peek_model_and_number(bytes.fromhex("0a016d1005") + b"damage")
     ('m', 5)
     """
@@ -219,6 +221,7 @@ def peek_model_and_number(data: Readable) -> tuple[str | None, int | None]:
                 number, at = read_varint(view, at, len(view))
             else:
                 at = skip(view, at, len(view), tag)
+        number = number or 0
     return model, number
 
 

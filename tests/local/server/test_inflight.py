@@ -1,0 +1,197 @@
+"""Samplers that follow their model: inflight saves move them, snapshots keep their weights."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.embedded import BASE, Running, running
+
+from tinker_sync.local.engine.lora import LoraParams
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("inflight"), seed=1) as made:
+        session = made.session()
+        made.model(session)
+        made.sampler(session)
+        made.result(made.sample(f"{session}:sample:0", 0)["request_id"])  # its threads start here
+        yield made
+
+
+class Run:
+    """A model that learns, and the samplers made of it."""
+
+    def __init__(self, server: Running) -> None:
+        self.server = server
+        self.session = server.session()
+        self.model = server.model(self.session)
+        self._seq = self._sampler = 0
+
+    def seq(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    def learn(self) -> None:
+        self.server.pass_(self.model, self.seq())
+        self.server.optim(self.model, self.seq(), learning_rate=0.05)
+
+    def save(self, kind: str | None) -> str:
+        """A sampler of the weights as they are now."""
+        body: dict[str, Any] = {"model_id": self.model, "sampling_session_seq_id": self._sampler}
+        self._sampler += 1
+        body |= {"seq_id": self.seq(), **({} if kind is None else {"kind": kind})}
+        promise = self.server.ok("/save_weights_for_sampler", body)
+        made: str = self.server.result(promise["request_id"])["sampling_session_id"]
+        return made
+
+    def scores(self, sampler: str, number: int | None = None) -> list[float]:
+        """The logprobs of the prompt, by which weights are told apart."""
+        asked = self.server.sample(sampler, number, PROMPT, prompt_logprobs=True)
+        found: list[float] = self.server.result(asked["request_id"])["prompt_logprobs"]
+        return found
+
+
+def test_an_inflight_save_moves_the_older_inflight_samplers_and_no_snapshot(server: Running) -> None:
+    run = Run(server)
+    run.learn()
+    snapshot, unnamed, first = run.save("snapshot"), run.save(None), run.save("inflight")
+    before = run.scores(first)
+    assert run.scores(snapshot) == run.scores(unnamed) == before
+    run.learn()
+    later_snapshot = run.save("snapshot")
+    assert run.scores(first) == before  # a snapshot moves no other sampler
+    second = run.save("inflight")
+    after = run.scores(second)
+    assert after != before
+    assert run.scores(first) == run.scores(later_snapshot) == after
+    assert run.scores(snapshot) == run.scores(unnamed) == before
+    run.learn()
+    third = run.save("inflight")
+    newest = run.scores(third)
+    assert newest not in (before, after)
+    assert run.scores(first) == run.scores(second) == newest
+    assert run.scores(later_snapshot) == after
+
+
+def test_models_do_not_move_the_samplers_of_each_other(server: Running) -> None:
+    one, other = Run(server), Run(server)
+    one.learn()
+    sampler = one.save("inflight")
+    before = one.scores(sampler)
+    other.learn()
+    other.learn()
+    assert other.scores(other.save("inflight")) != before
+    assert one.scores(sampler) == before
+
+
+def test_only_the_newest_inflight_weights_stay_in_memory(server: Running) -> None:
+    run = Run(server)
+    run.learn()
+    samplers = [run.save("inflight") for _ in range(3)]
+    adapters = server.app.service.adapters
+    assert [each in adapters for each in samplers] == [False, False, True]
+
+
+def test_a_sample_under_way_ends_while_the_target_moves(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sample has asked for its weights, and gets them when they are replaced already."""
+    run = Run(server)
+    run.learn()
+    sampler = run.save("inflight")
+    before = run.scores(sampler)
+    adapters = server.app.service.adapters
+    asked, moved = threading.Event(), asyncio.Event()
+    get = adapters.get
+
+    async def late(key: str, load: Any = None) -> LoraParams:
+        if not asked.is_set():
+            asked.set()
+            await asyncio.wait_for(moved.wait(), 10)
+        return await get(key, load)
+
+    monkeypatch.setattr(adapters, "get", late)
+    promise = server.sample(sampler, 7, PROMPT, prompt_logprobs=True)["request_id"]
+    assert asked.wait(10)
+    run.learn()
+    newest = run.save("inflight")
+    server.app.service.loop.call_soon_threadsafe(moved.set)
+    after = server.result(promise)["prompt_logprobs"]
+    assert after == run.scores(newest) != before
+
+
+def test_a_long_sample_goes_on_while_the_target_moves(server: Running) -> None:
+    run = Run(server)
+    run.learn()
+    sampler = run.save("inflight")
+    params = {"max_tokens": 60, "stop": [], "temperature": 1.0}
+    promises = [server.sample(sampler, n, PROMPT, params=params)["request_id"] for n in range(8)]
+    run.learn()
+    run.save("inflight")
+    for promise in promises:
+        assert len(server.result(promise)["sequences"][0]["tokens"]) == 60
+
+
+def test_what_a_prompt_left_behind_is_not_used_for_newer_weights(server: Running) -> None:
+    run = Run(server)
+    run.learn()
+    sampler = run.save("inflight")
+    once = server.result(server.sample(sampler, 0, PROMPT)["request_id"])
+    again = server.result(server.sample(sampler, 1, PROMPT)["request_id"])
+    assert (once.get("prompt_cache_hit_tokens", 0), again["prompt_cache_hit_tokens"] > 0) == (0, True)
+    run.learn()
+    run.save("inflight")
+    moved = server.result(server.sample(sampler, 2, PROMPT)["request_id"])
+    assert moved.get("prompt_cache_hit_tokens", 0) == 0
+    fresh = run.save("snapshot")
+    assert run.scores(sampler, 3) == run.scores(fresh, 0)
+
+
+def test_inflight_and_a_name_exclude_each_other(server: Running) -> None:
+    run = Run(server)
+    body = {"model_id": run.model, "path": "a", "seq_id": run.seq(), "kind": "inflight"}
+    reply = server.post("/save_weights_for_sampler", body)
+    assert (reply.status, "always a snapshot" in reply.detail) == (400, True)
+    run.learn()
+    assert run.scores(run.save("inflight"))
+
+
+def test_a_repeated_inflight_save_moves_the_target_once(server: Running) -> None:
+    run = Run(server)
+    run.learn()
+    body = {"model_id": run.model, "sampling_session_seq_id": 0, "seq_id": run.seq(), "kind": "inflight"}
+    first = server.ok("/save_weights_for_sampler", body)
+    run.learn()
+    again = server.ok("/save_weights_for_sampler", body)
+    assert again == first
+    sampler = server.result(first["request_id"])["sampling_session_id"]
+    before = run.scores(sampler)
+    run._sampler = 1
+    assert run.scores(run.save("inflight")) != before
+
+
+def test_after_a_restart_inflight_weights_are_gone_and_snapshots_by_name_stay(tmp_path: Path) -> None:
+    with running(tmp_path, seed=1) as server:
+        run = Run(server)
+        run.learn()
+        sampler = run.save("inflight")
+        named = {"model_id": run.model, "path": "kept", "seq_id": run.seq(), "kind": "snapshot"}
+        path = server.result(server.ok("/save_weights_for_sampler", named)["request_id"])["path"]
+        before = run.scores(sampler)
+    with running(tmp_path, seed=1) as server:
+        run.server = server
+        told = server.get(f"/samplers/{sampler}").json()
+        assert (told["base_model"], told.get("model_path")) == (BASE, None)
+        body = {"sampling_session_id": sampler, "prompt": {"chunks": []}, "sampling_params": {}}
+        reply = server.post("/asample", body)
+        assert (reply.status, "never saved" in reply.detail) == (410, True)
+        opened = server.sampler(server.session(), model_path=path).json()["sampling_session_id"]
+        assert run.scores(opened) == before

@@ -1,0 +1,103 @@
+"""The numbers of ordered calls that are refused: they count as used, so the next call does not wait for them.
+
+A client has spent the number of a refused call, or uses it again for its next one; both work:
+
+- A refused number counts as used. Calls with higher numbers proceed at once.
+- The first acceptable call that carries a refused number gets it, also when higher numbers were accepted
+  meanwhile. It is then done in order of arrival.
+- When only the model can be read, its lane notes that one number is missing, and skips the next gap that is
+  no larger than the count of such losses.
+- When not even the model can be read, every lane notes that, if the call had a valid key.
+
+A status of 500 and more is no refusal: it asks the client to send the same call again, and the lane waits for
+it as for any number that has not arrived.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from tinker_sync.wire.endpoints import PROTOBUF
+from tinker_sync.wire.proto import peek_model_and_number
+
+if TYPE_CHECKING:
+    from tinker_sync.local.server.service import LiveModel
+
+ORDERED: Final = frozenset(
+    {
+        "forward_backward", "forward", "optim_step", "save_weights", "save_weights_for_sampler",
+        "save_weights_external", "load_weights",
+    }
+)  # fmt: skip
+"""The calls that are done in the order of their `seq_id`."""
+
+_LARGE_BYTES: Final = 1024 * 1024
+_EDGE_BYTES: Final = 64 * 1024
+"""Clients write the number near one of the ends; a large body is looked at only there."""
+_MODEL: Final = re.compile(rb'"model_id"\s*:\s*("(?:[^"\\]|\\.)*")')
+_NUMBER: Final = re.compile(rb'"seq_id"\s*:\s*([0-9]{1,15})\b')
+
+
+def count_as_used(
+    models: Mapping[str, LiveModel], headers: Mapping[str, str], body: bytes, *, known_key: bool
+) -> None:
+    """Count the number of a refused ordered call as used.
+
+    Args:
+        models: the models in memory.
+        headers: of the call, by lower-case name.
+        body: of the call, unpacked as far as that was possible.
+        known_key: whether the call had a valid key.
+    """
+    model_id, number = _place_of(headers, body)
+    if model_id is not None:
+        model = models.get(model_id)
+        if model is not None:
+            model.lane.refuse(number)
+    elif known_key:
+        for model in list(models.values()):
+            model.lane.refuse(None)
+
+
+def _place_of(headers: Mapping[str, str], body: bytes) -> tuple[str | None, int | None]:
+    """The model and the number that a body names, as far as they can be read. 0 stands for no number."""
+    if headers.get("content-type", "").partition(";")[0].strip().lower() == PROTOBUF:
+        return peek_model_and_number(body)
+    try:
+        if len(body) > _LARGE_BYTES:
+            body = body[:_EDGE_BYTES] + b"\n" + body[-_EDGE_BYTES:]
+        tree = json.loads(body)
+    except (ValueError, RecursionError):
+        models, numbers = set(_MODEL.findall(body)), set(_NUMBER.findall(body))
+        return (
+            _text(models.pop()) if len(models) == 1 else None,
+            int(numbers.pop()) if len(numbers) == 1 else None,
+        )
+    if not isinstance(tree, dict):
+        return None, None
+    model_id, number = tree.get("model_id"), tree.get("seq_id", 0)
+    return model_id if isinstance(model_id, str) else None, _whole(number)
+
+
+def _text(literal: bytes) -> str | None:
+    try:
+        text: str = json.loads(literal)
+    except ValueError:
+        return None
+    return text
+
+
+def _whole(number: Any) -> int | None:
+    """A number as the decoder takes it: also as digits, or as a whole float."""
+    if number is None:
+        return 0
+    if isinstance(number, bool):
+        return None
+    try:
+        whole = int(number)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return whole if whole >= 0 and float(number) == whole else None
