@@ -30,7 +30,8 @@ BASE = "tinker-sync/tiny"
 WAIT_S = 60.0
 HOUR = dt.timedelta(hours=1)
 
-_ID = re.compile(r"req-[0-9a-f]{8}-")
+# How many promises came before one is no result: clients may make a model with one request or with three.
+_ID = re.compile(r"req-[0-9a-f]{8}-\d+")
 _COPY = re.compile(r":copy:[0-9a-f]{16}")
 _MOMENTS = frozenset(
     {"time", "last_request_time", "expires_at", "created_at", "timestamp", "bucket_start", "bucket_end"}
