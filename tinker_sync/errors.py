@@ -124,6 +124,31 @@ class TinkerError(Exception):
         return _rebuild, (type(self), self.args), {**self.__dict__}
 
 
+_WORDS: Final = ("message", "reason", "cause")
+
+
+def with_words(error: TinkerError, words: str) -> None:
+    """Add words to the text of an error, whatever its class.
+
+    >>> error = RequestFailedError("out of memory", "req-1", "server")
+    >>> with_words(error, "client created at script.py:12")
+    >>> error.message
+    'out of memory (client created at script.py:12)'
+    """
+    fields = vars(error)
+    if isinstance(error, InvalidInputError):
+        first, *others = error.problems
+        error.problems = (f"{first} ({words})", *others)
+        error.args = error.problems
+        return
+    old = next((fields[name] for name in _WORDS if isinstance(fields.get(name), str)), None)
+    if old is None:
+        old = str(error)
+    new = f"{old.rstrip('.')} ({words})"
+    fields.update({name: new for name in _WORDS if fields.get(name) == old})
+    error.args = tuple(new if each == old else each for each in error.args)
+
+
 class APIError(TinkerError):
     """Something went wrong between this program and the server.
 

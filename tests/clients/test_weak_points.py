@@ -65,11 +65,11 @@ def data(count: int) -> list[types.Datum]:
 
 
 def trainer_of(client: ServiceClient) -> TrainingClient:
-    return client.create_lora_training_client("stub/model")
+    return client.create_lora_training_client("stub/model").result(PATIENCE_S)
 
 
 def sampler_of(client: ServiceClient, **options: Any) -> SamplingClient:
-    return client.create_sampling_client(base_model="stub/model", **options)
+    return client.create_sampling_client(base_model="stub/model", **options).result(PATIENCE_S)
 
 
 def tokens(response: types.SampleResponse) -> list[int]:

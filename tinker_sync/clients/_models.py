@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from attrs import evolve, field, frozen
 
 from tinker_sync._observe import ModelNamed
 from tinker_sync._secret import Secret
 from tinker_sync.clients import _deadlines
+from tinker_sync.errors import BadRequestError, InvalidInputError, UnprocessableEntityError
 from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.fetcher import Promise
 from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.training_calls import OrderedCall, TrainingLine
 from tinker_sync.types import (
     AdamOptimizerConfig,
     CreateModelRequest,
@@ -20,127 +23,151 @@ from tinker_sync.types import (
     LoadWeightsRequest,
     LoadWeightsResponse,
     LoraConfig,
-    OptimizerConfig,
+    UntypedAPIFuture,
     WeightsInfoResponse,
 )
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.adapt import refuse_unsupported
 from tinker_sync.wire.endpoints import ENDPOINTS
 
-if TYPE_CHECKING:
-    from tinker_sync.clients.training import TrainingClient
-
 T = TypeVar("T")
 
 
 @frozen
-class Checkpoint:
-    """What to load, and how."""
+class NewModel:
+    """A model that is to be made. Its number is drawn before the request, which may so be repeated.
 
-    path: str
-    with_optimizer: bool
-    base_model: str | None
-    user_metadata: dict[str, Any] | None
-    access_token: str | None = field(repr=False)
-    optimizer: OptimizerConfig | None
+    Attributes:
+        request: complete but for the session.
+        deadline_at: the moment of the clock at which to give up.
+    """
+
+    request: CreateModelRequest
+    deadline_at: float
+
+    @property
+    def model_seq_id(self) -> int:
+        return self.request.model_seq_id
+
+    def make(self, line: TrainingLine) -> None:
+        """Make it, and give the line its id. Blocks."""
+        line.model_id = create_model(line.core, self.request, self.deadline_at)
 
 
-def create_model(
-    core: Core,
-    base_model: str,
-    lora: LoraConfig,
-    user_metadata: dict[str, Any] | None,
-    optimizer: OptimizerConfig,
-    deadline_at: float,
-) -> TrainingClient:
-    """A new model. Its number is drawn before the request, which may so be repeated."""
-    from tinker_sync.clients.training import TrainingClient
+@frozen
+class LoadedModel:
+    """A model that is to be made of a checkpoint.
 
-    session_id = core.session_id(deadline_at)
-    model_seq_id = core.session.next_model_seq_id()
-    request = CreateModelRequest(
-        session_id=session_id,
-        model_seq_id=model_seq_id,
-        base_model=base_model,
-        user_metadata=user_metadata,
-        lora_config=lora,
-        optimizer_config=optimizer,
-    )
+    Attributes:
+        request: complete but for the session.
+        deadline_at: the moment of the clock at which to give up.
+    """
+
+    request: LoadWeightsRequest = field(repr=False)  # it may hold an access token
+    model_seq_id: int
+    deadline_at: float
+
+    def make(self, line: TrainingLine) -> None:
+        """Make it, and give the line its id. Blocks."""
+        core = line.core
+        if not core.ready(self.deadline_at).facts.dialect.loads_into_new_models:
+            self._make_in_three(line)
+            return
+        try:
+            line.model_id = self._make_in_one(core)
+        except (BadRequestError, UnprocessableEntityError) as refusal:
+            if "model_id" not in str(refusal):
+                raise
+            # The server wants a model that exists, so it has made none.
+            self._make_in_three(line)
+
+    def _make_in_one(self, core: Core) -> str:
+        session_id = core.session_id(self.deadline_at)
+        request = self.request.model_copy(
+            update={"session_id": session_id, "model_seq_id": self.model_seq_id}
+        )
+        promise, loaded = promised(core, "load_weights", request, LoadWeightsResponse, self.deadline_at)
+        model_id = loaded.model_id or promise.model_id or f"{session_id}:train:{self.model_seq_id}"
+        core.tell(ModelNamed(model=model_id, base_model=request.base_model))
+        return model_id
+
+    def _make_in_three(self, line: TrainingLine) -> None:
+        core, asked = line.core, self.request
+        info = self._weights_info(core)
+        flags = {
+            name: True if getattr(info, name) is None else getattr(info, name)
+            for name in ("train_unembed", "train_mlp", "train_attn")
+        }
+        request = CreateModelRequest(
+            session_id="",
+            model_seq_id=self.model_seq_id,
+            base_model=asked.base_model or info.base_model,
+            user_metadata=asked.user_metadata,
+            lora_config=LoraConfig(rank=info.lora_rank if info.lora_rank is not None else 32, **flags),
+            optimizer_config=(
+                info.optimizer_config if asked.optimizer else asked.optimizer_config or AdamOptimizerConfig()
+            ),
+        )
+        line.model_id = create_model(core, request, self.deadline_at)
+        load = LoadWeightsRequest(
+            path=asked.path, optimizer=asked.optimizer, weights_access_token=asked.weights_access_token
+        )
+        call = OrderedCall(line, "load_weights", load, LoadWeightsResponse, self.deadline_at)
+        line.submit_first(call).result()
+
+    def _weights_info(self, core: Core) -> WeightsInfoResponse:
+        """Return what the checkpoint holds, asked under the key that may read it."""
+        body = {"tinker_path": self.request.path}
+        limit_s = min(max(self.deadline_at - core.clock.now(), 0.0), _deadlines.REST_S)
+        token = self.request.weights_access_token
+        info: WeightsInfoResponse
+        if token is None:
+            info = core.call("get_weights_info", body, deadline_s=limit_s)
+            return info
+        foreign = Core(evolve(core.settings, api_key=Secret(token)), clock=core.clock)
+        for secret in core.secrets():  # the same server has heard these too, and may repeat them
+            foreign.keys.keep(secret)
+        try:
+            info = foreign.call("get_weights_info", body, deadline_s=limit_s)
+            return info
+        finally:
+            foreign.close("success")
+
+
+def check_path(core: Core, path: object, call: str) -> None:
+    """Refuse a path that no server can read, before anything is sent.
+
+    Raises:
+        InvalidInputError: it does not name a checkpoint.
+    """
+    if not isinstance(path, str) or not path:
+        raise InvalidInputError(f"{call}: the path of a checkpoint is text, got {path!r}")
+    if path.startswith("tinker://"):
+        # Not more than this: some servers keep their checkpoints in other folders, or in none.
+        parts = path.removeprefix("tinker://").split("/")
+        if len(parts) < 2 or {"", ".", ".."} & set(parts):
+            raise InvalidInputError(f"{call}: expected a path like tinker://RUN/FOLDER/NAME, got {path!r}")
+    elif core.settings.is_vendor_host:
+        raise InvalidInputError(f"{call}: the path must start with 'tinker://', got {path!r}")
+
+
+def create_model(core: Core, asked: CreateModelRequest, deadline_at: float) -> str:
+    """Make a new model; return its id. Blocks."""
+    request = asked.model_copy(update={"session_id": core.session_id(deadline_at)})
     refuse_unsupported(request, core.dialect)
-    made: CreateModelResponse = promised(core, "create_model", request, CreateModelResponse, deadline_at)
-    core.tell(ModelNamed(model=made.model_id, base_model=base_model))
-    return TrainingClient(core, model_seq_id, made.model_id)
+    _, made = promised(core, "create_model", request, CreateModelResponse, deadline_at)
+    core.tell(ModelNamed(model=made.model_id, base_model=request.base_model))
+    return made.model_id
 
 
-def load_model(core: Core, checkpoint: Checkpoint, deadline_at: float) -> TrainingClient:
-    """A new model with a checkpoint's weights: in one request where the server offers that, else in three."""
-    if core.ready(deadline_at).facts.config.create_model_via_load_weights:
-        return _load_at_once(core, checkpoint, deadline_at)
-    info = weights_info(core, checkpoint, deadline_at)
-    flags = {
-        name: True if getattr(info, name) is None else getattr(info, name)
-        for name in ("train_unembed", "train_mlp", "train_attn")
-    }
-    client = create_model(
-        core,
-        checkpoint.base_model or info.base_model,
-        LoraConfig(rank=info.lora_rank if info.lora_rank is not None else 32, **flags),
-        checkpoint.user_metadata,
-        info.optimizer_config if checkpoint.with_optimizer else checkpoint.optimizer or AdamOptimizerConfig(),
-        deadline_at,
-    )
-    left_s = max(deadline_at - core.clock.now(), 0.0)
-    client.load_first(
-        checkpoint.path, checkpoint.access_token, optimizer=checkpoint.with_optimizer, deadline=left_s
-    )
-    return client
-
-
-def _load_at_once(core: Core, checkpoint: Checkpoint, deadline_at: float) -> TrainingClient:
-    from tinker_sync.clients.training import TrainingClient
-
-    session_id = core.session_id(deadline_at)
-    model_seq_id = core.session.next_model_seq_id()
-    request = LoadWeightsRequest(
-        session_id=session_id,
-        model_seq_id=model_seq_id,
-        base_model=checkpoint.base_model,
-        user_metadata=checkpoint.user_metadata,
-        path=checkpoint.path,
-        optimizer=checkpoint.with_optimizer,
-        optimizer_config=None if checkpoint.with_optimizer else checkpoint.optimizer,
-        weights_access_token=checkpoint.access_token,
-    )
-    promised(core, "load_weights", request, LoadWeightsResponse, deadline_at)
-    model_id = f"{session_id}:train:{model_seq_id}"
-    core.tell(ModelNamed(model=model_id, base_model=checkpoint.base_model))
-    return TrainingClient(core, model_seq_id, model_id)
-
-
-def weights_info(core: Core, checkpoint: Checkpoint, deadline_at: float) -> WeightsInfoResponse:
-    """What a checkpoint holds, asked under the key that may read it."""
-    body = {"tinker_path": checkpoint.path}
-    limit_s = min(max(deadline_at - core.clock.now(), 0.0), _deadlines.REST_S)
-    info: WeightsInfoResponse
-    if checkpoint.access_token is None:
-        info = core.call("get_weights_info", body, deadline_s=limit_s)
-        return info
-    settings = evolve(core.settings, api_key=Secret(checkpoint.access_token))
-    foreign = Core(settings, clock=core.clock)
-    for secret in core.secrets():  # the same server has heard these too, and may repeat them
-        foreign.keys.keep(secret)
-    try:
-        info = foreign.call("get_weights_info", body, deadline_s=limit_s)
-        return info
-    finally:
-        foreign.close("success")
-
-
-def promised(core: Core, name: str, request: Any, kind: type[T], deadline_at: float) -> T:
-    """Make a call that answers with a promise, and wait for what it turns into."""
-    future: APIFuture[T] = core.future()
+def promised(
+    core: Core, name: str, request: Any, kind: type[T], deadline_at: float
+) -> tuple[UntypedAPIFuture, T]:
+    """Make a call that answers with a promise; return that and what it turns into. Blocks."""
     began_at = core.clock.now()
-    promise = core.call(name, request, pause_billing=False, deadline_s=max(deadline_at - began_at, 0.0))
+    limit_s = None if math.isinf(deadline_at) else max(deadline_at - began_at, 0.0)
+    promise: UntypedAPIFuture = core.call(name, request, pause_billing=False, deadline_s=limit_s)
+    future: APIFuture[T] = core.future()
     fetch = partial(
         core.machinery.fetcher.fetch,
         Promise(
@@ -153,4 +180,4 @@ def promised(core: Core, name: str, request: Any, kind: type[T], deadline_at: fl
         deadline_at=deadline_at,
     )
     core.enter(fetch)
-    return future.result()
+    return promise, future.result()

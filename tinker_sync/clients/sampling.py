@@ -2,132 +2,142 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
-from tinker_sync._observe import ModelNamed, TokensUsed
+from tinker_sync._observe import ModelNamed
 from tinker_sync._secret import veiled
 from tinker_sync.clients import _deadlines
+from tinker_sync.clients._creation import ClientFuture, ready, start, start_after
 from tinker_sync.clients._handles import Carried, core_of_handle, encode_handle
+from tinker_sync.clients._models import check_path
+from tinker_sync.clients._sampling_line import SamplingLine
 from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.retry_config import RetryConfig
 from tinker_sync.errors import InvalidInputError, TinkerError
-from tinker_sync.runtime import _fork
-from tinker_sync.runtime.admission import Plan, Pledge, length_of
-from tinker_sync.runtime.chunking import estimate_prompt_bytes
 from tinker_sync.runtime.combine import CombinedFuture
-from tinker_sync.runtime.fetcher import decode_with
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.numbers import numbers
 from tinker_sync.runtime.once import Once
-from tinker_sync.runtime.sample import SampleOrder
-from tinker_sync.runtime.sample_response import check_response
-from tinker_sync.runtime.session_poll import SessionPoll
 from tinker_sync.types import (
     CreateSamplingSessionRequest,
     GetSamplerResponseInternal,
-    JoinSamplingSessionRequest,
     ModelInput,
-    SampledSequence,
     SampleRequest,
     SampleResponse,
     SamplingParams,
     SaveWeightsForSamplerResponseInternal,
     TensorData,
 )
-from tinker_sync.wire import json as wire_json
-from tinker_sync.wire import proto
-from tinker_sync.wire.adapt import json_body, normalise_sample_request, refuse_unsupported
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.core import Core, Machinery
+    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.training_calls import TrainingLine
     from tinker_sync.text.tokenizer import Tokenizer
-    from tinker_sync.transport.call import Reply
-
-CLONE_BLOCK: Final = 10**9
-"""Each copy of a client numbers its samples in a block of its own."""
-
-_read_response: Final = decode_with(
-    proto.decode_sample_response, lambda tree: wire_json.from_plain(tree, SampleResponse)
-)
 
 
-class SamplingClient:
+class SamplingClient(ClientFuture["SamplingClient"]):
     """Samples from one set of weights. Made by a service or training client; threads may share it.
+
+    It is the client and the future of itself: usable at once, while the server still gets ready. Samples
+    asked for before that are sent when it is, in the order of the calls. `result()` and `await` wait for it
+    and return it. When there can be no sampler, the futures of those samples fail; later calls raise.
 
     `sample` returns at once, with a future. Copies sent to other processes, by pickle or as a handle, carry
     no key: the other process finds its own.
+
+    >>> import tinker_sync
+    >>> from tinker_sync import types
+    >>> with tinker_sync.ServiceClient(base_url="local") as service:
+    ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+    ...     prompt = types.ModelInput.from_ints([1, 2])
+    ...     sampled = sampling.sample(prompt, 1, types.SamplingParams(max_tokens=3))
+    ...     len(sampled.result().sequences)
+    1
     """
 
     def __init__(
         self,
         core: Core,
         *,
-        sampling_session_id: str,
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
         copied: bool = False,
     ) -> None:
-        self._core = core
-        self._sampling_session_id = sampling_session_id
         self._retry_config = retry_config or RetryConfig()
+        self._line = SamplingLine(core, self._retry_config.attempts, copied=copied)
+        super().__init__(core, self._line.held)
         self._record_stability_info = record_stability_info
-        # The original counts from 0 and asks nobody; a copy first needs a block of its own.
-        self._numbers: Once[Callable[[], int]] = Once()
-        if not copied:
-            self._numbers.get(numbers)
-        self._poll_for_all: Once[Callable[..., Any]] = Once()
-        self._clone_id = 0
-        _fork.renew_in_child(self)
+        self._described: Once[GetSamplerResponseInternal] = Once()
 
     @classmethod
-    def of_saved(
-        cls, core: Core, saved: SaveWeightsForSamplerResponseInternal, **options: Any
-    ) -> SamplingClient:
-        """A client for weights that were saved for this session; where servers give a path, through it."""
-        if saved.sampling_session_id is None:
-            return cls.open(core, model_path=saved.path, **options)
-        return cls(core, sampling_session_id=saved.sampling_session_id, **options)
-
-    @classmethod
-    def open(
+    def create(
         cls,
-        core: Core,
+        holder: Core,
         *,
         model_path: str | None = None,
         base_model: str | None = None,
+        sampling_session_id: str | None = None,
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
     ) -> SamplingClient:
-        """Have the server make a sampling session, and a client for it."""
+        """Return a client at once, and have the server make a sampling session for it.
+
+        Args:
+            holder: `holder` of another client.
+            model_path: the weights, ``tinker://…/sampler_weights/…``.
+            base_model: the model as it is.
+            sampling_session_id: a sampling session that exists; nothing is sent then.
+            retry_config: how often and how patiently samples are tried again.
+            record_stability_info: have the server keep what stable training needs of each sample.
+
+        Raises:
+            InvalidInputError: none of the three was given, or the path cannot be read.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     client = tinker_sync.SamplingClient.create(service.holder, base_model="tinker-sync/tiny")
+        ...     client.get_base_model()
+        'tinker-sync/tiny'
+        """
+        client = cls(
+            holder,
+            retry_config=retry_config,
+            record_stability_info=record_stability_info,
+            # Whoever made the session may sample in it too.
+            copied=sampling_session_id is not None,
+        )
+        if sampling_session_id is not None:
+            client._line.sampling_session_id = sampling_session_id
+            ready(client)
+            return client
         if model_path is None and base_model is None:
             raise InvalidInputError("create_sampling_client: give model_path or base_model")
-        if model_path is not None and core.settings.is_vendor_host and not model_path.startswith("tinker://"):
-            raise InvalidInputError(
-                f"create_sampling_client: model_path must start with 'tinker://', got {model_path!r}"
-            )
-        session_id = core.session_id()
+        if model_path is not None:
+            check_path(holder, model_path, "create_sampling_client")
+        holder.refuse_closed()
         request = CreateSamplingSessionRequest(
-            session_id=session_id,
-            sampling_session_seq_id=core.session.next_sampling_session_seq_id(),
+            session_id="",
+            # Drawn once: a repetition must be the same request.
+            sampling_session_seq_id=holder.session.next_sampling_session_seq_id(),
             base_model=base_model,
             model_path=model_path,
         )
-        created = core.call("create_sampling_session", request, usual_s=_deadlines.CREATE_S)
-        core.tell(ModelNamed(model=created.sampling_session_id, base_model=base_model))
-        return cls(
-            core,
-            sampling_session_id=created.sampling_session_id,
-            retry_config=retry_config,
-            record_stability_info=record_stability_info,
-        )
+        start(client, partial(_create_session, client._line, request))
+        return client
 
-    def result(self, timeout: float | None = None) -> SamplingClient:
-        """This client; it is ready. For scripts that wait for a client as for a future."""
-        del timeout
-        return self
+    @classmethod
+    def of_saved(
+        cls,
+        core: Core,
+        saved: APIFuture[SaveWeightsForSamplerResponseInternal],
+        trained: TrainingLine,
+        **options: Any,
+    ) -> SamplingClient:
+        """Return a client at once for weights that are being saved for this session."""
+        client = cls(core, **options)
+        start_after(client, saved, partial(_use_saved, client._line, trained))
+        return client
 
     # -------------------------------------------------------------------------------------- sampling
 
@@ -162,11 +172,12 @@ class SamplingClient:
         Raises:
             InvalidInputError: it cannot be sent; nothing was.
         """
+        self._goes_ahead()
         request = SampleRequest(
             num_samples=num_samples,
             prompt=prompt,
             sampling_params=sampling_params,
-            sampling_session_id=self._sampling_session_id,
+            sampling_session_id=self._line.sampling_session_id,
             prompt_logprobs=include_prompt_logprobs,
             topk_prompt_logprobs=topk_prompt_logprobs,
             topk_sample_logprobs=topk_sample_logprobs,
@@ -175,44 +186,11 @@ class SamplingClient:
             prompt_logprobs_last_n=prompt_logprobs_last_n,
             record_stability_info=self._record_stability_info,
         )
-        request.validate()
         core = self._core
         deadline_at = _deadlines.deadline_at(
             core.clock.now(), deadline, core.settings.deadline_s, _deadlines.SAMPLE_S
         )
-        machinery = core.ready(deadline_at)
-        dialect = machinery.facts.dialect
-        refuse_unsupported(request, dialect)
-        sent = normalise_sample_request(request, dialect)
-        with core.admission.admitted(partial(_plan, request)) as pledge:
-            future: APIFuture[SampleResponse] = core.future()
-            pledge.follow(future)
-            order = SampleOrder(
-                request=sent,
-                next_number=self._next_number,
-                estimate_bytes=estimate_prompt_bytes(prompt),
-                deadline_at=deadline_at,
-                decode=partial(_settled, request, pledge),
-                max_attempts=self._retry_config.attempts,
-                abandoned=core.abandon,
-                encode=lambda numbered: json_body(numbered, dialect),
-                fetch=partial(self._fetch, machinery),
-            )
-            if self._numbers.made is None:
-                core.send_pool.run(lambda: self._put_once_numbered(order, future))
-            else:
-                machinery.lane.put(order, future)
-        return future
-
-    def _put_once_numbered(self, order: SampleOrder, future: APIFuture[SampleResponse]) -> None:
-        """A copy asks for its numbers before its first sample; on a worker, so that nobody's call waits."""
-        try:
-            self._numbers.get(self._join)
-            lane = self._core.machinery.lane
-        except Exception as error:  # noqa: BLE001  # whatever it was, somebody waits for the sample
-            future.fail(error)
-        else:
-            lane.put(order, future)
+        return self._line.submit(request, deadline_at)
 
     def compute_logprobs(
         self,
@@ -244,45 +222,13 @@ class SamplingClient:
             clock=core.clock,
         )
 
-    def _next_number(self) -> int:
-        return self._numbers.get(self._join)()
-
-    def renew_after_fork(self) -> None:
-        """The child is a copy like any other: it needs numbers of its own."""
-        self._numbers = Once()
-        self._poll_for_all = Once()
-
-    def _fetch(self, machinery: Machinery, *promise: Any, **options: Any) -> Any:
-        """Looked up when there is a promise: by then a copy of the client has its numbers."""
-        return self._poll_for_all.get(partial(self._session_poll, machinery))(*promise, **options)
-
-    def _session_poll(self, machinery: Machinery) -> Callable[..., Any]:
-        """How results are waited for: together where the server offers that, else one by one."""
-        if not machinery.facts.config.sample_use_retrieve_futures:
-            return machinery.fetcher.fetch
-        return SessionPoll(
-            machinery.fetcher, self._sampling_session_id, self._clone_id, clock=self._core.clock
-        ).fetch
-
-    def _join(self) -> Callable[[], int]:
-        """A block of numbers that no other copy uses."""
-        core = self._core
-        if core.machinery.facts.config.sample_join_sampling_session:
-            joined = core.call(
-                "join_sampling_session",
-                JoinSamplingSessionRequest(sampling_session_id=self._sampling_session_id),
-                usual_s=_deadlines.REST_S,
-            )
-            clone = joined.client_counter
-        else:
-            clone = uuid.uuid4().int % CLONE_BLOCK + 1
-        self._clone_id = clone
-        return numbers(clone * CLONE_BLOCK)
-
     # -------------------------------------------------------------------------------------- about it
 
     def get_base_model(self) -> str:
-        """The name of the model that was fine-tuned, or that is sampled from. Blocks."""
+        """Return the name of the model that was fine-tuned, or that is sampled from, as the server gives it.
+
+        Blocks; the server is asked once.
+        """
         return self._about().base_model
 
     @overload
@@ -304,10 +250,10 @@ class SamplingClient:
         return get_tokenizer(about.base_model, about.tokenizer_id, backend=backend)
 
     def _about(self) -> GetSamplerResponseInternal:
-        about: GetSamplerResponseInternal = self._core.call(
-            "get_sampler", path={"sampler": self._sampling_session_id}, usual_s=_deadlines.REST_S
+        sampler = self.sampling_session_id
+        return self._described.get(
+            lambda: self._core.call("get_sampler", path={"sampler": sampler}, usual_s=_deadlines.REST_S)
         )
-        return about
 
     # -------------------------------------------------------------------------------------- going elsewhere
 
@@ -320,7 +266,7 @@ class SamplingClient:
         """
         return encode_handle(
             self._core,
-            self._sampling_session_id,
+            self.sampling_session_id,
             record_stability_info=self._record_stability_info,
             retry_config={name: getattr(self._retry_config, name) for name in _KEPT_RETRY_FIELDS},
             include_api_key=include_api_key,
@@ -339,12 +285,11 @@ class SamplingClient:
         """
         handle, api_key = veiled(handle), veiled(api_key)  # tracebacks show local variables
         core, carried = core_of_handle(handle, api_key)
-        return cls(
+        return cls.create(
             core,
             sampling_session_id=carried.sampling_session_id,
             retry_config=_retry_config_of(carried),
             record_stability_info=carried.record_stability_info,
-            copied=True,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -352,23 +297,14 @@ class SamplingClient:
 
     @property
     def sampling_session_id(self) -> str:
-        """What servers know this sampler by."""
-        return self._sampling_session_id
+        """The id by which servers know this sampler. Waits until it exists."""
+        return self.result()._line.sampling_session_id
 
-    def get_telemetry(self) -> Any:
-        """Return the reporter of failures of the service client, or None when telemetry is off."""
-        return self._core.companion
-
-    @property
-    def holder(self) -> Core:
-        """What is shared with the other clients of the same service client."""
-        return self._core
+    def _name(self) -> str:
+        return self._line.sampling_session_id
 
     def on_queue_state_change(self, queue_state: Any, queue_state_reason: str | None) -> None:
         """Nothing; a place for subclasses of older scripts. See `on_queue_state` of `ServiceClient`."""
-
-    def __repr__(self) -> str:
-        return f"<SamplingClient {self._sampling_session_id}>"
 
     sample_async = result_twin(sample)
     compute_logprobs_async = result_twin(compute_logprobs)
@@ -390,33 +326,31 @@ def _from_pickle(cls: type[SamplingClient], handle: str) -> SamplingClient:
     return cls.from_sampler_handle(handle)
 
 
-def _plan(request: SampleRequest) -> Plan:
-    """What a sample takes at most."""
-    longest = request.sampling_params.max_tokens
-    return Plan(
-        model=request.sampling_session_id or "",
-        prompt=length_of(request.prompt),
-        sampled=None if longest is None else longest * request.num_samples,
-    )
+def _create_session(line: SamplingLine, asked: CreateSamplingSessionRequest) -> None:
+    """On a worker."""
+    core = line.core
+    request = asked.model_copy(update={"session_id": core.session_id()})
+    created = core.call("create_sampling_session", request, usual_s=_deadlines.CREATE_S)
+    core.tell(ModelNamed(model=created.sampling_session_id, base_model=asked.base_model))
+    line.sampling_session_id = created.sampling_session_id
 
 
-def _settled(request: SampleRequest, pledge: Pledge, reply: Reply, tree: Any) -> SampleResponse:
-    """Read a response, and have it counted before anybody sees it."""
-    response = _read_response(reply, tree)
-    length = length_of(request.prompt)
-    cached = min(response.prompt_cache_hit_tokens, length)
-    used = TokensUsed(
-        model=request.sampling_session_id or "",
-        prompt=length - cached,
-        cached=cached,
-        sampled=sum(_sampled(sequence) for sequence in response.sequences),
-    )
-    pledge.settle(used)  # also where the check finds something amiss: it was computed
-    return check_response(request, response)
-
-
-def _sampled(sequence: SampledSequence) -> int:
-    return len(sequence.tokens if sequence.tokens_np is None else sequence.tokens_np)
+def _use_saved(
+    line: SamplingLine, trained: TrainingLine, saved: SaveWeightsForSamplerResponseInternal
+) -> None:
+    """On a worker: sample from what was saved; where servers give a path, through it."""
+    core = line.core
+    if saved.sampling_session_id is not None:
+        line.sampling_session_id = saved.sampling_session_id
+    else:
+        seq_id = core.session.next_sampling_session_seq_id()
+        _create_session(
+            line,
+            CreateSamplingSessionRequest(
+                session_id="", sampling_session_seq_id=seq_id, model_path=saved.path
+            ),
+        )
+    core.tell(ModelNamed(model=line.sampling_session_id, like=trained.model_id))
 
 
 def _prompt_logprobs(response: SampleResponse) -> list[float | None]:

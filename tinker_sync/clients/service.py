@@ -10,19 +10,27 @@ from typing import TYPE_CHECKING, Any, Literal
 from tinker_sync._secret import QuietDict, veiled
 from tinker_sync._spelling import meant, no_parameter
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._models import Checkpoint, create_model, load_model
+from tinker_sync.clients._models import LoadedModel, NewModel, check_path
 from tinker_sync.clients._spending import Spending
-from tinker_sync.clients._twins import blocking_twin
+from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.rest import RestClient
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.training import TrainingClient
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.config.settings import MAX_RETRIES
+from tinker_sync.errors import ClientClosedError, InvalidInputError
 from tinker_sync.runtime.core import CLOSE_LIMIT_S, Core
 from tinker_sync.runtime.exits import EXIT_LIMIT_S
 from tinker_sync.runtime.session import Session
 from tinker_sync.telemetry.sender import Telemetry
-from tinker_sync.types import AdamOptimizerConfig, GetServerCapabilitiesResponse, LoraConfig, OptimizerConfig
+from tinker_sync.types import (
+    AdamOptimizerConfig,
+    CreateModelRequest,
+    GetServerCapabilitiesResponse,
+    LoadWeightsRequest,
+    LoraConfig,
+    OptimizerConfig,
+)
 from tinker_sync.types._console import session_url, sessions_url
 
 if TYPE_CHECKING:
@@ -159,7 +167,10 @@ class ServiceClient:
         *,
         deadline: float | None = None,
     ) -> TrainingClient:
-        """Make a new LoRA model and a client that trains it. Blocks until the model exists.
+        """Make a new LoRA model. Return the client that trains it at once.
+
+        The client is also the future of itself: `result()` and `await` wait until the model exists. What the
+        server answers appears there and where the client is first used.
 
         Args:
             base_model: what to fine-tune; see `get_server_capabilities`.
@@ -171,20 +182,37 @@ class ServiceClient:
             user_metadata: your own words about this run.
             optimizer: its family; None: AdamW.
             deadline: seconds until to give up.
+
+        Raises:
+            AssertionError: there would be nothing to train.
+            InvalidInputError: no model is named, or an argument has the wrong type.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     clients = [service.create_lora_training_client("tinker-sync/tiny", rank) for rank in (4, 8)]
+        ...     [client.result() is client for client in clients]
+        [True, True]
         """
         assert train_mlp or train_attn or train_unembed, (  # noqa: S101  # what scripts expect to catch
             "create_lora_training_client: at least one of train_mlp, train_attn, train_unembed must be true"
         )
-        return create_model(
-            self._core,
-            base_model,
-            LoraConfig(
-                rank=rank, seed=seed, train_unembed=train_unembed, train_mlp=train_mlp, train_attn=train_attn
-            ),
-            user_metadata,
-            optimizer or AdamOptimizerConfig(),
-            self._until(deadline),
+        if not base_model:
+            raise InvalidInputError("create_lora_training_client: base_model must name a model")
+        self._core.refuse_closed()
+        lora = LoraConfig(
+            rank=rank, seed=seed, train_unembed=train_unembed, train_mlp=train_mlp, train_attn=train_attn
         )
+        request = CreateModelRequest(
+            session_id="",
+            model_seq_id=0,
+            base_model=base_model,
+            user_metadata=user_metadata,
+            lora_config=lora,
+            optimizer_config=optimizer or AdamOptimizerConfig(),
+        )
+        # Drawn last, and once: a repetition must be the same request.
+        request = request.model_copy(update={"model_seq_id": self._core.session.next_model_seq_id()})
+        return TrainingClient.make(self._core, NewModel(request, self._until(deadline)))
 
     def create_training_client_from_state(
         self,
@@ -196,7 +224,9 @@ class ServiceClient:
         *,
         deadline: float | None = None,
     ) -> TrainingClient:
-        """Make a new model with the weights of a checkpoint, and a fresh optimizer. Blocks.
+        """Make a new model with the weights of a checkpoint, and a fresh optimizer.
+
+        Return the client at once, as `create_lora_training_client` does.
 
         Args:
             path: of the checkpoint, ``tinker://…/weights/…``.
@@ -207,8 +237,18 @@ class ServiceClient:
             deadline: seconds until to give up.
         """
         weights_access_token = self._core.hide(weights_access_token)
-        checkpoint = Checkpoint(path, False, base_model, user_metadata, weights_access_token, optimizer)
-        return load_model(self._core, checkpoint, self._until(deadline))
+        check_path(self._core, path, "create_training_client_from_state")
+        return self._from_state(
+            LoadWeightsRequest(
+                path=path,
+                optimizer=False,
+                base_model=base_model,
+                user_metadata=user_metadata,
+                weights_access_token=weights_access_token,
+                optimizer_config=optimizer,
+            ),
+            deadline,
+        )
 
     def create_training_client_from_state_with_optimizer(
         self,
@@ -219,13 +259,27 @@ class ServiceClient:
         *,
         deadline: float | None = None,
     ) -> TrainingClient:
-        """Make a new model with the weights and the optimizer state of a checkpoint. Blocks.
+        """Make a new model with the weights and the optimizer state of a checkpoint.
 
-        Arguments as in `create_training_client_from_state`.
+        Return the client at once. Arguments as in `create_training_client_from_state`.
         """
         weights_access_token = self._core.hide(weights_access_token)
-        checkpoint = Checkpoint(path, True, base_model, user_metadata, weights_access_token, None)
-        return load_model(self._core, checkpoint, self._until(deadline))
+        check_path(self._core, path, "create_training_client_from_state_with_optimizer")
+        return self._from_state(
+            LoadWeightsRequest(
+                path=path,
+                optimizer=True,
+                base_model=base_model,
+                user_metadata=user_metadata,
+                weights_access_token=weights_access_token,
+            ),
+            deadline,
+        )
+
+    def _from_state(self, request: LoadWeightsRequest, deadline: float | None) -> TrainingClient:
+        self._core.refuse_closed()
+        number = self._core.session.next_model_seq_id()
+        return TrainingClient.make(self._core, LoadedModel(request, number, self._until(deadline)))
 
     # -------------------------------------------------------------------------------------- sampling
 
@@ -236,7 +290,9 @@ class ServiceClient:
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
     ) -> SamplingClient:
-        """A client that samples from saved weights, or from a base model. Blocks until the server is ready.
+        """Return a client that samples from saved weights, or from a base model, at once.
+
+        The client is also the future of itself: `result()` and `await` wait until the server is ready.
 
         Args:
             model_path: the weights, ``tinker://…/sampler_weights/…``.
@@ -245,9 +301,9 @@ class ServiceClient:
             record_stability_info: have the server keep what stable training needs of each sample.
 
         Raises:
-            InvalidInputError: neither path nor model was given, or the path is none.
+            InvalidInputError: neither path nor model was given, or the path cannot be read.
         """
-        return SamplingClient.open(
+        return SamplingClient.create(
             self._core,
             model_path=model_path,
             base_model=base_model,
@@ -366,6 +422,8 @@ class ServiceClient:
         return self._core.close(status, detail, limit_s=timeout)
 
     def __enter__(self) -> Self:
+        if self._core.closed:
+            raise ClientClosedError("this ServiceClient is closed and cannot be entered; make a new one")
         return self
 
     def __exit__(
@@ -404,12 +462,12 @@ class ServiceClient:
         )
 
     get_server_capabilities_async = blocking_twin(get_server_capabilities)
-    create_lora_training_client_async = blocking_twin(create_lora_training_client)
-    create_training_client_from_state_async = blocking_twin(create_training_client_from_state)
-    create_training_client_from_state_with_optimizer_async = blocking_twin(
+    create_lora_training_client_async = result_twin(create_lora_training_client)
+    create_training_client_from_state_async = result_twin(create_training_client_from_state)
+    create_training_client_from_state_with_optimizer_async = result_twin(
         create_training_client_from_state_with_optimizer
     )
-    create_sampling_client_async = blocking_twin(create_sampling_client)
+    create_sampling_client_async = result_twin(create_sampling_client)
 
 
 def _status_after(exc_type: type[BaseException] | None) -> Literal["success", "errored", "interrupted"]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, overload
 
-from tinker_sync._observe import ModelNamed
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._twins import blocking_twin, future_twin
-from tinker_sync.losses.custom import CustomLossFn, check_loss_type_input, start_custom
+from tinker_sync.clients._creation import ClientFuture, start
+from tinker_sync.clients._twins import blocking_twin, future_twin, result_twin
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.losses.custom import CustomLossFn, check_loss_type_input, custom_call
 from tinker_sync.losses.handle import LossHandle
 from tinker_sync.losses.two_passes import refuse_inside_loss
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.send_queue import Operation, SendQueue
-from tinker_sync.runtime.training_part import TrainingPart, json_part, pass_operation
+from tinker_sync.runtime.training_calls import OrderedCall, PassCall, TrainingLine
 from tinker_sync.types import (
     AdamParams,
     Datum,
@@ -29,6 +29,7 @@ from tinker_sync.types import (
     OptimParamsBase,
     OptimStepRequest,
     OptimStepResponse,
+    SamplingClientKind,
     SaveWeightsExternalRequest,
     SaveWeightsExternalResponse,
     SaveWeightsForSamplerRequest,
@@ -39,9 +40,9 @@ from tinker_sync.types import (
 )
 from tinker_sync.types._console import training_run_url
 from tinker_sync.types.training import listed_data
-from tinker_sync.wire.adapt import check_checkpoint_name, refuse_missing_call, refuse_unsupported
 
 if TYPE_CHECKING:
+    from tinker_sync.clients._models import LoadedModel, NewModel
     from tinker_sync.clients.retry_config import RetryConfig
     from tinker_sync.clients.sampling import SamplingClient
     from tinker_sync.runtime.core import Core
@@ -56,25 +57,48 @@ _LOAD_NOTE: Final = (
 )
 
 
-class TrainingClient:
+class TrainingClient(ClientFuture["TrainingClient"]):
     """Trains one model. Made by a `ServiceClient`; threads may share it.
+
+    It is the client and the future of itself: usable at once, while the server still makes the model. Calls
+    made before that are sent when the model exists, in the order of the calls. `result()` and `await` wait
+    for it and return it. When the model cannot be made, the futures of those calls fail; later calls raise.
 
     Every call is sent at once, in the order of the calls, and answered later: methods return futures. Calls
     may be made ahead without waiting for results; the server keeps their order. When a call cannot be sent
     for good, it and all later ones fail, because a hole in their order could change what is trained; continue
     from the last checkpoint then.
+
+    >>> import tinker_sync
+    >>> from tinker_sync import types
+    >>> with tinker_sync.ServiceClient(base_url="local") as service:
+    ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4, seed=1)
+    ...     datum = types.Datum(types.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+    ...     passed = training.forward_backward([datum], "cross_entropy")
+    ...     stepped = training.optim_step(types.AdamParams(learning_rate=1e-3))
+    ...     len(passed.result().loss_fn_outputs), stepped.exception()
+    (1, None)
     """
 
-    def __init__(self, core: Core, model_seq_id: int, model_id: str) -> None:
-        self._core = core
+    def __init__(self, core: Core, model_seq_id: int) -> None:
+        self._line = TrainingLine(core)
+        super().__init__(core, self._line.held)
         self._model_seq_id = model_seq_id
-        self.model_id = model_id
-        self._queue: SendQueue[TrainingPart] = SendQueue(core.training_sender(), core.run_sending)
 
-    def result(self, timeout: float | None = None) -> TrainingClient:
-        """This client; it is ready. For scripts that wait for a client as for a future."""
-        del timeout
-        return self
+    @classmethod
+    def make(cls, core: Core, asked: NewModel | LoadedModel) -> TrainingClient:
+        """Return a client at once, and have its model made."""
+        client = cls(core, asked.model_seq_id)
+        start(client, partial(asked.make, client._line))
+        return client
+
+    @property
+    def model_id(self) -> str:
+        """The id of the model. Waits until it exists."""
+        return self.result()._line.model_id
+
+    def _name(self) -> str:
+        return self._line.model_id
 
     # -------------------------------------------------------------------------------------- passes
 
@@ -146,7 +170,8 @@ class TrainingClient:
             MissingExtraError: the loss is of the kind for torch, which is not installed.
         """
         check_loss_type_input(loss_type_input)
-        return start_custom(self._core, self._queue, self.model_id, data, loss_fn, self._until(deadline))
+        self._refuse()
+        return self._line.submit(custom_call(self._line, data, loss_fn, self._until(deadline)))
 
     def _pass(
         self,
@@ -158,24 +183,16 @@ class TrainingClient:
         *,
         forward_only: bool,
     ) -> APIFuture[ForwardBackwardOutput]:
-        refuse_inside_loss(self._queue)
+        self._refuse()
+        deadline_at = self._until(deadline)
         if isinstance(loss_fn, LossHandle):
             if forward_only or config:
                 raise TypeError(
                     "a loss of create_custom_loss is for forward_backward, without loss_fn_config"
                 )
-            return start_custom(self._core, self._queue, self.model_id, data, loss_fn, self._until(deadline))
-        operation = pass_operation(
-            self._core,
-            self.model_id,
-            name,
-            ForwardBackwardInput(listed_data(data), loss_fn, config),
-            forward_only=forward_only,
-            deadline_at=self._until(deadline),
-        )
-        future: APIFuture[ForwardBackwardOutput] = operation.future
-        self._core.enter(partial(self._queue.append, operation))
-        return future
+            return self._line.submit(custom_call(self._line, data, loss_fn, deadline_at))
+        whole = ForwardBackwardInput(listed_data(data), loss_fn, config)
+        return self._line.submit(PassCall(self._line, name, whole, deadline_at, forward_only=forward_only))
 
     # -------------------------------------------------------------------------------------- steps and weights
 
@@ -202,7 +219,7 @@ class TrainingClient:
         params = optim_params if optim_params is not None else adam_params
         if not isinstance(params, (AdamParams, OptimParamsBase)):
             raise TypeError(f"optim_step: expected AdamParams or other optimizer settings, got {params!r}")
-        request = OptimStepRequest(optim_params=params, model_id=self.model_id)
+        request = OptimStepRequest(optim_params=params, model_id=self._line.model_id)
         return self._ordered("optim_step", request, OptimStepResponse, deadline, _deadlines.TRAIN_S)
 
     def save_state(
@@ -223,9 +240,8 @@ class TrainingClient:
             user_metadata: your own words about it.
             deadline: seconds until to give up waiting for the result.
         """
-        check_checkpoint_name(name, self._core.dialect)
         request = SaveWeightsRequest(
-            model_id=self.model_id,
+            model_id=self._line.model_id,
             path=name,
             ttl_seconds=ttl_seconds,
             overwrite=overwrite,
@@ -242,9 +258,8 @@ class TrainingClient:
         deadline: float | None = None,
     ) -> APIFuture[SaveWeightsForSamplerResponse]:
         """Save weights under a name, to sample from. Arguments as in `save_state`."""
-        check_checkpoint_name(name, self._core.dialect)
         request = SaveWeightsForSamplerRequest(
-            model_id=self.model_id, path=name, ttl_seconds=ttl_seconds, user_metadata=user_metadata
+            model_id=self._line.model_id, path=name, ttl_seconds=ttl_seconds, user_metadata=user_metadata
         )
         return self._ordered(
             "save_weights_for_sampler", request, SaveWeightsForSamplerResponse, deadline, _deadlines.SAVE_S
@@ -267,7 +282,7 @@ class TrainingClient:
             deadline: seconds until to give up waiting for the result.
         """
         request = SaveWeightsExternalRequest(
-            model_id=self.model_id,
+            model_id=self._line.model_id,
             path=name,
             ttl_seconds=ttl_seconds,
             age_encryption_recipients=age_encryption_recipients,
@@ -292,17 +307,11 @@ class TrainingClient:
         _note_load("_with_optimizer")
         return self._load(path, weights_access_token, deadline, optimizer=True)
 
-    def load_first(
-        self, path: str, weights_access_token: str | None, *, optimizer: bool, deadline: float
-    ) -> None:
-        """Load a checkpoint as this model's first request, and wait until it is loaded."""
-        self._load(path, weights_access_token, deadline, optimizer=optimizer).result()
-
     def _load(
         self, path: str, token: str | None, deadline: float | None, *, optimizer: bool
     ) -> APIFuture[LoadWeightsResponse]:
         request = LoadWeightsRequest(
-            model_id=self.model_id, path=path, optimizer=optimizer, weights_access_token=token
+            model_id=self._line.model_id, path=path, optimizer=optimizer, weights_access_token=token
         )
         return self._ordered("load_weights", request, LoadWeightsResponse, deadline, _deadlines.SAVE_S)
 
@@ -313,23 +322,43 @@ class TrainingClient:
         name: str | None = None,
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
+        kind: SamplingClientKind = "snapshot",
     ) -> SamplingClient:
-        """Save the present weights for this session only and give a client that samples from them. Blocks.
+        """Save the present weights for this session only. Return a client that samples from them, at once.
+
+        The save is ordered with the other calls of this client.
 
         Args:
             name: of no effect; such weights have none.
             retry_config: how often and how patiently samples are tried again.
             record_stability_info: have the server keep what stable training needs of each sample.
+            kind: "snapshot" samples from the weights of this save; "inflight" goes on to those of later
+                inflight saves of this model.
+
+        Raises:
+            InvalidInputError: there is no such kind.
+            UnsupportedByServerError: the server knows no inflight weights.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4, seed=1)
+        ...     sampling = training.save_weights_and_get_sampling_client()
+        ...     sampling.get_base_model()
+        'tinker-sync/tiny'
         """
         from tinker_sync.clients.sampling import SamplingClient
 
-        if name is not None:
-            warnings.warn("name has no effect: these weights have none", DeprecationWarning, stacklevel=2)
-        self._core.session_id()
+        del name
+        if kind not in get_args(SamplingClientKind):
+            raise InvalidInputError(
+                f"save_weights_and_get_sampling_client: kind is 'snapshot' or 'inflight', got {kind!r}"
+            )
+        self._refuse()
         request = SaveWeightsForSamplerRequest(
-            model_id=self.model_id,
+            model_id=self._line.model_id,
             # Drawn once: a repetition must be the same request.
             sampling_session_seq_id=self._core.session.next_sampling_session_seq_id(),
+            kind=kind,
         )
         saved = self._ordered(
             "save_weights_for_sampler",
@@ -337,20 +366,23 @@ class TrainingClient:
             SaveWeightsForSamplerResponseInternal,
             None,
             _deadlines.SAVE_S,
-        ).result()
-        client = SamplingClient.of_saved(
-            self._core, saved, retry_config=retry_config, record_stability_info=record_stability_info
         )
-        self._core.tell(ModelNamed(model=client.sampling_session_id, like=self.model_id))
-        return client
+        return SamplingClient.of_saved(
+            self._core,
+            saved,
+            self._line,
+            retry_config=retry_config,
+            record_stability_info=record_stability_info,
+        )
 
     def create_sampling_client(
         self, model_path: str, retry_config: RetryConfig | None = None, record_stability_info: bool = False
     ) -> SamplingClient:
-        """A client that samples from saved weights; as `ServiceClient.create_sampling_client`."""
+        """Return a client that samples from saved weights; as `ServiceClient.create_sampling_client`."""
         from tinker_sync.clients.sampling import SamplingClient
 
-        return SamplingClient.open(
+        self._refuse()
+        return SamplingClient.create(
             self._core,
             model_path=model_path,
             retry_config=retry_config,
@@ -389,34 +421,18 @@ class TrainingClient:
         """Where this run is shown in a browser."""
         return training_run_url(self.model_id)
 
-    def get_telemetry(self) -> Any:
-        """Return the reporter of failures of the service client, or None when telemetry is off."""
-        return self._core.companion
-
-    @property
-    def holder(self) -> Core:
-        """What is shared with the other clients of the same service client."""
-        return self._core
-
-    def __repr__(self) -> str:
-        return f"<TrainingClient {self.model_id}>"
-
     # -------------------------------------------------------------------------------------- one line of work
 
     def _ordered(
         self, name: str, request: Any, kind: type[T], deadline: float | None, usual_s: float
     ) -> APIFuture[T]:
-        refuse_inside_loss(self._queue)
-        dialect = self._core.ready().facts.dialect
-        refuse_missing_call(name, dialect)
-        refuse_unsupported(request, dialect)
-        part: TrainingPart = json_part(
-            self._core, name, request, kind, deadline_at=self._until(deadline, usual_s)
-        )
-        future: APIFuture[T] = part.future
-        # Until it ends, the future holds the queue, and thereby the client: nothing in use is dropped.
-        self._core.enter(partial(self._queue.append, Operation(name, [part], future)))
-        return future
+        self._refuse()
+        return self._line.submit(OrderedCall(self._line, name, request, kind, self._until(deadline, usual_s)))
+
+    def _refuse(self) -> None:
+        """Refuse a call from inside a loss, or on a client whose model could not be made."""
+        refuse_inside_loss(self._line.queue)
+        self._goes_ahead()
 
     def _until(self, deadline: float | None, usual_s: float = _deadlines.TRAIN_S) -> float:
         core = self._core
@@ -431,8 +447,8 @@ class TrainingClient:
     save_weights_external_async = future_twin(save_weights_external)
     load_state_async = future_twin(load_state)
     load_state_with_optimizer_async = future_twin(load_state_with_optimizer)
-    save_weights_and_get_sampling_client_async = blocking_twin(save_weights_and_get_sampling_client)
-    create_sampling_client_async = blocking_twin(create_sampling_client)
+    save_weights_and_get_sampling_client_async = result_twin(save_weights_and_get_sampling_client)
+    create_sampling_client_async = result_twin(create_sampling_client)
     get_info_async = blocking_twin(get_info)
     get_tokenizer_async = blocking_twin(get_tokenizer)
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.losses import two_passes
 from tinker_sync.losses._kinds import NumpyLossFn, TorchLossFn
 from tinker_sync.losses.handle import LossHandle, check_data
-from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.send_queue import SendQueue
-from tinker_sync.runtime.training_part import TrainingPart, pass_operation
+from tinker_sync.losses.two_passes import TwoPassCall
+from tinker_sync.runtime.training_calls import PassCall, TrainingCall, TrainingLine
 from tinker_sync.types.datum import Datum
-from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardOutput, listed_data
+from tinker_sync.types.training import ForwardBackwardInput, listed_data
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -42,24 +39,16 @@ def check_loss_type_input(given: Any) -> None:
     )
 
 
-def start_custom(
-    core: Core,
-    queue: SendQueue[TrainingPart],
-    model_id: str,
-    data: Sequence[Datum],
-    loss_fn: Any,
-    deadline_at: float,
-) -> APIFuture[ForwardBackwardOutput]:
-    """What `TrainingClient.forward_backward_custom` does; arguments and errors are its own."""
-    two_passes.refuse_inside_loss(queue)
+def custom_call(line: TrainingLine, data: Sequence[Datum], loss_fn: Any, deadline_at: float) -> TrainingCall:
+    """Return the call behind `TrainingClient.forward_backward_custom`; arguments and errors are its own."""
     data = listed_data(data)
     if isinstance(loss_fn, LossHandle):
-        check_session(loss_fn, core)
+        check_session(loss_fn, line.core)
         check_data(loss_fn, data)
         if loss_fn.loss_id is not None:
             whole = ForwardBackwardInput(data, "custom", {"loss_id": loss_fn.loss_id})
-            return _one_pass(core, queue, model_id, whole, deadline_at)
-    return two_passes.start(core, queue, model_id, data, loss_fn, deadline_at)
+            return PassCall(line, "forward_backward", whole, deadline_at)
+    return TwoPassCall(line, data, loss_fn, deadline_at)
 
 
 def check_session(handle: LossHandle, core: Core) -> None:
@@ -74,18 +63,3 @@ def check_session(handle: LossHandle, core: Core) -> None:
             f"{core.known_session_id}; make it again with create_custom_loss of the "
             "ServiceClient that made this training client"
         )
-
-
-def _one_pass(
-    core: Core,
-    queue: SendQueue[TrainingPart],
-    model_id: str,
-    whole: ForwardBackwardInput,
-    deadline_at: float,
-) -> APIFuture[ForwardBackwardOutput]:
-    operation = pass_operation(
-        core, model_id, "forward_backward", whole, forward_only=False, deadline_at=deadline_at
-    )
-    core.enter(partial(queue.append, operation))
-    future: APIFuture[ForwardBackwardOutput] = operation.future
-    return future

@@ -22,8 +22,6 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from attrs import define
-
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import ClientClosedError, DeadlineError, TinkerError
 from tinker_sync.losses.data import backward_data, forward_data, logprobs_of
@@ -31,12 +29,13 @@ from tinker_sync.losses.evaluate import Evaluate, Evaluated, evaluator
 from tinker_sync.runtime.futures import APIFuture, Submit
 from tinker_sync.runtime.progress import FutureState, Status, Timeline
 from tinker_sync.runtime.send_queue import Operation, SendQueue
-from tinker_sync.runtime.training_part import TrainingPart, pass_operation
+from tinker_sync.runtime.training_calls import Operations, PassCall, TrainingCall, TrainingLine
+from tinker_sync.runtime.training_part import TrainingPart
 from tinker_sync.types.datum import Datum
 from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardOutput
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.admission import Limiter
 
 T = TypeVar("T")
 
@@ -143,33 +142,6 @@ def _ids(passes: Sequence[APIFuture[ForwardBackwardOutput]]) -> tuple[str, ...]:
     return tuple(request_id for each in passes for request_id in each.request_ids)
 
 
-def start(
-    core: Core,
-    queue: SendQueue[TrainingPart],
-    model_id: str,
-    data: Sequence[Datum],
-    loss_fn: Any,
-    deadline_at: float,
-) -> TwoPassFuture:
-    """Send the forward pass and keep the place of the backward pass.
-
-    Raises:
-        InvalidInputError: the data cannot be sent.
-        MissingExtraError: the loss works in torch, which is not installed.
-        TinkerError: the server cannot do it.
-    """
-    evaluate = evaluator(loss_fn)
-    data = list(data)
-    whole = ForwardBackwardInput(forward_data(data), _LOSS_FN)
-    forward = pass_operation(core, model_id, "forward", whole, forward_only=True, deadline_at=deadline_at)
-    future = TwoPassFuture(forward.future, submit=core.callback_pool.run, clock=core.clock)
-    place: Operation[TrainingPart] = Operation("forward_backward", (), future, parallel=forward.parallel)
-    call = _Call(core, queue, model_id, data, evaluate, deadline_at, core.clock.now(), future, place)
-    call.end_with_client()
-    core.enter(partial(call.take_places, forward))
-    return future
-
-
 def refuse_inside_loss(queue: SendQueue[TrainingPart]) -> None:
     """Refuse a call that a loss makes on its own training client: it would wait for itself."""
     if getattr(_computing, "queue", None) is queue:
@@ -179,92 +151,108 @@ def refuse_inside_loss(queue: SendQueue[TrainingPart]) -> None:
         )
 
 
-@define(eq=False)
-class _Call:
-    """One call from its forward pass to its result."""
+class TwoPassCall(TrainingCall):
+    """One call from its forward pass to its result.
 
-    core: Core
-    queue: SendQueue[TrainingPart]
-    model_id: str
-    data: list[Datum]
-    evaluate: Evaluate
-    deadline_at: float
-    made_at: float
-    future: TwoPassFuture
-    place: Operation[TrainingPart]
+    Args:
+        line: the way of the client's calls.
+        data: the examples.
+        loss_fn: the loss, of either kind.
+        deadline_at: the moment of the clock at which to give up.
 
-    def end_with_client(self) -> None:
-        """Have the future fail when the client is closed, also while a loss is being computed."""
-        future = self.future
-        lease = self.core.future()
+    Raises:
+        InvalidInputError: the data cannot be sent.
+        MissingExtraError: the loss works in torch, which is not installed.
+    """
+
+    def __init__(self, line: TrainingLine, data: Sequence[Datum], loss_fn: Any, deadline_at: float) -> None:
+        super().__init__(line, "forward_backward_custom", deadline_at)
+        self._evaluate: Evaluate = evaluator(loss_fn)
+        self._data = list(data)
+        whole = ForwardBackwardInput(forward_data(self._data), _LOSS_FN)
+        self._forward = PassCall(line, "forward", whole, deadline_at, forward_only=True)
+        self._made_at = line.core.clock.now()
+        self._both: TwoPassFuture
+        self._place: Operation[TrainingPart]
+
+    def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
+        """Make the future before there are requests."""
+        return self._follow(self._forward.wait_for_model(limiters))
+
+    def prepare(self) -> Operations:
+        """Return the forward pass, and right behind it the place of the backward pass."""
+        (forward,) = self._forward.prepare()
+        if self._future is None:
+            self._follow(forward.future)
+        self._place = Operation("forward_backward", (), self.future, parallel=forward.parallel)
+        forward.future.when_done(self._forward_ended)
+        return [forward, self._place]
+
+    def _follow(self, forward: APIFuture[ForwardBackwardOutput]) -> APIFuture[Any]:
+        core = self.line.core
+        self._future = self._both = future = TwoPassFuture(
+            forward, submit=core.callback_pool.run, clock=core.clock
+        )
+        # The future fails when the client is closed, also while a loss is being computed.
+        lease = core.future()
         lease.when_done(lambda ended: None if ended.cancelled() else future.fail(ended.exception()))
         future.when_done(lambda _: lease.cancel())
-
-    def take_places(self, forward: Operation[TrainingPart]) -> None:
-        """Both passes, one right behind the other."""
-        forward.future.when_done(self._forward_ended)
-        self.queue.append(forward, self.place)
+        return future
 
     def _forward_ended(self, forward: APIFuture[ForwardBackwardOutput]) -> None:
         """Inline in a thread of the runtime, so the loss goes to a worker."""
         if not self._succeeded(forward):
             return
         try:
-            self.core.loss_pool.run(partial(self._compute, forward.result(timeout=0)))
+            self.line.core.loss_pool.run(partial(self._compute, forward.result(timeout=0)))
         except RuntimeError:  # the workers take no more
-            self.future.fail(ClientClosedError())
+            self._both.fail(ClientClosedError())
 
     def _succeeded(self, one: APIFuture[ForwardBackwardOutput]) -> bool:
         failure = CancelledError() if one.cancelled() else one.exception()
         if failure is not None:
-            self.future.fail(failure)
+            self._both.fail(failure)
         return failure is None
 
     def _compute(self, output: ForwardBackwardOutput) -> None:
         """On a worker: the loss, and the requests of the backward pass."""
-        if self.future.done():
+        if self._both.done():
             return
         evaluated, failure = _tried(partial(self._evaluated, output))
         if evaluated is not None:
             backward, failure = _tried(partial(self._backward, evaluated))
             if backward is not None:
-                self.future.follow(backward.future)
+                self._both.follow(backward.future)
                 backward.future.when_done(partial(self._backward_ended, evaluated))
-                self.queue.fill(self.place, backward.parts)
+                self.line.queue.fill(self._place, backward.parts)
                 return
         assert failure is not None  # noqa: S101
-        self.future.fail(failure)
+        self._both.fail(failure)
 
     def _evaluated(self, output: ForwardBackwardOutput) -> Evaluated:
-        logprobs = logprobs_of(output, self.data)
-        _computing.queue = self.queue
+        logprobs = logprobs_of(output, self._data)
+        _computing.queue = self.line.queue
         try:
-            return self.evaluate(self.data, logprobs)
+            return self._evaluate(self._data, logprobs)
         finally:
             _computing.queue = None
 
     def _backward(self, evaluated: Evaluated) -> Operation[TrainingPart]:
-        now = self.core.clock.now()
+        now = self.line.core.clock.now()
         if now >= self.deadline_at:
             # Here and not when it is sent: that would be a hole, after which nothing can follow.
             raise DeadlineError(
                 "the loss was computed too late for its backward pass, which was not sent",
-                waited_s=now - self.made_at,
+                waited_s=now - self._made_at,
                 last_words="the forward pass was done",
             )
-        whole = ForwardBackwardInput(backward_data(self.data, evaluated.gradients), _LOSS_FN)
-        return pass_operation(
-            self.core,
-            self.model_id,
-            "forward_backward",
-            whole,
-            forward_only=False,
-            deadline_at=self.deadline_at,
-        )
+        whole = ForwardBackwardInput(backward_data(self._data, evaluated.gradients), _LOSS_FN)
+        (backward,) = PassCall(self.line, "forward_backward", whole, self.deadline_at).prepare()
+        return backward
 
     def _backward_ended(self, evaluated: Evaluated, backward: APIFuture[ForwardBackwardOutput]) -> None:
         if self._succeeded(backward):
-            self.future.resolve(with_metrics(backward.result(timeout=0), evaluated))
+            self._both.resolve(with_metrics(backward.result(timeout=0), evaluated))
 
 
 def with_metrics(output: ForwardBackwardOutput, evaluated: Evaluated) -> ForwardBackwardOutput:

@@ -113,16 +113,23 @@ class Admission:
 
         return detach
 
-    def admitted(self, plan: Callable[[], Plan]) -> Pledge:
+    @property
+    def limiters(self) -> tuple[Limiter, ...]:
+        """The limits in force now."""
+        return self._limiters
+
+    def admitted(self, plan: Callable[[], Plan], limiters: tuple[Limiter, ...] | None = None) -> Pledge:
         """Ask for a call that is to begin now.
 
         Args:
             plan: what it would take; only asked for if somebody limits.
+            limiters: the limits that were in force when the call was made; None: those of now.
 
         Raises:
             TinkerError: somebody does not agree.
         """
-        limiters = self._limiters
+        if limiters is None:
+            limiters = self._limiters
         if not limiters:
             return Pledge(self._tell, [])
         wanted = plan()

@@ -44,25 +44,43 @@ class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
         submit: Submit | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Follow `parts`, at least one.
+        """Follow `parts`.
 
         Args:
-            parts: what to wait for, in the order in which `merge` wants the results.
+            parts: what to wait for, in the order in which `merge` wants the results; none: `follow` brings
+                them later.
             merge: makes one result of all; what it raises becomes the failure.
             submit, clock: as for every `APIFuture`.
         """
         super().__init__(submit=submit, clock=clock)
-        assert parts, "nothing to combine"  # noqa: S101
         self._lock = threading.Lock()
         self._merge = merge
-        self._missing = len(parts)  # guarded by _lock
-        self._parts: tuple[APIFuture[PartT], ...] = tuple(
-            parts
-        )  # guarded by _lock; empty once the whole has ended
+        self._missing = 0  # guarded by _lock
+        # guarded by _lock; empty until `follow`, and once the whole has ended
+        self._parts: tuple[APIFuture[PartT], ...] = ()
+        self._let_go = False  # guarded by _lock; the whole has ended
         self._ended_ids: tuple[str, ...] = ()
         self.when_done(_end)
+        if parts:
+            self.follow(parts)
+
+    def follow(self, parts: Sequence[APIFuture[PartT]]) -> None:
+        """Take the parts of a whole that was made without any. Cancel them if the whole was cancelled.
+
+        >>> whole = CombinedFuture([], merge=sum)
+        >>> whole.follow([APIFuture()]), whole.status().state
+        (None, <FutureState.QUEUED: 'queued'>)
+        """
+        assert parts, "nothing to combine"  # noqa: S101
+        with self._lock:
+            ended = self._let_go
+            if not ended:
+                self._missing, self._parts = len(parts), tuple(parts)
         for part in parts:
-            part.when_done(self._part_ended)
+            if not ended:
+                part.when_done(self._part_ended)
+            elif self.cancelled():
+                part.cancel()
 
     @property
     def request_id(self) -> str | None:
@@ -142,6 +160,7 @@ class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
     def _let_go_of_parts(self) -> tuple[APIFuture[PartT], ...]:
         """Keep what the parts know about themselves and drop them, with the results in them."""
         with self._lock:
+            self._let_go = True
             parts = self._parts
             self._ended_ids = tuple(part.request_id for part in parts if part.request_id)
             self._sending_s, self._accepted_s = _moments(parts)
@@ -161,4 +180,4 @@ def _moments(parts: Sequence[APIFuture[PartT]]) -> tuple[float | None, float | N
     timelines = [part.timeline for part in parts]
     sent = [moments.sending for moments in timelines if moments.sending is not None]
     accepted = [moments.accepted for moments in timelines if moments.accepted is not None]
-    return min(sent, default=None), max(accepted) if len(accepted) == len(parts) else None
+    return min(sent, default=None), max(accepted, default=None) if len(accepted) == len(parts) else None

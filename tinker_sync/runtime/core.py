@@ -80,6 +80,8 @@ _CALLBACK_THREADS: Final = 8
 _LOSS_THREADS: Final = 4
 # Awaited calls that block hold one each.
 _AWAIT_THREADS: Final = 32
+# Creations that are under way hold one each.
+_CREATE_THREADS: Final = 32
 CLOSE_LIMIT_S: Final = 10.0
 
 _log = logging.getLogger("tinker_sync.session")
@@ -130,6 +132,7 @@ class Core:
         self.callback_pool = Workers("callback", _CALLBACK_THREADS)
         self.loss_pool = Workers("loss", _LOSS_THREADS)
         self._await_pool = Workers("await", _AWAIT_THREADS)
+        self._create_pool = Workers("create", _CREATE_THREADS)
         self._entrance = Workers("enter", 1)
         self.poller = Poller(self.http, self.fetch_pool, clock, pace=settings.pace)
         self.poll_s = POLL_TIMEOUT_S
@@ -141,7 +144,7 @@ class Core:
         self._session = session
         self._opened: Once[Session] = Once()
         pools = (
-            *(self._entrance, self.send_pool, self.fetch_pool),
+            *(self._entrance, self._create_pool, self.send_pool, self.fetch_pool),
             *(self.loss_pool, self.callback_pool, self._await_pool),
         )
         fetch_settings = _settings_fetcher(self.caller, settings, secrets)
@@ -358,8 +361,12 @@ class Core:
     def future(self) -> APIFuture[Any]:
         """A future for a call of the user: it ends when this is closed, at the latest."""
         made: APIFuture[Any] = APIFuture(submit=self.callback_pool.run, clock=self.clock)
-        self._parts.unfinished.add(made)
+        self.end_with_this(made)
         return made
+
+    def end_with_this(self, future: APIFuture[Any]) -> None:
+        """End a future when this is closed, at the latest."""
+        self._parts.unfinished.add(future)
 
     def _through_billing(self, call: Call, pause: bool) -> Reply:
         self.refuse_closed()
@@ -397,6 +404,18 @@ class Core:
         """Run a call that blocks and that somebody awaits."""
         self.refuse_closed()
         self._await_pool.run(job)
+
+    def run_creating(self, job: Callable[[], object]) -> None:
+        """Run a job that creates a client; it may block.
+
+        Raises:
+            ClientClosedError: this was closed.
+        """
+        self.refuse_closed()
+        try:
+            self._create_pool.run(job)
+        except RuntimeError as error:
+            raise ClientClosedError from error
 
     def _say_if_closed(self, error: TinkerError) -> None:
         if self.closed:

@@ -71,6 +71,8 @@ class APIFuture(Future[T]):
     ('weights', <FutureState.DONE: 'done'>)
     """
 
+    _advice = "; call .result() first, which waits for it"
+
     def __init__(self, *, submit: Submit | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         """Make a future that nobody works on yet.
 
@@ -139,7 +141,7 @@ class APIFuture(Future[T]):
 
         def __getattr__(self, name: str) -> Any:
             # Only asked for what is not there; half-made futures have no field that it could look at.
-            advice = "" if name.startswith("_") else "; call .result() first, which waits for it"
+            advice = "" if name.startswith("_") else type(self)._advice
             message = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
             raise AttributeError(message, name=name, obj=self)
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
-
-from attrs import frozen
 
 from tinker_sync._secret import HeaderMap
 from tinker_sync.errors import DeadlineError, TinkerError
@@ -42,37 +40,46 @@ _HEADERS: Final = HeaderMap({"X-Tinker-Sampling-Backpressure": "1"})
 _log = logging.getLogger(__name__)
 
 
-@frozen
-class SampleOrder:
-    """What one sample asks for, beside its request.
-
-    Args:
-        request: complete but for its number.
-        next_number: draws a number in the sampling session.
-        estimate_bytes: the weight of the prompt.
-        deadline_at: the moment of the clock at which to give up.
-        decode: makes the response of a reply; runs on a worker.
-        encode: makes the body of the request, which lacks only its number; runs on a worker.
-        fetch: starts the retrieval; None: the lane's fetcher asks for this promise alone.
-        abandoned: told the request id of a sample whose user cancelled it.
-    """
-
-    request: SampleRequest
-    next_number: Callable[[], int]
-    estimate_bytes: int
-    deadline_at: float
-    decode: Callable[[Reply, Any], SampleResponse]
-    encode: Callable[[SampleRequest], bytes] = wire_json.encode
-    max_attempts: int = MAX_ATTEMPTS
-    fetch: Callable[..., Abandonable] | None = None
-    abandoned: Callable[[str], object] | None = None
-
-
 class Abandonable(Protocol):
     """A retrieval under way."""
 
     def abandon(self) -> None:
         """Nobody waits any more."""
+
+
+class SampleOrder(Protocol):
+    """What one sample asks for. Its methods run on workers."""
+
+    @property
+    def request(self) -> SampleRequest:
+        """The request, complete but for its number."""
+
+    @property
+    def estimate_bytes(self) -> int:
+        """The weight of the prompt."""
+
+    @property
+    def deadline_at(self) -> float:
+        """The moment of the clock at which to give up."""
+
+    @property
+    def max_attempts(self) -> int:
+        """How often one submit is tried."""
+
+    def next_number(self) -> int:
+        """Draw a number in the sampling session."""
+
+    def encode(self, request: SampleRequest) -> bytes:
+        """Return the body of the request, which lacks only its number."""
+
+    def fetch(self, *promise: Any, **options: Any) -> Abandonable:
+        """Start the retrieval of the result."""
+
+    def decode(self, reply: Reply, tree: Any) -> SampleResponse:
+        """Return the response that a reply holds."""
+
+    def abandoned(self, request_id: str) -> object:
+        """Take note that the user has cancelled a sample that the server has."""
 
 
 class Sample:
@@ -247,15 +254,13 @@ class Sample:
             self.fail(error)
             return
         if self.over:
-            if self._order.abandoned is not None:
-                self._order.abandoned(promise.request_id)
+            self._order.abandoned(promise.request_id)
             return
         self._future.mark_accepted(promise.request_id)
         # It may take hours from here; only a submission under a new number would need these again.
         self._body, self._call, self._ticket = b"", None, None
         self._sequence_ids = promise.sample_sequence_ids
-        fetch = self._order.fetch or self._lane.fetcher.fetch
-        self._fetch = fetch(
+        self._fetch = self._order.fetch(
             Promise(
                 promise.request_id,
                 REQUEST_TYPE,
@@ -301,7 +306,7 @@ class Sample:
             elif ticket is not None and ticket.cancel():
                 self._give_back_permit(success=False)
                 self._give_back_sending()
-            if self._order.abandoned is not None and future.request_id is not None:
+            if future.request_id is not None:
                 self._order.abandoned(future.request_id)
         # They know this sample: together they would wait for the garbage collector, client and all.
         self._fetch = self._ticket = None

@@ -122,6 +122,8 @@ def _of_others(request: Model) -> Iterator[str]:
         yield "optimizers other than Adam"
     if isinstance(request, LoadWeightsRequest) and request.model_id is None:
         yield "create_model_via_load_weights"
+    if isinstance(request, SaveWeightsForSamplerRequest) and request.kind == "inflight":
+        yield "inflight sampling clients"
     if isinstance(request, CreateCustomLossRequest):
         yield "custom losses on the server"
 

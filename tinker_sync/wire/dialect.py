@@ -20,7 +20,10 @@ from tinker_sync.wire.endpoints import ENDPOINTS, PROTOBUF, Endpoint, Repeat
 
 Version = tuple[int, int]
 
-CURRENT: Final[Version] = (0, 36)
+CURRENT: Final[Version] = (0, 38)
+# The last whose settings name the flag below.
+_LAST_WITH_FLAG: Final[Version] = (0, 36)
+_LOAD_FLAG: Final = "create_model_via_load_weights"
 # The first with bodies and results in protobuf only, and chunk sizes set by the server.
 _CHUNKS: Final[Version] = (0, 25)
 # Servers without `client/config` are older than the version that came with it.
@@ -51,6 +54,7 @@ FEATURES: Final[Mapping[str, Version]] = {
     "prompt_alt_tokens_k": (0, 31),
     "prompt_logprobs_last_n": (0, 33),
     "custom losses on the server": (0, 36),
+    "inflight sampling clients": (0, 38),
 }
 
 _SINCE: Final[Mapping[str, Version]] = {
@@ -107,6 +111,8 @@ class Dialect:
     """Whether there is such a call; None: not asked yet."""
     sequence_ids: bool | None = None
     """Whether promises of samples name the sequences; None: none seen yet."""
+    create_model_via_load_weights: bool | None = None
+    """The setting of this name, as the server gives it; None: the server does not name it."""
 
     @classmethod
     def of_vendor(cls) -> Dialect:
@@ -132,6 +138,26 @@ class Dialect:
     def keeps_numbers(self) -> bool:
         """Whether what comes twice under one number is done once. Servers of JSON only ignore numbers."""
         return self.vendor or self.protobuf
+
+    @property
+    def loads_into_new_models(self) -> bool:
+        """Whether one `load_weights`, addressed to a session, makes a model from a checkpoint.
+
+        Servers of 0.36 and before name a setting for it. Those of 0.38 do not, and all do it.
+
+        >>> Dialect.of_vendor().loads_into_new_models, Dialect.forced("json").loads_into_new_models
+        (True, False)
+        """
+        if self.create_model_via_load_weights is not None:
+            return self.create_model_via_load_weights
+        return self.vendor or self.version >= _LAST_WITH_FLAG
+
+    def told(self, settings: object) -> Dialect:
+        """Return this with what the server's settings name, for a dialect that the user has chosen."""
+        flag = settings.get(_LOAD_FLAG) if isinstance(settings, Mapping) else None
+        if flag is None or self.create_model_via_load_weights is not None:
+            return self
+        return evolve(self, create_model_via_load_weights=bool(flag))
 
     @property
     def reads_data_only(self) -> bool:
@@ -212,19 +238,24 @@ def decide(
     version = max(_version_of(settings), _WITH_CONFIG)
     if vendor or version >= _CHUNKS:
         version = CURRENT if vendor else version
-        return Dialect(version=version, protobuf=True, forward_only=True, zstd=zstd, vendor=vendor)
+        found = Dialect(version=version, protobuf=True, forward_only=True, zstd=zstd, vendor=vendor)
+        return found.told(settings)
     if "proto_write_fwdbwd" in settings:
         protobuf = bool(settings["proto_write_fwdbwd"])
         forward_only = protobuf and bool(settings.get("fwd_via_fwdbwd"))
-        return Dialect(version=version, protobuf=protobuf, forward_only=forward_only, zstd=protobuf and zstd)
+        zstd = protobuf and zstd
+        found = Dialect(version=version, protobuf=protobuf, forward_only=forward_only, zstd=zstd)
+        return found.told(settings)
     if probe is None:
         return NeedsProbe()
     # Whether such a server heeds `forward_only` is unknown, and one that does not would train.
-    return Dialect(version=version, protobuf=probe == "protobuf", forward_only=False)
+    return Dialect(version=version, protobuf=probe == "protobuf", forward_only=False).told(settings)
 
 
 def _version_of(settings: Mapping[str, Any]) -> Version:
-    return next((version for name, version in _CONFIG_MARKS.items() if name in settings), (0, 0))
+    newest = next((version for name, version in _CONFIG_MARKS.items() if name in settings), (0, 0))
+    # No setting is newer than 0.36; what came after it dropped one.
+    return CURRENT if newest >= _LAST_WITH_FLAG and _LOAD_FLAG not in settings else newest
 
 
 def read_probe(status: int, body: bytes) -> Spoken | None:

@@ -11,8 +11,9 @@ from urllib.parse import urljoin
 from attrs import evolve
 
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._models import Checkpoint, load_model
+from tinker_sync.clients._models import LoadedModel
 from tinker_sync.clients.rest._base import told_of
+from tinker_sync.clients.training import TrainingClient
 from tinker_sync.errors import (
     APIResponseValidationError,
     APIStatusError,
@@ -25,7 +26,7 @@ from tinker_sync.runtime.session import Session
 from tinker_sync.transfer.download import ARCHIVE, Source
 from tinker_sync.transfer.signed import SignedUrls, in_utc
 from tinker_sync.transport.call import Reply
-from tinker_sync.types import ExternalWeightsUrlsResponse, ParsedCheckpointTinkerPath
+from tinker_sync.types import ExternalWeightsUrlsResponse, LoadWeightsRequest, ParsedCheckpointTinkerPath
 
 # How long such an address is good for where the server does not say.
 _ARCHIVE_URL_LIFE: Final = timedelta(minutes=15)
@@ -131,11 +132,10 @@ class ExportedFiles:
         own = Core(evolve(core.settings, telemetry=False), session=session, clock=core.clock)
         status: Any = "errored"
         try:
+            load = LoadWeightsRequest(path=self._parsed.tinker_path, optimizer=False)
             until = core.clock.now() + _deadlines.SAVE_S
-            trainer = load_model(
-                own, Checkpoint(self._parsed.tinker_path, False, None, None, None, None), until
-            )
-            saved = trainer.save_weights_external("download", _EXPORT_TTL_S).result()
+            trainer = TrainingClient.make(own, LoadedModel(load, session.next_model_seq_id(), until))
+            saved = trainer.result().save_weights_external("download", _EXPORT_TTL_S).result()
             status = "success"
             return saved.path
         finally:

@@ -1,0 +1,237 @@
+"""Clients that are made in the background: one object is the client and the future of it.
+
+The caller's thread checks the arguments, draws the number and returns the object; a worker sends the
+requests. Calls made meanwhile are held by `HeldCalls` and go on, or fail, with the creation.
+
+A creation that fails keeps the class of its error; the text names the line that asked for the client. Where
+that error is never looked at, it is logged when the client is collected or the process ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from tinker_sync.errors import ClientClosedError, TinkerError, with_words
+from tinker_sync.runtime import _fork
+from tinker_sync.runtime.failures import fresh
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.held_calls import HeldCalls
+
+if TYPE_CHECKING:
+    from tinker_sync.runtime.core import Core
+
+T = TypeVar("T")
+
+_PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+
+_log = logging.getLogger("tinker_sync.clients")
+
+
+def users_line() -> str:
+    """Return the line of the user's code that led here, such as ``script.py:12``."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_between(frame.f_code.co_filename, frame.f_globals):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _is_between(filename: str, names: dict[str, Any]) -> bool:
+    return filename.startswith(_PACKAGE) or str(names.get("__name__")).partition(".")[0] == "asyncio"
+
+
+class ClientFuture(APIFuture[T]):
+    """A client, and the future of itself. Thread-safe.
+
+    Args:
+        core: the shared parts.
+        held: keeps the calls that are made before the client is ready.
+    """
+
+    _advice = ""
+
+    def __init__(self, core: Core, held: HeldCalls) -> None:
+        super().__init__(submit=core.callback_pool.run, clock=core.clock)
+        self._core = core
+        self._held = held
+        self._created_at = ""
+        self._unread: _Unread | None = None
+
+    # -------------------------------------------------------------------------------------- waiting for it
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait until the client is ready, and return it.
+
+        Args:
+            timeout: seconds at most; None waits as long as it takes.
+
+        Raises:
+            TimeoutError: it is not ready yet. The creation goes on.
+            concurrent.futures.CancelledError: the creation was cancelled.
+            TinkerError: the creation failed; the text names the line that asked for the client.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     client = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     client.result(timeout=60) is client
+        True
+        """
+        try:
+            super().result(timeout)
+            return cast("T", self)
+        finally:
+            self._note_read()
+            del self  # a failure's traceback holds this frame, and this holds the failure
+
+    async def result_async(self, timeout: float | None = None) -> T:
+        """Await the client in a running asyncio loop. Arguments and errors as in `result`."""
+        try:
+            await super().result_async(timeout)
+            return cast("T", self)
+        finally:
+            self._note_read()
+            del self
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end of the creation; return its failure, None after a success."""
+        try:
+            return super().exception(timeout)
+        finally:
+            self._note_read()
+
+    def get_telemetry(self) -> Any:
+        """Return the reporter of failures of the service client, or None when telemetry is off."""
+        return self._core.companion
+
+    @property
+    def holder(self) -> Core:
+        """What is shared with the other clients of the same service client."""
+        return self._core
+
+    def __repr__(self) -> str:
+        if self._held.open:
+            return f"<{type(self).__name__} {self._name()}>"
+        return f"{super().__repr__()[:-1]}, created at {self._created_at}>"
+
+    def _name(self) -> str:
+        raise NotImplementedError
+
+    # -------------------------------------------------------------------------------------- its creation
+
+    def _become_ready(self) -> None:
+        """Start the calls that were held, then let those threads go on that wait for the client."""
+        self._held.release()
+        self.resolve(cast("T", None))  # the result is this object; holding itself would keep it alive
+
+    def _fail_creation(self, failure: BaseException) -> None:
+        if isinstance(failure, TinkerError):
+            failure = fresh(failure)
+            with_words(failure, f"client created at {self._created_at}")
+        self.fail(failure)
+
+    def _goes_ahead(self) -> bool:
+        """Return whether calls need not be held. Raise the failure of the creation if it is known.
+
+        Raises:
+            TinkerError: the creation failed.
+        """
+        if self._held.open:
+            return True
+        if self.done() and (failure := _failure_of(self)) is not None:
+            self._note_read()
+            raise fresh(failure)
+        self._refuse_foreign_wait()
+        return False
+
+    def _note_read(self) -> None:
+        unread = self._unread
+        if unread is not None and self.done():
+            unread.text = ""
+
+    def _ended(self) -> None:
+        failure = _failure_of(self)
+        if failure is None:
+            return
+        told = failure if isinstance(failure, Exception) else TinkerError(f"the client failed: {failure!r}")
+        held = self._held.fail(told)
+        if not held and not isinstance(failure, (CancelledError, ClientClosedError)):
+            self._unread = _Unread(f"{type(self).__name__}: {type(failure).__name__}: {failure}")
+            weakref.finalize(self, self._unread.log)
+
+
+class _Unread:
+    """The failure of a creation, until it is looked at."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._generation = _fork.generation()
+
+    def log(self) -> None:
+        """Log the failure, unless it was looked at or belongs to the parent process."""
+        if self.text and self._generation == _fork.generation():
+            _log.warning("a client could not be created, and the error was never looked at: %s", self.text)
+
+
+def start(client: ClientFuture[Any], work: Callable[[], object]) -> None:
+    """Have a worker do the `work` that creates what a client needs. It may block.
+
+    Raises:
+        ClientClosedError: the service client is closed.
+    """
+    _expect(client)
+    client.holder.run_creating(partial(_carry_out, client, work))
+
+
+def start_after(client: ClientFuture[Any], call: APIFuture[T], work: Callable[[T], object]) -> None:
+    """Have a worker do the `work` that creates what a client needs, with the result of a call."""
+    _expect(client)
+    client.when_done(lambda ended: call.cancel() if ended.cancelled() else None)
+    call.when_done(partial(_go_on, client, work))
+
+
+def ready(client: ClientFuture[Any]) -> None:
+    """Let a client that needs nothing be used at once."""
+    client._become_ready()
+
+
+def _expect(client: ClientFuture[Any]) -> None:
+    client._created_at = users_line()
+    client.when_done(_end)
+    client.holder.end_with_this(client)
+
+
+def _go_on(client: ClientFuture[Any], work: Callable[[T], object], call: APIFuture[T]) -> None:
+    failure = _failure_of(call)
+    if failure is not None:
+        client._fail_creation(failure)
+        return
+    try:
+        client.holder.run_creating(partial(_carry_out, client, lambda: work(call.result())))
+    except ClientClosedError as closed:
+        client.fail(closed)
+
+
+def _carry_out(client: ClientFuture[Any], work: Callable[[], object]) -> None:
+    """On a worker."""
+    if not client.begin():
+        return
+    client.mark_sending()
+    try:
+        work()
+        client._become_ready()
+    except BaseException as failure:  # noqa: BLE001  # it belongs to the client
+        client._fail_creation(failure)
+
+
+def _end(client: ClientFuture[Any]) -> None:
+    client._ended()
+
+
+def _failure_of(ended: APIFuture[Any]) -> BaseException | None:
+    return CancelledError() if ended.cancelled() else APIFuture.exception(ended)

@@ -1,0 +1,353 @@
+"""The calls of a training client: each an object that is checked, prepared and queued.
+
+- Checked when it is made: its constructor refuses what no server takes.
+- Prepared when the server's settings and the model's id are known. `prepare` splits and encodes; it raises
+  what only those show. That is in the call itself when the client is ready, else when the client becomes so.
+- Queued then, in the order of the calls; the send queue numbers and sends.
+
+`TrainingLine` leads them there. Threads: the user's, and one worker that starts the calls that were held.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from tinker_sync._observe import TokensUsed
+from tinker_sync.runtime.admission import Limiter, Plan, Pledge, length_of
+from tinker_sync.runtime.chunking import DataChunk, split
+from tinker_sync.runtime.combine import CombinedFuture
+from tinker_sync.runtime.fetcher import decode_with
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.held_calls import HeldCalls
+from tinker_sync.runtime.merge import merge_outputs
+from tinker_sync.runtime.send_queue import Operation, SendQueue
+from tinker_sync.runtime.training_part import TrainingPart
+from tinker_sync.types.training import (
+    ForwardBackwardInput,
+    ForwardBackwardOutput,
+    ForwardBackwardRequest,
+    ForwardRequest,
+)
+from tinker_sync.wire import json as wire_json
+from tinker_sync.wire import proto
+from tinker_sync.wire.adapt import (
+    check_checkpoint_name,
+    json_body,
+    normalise_forward_backward,
+    refuse_missing_call,
+    refuse_unsupported,
+)
+from tinker_sync.wire.endpoints import ENDPOINTS, JSON, PROTOBUF
+from tinker_sync.wire.proto._varint import varint
+
+if TYPE_CHECKING:
+    from tinker_sync.runtime.core import Core
+    from tinker_sync.types.datum import Datum
+    from tinker_sync.wire.dialect import Dialect
+
+_SEQ_ID_TAG: Final = b"\x10"  # field 2, varint; a message may hold its fields in any order
+_FORWARD: Final = "Forward"
+
+Operations = Sequence[Operation[TrainingPart]]
+
+
+class TrainingLine:
+    """The way of the calls of one training client: held until its model exists, then queued. Thread-safe."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.queue: SendQueue[TrainingPart] = SendQueue(core.training_sender(), core.run_sending)
+        self.held = HeldCalls()
+        self.model_id = ""
+        """Empty until the model exists; set once."""
+
+    def submit(self, call: TrainingCall) -> APIFuture[Any]:
+        """Queue a call, or hold it. Return its future at once.
+
+        Raises:
+            TinkerError: the server cannot do it, or the client is closed; nothing was sent.
+        """
+        if not self.held.open:
+            self.core.refuse_closed()
+            future = call.wait_for_model(self.core.admission.limiters)
+            if not self.held.hold(call):
+                call.start()
+            return future
+        return self.submit_first(call)
+
+    def submit_first(self, call: TrainingCall) -> APIFuture[Any]:
+        """Queue a call now, also before those that are held. Return its future.
+
+        Raises:
+            TinkerError: the server cannot do it, or the client is closed; nothing was sent.
+        """
+        operations = call.prepare()
+        # Until it ends, the future holds the queue, and thereby the client: nothing in use is dropped.
+        self.core.enter(partial(self.queue.append, *operations))
+        return call.future
+
+
+class TrainingCall(ABC):
+    """One call. Used by one thread at a time.
+
+    Args:
+        line: the way of the client's calls.
+        name: of the call, for errors.
+        deadline_at: the moment of the clock at which to give up.
+    """
+
+    def __init__(self, line: TrainingLine, name: str, deadline_at: float) -> None:
+        self.line = line
+        self.name = name
+        self.deadline_at = deadline_at
+        self._limiters: tuple[Limiter, ...] | None = None
+        self._future: APIFuture[Any] | None = None
+
+    @property
+    def future(self) -> APIFuture[Any]:
+        """The future that the user holds; there is one once the call is prepared or waits for its model."""
+        assert self._future is not None  # noqa: S101  # made when the call is prepared, at the latest
+        return self._future
+
+    @abstractmethod
+    def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
+        """Make the future before there are requests. Keep the limits that are in force now."""
+
+    @abstractmethod
+    def prepare(self) -> Operations:
+        """Return what the queue is to send: an operation, and perhaps a place behind it."""
+
+    def start(self) -> None:
+        """Prepare and queue a call that was held.
+
+        A call that is refused breaks the queue, for the calls behind it count on its effect.
+        """
+        future = self.future
+        if future.done():
+            return
+        try:
+            operations = self.prepare()
+        except Exception as failure:  # noqa: BLE001  # it belongs to the future
+            operations = [self._refused(failure)]
+        try:
+            self.line.core.enter(partial(self.line.queue.append, *operations))
+        except Exception as failure:  # noqa: BLE001  # closed meanwhile
+            future.fail(failure)
+
+    def fail(self, failure: Exception) -> None:
+        """End the future of a call that was held."""
+        self.future.fail(failure)
+
+    def _refused(self, failure: Exception) -> Operation[TrainingPart]:
+        part = TrainingPart(
+            self.future,
+            self.name,
+            "",
+            partial(_raise, failure),
+            lambda _reply, _tree: None,
+            size=0,
+            content_type=JSON,
+            deadline_at=self.deadline_at,
+            made_at=self.line.core.clock.now(),
+        )
+        return Operation(self.name, [part], self.future)
+
+
+class OrderedCall(TrainingCall):
+    """A call with one request, a JSON body and a JSON result.
+
+    Args:
+        line: the way of the client's calls.
+        endpoint: what to call.
+        request: complete but for its number, and for the model's id where that is not known yet.
+        kind: the type of the result.
+        deadline_at: the moment of the clock at which to give up.
+    """
+
+    def __init__(
+        self, line: TrainingLine, endpoint: str, request: Any, kind: type[Any], deadline_at: float
+    ) -> None:
+        super().__init__(line, endpoint, deadline_at)
+        self._request = request
+        self._kind = kind
+
+    def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
+        del limiters  # it uses no tokens
+        self._future = self.line.core.future()
+        return self._future
+
+    def prepare(self) -> Operations:
+        core, request, kind = self.line.core, self._request, self._kind
+        dialect = core.ready().facts.dialect
+        if request.model_id != self.line.model_id:
+            request = request.model_copy(update={"model_id": self.line.model_id})
+        refuse_missing_call(self.name, dialect)
+        refuse_unsupported(request, dialect)
+        if self.name in _NAMED and request.path is not None:
+            check_checkpoint_name(request.path, dialect)
+        self._future = future = self._future or core.future()
+        part = TrainingPart(
+            future,
+            self.name,
+            ENDPOINTS[self.name].promises or self.name,
+            partial(wire_json.with_number, json_body(request, dialect)),
+            lambda _reply, tree: wire_json.from_plain(tree, kind),
+            size=0,
+            content_type=JSON,
+            deadline_at=self.deadline_at,
+            made_at=core.clock.now(),
+        )
+        return [Operation(self.name, [part], future)]
+
+
+_NAMED: Final = ("save_weights", "save_weights_for_sampler")
+
+
+class PassCall(TrainingCall):
+    """One pass over any number of data, in as many requests as the server's limits ask for.
+
+    Args:
+        line: the way of the client's calls.
+        name: of the call, for errors.
+        whole: the data and the loss.
+        deadline_at: the moment of the clock at which to give up.
+        forward_only: compute no gradients.
+
+    Raises:
+        InvalidInputError: the data cannot be sent.
+    """
+
+    def __init__(
+        self,
+        line: TrainingLine,
+        name: str,
+        whole: ForwardBackwardInput,
+        deadline_at: float,
+        *,
+        forward_only: bool = False,
+    ) -> None:
+        super().__init__(line, name, deadline_at)
+        whole.validate()
+        self._whole = whole
+        self._forward_only = forward_only
+
+    def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
+        self._limiters = limiters
+        core = self.line.core
+        future: APIFuture[ForwardBackwardOutput] = CombinedFuture(
+            [], merge_outputs, submit=core.callback_pool.run, clock=core.clock
+        )
+        self._future = future
+        return future
+
+    def prepare(self) -> Operations:
+        core = self.line.core
+        facts = core.ready().facts
+        limits = facts.config
+        if self._forward_only and not facts.dialect.forward_only:
+            core.refuse_without_forward()
+        with core.admission.admitted(self._plan, self._limiters) as pledge:
+            chunks = split(
+                self._whole.data,
+                max_bytes=limits.fwdbwd_max_chunk_bytes_count,
+                max_count=limits.fwdbwd_max_chunk_len,
+            )
+            pledge.parts = len(chunks)
+            # The metrics of several chunks are reduced once, together.
+            combined = len(chunks) > 1 or self._future is not None
+            decode = _read_pass if combined else _decode_pass
+            parts = [self._part(chunk, facts.dialect, pledge, decode) for chunk in chunks]
+            future = self._whole_of([part.future for part in parts])
+            pledge.follow(future)
+        return [Operation(self.name, parts, future, parallel=limits.parallel_fwdbwd_chunks)]
+
+    def _plan(self) -> Plan:
+        return Plan(model=self.line.model_id, trained=_tokens(self._whole.data))
+
+    def _whole_of(self, futures: list[APIFuture[ForwardBackwardOutput]]) -> APIFuture[Any]:
+        if isinstance(self._future, CombinedFuture):
+            self._future.follow(futures)
+        elif len(futures) == 1:
+            self._future = futures[0]
+        else:
+            core = self.line.core
+            self._future = CombinedFuture(
+                futures, merge_outputs, submit=core.callback_pool.run, clock=core.clock
+            )
+        return self.future
+
+    def _part(self, chunk: DataChunk, dialect: Dialect, pledge: Pledge, decode: Any) -> TrainingPart:
+        core, forward_only, model_id = self.line.core, self._forward_only, self.line.model_id
+        part_input = ForwardBackwardInput(list(chunk.data), self._whole.loss_fn, self._whole.loss_fn_config)
+        refuse_unsupported(part_input, dialect)
+        part_input = normalise_forward_backward(part_input, dialect)
+        headers: dict[str, str] = {}
+        if dialect.protobuf and (dialect.forward_only or not forward_only):
+            buffers = proto.encode_forward_backward_request(
+                ForwardBackwardRequest(part_input, model_id), forward_only=forward_only
+            )
+            endpoint, content_type = "forward_backward", PROTOBUF
+            compress = zstd_compressor() if dialect.zstd else None
+            if compress is not None:
+                headers["Content-Encoding"] = "zstd"
+            encoded = partial(_numbered_proto, buffers, compress)
+        else:
+            kind: type[Any] = ForwardRequest if forward_only else ForwardBackwardRequest
+            endpoint, content_type = "forward" if forward_only else "forward_backward", JSON
+            encoded = partial(wire_json.with_number, wire_json.encode(kind(part_input, model_id)))
+        return TrainingPart(
+            core.future(),
+            endpoint,
+            _FORWARD if forward_only else "ForwardBackward",
+            encoded,
+            partial(_settled, decode, pledge, TokensUsed(model=model_id, trained=_tokens(chunk.data))),
+            size=chunk.size_bytes,
+            content_type=content_type,
+            headers=headers,
+            deadline_at=self.deadline_at,
+            made_at=core.clock.now(),
+        )
+
+
+def _raise(failure: Exception, _number: int) -> bytes:
+    raise failure
+
+
+def _tokens(data: Sequence[Datum]) -> int:
+    return sum(length_of(datum.model_input) for datum in data)
+
+
+def _settled(decode: Any, pledge: Pledge, used: TokensUsed, reply: Any, tree: Any) -> ForwardBackwardOutput:
+    """Read a result, and count it before the user sees it."""
+    output: ForwardBackwardOutput = decode(reply, tree)
+    pledge.settle(used)
+    return output
+
+
+def _numbered_proto(buffers: proto.Buffers, compress: Callable[[bytes], bytes] | None, number: int) -> bytes:
+    joined = b"".join([*buffers, _SEQ_ID_TAG, varint(number)])
+    return joined if compress is None else compress(joined)
+
+
+def zstd_compressor() -> Callable[[bytes], bytes] | None:
+    """Return what compresses a body; None where the optional dependency is missing, and bodies go as they
+    are.
+    """
+    try:
+        import zstandard
+    except ImportError:
+        return None
+    return lambda body: zstandard.ZstdCompressor().compress(body)
+
+
+_read_pass: Final = decode_with(
+    proto.decode_forward_backward_output, lambda tree: wire_json.from_plain(tree, ForwardBackwardOutput)
+)
+
+
+def _decode_pass(reply: Any, tree: Any) -> ForwardBackwardOutput:
+    """Return the output of a call in one chunk, its metrics reduced as those of several would be."""
+    return merge_outputs([_read_pass(reply, tree)])
