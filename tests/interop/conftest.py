@@ -49,3 +49,31 @@ def shared(tree: Any) -> Any:
     if isinstance(tree, list):
         return [shared(value) for value in tree]
     return tree
+
+
+INFO_IS_A_REQUEST: Final = REFERENCE_VERSION < (0, 38)
+"""`get_info` and `get_base_model` of the reference client are requests.
+
+From 0.38 on it sends these requests whenever it makes a client and answers from memory. This package sends
+them when a script asks, so that a model that exists is not lost when such a request fails.
+"""
+
+CREATION_REQUESTS: Final = frozenset() if INFO_IS_A_REQUEST else frozenset({"/get_info", "/samplers"})
+"""Requests that the clients send at different moments, and that are not compared for this reason."""
+
+DEFAULTS: Final = {} if REFERENCE_VERSION < (0, 38) else {"kind": "snapshot"}
+"""Request fields with the value that is meant when they are left out.
+
+The reference client always sends them. This package leaves them out for servers before 0.38.
+"""
+
+
+def server_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a server of the reference client's time.
+
+    A server of 0.38 no longer sends `create_model_via_load_weights`: its clients always make models from
+    checkpoints in one request.
+    """
+    if REFERENCE_VERSION < (0, 38):
+        return settings
+    return {name: value for name, value in settings.items() if name != "create_model_via_load_weights"}

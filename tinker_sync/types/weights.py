@@ -88,7 +88,6 @@ class SaveWeightsForSamplerRequest(Model):
     seq_id: int | None = None
     ttl_seconds: int | None = None
     user_metadata: dict[str, str] | None = None
-    kind: SamplingClientKind = "snapshot"
     type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
 
 
