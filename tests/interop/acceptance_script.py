@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from interop.conftest import INFO_IS_A_REQUEST
+from interop.conftest import INFO_IS_A_REQUEST, shared_handle
 
 WAIT_S = 30.0
 _ERRORS = (
@@ -635,7 +635,7 @@ def elsewhere(run: Run, sampler: Any, stable: Any) -> None:
     state = json.loads(base64.urlsafe_b64decode(handle))
     state["holder"]["client_config"].pop("tinker_sync", None)  # what only we have to say
     state["holder"]["base_url"] = "the server" if state["holder"]["base_url"] == run.url else "elsewhere"
-    run.note("content", state)
+    run.note("content", shared_handle(state))
     os.environ["TINKER_API_KEY"] = "tml-oracle"
     try:
         copy = run.tinker.SamplingClient.from_sampler_handle(handle)

@@ -77,3 +77,10 @@ def server_settings(settings: dict[str, Any]) -> dict[str, Any]:
     if REFERENCE_VERSION < (0, 38):
         return settings
     return {name: value for name, value in settings.items() if name != "create_model_via_load_weights"}
+
+
+def shared_handle(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a sampler handle without the fields that the reference client does not write."""
+    if REFERENCE_VERSION < (0, 38):
+        content.pop("base_model", None)
+    return {name: shared(value) for name, value in content.items()}

@@ -299,7 +299,12 @@ def _body(asked: Asked) -> dict[str, Any]:
         return {}
     if not asked.headers.get("content-type", "").startswith(PROTO):
         tree: dict[str, Any] = without_chance(json.loads(asked.body))
-        return {name: value for name, value in tree.items() if DEFAULTS.get(name) != value}
+        # Each client announces its own version.
+        return {
+            name: value
+            for name, value in tree.items()
+            if name != "sdk_version" and DEFAULTS.get(name) != value
+        }
     message = pb.ForwardBackwardRequest.FromString(_octets(asked))
     return MessageToDict(message, preserving_proto_field_name=True)
 

@@ -502,7 +502,10 @@ class Acceptance:
 
     def sessions(self, rest: Any, run: str) -> None:
         session = run.partition(":")[0]
-        found = self.wait("session", rest.get_session(session))
+        found = rest.get_session(session).result(timeout=WAIT_S)
+        # Clients that are made at the same time reach the server in any order.
+        ids = {name: sorted(getattr(found, name)) for name in ("training_run_ids", "sampler_ids")}
+        self.note("session", {**plain(found), **ids})
         assert run in found.training_run_ids
         assert session in self.wait("sessions", rest.list_sessions(limit=10)).sessions
         search = importlib.import_module(f"{self.tinker.__name__}.types")
