@@ -40,7 +40,7 @@ def test_the_pauses_of_samples_and_results_are_short() -> None:
         slow = {"Retry-After": "100"}
         stub.script("/asample", Answer(429, headers=slow), Answer(503, headers=slow))
         stub.script("/retrieve_future", Answer(429, headers=slow), Answer(402), Answer(410))
-        sampling = client.create_sampling_client(base_model="stub/model")
+        sampling = client.create_sampling_client(base_model="stub/model").result()
         began = time.monotonic()
         params = tinker_sync.SamplingParams(max_tokens=2)
         sampling.sample(tinker_sync.ModelInput.from_ints([1]), 1, params).result(SOON_S)
@@ -56,7 +56,7 @@ def test_a_server_that_never_comes_back_is_given_up_after_as_many_tries_as_ever(
             client.get_server_capabilities()
         # Pauses of 0.5, 1, 2, 4, 8, 16 and then 30 s, less a quarter at most, make five minutes.
         assert 13 <= caught.value.attempts <= 20
-        training = client.create_lora_training_client("stub/model")
+        training = client.create_lora_training_client("stub/model").result()
         stub.script("/retrieve_future", *[down] * 200)
         before = stub.counts["/retrieve_future"]
         with pytest.raises(InternalServerError):
@@ -67,7 +67,7 @@ def test_a_server_that_never_comes_back_is_given_up_after_as_many_tries_as_ever(
 def test_billing_is_paused_for_a_shorter_time() -> None:
     config = {"billing_exception_max_pause_duration_sec": 100}
     with StubServer(config=config) as stub, service(stub) as client:
-        training = client.create_lora_training_client("stub/model")
+        training = client.create_lora_training_client("stub/model").result()
         stub.script("/optim_step", *[Answer(402)] * 1000)
         with pytest.raises(BillingError):
             training.optim_step(tinker_sync.AdamParams()).result(SOON_S)
@@ -76,7 +76,7 @@ def test_billing_is_paused_for_a_shorter_time() -> None:
 def test_what_no_deadline_allows_stays_forbidden() -> None:
     with StubServer() as stub, service(stub) as client:
         stub.script("/asample", Answer(503, headers={"Retry-After": "100"}))
-        sampling = client.create_sampling_client(base_model="stub/model")
+        sampling = client.create_sampling_client(base_model="stub/model").result()
         params = tinker_sync.SamplingParams(max_tokens=2)
         with pytest.raises(DeadlineError):
             sampling.sample(tinker_sync.ModelInput.from_ints([1]), 1, params, deadline=50).result(SOON_S)

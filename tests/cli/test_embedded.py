@@ -33,7 +33,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LocalSer
 @pytest.fixture
 def run_id(server: LocalServer) -> str:
     with server.service() as service:
-        training = service.create_lora_training_client(MODEL, rank=2)
+        training = service.create_lora_training_client(MODEL, rank=2).result()
         datum = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4], "weights": [1, 1, 1]})
         training.forward_backward([datum], "cross_entropy").result(30)
         training.save_state("a").result(30)

@@ -31,7 +31,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
 def paths(server: LocalServer) -> tuple[str, str]:
     """A training checkpoint and an export."""
     with server.service() as service:
-        training = service.create_lora_training_client(MODEL, rank=2)
+        training = service.create_lora_training_client(MODEL, rank=2).result()
         return training.save_state("a").result(30).path, training.save_weights_external("x").result(30).path
 
 

@@ -54,7 +54,7 @@ def sample(client: SamplingClient) -> APIFuture[types.SampleResponse]:
 
 def test_close_says_how_it_went_once(stub: Stub) -> None:
     service = new_service(stub)
-    service.create_sampling_client(base_model="stub/model")
+    service.create_sampling_client(base_model="stub/model").result()
     first = service.close("errored", "out of patience")
     assert service.close("success") is first
     assert first.result(10) is None
@@ -64,7 +64,7 @@ def test_close_says_how_it_went_once(stub: Stub) -> None:
 
 def test_closing_from_many_threads_is_closing_once(stub: Stub) -> None:
     service = new_service(stub)
-    service.create_sampling_client(base_model="stub/model")
+    service.create_sampling_client(base_model="stub/model").result()
     futures = together(*[lambda: service.close("success")] * 8)
     assert len({id(future) for future in futures}) == 1
     futures[0].result(10)
@@ -83,15 +83,17 @@ def test_without_a_session_there_is_nothing_to_tell(stub: Stub) -> None:
 
 NEW_CALLS: dict[str, Callable[[ServiceClient, TrainingClient, SamplingClient], Any]] = {
     "capabilities": lambda service, *_: service.get_server_capabilities(),
-    "create_lora": lambda service, *_: service.create_lora_training_client("m"),
-    "create_sampling": lambda service, *_: service.create_sampling_client(base_model="m"),
-    "from_state": lambda service, *_: service.create_training_client_from_state("tinker://r/weights/a"),
+    "create_lora": lambda service, *_: service.create_lora_training_client("m").result(),
+    "create_sampling": lambda service, *_: service.create_sampling_client(base_model="m").result(),
+    "from_state": lambda service, *_: service.create_training_client_from_state(
+        "tinker://r/weights/a"
+    ).result(),
     "forward_backward": lambda _s, trainer, _c: trainer.forward_backward([DATUM], "cross_entropy"),
     "forward": lambda _s, trainer, _c: trainer.forward([DATUM], "cross_entropy"),
     "optim_step": lambda _s, trainer, _c: trainer.optim_step(types.AdamParams()),
     "save_state": lambda _s, trainer, _c: trainer.save_state("a"),
     "save_for_sampler": lambda _s, trainer, _c: trainer.save_weights_for_sampler("a"),
-    "save_and_sample": lambda _s, trainer, _c: trainer.save_weights_and_get_sampling_client(),
+    "save_and_sample": lambda _s, trainer, _c: trainer.save_weights_and_get_sampling_client().result(),
     "get_info": lambda _s, trainer, _c: trainer.get_info(),
     "sample": lambda _s, _t, sampler: sample(sampler),
     "compute_logprobs": lambda _s, _t, sampler: sampler.compute_logprobs(PROMPT),
@@ -103,8 +105,8 @@ NEW_CALLS: dict[str, Callable[[ServiceClient, TrainingClient, SamplingClient], A
 
 def test_after_close_every_new_call_is_a_runtime_error(stub: Stub) -> None:
     service = new_service(stub)
-    trainer = service.create_lora_training_client("stub/model")
-    sampler = service.create_sampling_client(base_model="stub/model")
+    trainer = service.create_lora_training_client("stub/model").result()
+    sampler = service.create_sampling_client(base_model="stub/model").result()
     service.close().result(10)
     asked = len(stub.log)
     for name, call in NEW_CALLS.items():
@@ -116,8 +118,8 @@ def test_after_close_every_new_call_is_a_runtime_error(stub: Stub) -> None:
 def test_close_fails_what_is_under_way_and_nothing_hangs(stub: Stub) -> None:
     """In every place a call can be in: queued, sending, being retried, paused, waiting, held back."""
     service = new_service(stub)
-    trainer = service.create_lora_training_client("stub/model")
-    sampler = service.create_sampling_client(base_model="stub/model")
+    trainer = service.create_lora_training_client("stub/model").result()
+    sampler = service.create_sampling_client(base_model="stub/model").result()
     # Samples: waiting for results, to be submitted again, to be asked again.
     stub.behaviour.latency_s = 3600.0
     futures: list[APIFuture[Any]] = [sample(sampler) for _ in range(30)]
@@ -143,7 +145,7 @@ def test_close_fails_what_is_under_way_and_nothing_hangs(stub: Stub) -> None:
 
 def test_close_interrupts_calls_that_block(stub: Stub) -> None:
     service = new_service(stub)
-    trainer = service.create_lora_training_client("stub/model")
+    trainer = service.create_lora_training_client("stub/model").result()
     stub.script("/get_info", Answer(status=0))
     stub.script("/get_server_capabilities", *[Answer(500)] * 20)
     failures: list[BaseException] = []
@@ -176,7 +178,7 @@ def test_a_client_closed_while_it_starts_leaves_no_session(stub: Stub) -> None:
 
     def start() -> None:
         try:
-            service.create_sampling_client(base_model="stub/model")
+            service.create_sampling_client(base_model="stub/model").result()
         except TinkerError as error:
             failures.append(error)
 
@@ -192,7 +194,7 @@ def test_a_client_closed_while_it_starts_leaves_no_session(stub: Stub) -> None:
 
 def test_close_from_a_callback(stub: Stub) -> None:
     service = new_service(stub)
-    sampler = service.create_sampling_client(base_model="stub/model")
+    sampler = service.create_sampling_client(base_model="stub/model").result()
     closed = threading.Event()
 
     def close(_: object) -> None:
@@ -208,7 +210,7 @@ def test_close_from_a_callback(stub: Stub) -> None:
 def test_close_is_bounded_in_time(stub: Stub, answer: Answer, caplog: pytest.LogCaptureFixture) -> None:
     stub.script(FINISH, *[answer] * 100)
     service = new_service(stub)
-    service.create_sampling_client(base_model="stub/model")
+    service.create_sampling_client(base_model="stub/model").result()
     with caplog.at_level(logging.WARNING, "tinker_sync"):
         service.close("success", timeout=0.3).result(9)  # the usual limit is 10
     assert our_threads() == set()
@@ -220,7 +222,7 @@ def test_w26_a_server_without_the_call_is_no_reason_to_raise(
     stub.script(FINISH, Answer(404, {"detail": "Not Found"}))
     with caplog.at_level(logging.WARNING, "tinker_sync"):
         service = new_service(stub)
-        service.create_sampling_client(base_model="stub/model")
+        service.create_sampling_client(base_model="stub/model").result()
         service.close("success").result(10)
     assert finishes(stub) == [("success", None)]
     assert caplog.records == []
@@ -241,7 +243,7 @@ def test_w26_a_server_without_the_call_is_no_reason_to_raise(
 def test_with_tells_how_the_block_ended(stub: Stub, error: type[BaseException] | None, status: str) -> None:
     def block() -> None:
         with new_service(stub) as service:
-            service.create_sampling_client(base_model="stub/model")
+            service.create_sampling_client(base_model="stub/model").result()
             if error is not None:
                 raise error("mine")
 
@@ -259,7 +261,7 @@ def test_w26_with_never_hides_the_users_exception(stub: Stub, answer: Answer) ->
 
     def block() -> None:
         with new_service(stub) as service:
-            service.create_sampling_client(base_model="stub/model")
+            service.create_sampling_client(base_model="stub/model").result()
             raise ZeroDivisionError("mine")
 
     with pytest.raises(ZeroDivisionError, match="mine"):
@@ -273,7 +275,7 @@ def test_with_does_not_wait_long_for_who_pressed_ctrl_c(stub: Stub) -> None:
 
     def block() -> None:
         with new_service(stub) as service:
-            service.create_sampling_client(base_model="stub/model")
+            service.create_sampling_client(base_model="stub/model").result()
             began.append(time.monotonic())
             raise KeyboardInterrupt
 
@@ -291,8 +293,8 @@ def test_w41_a_dropped_client_takes_its_threads_along(stub: Stub) -> None:
     gc.disable()
     try:
         service = new_service(stub, on_queue_state=lambda _: None)
-        trainer = service.create_lora_training_client("stub/model")
-        sampler = service.create_sampling_client(base_model="stub/model")
+        trainer = service.create_lora_training_client("stub/model").result()
+        sampler = service.create_sampling_client(base_model="stub/model").result()
         results = [sample(sampler) for _ in range(10)]
         results += [
             trainer.optim_step(types.AdamParams()),
@@ -315,17 +317,17 @@ def test_w41_a_dropped_client_takes_its_threads_along(stub: Stub) -> None:
 KEPT: dict[str, tuple[str, Callable[[ServiceClient], APIFuture[Any]], str]] = {
     "sample waiting": (
         "/retrieve_future",
-        lambda service: sample(service.create_sampling_client(base_model="m")),
+        lambda service: sample(service.create_sampling_client(base_model="m").result()),
         "SampleResponse",
     ),
     "sample being sent": (
         "/asample",
-        lambda service: sample(service.create_sampling_client(base_model="m")),
+        lambda service: sample(service.create_sampling_client(base_model="m").result()),
         "SampleResponse",
     ),
     "step being sent": (
         "/optim_step",
-        lambda service: service.create_lora_training_client("m").optim_step(types.AdamParams()),
+        lambda service: service.create_lora_training_client("m").result().optim_step(types.AdamParams()),
         "OptimStepResponse",
     ),
     "pass being sent": ("/forward_backward", lambda service: one_pass(service), "ForwardBackwardOutput"),
@@ -334,7 +336,7 @@ KEPT: dict[str, tuple[str, Callable[[ServiceClient], APIFuture[Any]], str]] = {
 
 
 def one_pass(service: ServiceClient) -> APIFuture[Any]:
-    return service.create_lora_training_client("m").forward_backward([DATUM], "cross_entropy")
+    return service.create_lora_training_client("m").result().forward_backward([DATUM], "cross_entropy")
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -358,7 +360,7 @@ def test_a_client_that_failed_to_start_leaves_nothing() -> None:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
     service = ServiceClient(base_url=address, api_key="tml-x", deadline=0.2)
     with pytest.raises(TinkerError, match="Cannot connect"):
-        service.create_sampling_client(base_model="m")
+        service.create_sampling_client(base_model="m").result()
     core = weakref.ref(service.holder)
     del service
     gc.collect()

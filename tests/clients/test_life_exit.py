@@ -231,7 +231,7 @@ def test_a_session_of_an_interactive_prompt_ends_well(stub: Stub) -> None:
     """There, the last exception is one of many, not the end of the program."""
     text = """
     service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
-    service.create_sampling_client(base_model="stub/model")
+    service.create_sampling_client(base_model="stub/model").result()
     sys.ps1, sys.last_value = ">>> ", ValueError("of an earlier line")
     """
     with run(stub, text) as script:

@@ -204,7 +204,7 @@ def test_a_sampling_client_works_in_started_processes(stub: Stub, method: str) -
 
 
 def test_a_copy_keeps_the_session_alive_from_where_it_is(stub: Stub, service: ServiceClient) -> None:
-    handle = service.create_sampling_client(base_model="stub/model").get_sampler_handle()
+    handle = service.create_sampling_client(base_model="stub/model").result().get_sampler_handle()
     text = f"""
     from tinker_sync.clients.sampling import SamplingClient
     sampler = SamplingClient.from_sampler_handle({handle!r})
@@ -224,7 +224,7 @@ def test_a_copy_keeps_the_session_alive_from_where_it_is(stub: Stub, service: Se
 
 
 def test_handlers_of_a_web_server_share_a_client(stub: Stub, service: ServiceClient) -> None:
-    sampler = service.create_sampling_client(base_model="stub/model")
+    sampler = service.create_sampling_client(base_model="stub/model").result()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -283,7 +283,7 @@ def test_both_kinds_of_calls_work_inside_a_running_loop(stub: Stub, service: Ser
 
 
 def test_w45_an_awaited_call_that_blocks_leaves_the_loop_free(stub: Stub, service: ServiceClient) -> None:
-    trainer = service.create_lora_training_client("stub/model")
+    trainer = service.create_lora_training_client("stub/model").result()
     release = threading.Event()
     stub.script("/save_weights_for_sampler", Answer(gate=release, usual=True))
 

@@ -104,8 +104,8 @@ def test_nothing_goes_out_before_it_is_needed(stub: Stub) -> None:
 
 
 def test_the_order_of_the_start(stub: Stub, service: ServiceClient) -> None:
-    service.create_sampling_client(base_model="stub/model")
-    service.create_sampling_client(base_model="stub/model")
+    service.create_sampling_client(base_model="stub/model").result()
+    service.create_sampling_client(base_model="stub/model").result()
     assert stub.paths() == [
         "/client/config",
         "/client/dynamic_config",
@@ -116,7 +116,7 @@ def test_the_order_of_the_start(stub: Stub, service: ServiceClient) -> None:
 
 
 def test_many_who_start_at_once_start_once(stub: Stub, service: ServiceClient) -> None:
-    clients = together(*[lambda: service.create_sampling_client(base_model="stub/model")] * 16)
+    clients = together(*[lambda: service.create_sampling_client(base_model="stub/model").result()] * 16)
     assert len(clients) == 16
     for path in ("/client/config", "/client/dynamic_config", "/create_session"):
         assert len(stub.asked(path)) == 1
@@ -130,9 +130,9 @@ def test_w25_an_account_that_cannot_pay_hears_of_it_at_once(
 ) -> None:
     stub.script(path, Answer(402, {"detail": "no card"}))
     with pytest.raises(BillingError, match="no card"):
-        service.create_lora_training_client("stub/model")
+        service.create_lora_training_client("stub/model").result()
     # And next time it may be able to.
-    assert service.create_lora_training_client("stub/model").model_id.startswith("session-")
+    assert service.create_lora_training_client("stub/model").result().model_id.startswith("session-")
 
 
 @pytest.mark.parametrize("path", ["/client/config", "/create_session"])
@@ -140,8 +140,8 @@ def test_a_failed_start_is_not_remembered(stub: Stub, service: ServiceClient, pa
     stub.script(path, Answer(401, {"detail": "no"}), Answer(403, {"detail": "no"}))
     for _ in range(2):
         with pytest.raises(TinkerError, match=r"40[13]"):
-            service.create_sampling_client(base_model="stub/model")
-    service.create_sampling_client(base_model="stub/model")
+            service.create_sampling_client(base_model="stub/model").result()
+    service.create_sampling_client(base_model="stub/model").result()
     assert len(stub.asked(path)) == 3
 
 
@@ -153,8 +153,8 @@ def test_settings_are_worth_another_try(stub: Stub, service: ServiceClient) -> N
 
 def calls(service: ServiceClient, deadline: float | None) -> list[Callable[[], object]]:
     return [
-        lambda: service.create_lora_training_client("m", deadline=deadline),
-        lambda: service.create_training_client_from_state("tinker://r/weights/a", deadline=deadline),
+        lambda: service.create_lora_training_client("m", deadline=deadline).result(),
+        lambda: service.create_training_client_from_state("tinker://r/weights/a", deadline=deadline).result(),
     ]
 
 
@@ -191,7 +191,7 @@ def test_a_deadline_covers_the_whole_of_a_start(stub: Stub) -> None:
     service = ServiceClient(base_url=stub.url, api_key="tml-x")
     began = time.monotonic()
     with pytest.raises(APITimeoutError):
-        service.create_lora_training_client("m", deadline=0.4)
+        service.create_lora_training_client("m", deadline=0.4).result()
     assert time.monotonic() - began < 30  # others wait for a minute, or five
     service.close().result(10)
 
@@ -202,7 +202,7 @@ def test_messages_of_the_server_are_logged(
     body = {"session_id": "s-1", "info_message": "new", "warning_message": "old", "error_message": "bad"}
     stub.script("/create_session", Answer(body=body))
     with caplog.at_level(logging.INFO, "tinker_sync.session"):
-        service.create_sampling_client(base_model="stub/model")
+        service.create_sampling_client(base_model="stub/model").result()
     found = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert found == [("INFO", "new"), ("WARNING", "old"), ("ERROR", "bad")]
 
@@ -217,7 +217,7 @@ def test_a_402_in_the_midst_of_work_is_waited_out(
     for module in ("tinker_sync.runtime.core", "tinker_sync.runtime.billing"):
         monkeypatch.setattr(f"{module}.PAUSE_S", 0.01)
     monkeypatch.setattr("tinker_sync.runtime.retrieval._BILLING_PAUSE_S", 0.01)
-    trainer = service.create_lora_training_client("stub/model")
+    trainer = service.create_lora_training_client("stub/model").result()
     blocked = Answer(402, {"detail": "no card"})
     for path in (
         "/get_info",
@@ -229,7 +229,7 @@ def test_a_402_in_the_midst_of_work_is_waited_out(
         stub.script(path, blocked, blocked)
     assert trainer.get_info().model_id == trainer.model_id
     assert trainer.optim_step(types.AdamParams()).result(20).metrics == {"step:max": 1.0}
-    sampler = service.create_sampling_client(base_model="stub/model")
+    sampler = service.create_sampling_client(base_model="stub/model").result()
     assert service.get_server_capabilities().supported_models
     stub.script("/asample", blocked)
     assert sampler.sample(PROMPT, 1, PARAMS).result(20).sequences[0].tokens == [6, 7]
@@ -237,7 +237,7 @@ def test_a_402_in_the_midst_of_work_is_waited_out(
 
 def test_a_402_is_not_waited_out_beyond_the_deadline(stub: Stub) -> None:
     service = ServiceClient(base_url=stub.url, api_key="tml-x", deadline=1.0)
-    service.create_sampling_client(base_model="stub/model")
+    service.create_sampling_client(base_model="stub/model").result()
     stub.script("/get_server_capabilities", *[Answer(402)] * 3)
     with pytest.raises(BillingError):
         service.get_server_capabilities()
@@ -247,7 +247,7 @@ def test_a_402_is_not_waited_out_beyond_the_deadline(stub: Stub) -> None:
 def test_a_server_that_allows_no_pause_gets_none(stub: Stub) -> None:
     stub.behaviour.config = {**FULL, "billing_exception_max_pause_duration_sec": 0}
     service = ServiceClient(base_url=stub.url, api_key="tml-x")
-    trainer = service.create_lora_training_client("stub/model")
+    trainer = service.create_lora_training_client("stub/model").result()
     stub.script("/get_info", Answer(402))
     with pytest.raises(BillingError):
         trainer.get_info()
@@ -259,7 +259,7 @@ def test_a_server_that_allows_no_pause_gets_none(stub: Stub) -> None:
 
 def test_a_session_is_kept_alive(stub: Stub, service: ServiceClient, clock: FakeClock) -> None:
     watcher = on_clock(service, clock)
-    service.create_sampling_client(base_model="stub/model")
+    service.create_sampling_client(base_model="stub/model").result()
     beat(stub, clock, *[Answer(usual=True)] * 3)
     bodies = {asked.body for asked in stub.asked("/session_heartbeat")}
     assert bodies == {b'{"session_id":"session-0","type":"session_heartbeat"}'}
@@ -275,8 +275,8 @@ def test_w29_the_loss_of_a_session_reaches_the_callers(
     stub: Stub, service: ServiceClient, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     watcher = on_clock(service, clock)
-    trainer = service.create_lora_training_client("stub/model")
-    sampler = service.create_sampling_client(base_model="stub/model")
+    trainer = service.create_lora_training_client("stub/model").result()
+    sampler = service.create_sampling_client(base_model="stub/model").result()
     beat(stub, clock, Answer(410, {"detail": "session expired"}))
     until(lambda: watcher.of(SessionLost))
     asked = len(stub.log)
@@ -284,8 +284,8 @@ def test_w29_the_loss_of_a_session_reaches_the_callers(
         lambda: trainer.optim_step(types.AdamParams()),
         lambda: trainer.forward_backward([DATUM], "cross_entropy"),
         lambda: sampler.sample(PROMPT, 1, PARAMS),
-        lambda: service.create_lora_training_client("stub/model"),
-        lambda: service.create_sampling_client(base_model="stub/model"),
+        lambda: service.create_lora_training_client("stub/model").result(),
+        lambda: service.create_sampling_client(base_model="stub/model").result(),
         trainer.save_weights_and_get_sampling_client,
     ]
     for call in new_calls:
@@ -305,7 +305,7 @@ def test_a_failed_call_that_hints_at_the_loss_brings_the_heartbeat_forward(
     stub: Stub, service: ServiceClient, clock: FakeClock
 ) -> None:
     watcher = on_clock(service, clock)
-    trainer = service.create_lora_training_client("stub/model")
+    trainer = service.create_lora_training_client("stub/model").result()
     clock.await_waiters()
     clock.advance(5.0)  # half way to the next one
     stub.script("/session_heartbeat", Answer(410))
@@ -321,7 +321,7 @@ def test_a_session_that_comes_back_is_used_again(
     stub: Stub, service: ServiceClient, clock: FakeClock
 ) -> None:
     watcher = on_clock(service, clock)
-    sampler = service.create_sampling_client(base_model="stub/model")
+    sampler = service.create_sampling_client(base_model="stub/model").result()
     beat(stub, clock, Answer(usual=True), Answer(404), Answer(404))
     until(lambda: watcher.of(SessionLost))
     with pytest.raises(SessionLostError, match="404"):
@@ -335,11 +335,11 @@ def test_a_key_that_is_no_longer_accepted_is_reported(
     stub: Stub, service: ServiceClient, clock: FakeClock
 ) -> None:
     watcher = on_clock(service, clock)
-    service.create_sampling_client(base_model="stub/model")
+    service.create_sampling_client(base_model="stub/model").result()
     beat(stub, clock, Answer(401, {"detail": "revoked"}), Answer(401, {"detail": "revoked"}))
     until(lambda: watcher.of(SessionLost))
     with pytest.raises(SessionLostError, match="401 Unauthorized: revoked") as caught:
-        service.create_sampling_client(base_model="stub/model")
+        service.create_sampling_client(base_model="stub/model").result()
     assert isinstance(caught.value.__cause__, AuthenticationError)
 
 
@@ -347,7 +347,7 @@ def test_a_server_without_heartbeats_loses_nothing(
     stub: Stub, service: ServiceClient, clock: FakeClock
 ) -> None:
     watcher = on_clock(service, clock)
-    sampler = service.create_sampling_client(base_model="stub/model")
+    sampler = service.create_sampling_client(base_model="stub/model").result()
     beat(stub, clock, Answer(404, {"detail": "Not Found"}))
     for _ in range(3):
         clock.advance(PERIOD_S)
@@ -360,7 +360,7 @@ def test_a_process_that_held_the_interpreter_is_told_so(
     stub: Stub, service: ServiceClient, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     watcher = on_clock(service, clock)
-    service.create_sampling_client(base_model="stub/model")
+    service.create_sampling_client(base_model="stub/model").result()
     clock.await_waiters()
     clock.advance(PERIOD_S + 30.0)
     until(lambda: watcher.of(HeartbeatLate))
@@ -381,7 +381,7 @@ def test_settings_that_change_are_fetched_between_heartbeats(
 ) -> None:
     stub.behaviour.dynamic_config = {"refresh_interval_sec": 30}
     on_clock(service, clock)
-    service.create_sampling_client(base_model="stub/model")
+    service.create_sampling_client(base_model="stub/model").result()
     core = service.holder
     assert not core.dynamic.sample_cancel_enabled
     stub.behaviour.dynamic_config = {"refresh_interval_sec": 30, "sample_cancel_enabled": True}
@@ -402,7 +402,7 @@ def test_a_token_is_renewed_between_heartbeats(stub: Stub, clock: FakeClock) -> 
     stub.script("/auth/token", *[lambda _: Answer(body={"jwt": f"token-{next(tokens)}"})] * 50)
     service = ServiceClient(base_url=stub.url, api_key="tml-x")
     on_clock(service, clock)
-    service.create_sampling_client(base_model="stub/model")
+    service.create_sampling_client(base_model="stub/model").result()
     assert len(stub.asked("/auth/token")) == 1
     # An opaque token is taken to last a minute.
     for _ in range(6):
@@ -415,7 +415,7 @@ def test_a_token_is_renewed_between_heartbeats(stub: Stub, clock: FakeClock) -> 
 def test_a_slow_renewal_holds_up_no_heartbeat(stub: Stub, service: ServiceClient, clock: FakeClock) -> None:
     stub.behaviour.dynamic_config = {"refresh_interval_sec": 10}
     on_clock(service, clock)
-    service.create_sampling_client(base_model="stub/model")
+    service.create_sampling_client(base_model="stub/model").result()
     release = threading.Event()
     stub.script("/client/dynamic_config", Answer(gate=release, usual=True))
     beat(stub, clock, *[Answer(usual=True)] * 4)
@@ -429,7 +429,7 @@ def test_a_token_that_cannot_be_renewed_is_what_a_sample_says(stub: Stub, clock:
         "/auth/token", Answer(body={"jwt": "token-0"}), *[Answer(403, body={"detail": "no longer"})] * 50
     )
     with ServiceClient(base_url=stub.url, api_key="tml-x") as service:
-        sampler = service.create_sampling_client(base_model="stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model").result()
         service.holder.keys._tokens._clock = clock
         clock.advance(service.holder.keys._tokens._held.lifetime_s + 1e7)
         with pytest.raises(CredentialError, match="no longer"):
@@ -466,7 +466,7 @@ def test_an_address_with_the_path_of_calls_is_kept_and_warned_of(stub: Stub) -> 
 
 
 def test_a_single_datum_is_no_list(service: ServiceClient) -> None:
-    trainer: Any = service.create_lora_training_client("stub/model")
+    trainer: Any = service.create_lora_training_client("stub/model").result()
     for compute, loss in (
         (trainer.forward_backward, "cross_entropy"),
         (trainer.forward, "cross_entropy"),

@@ -58,7 +58,7 @@ def test_a_child_is_not_stopped_by_a_lock_of_the_parents(stub: Stub) -> None:
 
 def test_handles_of_one_session_share_their_parts_while_they_live(stub: Stub) -> None:
     service = ServiceClient(base_url=stub.url, api_key="tml-x")
-    handle = service.create_sampling_client(base_model="stub/model").get_sampler_handle()
+    handle = service.create_sampling_client(base_model="stub/model").result().get_sampler_handle()
     copies = [SamplingClient.from_sampler_handle(handle, api_key="tml-x") for _ in range(3)]
     assert len({id(copy.holder) for copy in copies}) == 1
     for copy in copies:

@@ -54,11 +54,11 @@ def scores(output: types.ForwardBackwardOutput) -> list[list[float]]:
 def test_every_call_works(stub: OpenServer) -> None:
     with service(stub) as client:
         assert client.get_server_capabilities().supported_models[0].model_name == "stub/model"
-        trainer = client.create_lora_training_client("stub/model", rank=8)
+        trainer = client.create_lora_training_client("stub/model", rank=8).result()
         check_training(stub, trainer)
         check_checkpoints(client, trainer)
-        check_sampling(client.create_sampling_client(base_model="stub/model"))
-        check_sampling(trainer.save_weights_and_get_sampling_client())
+        check_sampling(client.create_sampling_client(base_model="stub/model").result())
+        check_sampling(trainer.save_weights_and_get_sampling_client().result())
 
 
 def check_training(stub: OpenServer, trainer: TrainingClient) -> None:
@@ -81,14 +81,14 @@ def check_checkpoints(client: ServiceClient, trainer: TrainingClient) -> None:
     path = trainer.save_state("step-1").result(PATIENCE_S).path
     sampler_path = trainer.save_weights_for_sampler("sampler_1").result(PATIENCE_S).path
     for again in (
-        client.create_training_client_from_state(path),
-        client.create_training_client_from_state_with_optimizer(path),
+        client.create_training_client_from_state(path).result(),
+        client.create_training_client_from_state_with_optimizer(path).result(),
     ):
         assert again.model_id != trainer.model_id
         assert scores(again.forward_backward([datum(1, 2)], "cross_entropy").result(PATIENCE_S))
         again.optim_step(types.AdamParams()).result(PATIENCE_S)
-    check_sampling(client.create_sampling_client(model_path=sampler_path))
-    check_sampling(trainer.create_sampling_client(sampler_path))
+    check_sampling(client.create_sampling_client(model_path=sampler_path).result())
+    check_sampling(trainer.create_sampling_client(sampler_path).result())
 
 
 def check_sampling(sampler: Any) -> None:
@@ -104,12 +104,12 @@ def check_sampling(sampler: Any) -> None:
 
 def test_failures_are_told_whatever_their_form(stub: OpenServer) -> None:
     with service(stub) as client:
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         with pytest.raises(RequestFailedError, match="No space left"):
             trainer.save_state(BAD_NAME).result(PATIENCE_S)
         # It was done, and failed: nothing is missing from the order.
         trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
-        sampler = client.create_sampling_client(base_model="stub/model")
+        sampler = client.create_sampling_client(base_model="stub/model").result()
         prompt = types.ModelInput.from_ints([1, BAD_TOKEN])
         with pytest.raises(RequestFailedError, match="Token out of range"):
             sampler.sample(prompt, 1, types.SamplingParams(max_tokens=1)).result(PATIENCE_S)
@@ -117,7 +117,7 @@ def test_failures_are_told_whatever_their_form(stub: OpenServer) -> None:
 
 def test_what_they_would_skip_is_refused_before_it_takes_a_number(stub: OpenServer) -> None:
     with service(stub) as client:
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         spans = datum(1, 2).with_provenance(
             model_input=[types.PromptProvenanceSpan(sequence_id="s", length=2)],
             loss_fn_inputs=[types.SampledProvenanceSpan(sequence_id="s", length=2)],
@@ -132,7 +132,7 @@ def test_what_they_would_skip_is_refused_before_it_takes_a_number(stub: OpenServ
                 refused()
         trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
         assert stub.asked("/optim_step")[-1].json()["seq_id"] == 1
-        sampler = client.create_sampling_client(base_model="stub/model")
+        sampler = client.create_sampling_client(base_model="stub/model").result()
         params = types.SamplingParams(max_tokens=1)
         for options in (
             {"topk_sample_logprobs": 2},
@@ -162,7 +162,7 @@ def test_the_format_is_found_out_without_a_real_batch(
     kind: type[OpenServer], content_types: set[str]
 ) -> None:
     with StubServer(kind()) as stub, service(stub) as client:
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         trainer.forward_backward([datum(1, 2)], "cross_entropy").result(PATIENCE_S)
         real = [asked for asked in stub.asked("/forward_backward") if b"probe" not in asked.body]
         assert {asked.headers["content-type"] for asked in real} == content_types
@@ -173,13 +173,13 @@ def test_one_probe_serves_every_client_of_a_server() -> None:
     with StubServer(open_servers.OpenRlLike()) as stub:
         for _ in range(2):
             with service(stub) as client:
-                client.create_lora_training_client("stub/model")
+                client.create_lora_training_client("stub/model").result()
         assert len(stub.asked("/forward_backward")) == 1
 
 
 def test_a_server_that_falls_over_the_probe_is_not_asked_for_minutes() -> None:
     with StubServer(open_servers.TxBehindSettings()) as stub, hasty_service(stub, open_server=True) as client:
-        client.create_lora_training_client("stub/model")
+        client.create_lora_training_client("stub/model").result()
         assert len(stub.asked("/forward_backward")) <= 3
 
 
@@ -187,7 +187,7 @@ def test_a_connection_dropped_without_a_word_costs_nothing() -> None:
     """The server hangs up behind an answer; the next call is one that may not be sent twice."""
     stumbled = Answer(500, b"Internal Server Error", content_type="text/plain; charset=utf-8", hang_up=True)
     with StubServer(open_servers.TxLike()) as stub, hasty_service(stub, open_server=True) as client:
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         for _ in range(5):
             stub.script("/get_info", stumbled)
             trainer.get_info()
@@ -199,7 +199,7 @@ def test_a_connection_dropped_without_a_word_costs_nothing() -> None:
 
 def test_no_forward_pass_where_there_is_no_call_for_it() -> None:
     with StubServer(open_servers.OpenRlLike()) as stub, service(stub) as client:
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         for _ in range(2):
             with pytest.raises(UnsupportedByServerError, match="forward"):
                 trainer.forward([datum(1, 2)], "cross_entropy")
@@ -214,7 +214,7 @@ def test_sparse_tensors_are_spread_out_where_only_values_are_read() -> None:
     )
     wide = types.TensorData(data=[1, 2, 3, 4], dtype="int64", shape=[2, 2])
     with StubServer(open_servers.SkyLike()) as stub, service(stub) as client:
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         spread = types.Datum(PROMPT, {"target_tokens": column})
         output = trainer.forward_backward([spread], "cross_entropy").result(PATIENCE_S)
         assert scores(output) == [[0.0, -0.05, 0.0]]
@@ -225,7 +225,7 @@ def test_sparse_tensors_are_spread_out_where_only_values_are_read() -> None:
 
 def test_samplers_go_to_other_processes_with_what_the_server_speaks() -> None:
     with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
-        sampler = client.create_sampling_client(base_model="stub/model")
+        sampler = client.create_sampling_client(base_model="stub/model").result()
         copy = SamplingClient.from_sampler_handle(sampler.get_sampler_handle(), api_key="tml-open")
         try:
             params = types.SamplingParams(max_tokens=1, stop="END")  # refused by the server unless in a list
@@ -246,7 +246,7 @@ def lose_the_answer(stub: Stub, path: str) -> None:
 
 def test_a_lost_answer_is_asked_for_again_where_numbers_count() -> None:
     with StubServer(open_servers.SkyLike()) as stub, hasty_service(stub, open_server=True) as client:
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         lose_the_answer(stub, "/forward_backward")
         lose_the_answer(stub, "/optim_step")
         trainer.forward_backward([datum(1, 2)], "cross_entropy").result(PATIENCE_S)
@@ -261,7 +261,7 @@ def test_a_lost_answer_is_asked_for_again_where_numbers_count() -> None:
 
 def test_a_lost_answer_is_not_risked_where_numbers_mean_nothing() -> None:
     with StubServer(open_servers.TxLike()) as stub, hasty_service(stub, open_server=True) as client:
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         lose_the_answer(stub, "/optim_step")
         with pytest.raises(APIConnectionError, match="could apply twice"):
             trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
@@ -276,7 +276,7 @@ CONFLICT = Answer(409, {"detail": "a checkpoint of this number exists"})
 @pytest.mark.parametrize("connection", ["used before", "new"])
 def test_a_save_in_conflict_after_a_lost_answer_may_have_been_done(connection: str) -> None:
     with StubServer(open_servers.SkyLike()) as stub, hasty_service(stub, open_server=True) as client:
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         if connection == "new":
             client.holder.http.forget_idle()
         lose_the_answer(stub, "/save_weights")
@@ -290,7 +290,7 @@ def test_a_save_in_conflict_after_a_lost_answer_may_have_been_done(connection: s
 
 def test_a_save_in_conflict_from_the_first_is_refused_for_good() -> None:
     with StubServer(open_servers.SkyLike()) as stub, hasty_service(stub, open_server=True) as client:
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         stub.script("/save_weights", *[CONFLICT] * 20)
         with pytest.raises(ConflictError) as raised:
             trainer.save_state("a").result(PATIENCE_S)
@@ -302,7 +302,7 @@ def test_a_save_in_conflict_from_the_first_is_refused_for_good() -> None:
 
 def test_weights_are_loaded_first_or_refused() -> None:
     with StubServer(open_servers.SkyLike()) as stub, service(stub) as client:
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
         with pytest.warns(FutureWarning), pytest.raises(BadRequestError, match="first request"):
             trainer.load_state("tinker://run/weights/a").result(PATIENCE_S)
@@ -316,7 +316,7 @@ def test_polls_held_in_silence_are_asked_again_and_no_failure(kind: type[OpenSer
     """The server holds a poll for 300 s; we listen for a fifth of one and ask again."""
     with StubServer(kind(latency_s=0.75)) as stub, service(stub) as client:
         client.holder.poll_s = 0.22  # what is shorter counts as one that came back at once
-        sampler = client.create_sampling_client(base_model="stub/model")
+        sampler = client.create_sampling_client(base_model="stub/model").result()
         before = len(stub.asked("/retrieve_future"))
         future = sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=1))
         assert future.result(PATIENCE_S).sequences[0].tokens == [6]
@@ -330,18 +330,18 @@ def test_polls_held_in_silence_are_asked_again_and_no_failure(kind: type[OpenSer
 def test_training_polls_held_in_silence() -> None:
     with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
         client.holder.poll_s = 0.1
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         stub.script("/retrieve_future", Answer(0), Answer(0), Answer(408, {}))
         assert trainer.optim_step(types.AdamParams()).result(PATIENCE_S).metrics
 
 
 def test_not_ready_is_asked_again_later(stub: OpenServer) -> None:
     with hasty_service(stub, open_server=True, api_key="tml-open") as client:
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         path = trainer.save_weights_for_sampler("s").result(PATIENCE_S).path
         not_ready = Answer(425, {"detail": "not ready"})
         stub.script("/create_sampling_session", *[not_ready] * 3)
-        sampler = client.create_sampling_client(path)
+        sampler = client.create_sampling_client(path).result()
         stub.script("/retrieve_future", not_ready, not_ready)
         future = sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=1))
         assert future.result(PATIENCE_S).sequences[0].tokens == [6]
@@ -354,7 +354,7 @@ def test_not_ready_is_asked_again_later(stub: OpenServer) -> None:
 @pytest.mark.parametrize("kind", [open_servers.TxLike, open_servers.SkyLike], ids=lambda kind: kind.name)
 def test_prompt_scores_without_the_first_get_its_place(kind: type[OpenServer]) -> None:
     with StubServer(kind()) as stub, service(stub) as client:
-        sampler = client.create_sampling_client(base_model="stub/model")
+        sampler = client.create_sampling_client(base_model="stub/model").result()
         params = types.SamplingParams(max_tokens=1)
         response = sampler.sample(PROMPT, 1, params, include_prompt_logprobs=True).result(PATIENCE_S)
         assert response.prompt_logprobs == pytest.approx([None, -0.02, -0.03])
@@ -363,7 +363,7 @@ def test_prompt_scores_without_the_first_get_its_place(kind: type[OpenServer]) -
 @pytest.mark.parametrize("kind", [open_servers.TxLike, open_servers.SkyLike], ids=lambda kind: kind.name)
 def test_checkpoint_names_are_checked_before_they_take_a_number(kind: type[OpenServer]) -> None:
     with StubServer(kind()) as stub, service(stub) as client:
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         for save in (trainer.save_state, trainer.save_weights_for_sampler):
             with pytest.raises(InvalidInputError, match="step 1"):
                 save("step 1")
@@ -373,7 +373,7 @@ def test_checkpoint_names_are_checked_before_they_take_a_number(kind: type[OpenS
 
 def test_max_tokens_has_to_be_given_where_servers_need_it() -> None:
     with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
-        sampler = client.create_sampling_client(base_model="stub/model")
+        sampler = client.create_sampling_client(base_model="stub/model").result()
         with pytest.raises(UnsupportedByServerError, match="max_tokens"):
             sampler.sample(PROMPT, 1, types.SamplingParams())
         assert stub.asked("/asample") == []
@@ -381,10 +381,10 @@ def test_max_tokens_has_to_be_given_where_servers_need_it() -> None:
 
 def test_paths_of_one_and_two_segments() -> None:
     with StubServer(open_servers.OpenRlLike()) as stub, service(stub) as client:
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         path = trainer.save_weights_for_sampler("best").result(PATIENCE_S).path
-        trainer.save_weights_and_get_sampling_client()
-        client.create_sampling_client(path)
+        trainer.save_weights_and_get_sampling_client().result()
+        client.create_sampling_client(path).result()
         sources = [asked.json()["model_path"] for asked in stub.asked("/create_sampling_session")]
         assert sources == [f"tinker://{trainer.model_id}", f"tinker://{trainer.model_id}/best"]
 
@@ -398,7 +398,7 @@ def test_a_wrong_key_is_told(stub: OpenServer) -> None:
 def test_leaving_hides_no_error_where_sessions_cannot_be_finished(stub: OpenServer) -> None:
     def fail() -> None:
         with service(stub) as client:
-            client.create_sampling_client(base_model="stub/model")
+            client.create_sampling_client(base_model="stub/model").result()
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):

@@ -72,14 +72,14 @@ def iterations(asked: list[Asked]) -> list[str]:
 
 def result_of_step(client: ServiceClient, stub: Stub, *answers: Answer) -> types.OptimStepResponse:
     """An optimizer step whose result is first asked for in vain."""
-    trainer = client.create_lora_training_client("stub/model")
+    trainer = client.create_lora_training_client("stub/model").result()
     stub.log.clear()
     stub.script("/retrieve_future", *answers)
     return trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
 
 
 def sampler_of(client: ServiceClient) -> SamplingClient:
-    return client.create_sampling_client(base_model="stub/model")
+    return client.create_sampling_client(base_model="stub/model").result()
 
 
 # ------------------------------------------------------------------------------------ training order
@@ -92,7 +92,7 @@ def sampler_of(client: ServiceClient) -> SamplingClient:
 )
 def test_chunks_of_a_pass_a_step_and_another_pass(parallel: bool, batches: list[set[int]]) -> None:
     with world({"fwdbwd_max_chunk_len": 2, "parallel_fwdbwd_chunks": parallel}) as (stub, client):
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         seven = trainer.forward_backward(data(7), "cross_entropy")
         step = trainer.optim_step(types.AdamParams())
         three = trainer.forward(data(3), "cross_entropy")
@@ -118,7 +118,7 @@ def refuse_number(number: int) -> Any:
 
 def test_a_refused_chunk_of_a_serial_pass_ends_the_client() -> None:
     with world({"fwdbwd_max_chunk_len": 2, "parallel_fwdbwd_chunks": False}) as (stub, client):
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         stub.script("/forward_backward", *[refuse_number(2)] * 4)
         passed = trainer.forward_backward(data(7), "cross_entropy")
         with pytest.raises(UnprocessableEntityError):
@@ -130,7 +130,7 @@ def test_a_refused_chunk_of_a_serial_pass_ends_the_client() -> None:
 
 def test_a_refused_chunk_of_a_parallel_pass_hangs_nobody() -> None:
     with world({"fwdbwd_max_chunk_len": 2}) as (stub, client):
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         stub.script("/forward_backward", *[refuse_number(2)] * 4)
         passed = trainer.forward_backward(data(7), "cross_entropy")
         later = trainer.optim_step(types.AdamParams())
@@ -260,7 +260,7 @@ def test_a_sample_the_server_stumbles_over() -> None:
 
 def test_the_servers_wishes_are_heeded_in_all_forms() -> None:
     with world() as (stub, client):
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         now_s = 1_700_000_000
         in_two_seconds = {
             "Date": formatdate(now_s, usegmt=True),
@@ -282,7 +282,7 @@ def test_the_servers_wishes_are_heeded_in_all_forms() -> None:
 
 def test_a_proxys_empty_refusals_are_tried_on_new_connections() -> None:
     with world() as (stub, client):
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         stub.script("/get_info", Answer(400), Answer(400))
         assert trainer.get_info().model_id == trainer.model_id
         first, second, third = [asked.connection for asked in stub.asked("/get_info")]

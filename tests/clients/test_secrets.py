@@ -300,8 +300,8 @@ def copied(service: ServiceClient) -> Any:
 def test_everything_clients_consist_of() -> None:
     with world(hasty=False) as (stub, service):
         before = check_everything(service)
-        trainer = service.create_lora_training_client("stub/model")
-        sampler = service.create_sampling_client(base_model="stub/model")
+        trainer = service.create_lora_training_client("stub/model").result()
+        sampler = service.create_sampling_client(base_model="stub/model").result()
         rest, admin = RestClient(service.holder), AdminClient(service.holder)
         futures: list[Any] = [
             trainer.forward_backward(DATA, "cross_entropy"),
@@ -334,7 +334,7 @@ def test_the_search_finds_what_is_deep_inside() -> None:
 
 def test_threads_and_what_faulthandler_prints() -> None:
     with world(hasty=False) as (_, service):
-        sampler = service.create_sampling_client(base_model="stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model").result()
         sampler.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
         names = [thread.name for thread in threading.enumerate()]
         assert any(name.startswith("tinker-") for name in names)
@@ -354,7 +354,7 @@ def test_pickles_and_handles() -> None:
     more = {"Accept-Team": "plain", "X-Disguised": f"Bearer {JWT}", "X-Same": PLANTED["opaque key"]}
     headers = {"X-My-Token": PLANTED["default header"], "Cookie": PLANTED["session header"], **more}
     with world(default_headers=headers) as (_, service):
-        sampler = service.create_sampling_client(base_model="stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model").result()
         for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
             assert_hidden(pickle.dumps(sampler, protocol).decode("latin-1"), f"pickle {protocol}")
         for handle in (sampler.get_sampler_handle(), sampler.__reduce__()[1][1]):
@@ -363,7 +363,7 @@ def test_pickles_and_handles() -> None:
             assert json.loads(content)["holder"]["default_headers_overrides"] == {"Accept-Team": "plain"}
         told = base64.urlsafe_b64decode(sampler.get_sampler_handle(include_api_key=True)).decode()
         assert found_in(told) == ["opaque key"]
-        trainer = service.create_lora_training_client("stub/model")
+        trainer = service.create_lora_training_client("stub/model").result()
         for client in (service, service.holder, trainer, RestClient(service.holder)):
             refusal = provoke(lambda client=client: pickle.dumps(client))  # type: ignore[misc]
             assert_hidden(f"{refusal!r}", "the refusal of a pickle")
@@ -371,7 +371,7 @@ def test_pickles_and_handles() -> None:
 
 def test_clients_made_of_handles() -> None:
     with world(hasty=False) as (stub, service):
-        sampler = service.create_sampling_client(base_model="stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model").result()
         stub.discreet = True  # nobody can know of the secrets of other clients
         copies = [
             SamplingClient.from_sampler_handle(sampler.get_sampler_handle(include_api_key=True)),
@@ -474,8 +474,8 @@ def test_arguments_that_make_no_sense() -> None:
 )
 def test_refused_calls(status: int, form: str) -> None:
     with world() as (stub, service):
-        trainer = service.create_lora_training_client("stub/model")
-        sampler = service.create_sampling_client(base_model="stub/model")
+        trainer = service.create_lora_training_client("stub/model").result()
+        sampler = service.create_sampling_client(base_model="stub/model").result()
         for path in ("/asample", "/optim_step", "/get_info", "/get_server_capabilities", "/copy_weights"):
             stub.refuses(path, status, form)
         check_future(copied(service))
@@ -497,8 +497,8 @@ def test_refused_calls(status: int, form: str) -> None:
 @pytest.mark.parametrize("open_server", [False, True])
 def test_refused_results(form: str, open_server: bool) -> None:
     with world(open_server=open_server) as (stub, service):
-        trainer = service.create_lora_training_client("stub/model")
-        sampler = service.create_sampling_client(base_model="stub/model")
+        trainer = service.create_lora_training_client("stub/model").result()
+        sampler = service.create_sampling_client(base_model="stub/model").result()
         for status in (400, 401, 402, 403, 404, 408, 410, 422, 429, 500):
             stub.refuses("/retrieve_future", status, form)
             check_future(sampler.sample(PROMPT, 1, ONE_TOKEN, deadline=SOON_S))
@@ -517,7 +517,7 @@ def test_refused_beginnings(path: str) -> None:
                 stub.refuses(path, status, form)
                 if path.startswith("/client") and status == 501:
                     continue  # a server without such a call
-                check(lambda: service.create_sampling_client(base_model="stub/model"))
+                check(lambda: service.create_sampling_client(base_model="stub/model").result())
             check_everything(service)
 
 
@@ -530,7 +530,9 @@ def test_beginnings_with_more_in_them_than_asked_for(path: str) -> None:
         for following in BEGINNINGS[BEGINNINGS.index(path) + 1 :]:
             stub.refuses(following, 403)
             with ServiceClient(base_url=stub.url, **options(max_retries=0)) as service:
-                check(lambda service=service: service.create_sampling_client(base_model="stub/model"))  # type: ignore[misc]
+                check(
+                    lambda service=service: service.create_sampling_client(base_model="stub/model").result()
+                )  # type: ignore[misc]
         stub.says(path, lambda words: {"fwdbwd_max_chunk_len": words, "refresh_interval_sec": words})
         with ServiceClient(base_url=stub.url, **options(max_retries=0)) as service:
             check(service.get_server_capabilities)
@@ -540,7 +542,7 @@ def test_messages_and_sessions_that_are_lost(logged: Callable[[], str]) -> None:
     kinds = ("info_message", "warning_message", "error_message")
     with world() as (stub, service):
         stub.says("/create_session", lambda words: {"session_id": "s", **dict.fromkeys(kinds, words)})
-        sampler = service.create_sampling_client(base_model="stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model").result()
         assert logged().count("you sent") >= len(kinds)
         heartbeat: Any = service.holder.session._heartbeat
         for status in (500, 410):
@@ -570,15 +572,15 @@ def test_messages_and_sessions_that_are_lost(logged: Callable[[], str]) -> None:
 )
 def test_answers_that_cannot_be_read(make: Callable[[str], Any]) -> None:
     with world() as (stub, service):
-        trainer = service.create_lora_training_client("stub/model")
-        sampler = service.create_sampling_client(base_model="stub/model")
+        trainer = service.create_lora_training_client("stub/model").result()
+        sampler = service.create_sampling_client(base_model="stub/model").result()
         copied(service).result(PATIENCE_S)
         for path in ("/asample", "/get_info", "/create_sampling_session", "/copy_weights", "/optim_step"):
             stub.says(path, make)
         check_future(trainer.optim_step(STEP))
         check_future(sampler.sample(PROMPT, 1, ONE_TOKEN))
         check(trainer.get_info)
-        check(lambda: service.create_sampling_client(base_model="stub/model"))
+        check(lambda: service.create_sampling_client(base_model="stub/model").result())
         check_future(copied(service))
 
 
@@ -596,8 +598,8 @@ def test_answers_that_cannot_be_read(make: Callable[[str], Any]) -> None:
 )
 def test_results_that_cannot_be_read(make: Callable[[str], Any]) -> None:
     with world() as (stub, service):
-        trainer = service.create_lora_training_client("stub/model")
-        sampler = service.create_sampling_client(base_model="stub/model")
+        trainer = service.create_lora_training_client("stub/model").result()
+        sampler = service.create_sampling_client(base_model="stub/model").result()
         copied(service).result(PATIENCE_S)
         stub.says("/retrieve_future", make)
         check_future(sampler.sample(PROMPT, 1, ONE_TOKEN))
@@ -608,7 +610,7 @@ def test_results_that_cannot_be_read(make: Callable[[str], Any]) -> None:
 def test_polls_for_many_that_cannot_be_read(logged: Callable[[], str]) -> None:
     with world({"sample_use_retrieve_futures": True}, hasty=False) as (stub, service):
         stub.says("/retrieve_futures", lambda words: {"completions": [], "cursor": words})
-        sampler = service.create_sampling_client(base_model="stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model").result()
         sampler.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
     assert "one by one" in logged()
 
@@ -619,8 +621,8 @@ def test_polls_for_many_that_cannot_be_read(logged: Callable[[], str]) -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_resets(when: str) -> None:
     with world() as (stub, service):
-        trainer = service.create_lora_training_client("stub/model")
-        sampler = service.create_sampling_client(base_model="stub/model")
+        trainer = service.create_lora_training_client("stub/model").result()
+        sampler = service.create_sampling_client(base_model="stub/model").result()
         stub.breaks("/retrieve_future", when)
         check_future(sampler.sample(PROMPT, 1, ONE_TOKEN))
         for path in ("/asample", "/optim_step", "/get_info", "/get_server_capabilities", "/copy_weights"):
@@ -638,7 +640,7 @@ def test_servers_that_are_not_there_or_not_to_be_trusted(tmp_path: Path) -> None
         for url in (untrusted.url, f"http://127.0.0.1:{port}", "http://server.invalid"):
             with ServiceClient(base_url=url, **options(max_retries=0)) as service:
                 check(service.get_server_capabilities)
-                check(lambda service=service: service.create_sampling_client(base_model="m"))  # type: ignore[misc]
+                check(lambda service=service: service.create_sampling_client(base_model="m").result())  # type: ignore[misc]
                 check_future(copied(service))
 
 
@@ -676,8 +678,8 @@ def test_notices_and_deadlines(status: int, notice: Callable[[str], Any]) -> Non
     heard: list[Any] = []
     with world() as (stub, service):
         service.holder.notices.listen(heard.append)
-        sampler = service.create_sampling_client(base_model="stub/model")
-        trainer = service.create_lora_training_client("stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model").result()
+        trainer = service.create_lora_training_client("stub/model").result()
         stub.says("/retrieve_future", notice, status)
         for future in (
             sampler.sample(PROMPT, 1, ONE_TOKEN, deadline=SOON_S),
@@ -693,7 +695,7 @@ def test_notices_and_deadlines(status: int, notice: Callable[[str], Any]) -> Non
 
 def test_futures_that_are_paused() -> None:
     with world(hasty=False) as (stub, service):
-        sampler = service.create_sampling_client(base_model="stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model").result()
         notice = {"queue_state": "paused_capacity", "queue_state_reason": stub.words}
         stub.script("/retrieve_future", Answer(408, notice), Answer(status=0))
         future = sampler.sample(PROMPT, 1, ONE_TOKEN)
@@ -706,7 +708,7 @@ def test_futures_that_are_paused() -> None:
 def test_listeners_and_callbacks_that_fail(logged: Callable[[], str]) -> None:
     with world() as (stub, service):
         service.holder.notices.listen(lambda _: 1 / 0)
-        sampler = service.create_sampling_client(base_model="stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model").result()
         notice = {"queue_state": "paused_capacity", "queue_state_reason": stub.words}
         stub.script("/retrieve_future", Answer(408, notice))
         future = sampler.sample(PROMPT, 1, ONE_TOKEN)
@@ -761,7 +763,7 @@ no_warning = pytest.mark.filterwarnings("ignore:load_state")
 @both_flows
 def test_access_tokens_in_use(flags: dict[str, Any], logged: Callable[[], str]) -> None:
     with world(flags, hasty=False, project_id="project") as (stub, service):
-        trainer = service.create_lora_training_client("stub/model")
+        trainer = service.create_lora_training_client("stub/model").result()
         for call in calls_with_tokens(service, trainer):
             assert_object_hidden(call())
         service.copy_weights(CHECKPOINT, weights_access_token=TOKEN).result(PATIENCE_S)
@@ -791,7 +793,7 @@ TROUBLE: dict[str, tuple[tuple[str, ...], Callable[[Parrot, str], None]]] = {
 @pytest.mark.parametrize("trouble", TROUBLE)
 def test_access_tokens_in_trouble(flags: dict[str, Any], trouble: str) -> None:
     with world(flags, max_retries=0) as (stub, service):
-        trainer = service.create_lora_training_client("stub/model")
+        trainer = service.create_lora_training_client("stub/model").result()
         calls = calls_with_tokens(service, trainer)
         paths, make = TROUBLE[trouble]
         for path in paths:
@@ -808,7 +810,7 @@ def test_access_tokens_in_trouble(flags: dict[str, Any], trouble: str) -> None:
 @no_warning
 def test_access_tokens_after_the_end() -> None:
     with world() as (_, service):
-        trainer = service.create_lora_training_client("stub/model")
+        trainer = service.create_lora_training_client("stub/model").result()
         service.close("success").result(PATIENCE_S)
         for call in calls_with_tokens(service, trainer):
             assert isinstance(check(call), errors.ClientClosedError)
@@ -822,7 +824,7 @@ def test_loads_that_cannot_be_sent(flags: dict[str, Any], wrong: Any) -> None:
         load = partial(service.create_training_client_from_state, CHECKPOINT)
         check(lambda: load(user_metadata={"note": wrong}, weights_access_token=TOKEN))
         check(lambda: load(weights_access_token=f"{TOKEN}\ud800"))
-        trainer = service.create_lora_training_client("stub/model")
+        trainer = service.create_lora_training_client("stub/model").result()
         check(lambda: trainer.load_state(f"{CHECKPOINT}\ud800", weights_access_token=TOKEN))
 
 
@@ -832,7 +834,7 @@ def test_loads_that_cannot_be_sent(flags: dict[str, Any], wrong: Any) -> None:
 def test_exchanged_tokens() -> None:
     tokens = {"/auth/token": lambda _: Answer(body={"jwt": JWT})}
     with world({"pjwt_auth_enabled": True}, always=tokens, max_retries=0) as (stub, service):
-        sampler = service.create_sampling_client(base_model="stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model").result()
         sampler.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
         assert JWT in stub.words
         assert_hidden(sampler.get_sampler_handle(), "the handle")
@@ -845,7 +847,7 @@ def test_exchanged_tokens() -> None:
 def test_exchanges_that_are_refused(status: int) -> None:
     with world({"pjwt_auth_enabled": True}, hasty=False, max_retries=0) as (stub, service):
         stub.refuses("/auth/token", status, "text")
-        check(lambda: service.create_sampling_client(base_model="stub/model"))
+        check(lambda: service.create_sampling_client(base_model="stub/model").result())
         check(service.get_server_capabilities)
 
 
@@ -853,8 +855,8 @@ def test_exchanges_that_are_refused(status: int) -> None:
 def test_exchanges_that_are_refused_later(form: str) -> None:
     tokens = {"/auth/token": lambda _: Answer(body={"jwt": PLANTED["first token"]})}
     with world({"pjwt_auth_enabled": True}, hasty=False, always=tokens, max_retries=0) as (stub, service):
-        sampler = service.create_sampling_client(base_model="stub/model")
-        trainer = service.create_lora_training_client("stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model").result()
+        trainer = service.create_lora_training_client("stub/model").result()
         stub.refuses("/auth/token", 401, form)
         tokens_kept: Any = service.holder.keys._tokens
         tokens_kept._held = evolve(tokens_kept._held, lifetime_s=0.0)
@@ -933,8 +935,8 @@ def test_mistakes_of_ours(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("our own mistake")
 
     with world(hasty=False, max_retries=0) as (_, service):
-        sampler = service.create_sampling_client(base_model="stub/model")
-        trainer = service.create_lora_training_client("stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model").result()
+        trainer = service.create_lora_training_client("stub/model").result()
         with monkeypatch.context() as patch:
             patch.setattr(f"tinker_sync.{place}", fail)
             futures = [
@@ -954,7 +956,7 @@ def test_pollers_that_fail(monkeypatch: pytest.MonkeyPatch, logged: Callable[[],
     died = threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda _: died.set())
     with world(hasty=False) as (stub, service):
-        sampler = service.create_sampling_client(base_model="stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model").result()
         stub.always["/retrieve_future"] = lambda _: Answer(status=0)
         future = sampler.sample(PROMPT, 1, ONE_TOKEN)
         # Asked, and in the poller's hands: what comes to it later is for the next thread.
@@ -971,7 +973,7 @@ def test_pollers_that_fail(monkeypatch: pytest.MonkeyPatch, logged: Callable[[],
 
 def test_reports_of_failures() -> None:
     with world(max_retries=0) as (stub, service):
-        sampler = service.create_sampling_client(base_model="stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model").result()
         for path, status, form in (
             ("/asample", 422, "fields"),
             ("/get_server_capabilities", 500, "text"),
@@ -982,7 +984,7 @@ def test_reports_of_failures() -> None:
         check(service.get_server_capabilities)
         check_future(copied(service))
         stub.says("/retrieve_future", lambda words: {"error": words, "category": "server"})
-        check(lambda: service.create_lora_training_client(CHECKPOINT))
+        check(lambda: service.create_lora_training_client(CHECKPOINT).result())
         service.holder._parts.report(RuntimeError(stub.words))  # what a mistake of ours may say
         reporter: Any = service.holder._parts.companion
         until(lambda: len(reporter._buffer) >= 6)  # a failure may be told after its future has it

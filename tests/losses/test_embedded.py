@@ -43,7 +43,7 @@ def service(server: Running) -> tinker_sync.ServiceClient:
 
 
 def trainer(client: tinker_sync.ServiceClient) -> tinker_sync.TrainingClient:
-    return client.create_lora_training_client(BASE, rank=4, seed=3)
+    return client.create_lora_training_client(BASE, rank=4, seed=3).result()
 
 
 def sequences(count: int, seed: int) -> list[list[int]]:

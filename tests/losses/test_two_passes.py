@@ -197,7 +197,7 @@ class TestOrder:
     def test_other_training_clients_do_not_wait(self) -> None:
         gate = Gate()
         with world() as (_, trainer):
-            other = trainer.service.create_lora_training_client("stub/model")  # type: ignore[attr-defined]
+            other = trainer.service.create_lora_training_client("stub/model").result()  # type: ignore[attr-defined]
             custom = trainer.forward_backward_custom(data(1), gate)
             gate.wait()
             other.optim_step(types.AdamParams()).result(PATIENCE_S)
@@ -335,7 +335,7 @@ class TestCancelling:
         unused = Gate()
         with world() as (stub, trainer):
             service = trainer.service  # type: ignore[attr-defined]
-            others = [service.create_lora_training_client("stub/model") for _ in gates]
+            others = [service.create_lora_training_client("stub/model").result() for _ in gates]
             customs = [
                 other.forward_backward_custom(data(1), gate)
                 for other, gate in zip(others, gates, strict=True)
@@ -429,7 +429,7 @@ class TestThreads:
         gates = [Gate() for _ in range(4)]
         with world() as (_, trainer):
             service = trainer.service  # type: ignore[attr-defined]
-            others = [service.create_lora_training_client("stub/model") for _ in gates]
+            others = [service.create_lora_training_client("stub/model").result() for _ in gates]
             customs = [
                 other.forward_backward_custom(data(1), gate)
                 for other, gate in zip(others, gates, strict=True)

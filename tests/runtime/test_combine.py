@@ -76,7 +76,7 @@ class TestResult:
 
     def test_nothing_to_combine_is_a_mistake_of_ours(self) -> None:
         with pytest.raises(AssertionError, match="nothing to combine"):
-            combined([])
+            combined([]).follow([])
 
 
 class TestFailure:

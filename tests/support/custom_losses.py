@@ -29,7 +29,7 @@ def world(flags: dict[str, Any] | None = None, **behaviour: Any) -> Iterator[tup
     """A stub, and a training client with its service and clock, for which no time passes."""
     behaviour.setdefault("config", {**FLAGS, **(flags or {})})
     with StubServer(**behaviour) as stub, hasty_service(stub) as service:
-        trainer: Any = service.create_lora_training_client("stub/model")
+        trainer: Any = service.create_lora_training_client("stub/model").result()
         trainer.service, trainer.clock = service, service.holder.clock
         stub.log.clear()
         yield stub, trainer

@@ -287,14 +287,14 @@ def service_of(stub: Stub, **options: Any) -> ServiceClient:
 def test_other_servers_than_the_vendors_are_told_nothing(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_TELEMETRY", "1")
     with service_of(stub) as service:
-        service.create_sampling_client(base_model="stub/model")
+        service.create_sampling_client(base_model="stub/model").result()
     assert sent(stub) == []
 
 
 def test_unless_that_is_asked_for(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
     with service_of(stub, telemetry=True) as service:
-        service.create_sampling_client(base_model="stub/model")
+        service.create_sampling_client(base_model="stub/model").result()
     assert [event["event"] for event in sent(stub)] == ["SESSION_START", "SESSION_END"]
     for thread in our_threads():
         if thread.name == "tinker-telemetry":  # on its way out
@@ -315,8 +315,8 @@ def test_the_variable_is_heeded_for_the_vendors(
 
 def test_failures_that_reach_the_user_are_told_without_content(stub: Stub) -> None:
     with service_of(stub, telemetry=True) as service:
-        sampler = service.create_sampling_client(base_model="stub/model")
-        trainer = service.create_lora_training_client("stub/model")
+        sampler = service.create_sampling_client(base_model="stub/model").result()
+        trainer = service.create_lora_training_client("stub/model").result()
         echo = {"detail": [{"loc": ["body"], "input": {"tokens": [314159, 41, 59]}, "msg": "planted words"}]}
         stub.script("/asample", Answer(422, echo))
         stub.script("/get_info", Answer(501, {"detail": "planted words"}))
@@ -353,7 +353,7 @@ def test_failures_that_reach_the_user_are_told_without_content(stub: Stub) -> No
 def test_w36_failures_and_close_do_not_wait_for_telemetry(stub: Stub, answer: Answer) -> None:
     stub.script("/telemetry", *[answer] * 50)
     service = service_of(stub, telemetry=True)
-    sampler = service.create_sampling_client(base_model="stub/model")
+    sampler = service.create_sampling_client(base_model="stub/model").result()
     stub.script("/asample", Answer(422, {"detail": "no"}))
     began = time.monotonic()
     with pytest.raises(TinkerError):
@@ -366,7 +366,7 @@ def test_w36_failures_and_close_do_not_wait_for_telemetry(stub: Stub, answer: An
 
 def test_w37_the_end_of_a_session_is_told_once_at_its_end(stub: Stub) -> None:
     service = service_of(stub, telemetry=True)
-    sampler = service.create_sampling_client(base_model="stub/model")
+    sampler = service.create_sampling_client(base_model="stub/model").result()
     stub.script("/asample", Answer(422, {"detail": "no"}))
     with pytest.raises(TinkerError):
         sampler.sample(PROMPT, 1, PARAMS).result(20)
@@ -377,7 +377,7 @@ def test_w37_the_end_of_a_session_is_told_once_at_its_end(stub: Stub) -> None:
 
 def test_a_dropped_client_drops_its_telemetry(stub: Stub) -> None:
     service = service_of(stub, telemetry=True)
-    service.create_sampling_client(base_model="stub/model")
+    service.create_sampling_client(base_model="stub/model").result()
     assert {"tinker-telemetry", "tinker-heartbeat"} <= {thread.name for thread in our_threads()}
     del service
     until(lambda: our_threads() == set())

@@ -111,7 +111,7 @@ def test_settings_reach_the_server() -> None:
 @pytest.mark.parametrize("process", [False, True])
 def test_after_a_restart_checkpoints_are_there_and_models_are_not(process: bool, tmp_path: Path) -> None:
     with local(process=process, data_dir=tmp_path / "data") as server, server.service() as service:
-        training = service.create_lora_training_client(MODEL, rank=4)
+        training = service.create_lora_training_client(MODEL, rank=4).result()
         path = training.save_state("kept").result(20).path
         url = server.url
         server.restart()
@@ -119,7 +119,7 @@ def test_after_a_restart_checkpoints_are_there_and_models_are_not(process: bool,
         with pytest.raises(NotFoundError, match="not in memory"):
             training.optim_step(tinker_sync.AdamParams()).result(20)
         with server.service() as another:
-            resumed = another.create_training_client_from_state(path)
+            resumed = another.create_training_client_from_state(path).result()
             assert resumed.optim_step(tinker_sync.AdamParams()).result(20) is not None
 
 

@@ -15,12 +15,12 @@ from tinker_sync.testing import LocalServer
 
 def test_from_the_clients_tokenizer_to_a_step_that_learns() -> None:
     with LocalServer() as server, server.service() as service:
-        training = service.create_lora_training_client(tiny.NAME, rank=4)
+        training = service.create_lora_training_client(tiny.NAME, rank=4).result()
         tokenizer = training.get_tokenizer()
         assert isinstance(tokenizer, Tokenizer)
         assert tokenizer.name_or_path == str(tiny.directory())
 
-        sampling = service.create_sampling_client(base_model=tiny.NAME)
+        sampling = service.create_sampling_client(base_model=tiny.NAME).result()
         assert sampling.get_tokenizer() is tokenizer  # loaded once, though asked for in two ways
 
         chat: list[dict[str, Any]] = [

@@ -242,7 +242,7 @@ def test_a_training_client_asks_the_server_each_time_and_loads_once(
     stub: Stub, service: tinker_sync.ServiceClient, folders: Any
 ) -> None:
     place = str(folders["byte-level"])
-    training = service.create_lora_training_client("stub/model", rank=8)
+    training = service.create_lora_training_client("stub/model", rank=8).result()
     stub.script("/get_info", info("org/model", place), info(place, None), info(place, None))
     made = training.get_tokenizer()
     assert isinstance(made, Tokenizer)
@@ -259,7 +259,7 @@ def test_a_sampling_client_goes_by_the_base_models_name_or_what_the_server_says(
     stub: Stub, service: tinker_sync.ServiceClient, folders: Any
 ) -> None:
     place = str(folders["byte-level"])
-    sampling = service.create_sampling_client(base_model="stub/model")
+    sampling = service.create_sampling_client(base_model="stub/model").result()
     sampler = f"/samplers/{sampling._sampling_session_id}"
     plain = {"sampler_id": "s", "base_model": place}
     stub.script(

@@ -170,7 +170,7 @@ def logprobs(output: types.ForwardBackwardOutput) -> list[float]:
 def test_mixed_training_calls_of_64_threads(seed: int) -> None:
     stub = Chaos(seed, trouble_of(seed), config={**FLAGS, "fwdbwd_max_chunk_len": 2})
     with StubServer(stub), client_of(stub) as client:
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         made = together(*[lambda n=n: calls_of(trainer, n) for n in range(THREADS)], patience_s=PATIENCE_S)
         answers = [[(future.result(PATIENCE_S), check) for future, check in calls] for calls in made]
     assert stub.broken == []
@@ -215,7 +215,7 @@ def test_samples_of_64_threads(seed: int) -> None:
     config = {**FLAGS, "sample_use_retrieve_futures": seed % 2 == 1}
     stub = Chaos(seed, trouble_of(seed), config=config, latency_s=0.002)
     with StubServer(stub), client_of(stub) as client:
-        sampler = client.create_sampling_client(base_model="stub/model")
+        sampler = client.create_sampling_client(base_model="stub/model").result()
         jobs = [lambda n=n: samples_of(sampler, n) for n in range(THREADS)]
         wrong = [each for found in together(*jobs, patience_s=PATIENCE_S) for each in found]
     assert wrong == []
@@ -245,7 +245,7 @@ def test_callbacks_of_a_crowd_run_once_each_and_never_on_the_poller() -> None:
 
     stub = Chaos(0, 0.02)
     with StubServer(stub), client_of(stub) as client:
-        sampler = client.create_sampling_client(base_model="stub/model")
+        sampler = client.create_sampling_client(base_model="stub/model").result()
         params = types.SamplingParams(max_tokens=1)
         futures = [sampler.sample(types.ModelInput.from_ints([n]), 1, params) for n in range(300)]
         for future in futures:

@@ -31,7 +31,7 @@ def service(server: Running) -> Iterator[tinker_sync.ServiceClient]:
 
 def test_every_kind_of_checkpoint(tmp_path: Path, service: tinker_sync.ServiceClient) -> None:
     rest = RestClient(service.holder)
-    trainer = service.create_lora_training_client(BASE, rank=4)
+    trainer = service.create_lora_training_client(BASE, rank=4).result()
     example = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4]})
     trainer.forward_backward([example], "cross_entropy")
     trainer.optim_step(tinker_sync.AdamParams(learning_rate=0.01)).result(60)
@@ -55,7 +55,7 @@ def test_every_kind_of_checkpoint(tmp_path: Path, service: tinker_sync.ServiceCl
 
 def test_what_was_downloaded_can_be_brought_back(tmp_path: Path, service: tinker_sync.ServiceClient) -> None:
     rest = RestClient(service.holder)
-    trainer = service.create_lora_training_client(BASE, rank=4)
+    trainer = service.create_lora_training_client(BASE, rank=4).result()
     path = trainer.save_weights_external("export").result(60).path
     first = rest.download_checkpoint(path, tmp_path / "first").result(60)
     back = rest.upload_external_weights(first.path, BASE, LORA).result(60)
@@ -72,7 +72,7 @@ def test_an_interrupted_export_is_taken_up(
 ) -> None:
     """The second try finds the export of the first, and makes none."""
     rest = RestClient(service.holder)
-    trainer = service.create_lora_training_client(BASE, rank=4)
+    trainer = service.create_lora_training_client(BASE, rank=4).result()
     path = trainer.save_state("state").result(60).path
 
     def fail(*_: object) -> None:

@@ -58,7 +58,7 @@ def own_loss(data: Any, logprobs: Any) -> Any:
 
 def work(service: tinker_sync.ServiceClient, draw: random.Random) -> TokenCounts:
     """Train and sample; give what of it can be known beforehand."""
-    training = service.create_lora_training_client(MODEL, rank=2)
+    training = service.create_lora_training_client(MODEL, rank=2).result()
     lengths = [[draw.randint(1, 20) for _ in range(draw.randint(1, 8))] for _ in range(4)]
     pending: list[Any] = [
         training.forward_backward([datum(n) for n in batch], "cross_entropy") for batch in lengths
@@ -66,7 +66,7 @@ def work(service: tinker_sync.ServiceClient, draw: random.Random) -> TokenCounts
     pending.append(training.forward([datum(9)], "cross_entropy"))
     pending.append(training.forward_backward_custom([datum(5), datum(6)], own_loss))
     pending.append(training.optim_step(tinker_sync.AdamParams(learning_rate=1e-3)))
-    sampling = training.save_weights_and_get_sampling_client()
+    sampling = training.save_weights_and_get_sampling_client().result()
     prompts = [[draw.randint(1, 200) for _ in range(draw.randint(1, 40))] for _ in range(4)]
     for number in range(12):
         params = SamplingParams(max_tokens=draw.randint(1, 12), stop=[7, 8, 9], seed=number)
@@ -74,7 +74,7 @@ def work(service: tinker_sync.ServiceClient, draw: random.Random) -> TokenCounts
         prompt = ModelInput.from_ints(prompts[number % len(prompts)])
         pending.append(sampling.sample(prompt, draw.randint(1, 3), params))
     pending.append(sampling.compute_logprobs(ModelInput.from_ints(prompts[0])))
-    base = service.create_sampling_client(base_model=MODEL)
+    base = service.create_sampling_client(base_model=MODEL).result()
     pending.append(base.sample(ModelInput.from_ints(prompts[1]), 2, SamplingParams(max_tokens=3)))
     for future in pending:
         future.result(60)
@@ -111,7 +111,7 @@ def test_what_the_server_lost_after_it_was_computed_is_a_difference() -> None:
         LocalServer(plan, model=MODEL, sample_use_retrieve_futures=False) as server,
         server.service() as service,
     ):
-        sampling = service.create_sampling_client(base_model=MODEL)
+        sampling = service.create_sampling_client(base_model=MODEL).result()
         prompt = ModelInput.from_ints([1, 2, 3])
         sampled = sampling.sample(prompt, 1, SamplingParams(max_tokens=4, seed=1)).result(30)
         found = service.reconcile()

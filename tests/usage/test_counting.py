@@ -42,14 +42,14 @@ def sample(client: Any, length: int, longest: int | None = 4, count: int = 1) ->
 
 
 def test_every_result_is_counted_before_it_is_seen(service: tinker_sync.ServiceClient) -> None:
-    training = service.create_lora_training_client("stub/model")
+    training = service.create_lora_training_client("stub/model").result()
     assert service.usage().tokens == TokenCounts()
     # Five data in chunks of two: three requests.
     training.forward_backward([datum(n) for n in (1, 2, 3, 4, 5)], "cross_entropy").result()
     assert service.usage().tokens == TokenCounts(trained=15)
     training.forward([datum(7)], "cross_entropy").result()
     training.optim_step(tinker_sync.AdamParams(learning_rate=1e-4)).result()
-    sampling = training.save_weights_and_get_sampling_client()
+    sampling = training.save_weights_and_get_sampling_client().result()
     sample(sampling, 10, 4, count=3).result()
     sampling.compute_logprobs(ModelInput.from_ints([1, 2, 3])).result()
     usage = service.usage(prices=TABLE)
@@ -59,7 +59,7 @@ def test_every_result_is_counted_before_it_is_seen(service: tinker_sync.ServiceC
 
 
 def test_an_image_counts_what_it_is_expected_to_take(service: tinker_sync.ServiceClient) -> None:
-    sampling = service.create_sampling_client(base_model="stub/model")
+    sampling = service.create_sampling_client(base_model="stub/model").result()
     text = EncodedTextChunk(tokens=[1, 2])
     for expected in (100, None):
         image = ImageChunk(data=b"x", format="png", expected_tokens=expected)
@@ -69,7 +69,7 @@ def test_an_image_counts_what_it_is_expected_to_take(service: tinker_sync.Servic
 
 def test_prompt_tokens_from_the_cache_count_apart(stub: Stub, service: tinker_sync.ServiceClient) -> None:
     stub.behaviour.proto_results = False
-    sampling = service.create_sampling_client(base_model="stub/model")
+    sampling = service.create_sampling_client(base_model="stub/model").result()
 
     def with_cache(asked: Asked) -> Answer:
         tokens = {"type": "sample", "sequences": [{"stop_reason": "stop", "tokens": [7], "logprobs": [-1.0]}]}
@@ -83,7 +83,7 @@ def test_prompt_tokens_from_the_cache_count_apart(stub: Stub, service: tinker_sy
 def test_what_fails_is_not_counted_and_what_is_repeated_is_counted_once(
     stub: Stub, service: tinker_sync.ServiceClient
 ) -> None:
-    sampling = service.create_sampling_client(base_model="stub/model")
+    sampling = service.create_sampling_client(base_model="stub/model").result()
     stub.script("/asample", Answer(503), Answer(abort="after"))
     stub.script("/retrieve_future", Answer(abort="after"), Answer(503), Answer(408))
     sample(sampling, 10).result()
@@ -98,9 +98,9 @@ def test_a_model_from_a_checkpoint_is_asked_for_its_name_once(
     stub: Stub, service: tinker_sync.ServiceClient
 ) -> None:
     stub.behaviour.config = {"create_model_via_load_weights": True, "fwdbwd_max_chunk_len": 1024}
-    training = service.create_training_client_from_state("tinker://run-1/weights/a")
+    training = service.create_training_client_from_state("tinker://run-1/weights/a").result()
     training.forward_backward([datum(3)], "cross_entropy").result()
-    sampling = service.create_sampling_client("tinker://run-1/sampler_weights/a")
+    sampling = service.create_sampling_client("tinker://run-1/sampler_weights/a").result()
     sample(sampling, 2, 1).result()
     for _ in range(2):
         assert [row.base_model for row in service.usage().rows] == ["stub/model"]
@@ -110,7 +110,7 @@ def test_a_model_from_a_checkpoint_is_asked_for_its_name_once(
 
 def test_without_a_server_to_ask_the_model_is_unknown(stub: Stub) -> None:
     with tinker_sync.ServiceClient(base_url=stub.url, api_key="tml-usage") as service:  # type: ignore[attr-defined]
-        sample(service.create_sampling_client("tinker://run-1/sampler_weights/a"), 2, 1).result()
+        sample(service.create_sampling_client("tinker://run-1/sampler_weights/a").result(), 2, 1).result()
     usage = service.usage(prices=TABLE)
     assert [(row.base_model, row.cost_usd, row.unpriced) for row in usage.rows] == [
         (None, None, ("prompt", "sampled"))
@@ -124,7 +124,7 @@ def test_without_a_server_to_ask_the_model_is_unknown(stub: Stub) -> None:
 def test_a_budget_refuses_the_next_call_and_nothing_is_sent(
     stub: Stub, service: tinker_sync.ServiceClient
 ) -> None:
-    training = service.create_lora_training_client("stub/model")
+    training = service.create_lora_training_client("stub/model").result()
     with service.budget(tokens=25) as budget:
         training.forward_backward([datum(10), datum(10)], "cross_entropy").result()
         before = len(stub.log)
@@ -142,7 +142,7 @@ def test_a_budget_refuses_the_next_call_and_nothing_is_sent(
 
 
 def test_dollars(service: tinker_sync.ServiceClient) -> None:
-    sampling = service.create_sampling_client(base_model="stub/model")
+    sampling = service.create_sampling_client(base_model="stub/model").result()
     with service.budget(usd=20, prices=TABLE) as budget:
         sample(sampling, 2, 9).result()
         assert budget.spent_usd == 20
@@ -156,7 +156,7 @@ def test_what_is_under_way_counts_as_what_it_may_come_to(
     stub: Stub, service: tinker_sync.ServiceClient
 ) -> None:
     stub.behaviour.latency_s = 0.2
-    sampling = service.create_sampling_client(base_model="stub/model")
+    sampling = service.create_sampling_client(base_model="stub/model").result()
     with service.budget(tokens=100) as budget:
         under_way = [sample(sampling, 10, 40), sample(sampling, 10, 40)]
         with pytest.raises(errors.BudgetExceededError, match="0 are spent and up to 100 are under way"):
@@ -167,7 +167,7 @@ def test_what_is_under_way_counts_as_what_it_may_come_to(
 
 
 def test_what_failed_gives_back_what_was_set_aside(stub: Stub, service: tinker_sync.ServiceClient) -> None:
-    sampling = service.create_sampling_client(base_model="stub/model")
+    sampling = service.create_sampling_client(base_model="stub/model").result()
     with service.budget(tokens=20) as budget:
         for _ in range(3):
             stub.script("/retrieve_future", Answer(body={"error": "no room", "category": "user"}))
@@ -185,7 +185,7 @@ def test_shorter_samples_than_planned_give_the_rest_back(
     stub: Stub, service: tinker_sync.ServiceClient
 ) -> None:
     stub.behaviour.proto_results = False
-    sampling = service.create_sampling_client(base_model="stub/model")
+    sampling = service.create_sampling_client(base_model="stub/model").result()
     short = {"type": "sample", "sequences": [{"stop_reason": "stop", "tokens": [7], "logprobs": [-1.0]}]}
     with service.budget(tokens=61) as budget:
         for done in range(1, 5):
@@ -195,7 +195,7 @@ def test_shorter_samples_than_planned_give_the_rest_back(
 
 
 def test_parts_of_a_pass_give_back_what_they_took(stub: Stub, service: tinker_sync.ServiceClient) -> None:
-    training = service.create_lora_training_client("stub/model")
+    training = service.create_lora_training_client("stub/model").result()
     with service.budget(tokens=30) as budget:
         for done in (1, 2):
             training.forward_backward([datum(3)] * 5, "cross_entropy").result()
@@ -203,7 +203,7 @@ def test_parts_of_a_pass_give_back_what_they_took(stub: Stub, service: tinker_sy
 
 
 def test_both_of_two_nested_budgets_have_to_agree(service: tinker_sync.ServiceClient) -> None:
-    sampling = service.create_sampling_client(base_model="stub/model")
+    sampling = service.create_sampling_client(base_model="stub/model").result()
     with service.budget(tokens=100) as outer, service.budget(tokens=10) as inner:
         with pytest.raises(errors.BudgetExceededError, match="of 10 tokens"):
             sample(sampling, 10, 5)
@@ -214,7 +214,7 @@ def test_both_of_two_nested_budgets_have_to_agree(service: tinker_sync.ServiceCl
 def test_dollars_cannot_be_limited_where_a_price_is_unknown(
     service: tinker_sync.ServiceClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampling = service.create_sampling_client(base_model="stub/model")
+    sampling = service.create_sampling_client(base_model="stub/model").result()
     path = tmp_path / "prices.json"
     path.write_text(json.dumps({"models": {"stub/*": {"prompt": 1.0}}}))
     monkeypatch.setenv("TINKER_PRICES", str(path))
@@ -235,7 +235,7 @@ def test_a_cached_token_without_a_price_costs_what_a_prompt_token_does(
     stub: Stub, service: tinker_sync.ServiceClient
 ) -> None:
     stub.behaviour.proto_results = False
-    sampling = service.create_sampling_client(base_model="stub/model")
+    sampling = service.create_sampling_client(base_model="stub/model").result()
     tokens = {"type": "sample", "sequences": [{"stop_reason": "stop", "tokens": [7], "logprobs": [-1.0]}]}
     stub.script("/retrieve_future", Answer(body={**tokens, "prompt_cache_hit_tokens": 6}))
     with service.budget(usd=100, prices=TABLE) as budget:
@@ -271,7 +271,7 @@ def test_reconciling_asks_for_the_hours_of_the_session_and_compares(
 
     assert service.reconcile().agrees
     assert asked_for == []
-    training = service.create_lora_training_client("stub/model")
+    training = service.create_lora_training_client("stub/model").result()
     training.forward_backward([datum(7), datum(7)], "cross_entropy").result()
     stub.script("/billing/usage/events", bill)
     found = service.reconcile()

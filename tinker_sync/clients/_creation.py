@@ -202,8 +202,8 @@ def ready(client: ClientFuture[Any]) -> None:
 
 def _expect(client: ClientFuture[Any]) -> None:
     client._created_at = users_line()
-    client.when_done(_end)
     client.holder.end_with_this(client)
+    client.when_done(_end)  # the last: the others look at the failure, which is not the user's look
 
 
 def _go_on(client: ClientFuture[Any], work: Callable[[T], object], call: APIFuture[T]) -> None:

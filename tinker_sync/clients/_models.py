@@ -151,6 +151,15 @@ def check_path(core: Core, path: object, call: str) -> None:
         raise InvalidInputError(f"{call}: the path must start with 'tinker://', got {path!r}")
 
 
+def refuse_unsendable(request: Any) -> None:
+    """Refuse a request that has no JSON form, at the call that makes it.
+
+    Raises:
+        InvalidInputError: a value in it has none.
+    """
+    wire_json.encode(request)
+
+
 def create_model(core: Core, asked: CreateModelRequest, deadline_at: float) -> str:
     """Make a new model; return its id. Blocks."""
     request = asked.model_copy(update={"session_id": core.session_id(deadline_at)})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tinker_sync._secret import QuietDict, veiled
 from tinker_sync._spelling import meant, no_parameter
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._models import LoadedModel, NewModel, check_path
+from tinker_sync.clients._models import LoadedModel, NewModel, check_path, refuse_unsendable
 from tinker_sync.clients._spending import Spending
 from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.rest import RestClient
@@ -210,6 +210,7 @@ class ServiceClient:
             lora_config=lora,
             optimizer_config=optimizer or AdamOptimizerConfig(),
         )
+        refuse_unsendable(request)
         # Drawn last, and once: a repetition must be the same request.
         request = request.model_copy(update={"model_seq_id": self._core.session.next_model_seq_id()})
         return TrainingClient.make(self._core, NewModel(request, self._until(deadline)))
@@ -278,6 +279,7 @@ class ServiceClient:
 
     def _from_state(self, request: LoadWeightsRequest, deadline: float | None) -> TrainingClient:
         self._core.refuse_closed()
+        refuse_unsendable(request)
         number = self._core.session.next_model_seq_id()
         return TrainingClient.make(self._core, LoadedModel(request, number, self._until(deadline)))
 

@@ -92,7 +92,7 @@ def train_and_save(
     """Until the server is no more."""
     rng, rest = random.Random(seed), RestClient(service.holder)
     try:
-        client = service.create_lora_training_client(TINY, rank=2, seed=seed)
+        client = service.create_lora_training_client(TINY, rank=2, seed=seed).result()
         run = client.model_id
         for number in count():
             client.forward_backward([DATUM], "cross_entropy")
@@ -143,7 +143,7 @@ def goes_on_where_it_was(service: ServiceClient, promises: Promises, rng: random
     """One of the kept checkpoints, with its optimizer, computes what it computed when it was saved."""
     if promises.losses:
         path = rng.choice(sorted(promises.losses))
-        client = service.create_training_client_from_state_with_optimizer(path)
+        client = service.create_training_client_from_state_with_optimizer(path).result()
         assert loss_of(client) == promises.losses[path]
 
 

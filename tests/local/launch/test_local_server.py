@@ -80,7 +80,7 @@ def test_one_server_for_all_clients_from_the_first_request_to_the_last_close() -
     assert server.pid == pid
     one.close().result(PATIENCE_S)
     assert server.running
-    sampler = two.create_sampling_client(base_model=TINY)
+    sampler = two.create_sampling_client(base_model=TINY).result()
     assert sampler.get_base_model() == TINY
     two.close().result(PATIENCE_S)
     assert not server.running
@@ -189,7 +189,7 @@ def test_a_directory_keeps_checkpoints_and_can_be_wrong(
     with pytest.raises(ConfigurationError, match="file cannot be used: it is no directory; name another"):
         client.get_server_capabilities()
     (tmp_path / "file").unlink()
-    training = client.create_lora_training_client(TINY, rank=2)  # the next call tries again
+    training = client.create_lora_training_client(TINY, rank=2).result()  # the next call tries again
     path = training.save_state("kept").result(PATIENCE_S).path
     monkeypatch.setenv("TINKER_LOCAL_DATA_DIR", str(tmp_path / "other"))
     with pytest.raises(ConfigurationError, match="in use, with another directory"):
@@ -197,7 +197,7 @@ def test_a_directory_keeps_checkpoints_and_can_be_wrong(
     client.close().result(PATIENCE_S)
     monkeypatch.setenv("TINKER_LOCAL_DATA_DIR", str(tmp_path / "file"))
     with ServiceClient(base_url="local") as later:
-        assert later.create_training_client_from_state_with_optimizer(path) is not None
+        assert later.create_training_client_from_state_with_optimizer(path).result() is not None
 
 
 def test_what_is_not_installed_is_named_with_what_to_install(

@@ -167,7 +167,7 @@ def test_a_model_of_ones_own_stands_beside_the_built_in_one(tmp_path: Path) -> N
     with server as (url, _), ServiceClient(base_url=url) as client:
         names = {model.model_name for model in client.get_server_capabilities().supported_models}
         assert names == {"tinker-sync/tiny", "mine"}
-        assert client.create_lora_training_client("mine", rank=2) is not None
+        assert client.create_lora_training_client("mine", rank=2).result() is not None
 
 
 def test_a_model_that_is_none_is_named(tmp_path: Path) -> None:
