@@ -8,6 +8,7 @@ from email.utils import formatdate
 from pathlib import Path
 
 import pytest
+from support.embedded import running
 from support.servers import unused_port
 from support.tinker_stub import Answer, Stub, StubServer
 
@@ -130,3 +131,15 @@ def test_a_variable_that_has_no_effect(stub: Stub, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TINKER_APIKEY", "x")
     assert findings()["variables"].what == "of no effect: TINKER_APIKEY"
     assert "TINKER_API_KEY" in os.environ
+
+
+def test_fields_that_an_embedded_server_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(tmp_path) as server:
+        monkeypatch.setenv("TINKER_BASE_URL", server.url)
+        monkeypatch.setenv("TINKER_API_KEY", server.key)
+        assert "fields" not in {each.name for each in examine()}
+        server.session(colour="red")
+        found = {each.name: each for each in examine()}
+    assert found["fields"].state == "warning"
+    assert "CreateSessionRequest.colour" in found["fields"].what
+    assert found["access"].state == "ok"

@@ -146,3 +146,23 @@ def test_waiting_for_calls_wakes_up() -> None:
     thread.join(20)
     assert answers == [True]
     assert not scene.wait_until(lambda calls: len(calls) == 3, 0.0)
+
+
+def test_fields_that_a_server_does_not_know_are_listed() -> None:
+    call = record(
+        b'{"model_id": "m", "adam_params": {"learning_rate": 0.5, "warmth": 1}, "colour": "red"}',
+        path="/optim_step",
+    )
+    assert call.unknown_fields == ("AdamParams.warmth", "OptimStepRequest.colour")
+    assert call.request.optim_params.learning_rate == 0.5
+    assert record(b'{"model_id": "m", "adam_params": {}}', path="/optim_step").unknown_fields == ()
+
+
+def test_unknown_fields_of_a_protobuf_body_are_listed_by_number() -> None:
+    request = ForwardBackwardRequest(ForwardBackwardInput([datum()], "cross_entropy"), "m", 3)
+    content = encode_forward_backward_request(request).join()
+    call = record(
+        content + bytes.fromhex("980101"), path="/forward_backward", content_type="application/x-protobuf"
+    )
+    assert call.unknown_fields == ("ForwardBackwardRequest.19",)
+    assert call.request == request

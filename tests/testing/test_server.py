@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.embedded import Wire
 from support.training_job import MODEL, train
 
 import tinker_sync
@@ -247,3 +248,19 @@ def test_another_process_computes_the_same() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == expected
+
+
+@pytest.mark.parametrize("code", [400, 401, 404, 413, 422])
+@pytest.mark.parametrize("process", [False, True])
+def test_a_planned_refusal_uses_up_its_number(code: int, process: bool) -> None:
+    """As the server's own refusals do: the call behind it is done at once."""
+    plan = FaultPlan().on("optim_step", faults.status(code), nth=1)
+    with LocalServer(plan, model="tinker-sync/random", process=process, gap_patience_s=600.0) as server:
+        wire = Wire(server.url, server.key)
+        session = wire.session()
+        making = {"session_id": session, "model_seq_id": 0, "base_model": "tinker-sync/random"}
+        model = wire.result(wire.ok("/create_model", making)["request_id"])["model_id"]
+        assert wire.optim(model, 1).status == code
+        assert "metrics" in wire.result(wire.optim(model, 2).json()["request_id"])
+        assert "metrics" in wire.result(wire.optim(model, 1).json()["request_id"])  # open again
+        assert [call.status for call in server.calls_to("optim_step")] == [code, 200, 200]

@@ -10,11 +10,12 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field
 
 from tinker_sync.local.server.http1 import ABORT
+from tinker_sync.local.server.ordered import ORDERED
 from tinker_sync.testing.faults import Answered, Cut, Slow, Truncated
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from tinker_sync.testing._scene import Decision, Scene
     from tinker_sync.testing.calls import RecordedCall
     from tinker_sync.testing.faults import Fault
+
+_COME_AGAIN: Final = frozenset({402, 408, 409, 425, 429})
+"""Refusals after which a client sends the same call once more."""
 
 
 @define
@@ -86,6 +90,8 @@ class Faults:
         if work_first and opens:
             self._note_session(run.kept())
         if isinstance(fault, Answered):
+            if _uses_up_number(decision.call, fault):
+                await run.refuse()
             await run.answer(fault)
         elif isinstance(fault, Cut):
             await run.cut(reset=fault.reset)
@@ -122,6 +128,11 @@ class _Run:
         """Have the work done, and keep the answer back."""
         self._captured = _Captured()
         await self._app(self._scope, self._receive, self._captured.take)
+
+    async def refuse(self) -> None:
+        """Have the server refuse the call too, so that it counts the number in it as used."""
+        headers = [pair for pair in self._scope["headers"] if pair[0].lower() != b"x-api-key"]
+        await self._app({**self._scope, "headers": headers}, self._receive, _Captured().take)
 
     async def answer(self, fault: Answered) -> None:
         """Another answer."""
@@ -183,6 +194,12 @@ class _Run:
 def _needs_work(fault: Fault) -> bool:
     """Whether the server does what was asked before this goes wrong."""
     return isinstance(fault, (Truncated, Slow)) or (isinstance(fault, (Answered, Cut)) and fault.after_work)
+
+
+def _uses_up_number(call: RecordedCall, fault: Answered) -> bool:
+    """Whether a planned answer is a refusal, after which the number of the call is not waited for."""
+    refusal = 400 <= fault.status < 500 and fault.status not in _COME_AGAIN
+    return refusal and not fault.after_work and call.endpoint in ORDERED
 
 
 async def _whole_body(receive: Receive) -> bytes:

@@ -94,7 +94,7 @@ def train_and_save(
     try:
         client = service.create_lora_training_client(TINY, rank=2, seed=seed).result()
         run = client.model_id
-        for number in count():
+        for _ in count():
             client.forward_backward([DATUM], "cross_entropy")
             client.optim_step(AdamParams(learning_rate=1e-2))
             loss = loss_of(client)
@@ -105,9 +105,10 @@ def train_and_save(
                 client.save_state(path.rpartition("/")[2], overwrite=True).result(PATIENCE_S)
                 promises.keep(path, digests_on_disk(directory)[path], loss)
             elif action == "sampler":
-                path = f"tinker://{run}/sampler_weights/s{number}"
+                name = f"s{rng.randrange(2)}"  # often one that is there already, and is replaced
+                path = f"tinker://{run}/sampler_weights/{name}"
                 promises.begin(path)
-                client.save_weights_for_sampler(f"s{number}").result(PATIENCE_S)
+                client.save_weights_for_sampler(name).result(PATIENCE_S)
                 promises.keep(path, "sampler", None)
             elif promises.digests.get(path) is not None:
                 promises.begin(path)

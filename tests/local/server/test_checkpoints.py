@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import tarfile
+import threading
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from support.clock import FakeClock
 from support.embedded import API, BASE, Reply, Running, running
 
 from tinker_sync.local.engine import hf
+from tinker_sync.local.store.errors import StoreError
 
 
 @pytest.fixture(scope="module")
@@ -429,3 +431,173 @@ def test_paths_of_files_lead_nowhere_else(server: Running) -> None:
         query, _ = service.signer.query(f"{API}/files/{path}", 60)
         reply = server.ask("GET", f"{API}/files/{path}?{query}", None, {"X-API-Key": ""})
         assert reply.status in (400, 404) or json.loads(reply.body)["traceEvents"] == []
+
+
+# ------------------------------------------------------------------------------------------ one name again
+
+
+def publish(server: Running, model: str, seq_id: int, name: str = "latest", **more: Any) -> str:
+    """A checkpoint to sample from."""
+    body = {"model_id": model, "path": name, "seq_id": seq_id, **more}
+    path: str = server.result(server.ok("/save_weights_for_sampler", body)["request_id"])["path"]
+    return path
+
+
+def scores(server: Running, sampler: str) -> list[float]:
+    """The logprobs of a prompt, by which weights are told apart."""
+    asked = server.sample(sampler, None, [5, 6, 7, 8], prompt_logprobs=True)
+    found: list[float] = server.result(asked["request_id"])["prompt_logprobs"]
+    return found
+
+
+def opened(server: Running, session: str, number: int, path: str) -> str:
+    sampler: str = server.sampler(session, number, model_path=path).json()["sampling_session_id"]
+    return sampler
+
+
+@pytest.mark.parametrize("sampled_before", [True, False])
+def test_a_sampler_checkpoint_replaces_one_of_its_name_and_open_samplers_keep_theirs(
+    server: Running, sampled_before: bool
+) -> None:
+    session = server.session()
+    model = train(server, session)
+    path = publish(server, model, 3, user_metadata={"n": "1"})
+    kept = opened(server, session, 7, publish(server, model, 4, "other"))  # the same weights
+    first = opened(server, session, 0, path)
+    if sampled_before:
+        scores(server, first)
+    server.pass_(model, 5)
+    server.optim(model, 6, learning_rate=0.05)
+    assert publish(server, model, 7, user_metadata={"n": "2"}) == path
+    second = opened(server, session, 1, path)
+    assert scores(server, first) == scores(server, kept) != scores(server, second)
+    server.pass_(model, 8)
+    server.optim(model, 9, learning_rate=0.05)
+    publish(server, model, 10)
+    third = opened(server, session, 2, path)
+    found = [scores(server, each) for each in (first, second, third)]
+    assert found[0] == scores(server, kept)
+    assert len({tuple(each[1:]) for each in found}) == 3
+    listed = server.get(f"/training_runs/{model}/checkpoints").json()["checkpoints"]
+    assert [each["checkpoint_id"] for each in listed] == ["sampler_weights/latest", "sampler_weights/other"]
+
+
+def test_a_name_that_is_used_again_after_a_deletion_does_not_change_open_samplers(server: Running) -> None:
+    session = server.session()
+    model = train(server, session)
+    path = publish(server, model, 3)
+    older = opened(server, session, 0, path)
+    assert server.ask("DELETE", f"/training_runs/{model}/checkpoints/sampler_weights/latest").status == 200
+    publish(server, model, 4)
+    failed = server.result(server.sample(older, None)["request_id"])
+    assert (failed["category"], "saved anew" in failed["error"]) == ("user", True)
+    assert scores(server, opened(server, session, 1, path))
+
+
+def test_a_sampler_that_is_opened_while_its_checkpoint_is_replaced_has_the_new_weights(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = server.session()
+    model = train(server, session)
+    path = publish(server, model, 3)
+    server.pass_(model, 4)
+    server.optim(model, 5, learning_rate=0.05)
+    begun, go_on = threading.Event(), threading.Event()
+    save_checkpoint = server.store.save_checkpoint
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        begun.set()
+        assert go_on.wait(10)
+        return save_checkpoint(*arguments, **options)
+
+    monkeypatch.setattr(server.store, "save_checkpoint", late)
+    promise = server.ok("/save_weights_for_sampler", {"model_id": model, "path": "latest", "seq_id": 6})
+    assert begun.wait(10)
+    between = opened(server, session, 0, path)
+    go_on.set()
+    server.result(promise["request_id"])
+    assert scores(server, between) == scores(server, opened(server, session, 1, path))
+
+
+def test_older_clients_that_name_the_path_each_time_sample_from_the_newest(server: Running) -> None:
+    model = train(server, server.session())
+    path = publish(server, model, 3)
+    asked = {
+        "model_path": path,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5, 6, 7, 8]}]},
+        "sampling_params": {"max_tokens": 1},
+        "prompt_logprobs": True,
+    }
+    before = server.result(server.ok("/asample", asked)["request_id"])["prompt_logprobs"]
+    server.pass_(model, 4)
+    server.optim(model, 5, learning_rate=0.05)
+    publish(server, model, 6)
+    after = server.result(server.ok("/asample", asked)["request_id"])["prompt_logprobs"]
+    assert after != before
+    assert len([name for name in server.app.service.samplers if name.startswith(path)]) == 1
+
+
+def test_weights_that_were_replaced_are_let_go_with_the_session_that_sampled_from_them(
+    server: Running,
+) -> None:
+    service, trainer, session = server.app.service, server.session(), server.session()
+    model = train(server, trainer)
+    sampler = opened(server, session, 0, publish(server, model, 3))
+    publish(server, model, 4)
+    key = service.samplers[sampler].adapter
+    assert key in service.adapters
+    service.loop.call_soon_threadsafe(service.release, session)
+    server.get("/healthz")  # behind it
+    assert key not in service.adapters
+
+
+def test_a_sampler_whose_checkpoint_was_replaced_does_not_change_its_weights_in_a_restart(
+    tmp_path: Path,
+) -> None:
+    with running(tmp_path, seed=1) as server:
+        session = server.session()
+        model = train(server, session)
+        path = publish(server, model, 3)
+        older = opened(server, session, 0, path)
+        publish(server, model, 4)
+        newer = opened(server, session, 1, path)
+        wanted = scores(server, newer)
+    with running(tmp_path, seed=1) as server:
+        body = {"sampling_session_id": older, "prompt": {"chunks": []}, "sampling_params": {}}
+        reply = server.post("/asample", body)
+        assert (reply.status, "saved anew" in reply.detail) == (410, True)
+        assert scores(server, newer) == wanted
+        assert server.get(f"/samplers/{older}").json()["model_path"] == path
+
+
+def test_a_failed_replacement_leaves_what_was_there(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = server.session()
+    model = train(server, session)
+    path = publish(server, model, 3)
+    wanted = scores(server, opened(server, session, 0, path))
+    server.pass_(model, 4)
+    server.optim(model, 5, learning_rate=0.05)
+
+    def full(*_: object, **__: object) -> None:
+        raise StoreError("full", "the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.store, "save_checkpoint", full)
+        failed = server.ok("/save_weights_for_sampler", {"model_id": model, "path": "latest", "seq_id": 6})
+        assert server.result(failed["request_id"])["category"] == "server"
+    assert scores(server, opened(server, session, 1, path)) == wanted
+
+
+def test_a_model_made_out_of_a_checkpoint_can_be_looked_up_at_once(server: Running) -> None:
+    """As clients of 0.38 do it, whatever the settings are; before its weights are loaded."""
+    model = train(server, server.session())
+    path = save(server, model, 3, "here")["path"]
+    session = server.session()
+    body = {"session_id": session, "model_seq_id": 5, "path": path, "optimizer": False}
+    promise = server.ok("/load_weights", body)
+    assert promise["model_id"] == f"{session}:train:5"
+    info = server.ok("/get_info", {"model_id": promise["model_id"], "type": "get_info"})
+    assert (info["model_id"], info["model_data"]["model_name"]) == (promise["model_id"], BASE)
+    assert info["lora_rank"] == 2
+    assert server.result(promise["request_id"])["model_id"] == promise["model_id"]
+    assert server.ok("/get_info", {"model_id": promise["model_id"]}) == info

@@ -231,6 +231,21 @@ def test_all_of_a_sampler_are_asked_for_at_once(tmp_path: Path) -> None:
         assert [each["request_id"] for each in of_them] == [of_clone["request_id"]]
 
 
+@pytest.mark.parametrize("timeout", [0, 0.0])
+def test_a_question_that_may_not_be_held_is_answered_at_once(tmp_path: Path, timeout: float) -> None:
+    with running(tmp_path, sample_use_retrieve_futures=True, hold_s=600) as server:  # or the test times out
+        sampler = server.sampler(server.session()).json()["sampling_session_id"]
+        target = {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": 0}
+        asked = {"target": target, "prev_cursor": 0, "timeout": timeout, "retrieved_request_ids": []}
+        assert server.ok("/retrieve_futures", asked) == {"completions": [], "cursor": 0}
+        request_id = server.sample(sampler, 0)["request_id"]
+        server.result(request_id)
+        told = server.ok("/retrieve_futures", asked)
+        assert [each["request_id"] for each in told["completions"]] == [request_id]
+        asked |= {"prev_cursor": told["cursor"], "retrieved_request_ids": [request_id]}
+        assert server.ok("/retrieve_futures", asked) == {"completions": [], "cursor": told["cursor"]}
+
+
 def test_requests_of_all_clients_are_computed_together(server: Running) -> None:
     """A long sample of one client does not keep a short one of another waiting."""
     one, two = (server.sampler(server.session()).json()["sampling_session_id"] for _ in range(2))

@@ -114,8 +114,14 @@ def test_a_session_knows_its_runs_and_samplers(tmp_path: Path) -> None:
         store.add_sampler("s-1:sample:1", session_id="s-1", base_model="org/base")
         assert store.sampler("s-1:sample:0") == made
         assert made.model_path == "tinker://r-1/weights/x"
+        assert made.checkpoint is None
+        path = "tinker://r-1/sampler_weights/x"
+        of_save = store.add_sampler(
+            "s-1:sample:2", session_id="s-1", base_model="org/base", model_path=path, checkpoint=7
+        )
+        assert (of_save.model_path, of_save.checkpoint) == (path, 7)
         assert store.session_runs("s-1") == ["r-1"]
-        assert store.session_samplers("s-1") == ["s-1:sample:0", "s-1:sample:1"]
+        assert store.session_samplers("s-1") == ["s-1:sample:0", "s-1:sample:1", "s-1:sample:2"]
         assert store.session_samplers("s-2") == []
         with pytest.raises(StoreError) as caught:
             store.add_sampler("x", session_id="s-3", base_model="org/base")

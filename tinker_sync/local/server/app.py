@@ -23,6 +23,7 @@ from tinker_sync.local.server import (
     models,
     rest,
     retrieval,
+    sampler_weights,
     sampling,
     sessions,
     training,
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
 HANDLERS: Final[Mapping[str, Handler]] = {
     name: handler
     for module in (
-        account, custom_losses, files, models, rest, retrieval, sampling, sessions, training, uploads,
-        weights,
+        account, custom_losses, files, models, rest, retrieval, sampler_weights, sampling, sessions, training,
+        uploads, weights,
     )
     for name, handler in module.calls.items()
 }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from tinker_sync.errors import InvalidInputError
@@ -13,8 +14,9 @@ from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.problems import UserFault
 from tinker_sync.local.server.promises import Result
 from tinker_sync.local.server.retrieval import CLONE, note_finished
+from tinker_sync.local.server.sampler_weights import load_params
 from tinker_sync.local.server.service import UNSAVED, LiveSampler, adapter_key
-from tinker_sync.local.server.weights import params_of, parse, read_checkpoint
+from tinker_sync.local.server.weights import parse
 from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.types.sampling import SampleRequest
 from tinker_sync.types.session import (
@@ -173,7 +175,7 @@ class _Sampling:
 
     async def _fetch(self, key: str) -> None:
         try:
-            params = await self._service.adapters.get(key, self._load)
+            params = await self._service.adapters.get(key, partial(load_params, self._service, self._sampler))
         except asyncio.CancelledError:
             raise
         except Exception as problem:  # noqa: BLE001  # it is the outcome
@@ -187,13 +189,6 @@ class _Sampling:
         else:
             if not self._given_up:
                 self._submit(params)
-
-    async def _load(self) -> LoraParams:
-        path = self._sampler.model_path
-        if path is None:
-            raise KeyError(self._sampler.adapter)
-        info, arrays = await read_checkpoint(self._service, path, "sampling")
-        return params_of(info, arrays, self._sampler.base.config)
 
     def _submit(self, params: LoraParams | None) -> None:
         service, request = self._service, self._request

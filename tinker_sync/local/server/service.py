@@ -327,13 +327,13 @@ class Service:
         row = await self.on_disk(self.store.sampler, sampler_id)
         if row.model_path is not None and row.model_path.startswith(UNSAVED):
             raise Refused(410, f"the weights of sampler {sampler_id} were never saved, and are gone")
-        path = row.model_path
-        if path is not None and row.checkpoint not in (None, await self._newest_save(path)):
-            raise Refused(
-                410,
-                f"{path} was deleted or saved anew since sampler {sampler_id} was made; make a new one",
-            )
-        adapter = None if path is None else adapter_key(path, row.checkpoint)
+        path, adapter = row.model_path, None
+        if path is not None:
+            newest = await self._newest_save(path)
+            if row.checkpoint not in (None, newest):
+                text = f"{path} was deleted or saved anew since sampler {sampler_id} was made; make a new one"
+                raise Refused(410, text)
+            adapter = adapter_key(path, newest)
         made = LiveSampler(sampler_id, row.session_id, self.base_model(row.base_model), adapter, path)
         return self.samplers.setdefault(sampler_id, made)
 

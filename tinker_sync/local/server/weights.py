@@ -14,7 +14,6 @@ from tinker_sync.local.engine.optim import AdamState
 from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.models import check_optimizer, start_model
 from tinker_sync.local.server.problems import Refused, UserFault
-from tinker_sync.local.server.service import UNSAVED, LiveSampler
 from tinker_sync.local.server.training import submit
 from tinker_sync.local.store.errors import StoreError
 from tinker_sync.local.store.rows import FOLDERS
@@ -28,7 +27,6 @@ from tinker_sync.types.weights import (
     SaveWeightsExternalRequest,
     SaveWeightsExternalResponseInternal,
     SaveWeightsForSamplerRequest,
-    SaveWeightsForSamplerResponseInternal,
     SaveWeightsRequest,
     SaveWeightsResponse,
     WeightsInfoResponse,
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from tinker_sync.local.engine._arrays import Array
     from tinker_sync.local.engine.model import ModelConfig
     from tinker_sync.local.engine.training import TrainingRun
-    from tinker_sync.local.host.base_model import BaseModel
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.service import LiveModel, Service
     from tinker_sync.local.store.rows import CheckpointKind, CheckpointRow
@@ -96,7 +93,7 @@ def _snapshot(run: TrainingRun, *, optimizer: bool) -> dict[str, Array]:
     return arrays
 
 
-async def _save(
+async def save(
     service: Service, model: LiveModel, kind: CheckpointKind, name: str, **options: Any
 ) -> CheckpointRow:
     arrays = await service.computed(
@@ -124,7 +121,7 @@ def about(row: CheckpointRow) -> dict[str, Any]:
     }
 
 
-def _name(service: Service, request: SaveWeightsRequest | SaveWeightsForSamplerRequest) -> str:
+def name_of(service: Service, request: SaveWeightsRequest | SaveWeightsForSamplerRequest) -> str:
     """What a checkpoint is to be called, also where nobody says."""
     return request.path or f"checkpoint-{request.seq_id or service.new_id()}"
 
@@ -136,11 +133,11 @@ async def save_weights(service: Service, ask: Ask) -> Any:
     model = service.model(request.model_id)
 
     async def work() -> Any:
-        row = await _save(
+        row = await save(
             service,
             model,
             "training",
-            _name(service, request),
+            name_of(service, request),
             ttl_s=checked_ttl(request.ttl_seconds),
             overwrite=request.overwrite,
             user_metadata=request.user_metadata,
@@ -148,84 +145,6 @@ async def save_weights(service: Service, ask: Ask) -> Any:
         return SaveWeightsResponse(path=row.tinker_path, type="save_weights")
 
     return submit(service, ask, "SaveWeights", model, request.seq_id, work)
-
-
-@calls.of("save_weights_for_sampler")
-async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
-    """Save to sample from: by name, or only for a sampler that is made along with it."""
-    request = ask.read(SaveWeightsForSamplerRequest)
-    model = service.model(request.model_id)
-    if request.path is not None and request.sampling_session_seq_id is not None:
-        raise Refused(400, "path and sampling_session_seq_id exclude each other")
-    if request.kind == "inflight" and request.sampling_session_seq_id is None:
-        raise Refused(
-            400, "kind: inflight needs sampling_session_seq_id; a named checkpoint is always a snapshot"
-        )
-
-    async def named() -> Any:
-        name = _name(service, request)
-        await _pin(service, f"tinker://{model.run_id}/{FOLDERS['sampler']}/{name}")
-        row = await _save(
-            service,
-            model,
-            "sampler",
-            name,
-            ttl_s=checked_ttl(request.ttl_seconds),
-            overwrite=True,  # there is no field for it; training loops save under one name again and again
-            user_metadata=request.user_metadata,
-        )
-        return SaveWeightsForSamplerResponseInternal(path=row.tinker_path, type="save_weights_for_sampler")
-
-    async def unsaved() -> Any:
-        params = await service.computed(service.host.train(model.run_id, lambda run: run.params.snapshot()))
-        sampler_id = f"{model.session_id}:sample:{request.sampling_session_seq_id}"
-        await service.on_disk(
-            service.store.add_sampler,
-            sampler_id,
-            session_id=model.session_id,
-            base_model=model.base.name,
-            model_path=f"{UNSAVED}{model.run_id}",
-        )
-        await service.adapters.put(sampler_id, params)
-        sampler = LiveSampler(sampler_id, model.session_id, model.base, sampler_id, None)
-        service.samplers[sampler_id] = sampler
-        if request.kind == "inflight":
-            _move(service, model.run_id, sampler)
-        return SaveWeightsForSamplerResponseInternal(
-            sampling_session_id=sampler_id, type="save_weights_for_sampler"
-        )
-
-    work = named if request.sampling_session_seq_id is None else unsaved
-    return submit(service, ask, "SaveWeightsForSampler", model, request.seq_id, work)
-
-
-async def _pin(service: Service, path: str) -> None:
-    """Keep the weights of a checkpoint that is about to be replaced, for the samplers that have it open."""
-    for name, sampler in list(service.samplers.items()):
-        if sampler.model_path != path or sampler.adapter is None:
-            continue
-        if sampler.session_id is None:  # each request of its clients names the path anew
-            del service.samplers[name]
-            service.drop_unused(sampler.adapter)
-            continue
-
-        async def load(base: BaseModel = sampler.base) -> LoraParams:
-            info, arrays = await read_checkpoint(service, path, "sampling")
-            return params_of(info, arrays, base.config)
-
-        try:
-            params = await service.adapters.get(sampler.adapter, load)
-        except StoreError:
-            continue  # deleted or damaged: the sampler has no weights, and each sample fails with the reason
-        await service.adapters.put(sampler.adapter, params)
-
-
-def _move(service: Service, run_id: str, newest: LiveSampler) -> None:
-    """Let all inflight samplers of a model sample from the newest weights, from their next request on."""
-    newest.follows = run_id
-    for sampler in [each for each in service.samplers.values() if each.follows == run_id]:
-        older, sampler.adapter = sampler.adapter, newest.adapter
-        service.drop_unused(older)
 
 
 @calls.of("save_weights_external")
@@ -239,7 +158,7 @@ async def save_weights_external(service: Service, ask: Ask) -> Any:
             raise UserFault(f"age_encryption_recipients: at most {_MAX_RECIPIENTS}")
         if request.age_encryption_recipients:
             raise UserFault("age_encryption_recipients: this server does not encrypt; leave them out")
-        row = await _save(service, model, "external", request.path, ttl_s=checked_ttl(request.ttl_seconds))
+        row = await save(service, model, "external", request.path, ttl_s=checked_ttl(request.ttl_seconds))
         return SaveWeightsExternalResponseInternal(
             path=row.tinker_path, size_bytes=row.size_bytes, type="save_weights_external"
         )

@@ -1,0 +1,134 @@
+"""Checkpoints as samplers see them: saved for them, and which weights an open sampler has.
+
+A sampler keeps the weights it was opened with, also when its checkpoint is replaced. Only an inflight sampler
+moves on, to the weights of the newest inflight save of its model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tinker_sync.local.server.calls import Calls
+from tinker_sync.local.server.problems import Refused, UserFault
+from tinker_sync.local.server.service import UNSAVED, LiveSampler, adapter_key
+from tinker_sync.local.server.training import submit
+from tinker_sync.local.server.weights import checked_ttl, name_of, params_of, parse, read_checkpoint, save
+from tinker_sync.local.store.errors import StoreError
+from tinker_sync.types.weights import SaveWeightsForSamplerRequest, SaveWeightsForSamplerResponseInternal
+
+if TYPE_CHECKING:
+    from tinker_sync.local.engine.lora import LoraParams
+    from tinker_sync.local.server.calls import Ask
+    from tinker_sync.local.server.service import Service
+    from tinker_sync.local.store.rows import CheckpointRow
+
+calls = Calls()
+
+
+@calls.of("save_weights_for_sampler")
+async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
+    """Save to sample from: by name, or only for a sampler that is made along with it."""
+    request = ask.read(SaveWeightsForSamplerRequest)
+    model = service.model(request.model_id)
+    if request.path is not None and request.sampling_session_seq_id is not None:
+        raise Refused(400, "path and sampling_session_seq_id exclude each other")
+    if request.kind == "inflight" and request.sampling_session_seq_id is None:
+        raise Refused(
+            400, "kind: inflight needs sampling_session_seq_id; a named checkpoint is always a snapshot"
+        )
+
+    async def named() -> Any:
+        name = name_of(service, request)
+        replaced = await _pin(service, model.run_id, name)
+        row = await save(
+            service,
+            model,
+            "sampler",
+            name,
+            ttl_s=checked_ttl(request.ttl_seconds),
+            overwrite=True,  # there is no field for it; training loops save under one name again and again
+            user_metadata=request.user_metadata,
+        )
+        if replaced is not None:
+            _adopt(service, replaced, row)
+        return SaveWeightsForSamplerResponseInternal(path=row.tinker_path, type="save_weights_for_sampler")
+
+    async def unsaved() -> Any:
+        params = await service.computed(service.host.train(model.run_id, lambda run: run.params.snapshot()))
+        sampler_id = f"{model.session_id}:sample:{request.sampling_session_seq_id}"
+        await service.on_disk(
+            service.store.add_sampler,
+            sampler_id,
+            session_id=model.session_id,
+            base_model=model.base.name,
+            model_path=f"{UNSAVED}{model.run_id}",
+        )
+        await service.adapters.put(sampler_id, params)
+        sampler = LiveSampler(sampler_id, model.session_id, model.base, sampler_id, None)
+        service.samplers[sampler_id] = sampler
+        if request.kind == "inflight":
+            _move(service, model.run_id, sampler)
+        return SaveWeightsForSamplerResponseInternal(
+            sampling_session_id=sampler_id, type="save_weights_for_sampler"
+        )
+
+    work = named if request.sampling_session_seq_id is None else unsaved
+    return submit(service, ask, "SaveWeightsForSampler", model, request.seq_id, work)
+
+
+async def _pin(service: Service, run_id: str, name: str) -> CheckpointRow | None:
+    """Keep the weights of a sampler checkpoint for the samplers that have it open, and return its row.
+
+    To be called before the checkpoint is replaced.
+    """
+    try:
+        row = await service.on_disk(service.store.checkpoint, run_id, "sampler", name)
+    except StoreError:
+        return None
+    key = adapter_key(row.tinker_path, row.number)
+    for known, sampler in [each for each in service.samplers.items() if each[1].adapter == key]:
+        if sampler.session_id is None:  # each request of its clients names the path anew
+            del service.samplers[known]
+            service.drop_unused(key)
+            continue
+        with contextlib.suppress(StoreError):  # damaged: each of its samples fails with the reason
+            params = await service.adapters.get(key, partial(load_params, service, sampler))
+            await service.adapters.put(key, params)
+    return row
+
+
+def _adopt(service: Service, replaced: CheckpointRow, row: CheckpointRow) -> None:
+    """Give the new weights to samplers that were opened while the checkpoint was being replaced."""
+    key = adapter_key(replaced.tinker_path, replaced.number)
+    for sampler in service.samplers.values():
+        if sampler.adapter == key and key not in service.adapters:
+            sampler.adapter = adapter_key(row.tinker_path, row.number)
+
+
+async def load_params(service: Service, sampler: LiveSampler) -> LoraParams:
+    """Return the adapter of a sampler from its checkpoint.
+
+    Raises:
+        KeyError: its weights were never saved.
+        UserFault: its path names another save now.
+        StoreError: the checkpoint is gone or cannot be read.
+    """
+    path, key = sampler.model_path, sampler.adapter
+    if path is None:
+        raise KeyError(key)
+    info, arrays = await read_checkpoint(service, path, "sampling")
+    run_id, kind, name = parse(path)
+    row = await service.on_disk(service.store.checkpoint, run_id, kind, name)
+    if sampler.session_id is not None and key != adapter_key(path, row.number):
+        raise UserFault(f"{path} was saved anew since sampler {sampler.sampler_id} was made; make a new one")
+    return params_of(info, arrays, sampler.base.config)
+
+
+def _move(service: Service, run_id: str, newest: LiveSampler) -> None:
+    """Let all inflight samplers of a model sample from the newest weights, from their next request on."""
+    newest.follows = run_id
+    for sampler in [each for each in service.samplers.values() if each.follows == run_id]:
+        older, sampler.adapter = sampler.adapter, newest.adapter
+        service.drop_unused(older)
