@@ -4,6 +4,8 @@ Each package runs the script in a process of its own against a server of its own
 are compared step by step; `recording.py` says what may differ. Losses of the user's are compared where torch
 is installed. Beyond this: the clients for administration.
 
+What depends on the version of the reference client is in `conftest.py`.
+
 Different on purpose, and so not in the script: a sampler path need not begin with `tinker://` on servers
 other than the vendor's; after a training call that could not be sent, later ones fail; where the server
 exchanges keys for tokens, `weights_access_token` is sent as it was given and never exchanged; metrics whose

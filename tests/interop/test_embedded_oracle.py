@@ -4,7 +4,10 @@ Each package runs `support/acceptance.py` in a process of its own against a serv
 seeded alike, so that both clients must find the same numbers and the same ids to the last digit.
 
 Different on purpose: the reference client repeats what is answered with 409 for five minutes, so it is not
-asked to publish twice. Our answers may have fields that the reference client does not look for.
+asked to publish twice. Answers here may have fields that the reference client does not look for.
+
+A server that speaks JSON alone is no variant: the reference client sends training passes as protobuf to every
+server. `tests/local/server/test_acceptance.py` runs the script there with the client of this package.
 """
 
 from __future__ import annotations
