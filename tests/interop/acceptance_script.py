@@ -23,10 +23,11 @@ import sys
 import urllib.request
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
-from interop.conftest import INFO_IS_A_REQUEST, shared_handle
+from interop.conftest import FAILED_LOSS_ENDS_CLIENT, INFO_IS_A_REQUEST, shared_handle
 
 WAIT_S = 30.0
 _ERRORS = (
@@ -427,11 +428,11 @@ def losses(run: Run) -> None:
     with run.service() as client:
         step(run, "losses, create")
         trainer = run.ready(client.create_lora_training_client("stub/model"))
-        custom_losses(run, trainer)
-        traced_losses(run, client, trainer)
+        traced_losses(run, client, custom_losses(run, client, trainer))
 
 
-def custom_losses(run: Run, trainer: Any) -> None:
+def custom_losses(run: Run, client: Any, trainer: Any) -> Any:
+    """Return the training client that can go on."""
     import torch
 
     def squares(data: Any, logprobs: Any) -> Any:
@@ -466,12 +467,14 @@ def custom_losses(run: Run, trainer: Any) -> None:
     bare = types.Datum(model_input=types.ModelInput.from_ints([1]), loss_fn_inputs={})
     run.refused("no targets", lambda: trainer.forward_backward_custom([bare], squares))
     run.refused("another input", lambda: trainer.forward_backward_custom(first, squares, loss_type_input="x"))
-    run.refused("an error", lambda: trainer.forward_backward_custom(first, broken))
     constant = torch.ones(1, requires_grad=True)
-    run.refused(
-        "no gradient", lambda: trainer.forward_backward_custom(first, lambda *_: (constant.sum(), {}))
-    )
+    for name, loss in {"an error": broken, "no gradient": lambda *_: (constant.sum(), {})}.items():
+        passed = partial(trainer.forward_backward_custom, first, loss)
+        run.refused(name, passed)
+        if FAILED_LOSS_ENDS_CLIENT:
+            trainer = run.ready(client.create_lora_training_client("stub/model"))
     run.wait("and on", trainer.optim_step(types.AdamParams()))
+    return trainer
 
 
 def traced_losses(run: Run, client: Any, trainer: Any) -> None:
