@@ -1,6 +1,6 @@
 """CPU and peak memory of the protobuf codecs, beside the reference client's in the same run.
 
-    python benchmarks/bench_wire.py [--rounds N]        (needs tinker==0.36.0: the `interop` extra)
+    python benchmarks/bench_wire.py [--rounds N]        (needs the `interop` extra)
 
 What is measured is what a training step pays between the user's arrays and the bytes of a body, and back:
 

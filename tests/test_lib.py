@@ -1,4 +1,4 @@
-"""Modules under the paths from which scripts of the reference client import: the same objects."""
+"""Module paths from which scripts of the reference client import: the same objects as at the front door."""
 
 from __future__ import annotations
 
@@ -6,55 +6,77 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import tinker_sync
 import tinker_sync.lib
+import tinker_sync.lib.public_interfaces
 import tinker_sync.types
 
-ROOT = Path(tinker_sync.__file__).parent
-MODULES = [
-    ".".join(["tinker_sync", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
-    for path in sorted((ROOT / "lib").rglob("*.py"))
-]
-OF_TYPES = [
-    *("dmel_chunk", "encoded_text_chunk", "forward_backward_output", "image_chunk", "loss_fn_type"),
-    *("model_input_chunk", "sample_response", "sampled_sequence", "sampling_params", "stop_reason"),
-]
+PACKAGES = [tinker_sync.lib, tinker_sync.lib.public_interfaces, tinker_sync.types]
+PATHS = {
+    f"{package.__name__}.{path}": package
+    for package in PACKAGES
+    for path in (package._OTHER_PATHS.split() if package is tinker_sync.types else package._OTHER_PATHS)
+}
+ALIASES = {
+    "AwaitableConcurrentFuture": tinker_sync.APIFuture,
+    "BackcompatSamplingClientFuture": tinker_sync.SamplingClient,
+    "BackcompatTrainingClientFuture": tinker_sync.TrainingClient,
+}
 
 
-@pytest.mark.parametrize("name", MODULES[1:])
-def test_names_are_those_of_the_front_door(name: str) -> None:
-    module = importlib.import_module(name)
-    assert module.__all__
-    for each in module.__all__:
-        expected = getattr(tinker_sync, "APIFuture" if each == "AwaitableConcurrentFuture" else each)
-        assert getattr(module, each) is expected
-    with pytest.raises(AttributeError):
-        module.Nothing  # noqa: B018
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_is_another_name_of_its_package(path: str) -> None:
+    assert importlib.import_module(path) is PATHS[path]
+    parent, _, name = path.rpartition(".")
+    assert getattr(importlib.import_module(parent), name) is PATHS[path]
 
 
-@pytest.mark.parametrize("name", OF_TYPES)
-def test_types_are_where_scripts_look_for_them(name: str) -> None:
-    module = importlib.import_module(f"tinker_sync.types.{name}")
-    own = "".join(part.capitalize() for part in name.split("_"))
-    assert getattr(module, own) is getattr(tinker_sync.types, own)
+def test_no_path_hides_a_module_of_the_package() -> None:
+    folder = Path(tinker_sync.types.__file__).parent
+    assert not {path.stem for path in folder.iterdir()} & set(tinker_sync.types._OTHER_PATHS.split())
 
 
-def test_there_are_modules() -> None:
-    assert {"tinker_sync.lib", "tinker_sync.lib.public_interfaces", "tinker_sync.lib.retry_handler"} <= set(
-        MODULES
+@pytest.mark.parametrize("package", PACKAGES[:2], ids=lambda package: package.__name__)
+def test_names_are_those_of_the_front_door(package: ModuleType) -> None:
+    assert package.__all__
+    for name in package.__all__:
+        value = getattr(package, name)
+        if name in ALIASES or hasattr(tinker_sync, name):
+            assert value is ALIASES.get(name, getattr(tinker_sync, name, None))
+        else:
+            assert "tinker.thinkingmachines.ai" in value(*("x",) * value.__code__.co_argcount)
+    with pytest.raises(AttributeError, match="Nothing"):
+        package.Nothing  # noqa: B018
+
+
+def test_every_import_statement_finds_them() -> None:
+    code = (
+        "import tinker_sync.types.shared.untyped_api_future as module\n"
+        "import tinker_sync.types.sample_response\n"
+        "from tinker_sync.types.shared import untyped_api_future\n"
+        "from tinker_sync.types.sampled_sequence import SampledSequence\n"
+        "from tinker_sync.lib.public_interfaces.api_future import APIFuture, AwaitableConcurrentFuture\n"
+        "from tinker_sync.lib.retry_handler import RetryConfig\n"
+        "from tinker_sync.lib import api_future_impl, experimental\n"
+        "print(module.UntypedAPIFuture.__name__, tinker_sync.types.sample_response.SampleResponse.__name__)"
     )
+    assert run(code) == "UntypedAPIFuture SampleResponse\n"
 
 
 def test_they_load_nothing_before_it_is_used() -> None:
     code = "import sys, tinker_sync.lib.public_interfaces; print({'numpy', 'requests'} & set(sys.modules))"
-    done = subprocess.run(
+    assert run(code) == "set()\n"
+
+
+def run(code: str) -> str:
+    return subprocess.run(
         [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(ROOT.parent)},
+        env={"PYTHONPATH": str(Path(tinker_sync.__file__).parents[1])},
         capture_output=True,
         text=True,
         check=True,
-    )
-    assert done.stdout == "set()\n"
+    ).stdout

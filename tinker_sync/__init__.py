@@ -79,6 +79,10 @@ if TYPE_CHECKING:
         UnsupportedByServerError,
         WireError,
     )
+    from tinker_sync.lib.other_names import (
+        BackcompatSamplingClientFuture,
+        BackcompatTrainingClientFuture,
+    )
     from tinker_sync.losses.handle import (
         LossHandle,
         PerDatumLossFn,
@@ -87,7 +91,7 @@ if TYPE_CHECKING:
         APIFuture,
     )
     from tinker_sync.runtime.notices import (
-        QueueState,
+        QueueReport,
     )
     from tinker_sync.runtime.rate_limiter import (
         RateLimiter,
@@ -126,6 +130,7 @@ if TYPE_CHECKING:
         OptimStepResponse,
         ParsedCheckpointTinkerPath,
         PromptProvenanceSpan,
+        QueueState,
         SampledProvenanceSpan,
         SampledSequence,
         SampleRequest,
@@ -146,10 +151,11 @@ _HOMES: dict[str, tuple[str, ...]] = {  # a module without names is offered as a
     "tinker_sync.clients.sampling": ("SamplingClient",),
     "tinker_sync.clients.service": ("ServiceClient",),
     "tinker_sync.clients.training": ("TrainingClient",),
+    "tinker_sync.lib.other_names": ("BackcompatSamplingClientFuture", "BackcompatTrainingClientFuture"),
     "tinker_sync.losses": (),
     "tinker_sync.losses.handle": ("LossHandle", "PerDatumLossFn"),
     "tinker_sync.runtime.futures": ("APIFuture",),
-    "tinker_sync.runtime.notices": ("QueueState",),
+    "tinker_sync.runtime.notices": ("QueueReport",),
     "tinker_sync.runtime.rate_limiter": ("RateLimiter",),
     "tinker_sync.config": ("RequestOptions", "Timeout"),
     "tinker_sync.errors": (
@@ -214,6 +220,7 @@ _HOMES: dict[str, tuple[str, ...]] = {  # a module without names is offered as a
         "OptimStepResponse",
         "ParsedCheckpointTinkerPath",
         "PromptProvenanceSpan",
+        "QueueState",
         "SampleRequest",
         "SampleResponse",
         "SampledProvenanceSpan",
@@ -237,6 +244,8 @@ __all__ = [
     "AdamParams",
     "AdminClient",
     "AuthenticationError",
+    "BackcompatSamplingClientFuture",
+    "BackcompatTrainingClientFuture",
     "BadRequestError",
     "BillingError",
     "BudgetExceededError",
@@ -276,6 +285,7 @@ __all__ = [
     "PerDatumLossFn",
     "PermissionDeniedError",
     "PromptProvenanceSpan",
+    "QueueReport",
     "QueueState",
     "RateLimitError",
     "RateLimiter",

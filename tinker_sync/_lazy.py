@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, Iterable[str]]
+    package: str, homes: Mapping[str, Iterable[str]], *, other_paths: Collection[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package whose public names live in other modules.
+    """Return the `__getattr__` and `__dir__` of a package whose public names live in other modules.
 
     Args:
         package: `__name__` of the package.
         homes: The public names that live in each module, by the module's full name. A module directly inside
             the package is a lazy attribute of it as well.
+        other_paths: Names of modules that scripts import from instead of the package. Each becomes another
+            name of the package itself, so every public name can be imported from it.
 
     >>> import tinker_sync
     >>> tinker_sync.AdamParms
@@ -34,11 +36,18 @@ def lazy_names(
         if module.startswith(inside) and "." not in module[len(inside) :]
     }
 
+    for path in other_paths:
+        # The import system looks here again after it has imported the package, and takes what it finds.
+        sys.modules[inside + path] = sys.modules[package]
+    other_names = {path.rpartition(".")[2] for path in other_paths}
+
     def lookup(name: str) -> Any:
         if name in home_of:
             value = getattr(importlib.import_module(home_of[name]), name)
         elif name in submodules:
             value = importlib.import_module(submodules[name])
+        elif name in other_names:
+            value = sys.modules[package]
         else:
             # With `name` and without `obj`, or the interpreter would add a second suggestion in tracebacks.
             raise AttributeError(_unknown(package, name, [*home_of, *submodules]), name=name)

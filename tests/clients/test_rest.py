@@ -111,6 +111,7 @@ CALLS: list[tuple[str, tuple[Any, ...], str, str, dict[str, list[str]], Any]] = 
         {"ttl_seconds": None},
     ),
     ("get_weights_info_by_tinker_path", (PATH,), "POST", "weights_info", {}, {"tinker_path": PATH}),
+    ("get_server_capabilities", (), "GET", "get_server_capabilities", {}, None),
     ("get_sampler", ("s:sample:0",), "GET", "samplers/s:sample:0", {}, None),
     ("get_session", ("session-1",), "GET", "sessions/session-1", {"access_scope": ["owned"]}, None),
     (
@@ -354,8 +355,7 @@ def test_calls_can_be_awaited(rest: RestClient) -> None:
 
 def test_older_scripts_reach_into_the_holder(stub: Stub) -> None:
     service = tinker_sync.ServiceClient(base_url=stub.url, api_key="tml-rest")  # type: ignore[attr-defined]
-    with pytest.warns(FutureWarning, match="RestClient"):
-        rest = service.create_rest_client()
+    rest = service.create_rest_client()
     assert rest.list_sessions().result(10).sessions == []
     assert service.holder.get_session_id() == "session-0"
     service.holder.close().result(10)

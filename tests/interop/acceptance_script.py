@@ -1,10 +1,10 @@
 """One script for both clients: every call of the three clients, its results printed as canonical JSON.
 
-    python acceptance_script.py tinker|tinker_sync URL values|results SCRIPT...
+    python acceptance_script.py tinker|tinker_sync URL SCRIPT...
 
-`values` is the generation of scripts in which making a client gives a client; in `results` it gives something
-with a `result()`. A script consists of steps; before and after each the server hears a mark, so that whoever
-reads its log can tell them apart. Nothing is under way when a step ends.
+A script consists of steps; before and after each the server gets a mark, which separates the steps in its
+log. Nothing is under way when a step ends: the script waits for every client that it makes, where a client
+can be waited for.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ import sys
 import urllib.request
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
+from interop.conftest import FAILED_LOSS_ENDS_CLIENT, INFO_IS_A_REQUEST, shared_handle
 
 WAIT_S = 30.0
 _ERRORS = (
@@ -38,11 +40,10 @@ _BUILTIN_ERRORS = (AssertionError, RuntimeError, TypeError, ValueError)
 class Run:
     """What a script needs: the client package, the server, and a place for results."""
 
-    def __init__(self, package: str, url: str, generation: str) -> None:
+    def __init__(self, package: str, url: str) -> None:
         self.tinker = importlib.import_module(package)
         self.types = importlib.import_module(f"{package}.types")
         self.url = url
-        self.generation = generation
         self.results: list[tuple[str, Any]] = []
         self.step = ""
 
@@ -55,8 +56,8 @@ class Run:
         return self.tinker.ServiceClient(base_url=self.url, api_key="tml-oracle", **options)
 
     def ready(self, client: Any) -> Any:
-        """A client, of whichever generation."""
-        return client.result(timeout=WAIT_S) if self.generation == "results" else client
+        """Wait for a client, unless it exists when the call that makes it returns."""
+        return client.result(timeout=WAIT_S) if hasattr(type(client), "result") else client
 
     def note(self, name: str, value: Any) -> Any:
         """Write a result down."""
@@ -389,7 +390,7 @@ def refusals(run: Run) -> None:
     with run.service() as client:
         step(run, "refusals")
         trainer = run.ready(client.create_lora_training_client("stub/model"))
-        for status in (400, 401, 403, 404, 422):
+        for status in (400, 401, 403, 404, 422) if INFO_IS_A_REQUEST else ():
             run.mark(f"refuse/{status}/get_info")
             run.refused(f"get_info {status}", trainer.get_info)
         run.mark("refuse/422/optim_step")
@@ -402,8 +403,9 @@ def refusals(run: Run) -> None:
         run.mark("refuse/422/asample")
         prompt = run.types.ModelInput.from_ints([1])
         run.refused("sample", lambda: sampler.sample(prompt, 1, run.types.SamplingParams(max_tokens=1)))
-        run.mark("refuse/404/samplers")
-        run.refused("get_base_model", sampler.get_base_model)
+        if INFO_IS_A_REQUEST:
+            run.mark("refuse/404/samplers")
+            run.refused("get_base_model", sampler.get_base_model)
 
 
 # ------------------------------------------------------------------------------------ tokenizers
@@ -426,11 +428,11 @@ def losses(run: Run) -> None:
     with run.service() as client:
         step(run, "losses, create")
         trainer = run.ready(client.create_lora_training_client("stub/model"))
-        custom_losses(run, trainer)
-        traced_losses(run, client, trainer)
+        traced_losses(run, client, custom_losses(run, client, trainer))
 
 
-def custom_losses(run: Run, trainer: Any) -> None:
+def custom_losses(run: Run, client: Any, trainer: Any) -> Any:
+    """Return the training client that can go on."""
     import torch
 
     def squares(data: Any, logprobs: Any) -> Any:
@@ -465,12 +467,14 @@ def custom_losses(run: Run, trainer: Any) -> None:
     bare = types.Datum(model_input=types.ModelInput.from_ints([1]), loss_fn_inputs={})
     run.refused("no targets", lambda: trainer.forward_backward_custom([bare], squares))
     run.refused("another input", lambda: trainer.forward_backward_custom(first, squares, loss_type_input="x"))
-    run.refused("an error", lambda: trainer.forward_backward_custom(first, broken))
     constant = torch.ones(1, requires_grad=True)
-    run.refused(
-        "no gradient", lambda: trainer.forward_backward_custom(first, lambda *_: (constant.sum(), {}))
-    )
+    for name, loss in {"an error": broken, "no gradient": lambda *_: (constant.sum(), {})}.items():
+        passed = partial(trainer.forward_backward_custom, first, loss)
+        run.refused(name, passed)
+        if FAILED_LOSS_ENDS_CLIENT:
+            trainer = run.ready(client.create_lora_training_client("stub/model"))
     run.wait("and on", trainer.optim_step(types.AdamParams()))
+    return trainer
 
 
 def traced_losses(run: Run, client: Any, trainer: Any) -> None:
@@ -634,7 +638,7 @@ def elsewhere(run: Run, sampler: Any, stable: Any) -> None:
     state = json.loads(base64.urlsafe_b64decode(handle))
     state["holder"]["client_config"].pop("tinker_sync", None)  # what only we have to say
     state["holder"]["base_url"] = "the server" if state["holder"]["base_url"] == run.url else "elsewhere"
-    run.note("content", state)
+    run.note("content", shared_handle(state))
     os.environ["TINKER_API_KEY"] = "tml-oracle"
     try:
         copy = run.tinker.SamplingClient.from_sampler_handle(handle)
@@ -745,10 +749,10 @@ def step(run: Run, name: str) -> None:
 
 
 def main() -> None:
-    package, url, generation, *scripts = sys.argv[1:]
+    package, url, *scripts = sys.argv[1:]
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    run = Run(package, url, generation)
+    run = Run(package, url)
     for name in scripts:
         SCRIPTS[name](run)
         step(run, "over")

@@ -1,16 +1,92 @@
-"""Comparison with the reference client; runs only where that client is installed.
+"""Comparison with the reference client, version 0.36 or 0.38; runs only where that client is installed.
 
-`pip install -e '.[interop,test]' && pytest tests/interop` runs it. Without the reference client nothing here
-is imported, so the default suite does not need it; but for the engine and the
-tokenizers, which are compared with torch and transformers and skip where those are missing.
+`pip install -e '.[interop,test]' && pytest tests/interop` runs it with the newer version; `tinker==0.36.0`,
+installed afterwards, is the older one. Without the reference client nothing here is imported, so the default
+suite does not need it; but for the engine and the tokenizers, which are compared with torch and transformers
+and skip where those are missing.
+
+Expectations that depend on the version of the reference client stand here, and only here.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from pathlib import Path
+from typing import Any, Final
 
 _WITHOUT_IT = {"conftest.py", "test_engine_oracle.py", "test_text_oracle.py", "test_pictures_oracle.py"}
 
 _everything = {path.name for path in Path(__file__).parent.glob("*.py")}
 collect_ignore = [] if importlib.util.find_spec("tinker") else sorted(_everything - _WITHOUT_IT)
+
+
+def _reference_version() -> tuple[int, int]:
+    try:
+        major, minor, *_ = importlib.metadata.version("tinker").split(".")
+    except importlib.metadata.PackageNotFoundError:
+        return (0, 0)
+    return int(major), int(minor)
+
+
+REFERENCE_VERSION: Final = _reference_version()
+"""Major and minor version of the installed reference client."""
+
+# Fields of our types that this version of the reference client does not have.
+_SINCE_038: Final = {("SaveWeightsForSamplerRequest", "kind"), ("StorageBillingEvent", "free")}
+_UNTIL_036: Final = {("ClientConfigResponse", "create_model_via_load_weights")}
+LACKING_FIELDS: Final = {
+    ("Checkpoint", "base_model"),
+    *(_SINCE_038 if REFERENCE_VERSION < (0, 38) else _UNTIL_036),
+}
+_LACKING_NAMES: Final = {name for _, name in LACKING_FIELDS} - {"base_model"}
+
+
+def shared(tree: Any) -> Any:
+    """Return arguments or a dump of one of our types without the fields that the reference client lacks."""
+    if isinstance(tree, dict):
+        return {name: shared(value) for name, value in tree.items() if name not in _LACKING_NAMES}
+    if isinstance(tree, list):
+        return [shared(value) for value in tree]
+    return tree
+
+
+INFO_IS_A_REQUEST: Final = REFERENCE_VERSION < (0, 38)
+"""`get_info` and `get_base_model` of the reference client are requests.
+
+From 0.38 on it sends these requests whenever it makes a client and answers from memory. This package sends
+them when a script asks, so that a model that exists is not lost when such a request fails.
+"""
+
+FAILED_LOSS_ENDS_CLIENT: Final = REFERENCE_VERSION >= (0, 38)
+"""The reference client refuses every call after a loss of the script's own has failed.
+
+The training client of this package goes on, so the script continues with a new one where the reference has to.
+"""
+
+CREATION_REQUESTS: Final = frozenset() if INFO_IS_A_REQUEST else frozenset({"/get_info", "/samplers"})
+"""Requests that the clients send at different moments, and that are not compared for this reason."""
+
+DEFAULTS: Final = {} if REFERENCE_VERSION < (0, 38) else {"kind": "snapshot"}
+"""Request fields with the value that is meant when they are left out.
+
+The reference client always sends them. This package leaves them out for servers before 0.38.
+"""
+
+
+def server_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a server of the reference client's time.
+
+    A server of 0.38 no longer sends `create_model_via_load_weights`: its clients always make models from
+    checkpoints in one request.
+    """
+    if REFERENCE_VERSION < (0, 38):
+        return settings
+    return {name: value for name, value in settings.items() if name != "create_model_via_load_weights"}
+
+
+def shared_handle(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a sampler handle without the fields that the reference client does not write."""
+    if REFERENCE_VERSION < (0, 38):
+        content.pop("base_model", None)
+    return {name: shared(value) for name, value in content.items()}

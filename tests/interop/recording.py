@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import numpy as np
 import zstandard
 from google.protobuf.json_format import MessageToDict
+from interop.conftest import CREATION_REQUESTS, DEFAULTS
 from support.tinker_stub import API, PROTO, Answer, Asked, Behaviour, Promise, Stub
 from tinker.proto import tinker_public_pb2 as pb
 
@@ -211,7 +212,7 @@ def steps(stub: RecordingStub) -> dict[str, list[Any]]:
     numbers: dict[tuple[str, str], list[int]] = defaultdict(list)
     for step, asked, _ in stub.recorded:
         name = asked.path.removeprefix(API)
-        if name in BACKGROUND:
+        if name in BACKGROUND or any(name.startswith(each) for each in CREATION_REQUESTS):
             continue
         request = _request(asked, labels)
         if name in AT_ANY_TIME:
@@ -298,7 +299,12 @@ def _body(asked: Asked) -> dict[str, Any]:
         return {}
     if not asked.headers.get("content-type", "").startswith(PROTO):
         tree: dict[str, Any] = without_chance(json.loads(asked.body))
-        return tree
+        # Each client announces its own version.
+        return {
+            name: value
+            for name, value in tree.items()
+            if name != "sdk_version" and DEFAULTS.get(name) != value
+        }
     message = pb.ForwardBackwardRequest.FromString(_octets(asked))
     return MessageToDict(message, preserving_proto_field_name=True)
 

@@ -4,6 +4,8 @@ Each package runs the script in a process of its own against a server of its own
 are compared step by step; `recording.py` says what may differ. Losses of the user's are compared where torch
 is installed. Beyond this: the clients for administration.
 
+What depends on the version of the reference client is in `conftest.py`.
+
 Different on purpose, and so not in the script: a sampler path need not begin with `tinker://` on servers
 other than the vendor's; after a training call that could not be sent, later ones fail; where the server
 exchanges keys for tokens, `weights_access_token` is sent as it was given and never exchanged; metrics whose
@@ -26,6 +28,7 @@ from typing import Any
 
 import pytest
 from attrs import field, frozen
+from interop.conftest import server_settings
 from interop.recording import RecordingStub, own_rules_broken, steps, without_chance
 from support.hasty import FLAGS
 from support.tinker_stub import Behaviour, StubServer
@@ -45,7 +48,7 @@ class Variant:
     behaviour: dict[str, Any] = field(factory=dict)
 
     def server(self) -> StubServer:
-        behaviour = Behaviour(config={**FLAGS, **self.flags}, hold_s=1.0, **self.behaviour)
+        behaviour = Behaviour(config=server_settings({**FLAGS, **self.flags}), hold_s=1.0, **self.behaviour)
         return StubServer(RecordingStub(behaviour))
 
 
@@ -91,19 +94,19 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": f"{ROOT}{os.pathsep}{SCRIPT.parents[1]}", "TINKER_TELEMETRY": "0"}
 
 
-def run(package: str, url: str, generation: str, *scripts: str, **more: str) -> Any:
+def run(package: str, url: str, *scripts: str, **more: str) -> Any:
     """The results of a script."""
-    command = [sys.executable, str(SCRIPT), package, url, generation, *scripts]
+    command = [sys.executable, str(SCRIPT), package, url, *scripts]
     known = {**environment(), **more}
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=known, check=False)
     assert done.returncode == 0, f"{package} failed:\n{done.stderr[-4000:]}"
     return without_chance(json.loads(done.stdout))
 
 
-def recorded(package: str, variant: Variant, generation: str) -> tuple[Any, RecordingStub]:
+def recorded(package: str, variant: Variant) -> tuple[Any, RecordingStub]:
     server = variant.server()
     with server as stub:
-        return run(package, stub.url, generation, *variant.scripts), stub
+        return run(package, stub.url, *variant.scripts), stub
 
 
 @pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.name)
@@ -111,8 +114,7 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, tuple[Any, Record
     """A variant run by the reference client and by us, side by side."""
     with ThreadPoolExecutor(2) as pool:
         flights = {
-            package: pool.submit(recorded, package, request.param, "values")
-            for package in ("tinker", "tinker_sync")
+            package: pool.submit(recorded, package, request.param) for package in ("tinker", "tinker_sync")
         }
         yield {package: flight.result() for package, flight in flights.items()}
 
@@ -137,26 +139,13 @@ def test_rules_of_its_own(runs: dict[str, tuple[Any, RecordingStub]]) -> None:
     assert list(own_rules_broken(runs["tinker_sync"][1])) == []
 
 
-def test_clients_that_are_waited_for() -> None:
-    """Scripts of the next generation call `result()` on what makes a client."""
-    variant = Variant("generations", ("training", "from_state", "sampling"), {"fwdbwd_max_chunk_len": 3})
-    with ThreadPoolExecutor(2) as pool:
-        flights = [
-            pool.submit(recorded, package, variant, generation)
-            for package, generation in (("tinker", "values"), ("tinker_sync", "results"))
-        ]
-        (theirs, their_stub), (ours, our_stub) = [flight.result() for flight in flights]
-    assert ours == theirs
-    assert steps(our_stub) == steps(their_stub)
-
-
 @pytest.mark.parametrize(("maker", "user"), [("tinker", "tinker_sync"), ("tinker_sync", "tinker")])
 def test_handles_go_from_one_client_to_the_other(maker: str, user: str) -> None:
     if user == "tinker" and version("tinker") < "0.38":
         pytest.skip("before 0.38 the reference client reads no handle that names its base model")
     server = VARIANTS[0].server()
     with server as stub, a_handle(maker, stub.url) as handle:
-        results = dict(run(user, stub.url, "values", "foreign_handle", A_HANDLE=handle))
+        results = dict(run(user, stub.url, "foreign_handle", A_HANDLE=handle))
         sampled = results["foreign handle.sample"]["sequences"][0]
         assert (sampled["tokens"], sampled["sequence_id"]) == (
             [6, 7, 8],
@@ -169,7 +158,7 @@ def test_handles_go_from_one_client_to_the_other(maker: str, user: str) -> None:
 @contextlib.contextmanager
 def a_handle(package: str, url: str) -> Iterator[str]:
     """A handle of a sampling client that is alive in the `with` block."""
-    command = [sys.executable, str(SCRIPT), package, url, "values", "a_handle"]
+    command = [sys.executable, str(SCRIPT), package, url, "a_handle"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
     ) as process:

@@ -21,6 +21,7 @@ from tinker_sync.runtime.fetcher import Fetcher, Promise, decode_with
 from tinker_sync.runtime.futures import APIFuture, FutureState
 from tinker_sync.runtime.retrieval import QueueNotice
 from tinker_sync.transport.call import Reply
+from tinker_sync.types import QueueState
 
 
 class Bench:
@@ -208,7 +209,7 @@ def test_a_paused_queue_shows_in_the_status_and_is_told(bench: Bench) -> None:
     bench.poller.answer(408, {"queue_state": "paused_capacity", "queue_state_reason": "no GPUs"})
     assert future.status().state is FutureState.PAUSED
     assert future.status().reason == "no GPUs"
-    assert bench.told == [(QueueNotice("paused_capacity", "no GPUs"), Promise("req-1", "OptimStep"))]
+    assert bench.told == [(QueueNotice(QueueState.PAUSED_CAPACITY, "no GPUs"), Promise("req-1", "OptimStep"))]
     bench.clock.advance(30)
     bench.poller.answer(408, {"queue_state": "active"})
     assert future.status().state is FutureState.WAITING

@@ -8,10 +8,11 @@ import threading
 import pytest
 from support.clock import FakeClock
 
-from tinker_sync.runtime.notices import LOG_EVERY_S, Notices, QueueState
+from tinker_sync.runtime.notices import LOG_EVERY_S, Notices, QueueReport
 from tinker_sync.runtime.retrieval import QueueNotice
+from tinker_sync.types import QueueState
 
-PAUSED = QueueNotice("paused_capacity", None)
+PAUSED = QueueNotice(QueueState.PAUSED_CAPACITY, None)
 
 
 def test_every_listener_hears_everything() -> None:
@@ -19,15 +20,15 @@ def test_every_listener_hears_everything() -> None:
     stop = notices.listen(heard[0].append)
     notices.listen(heard[1].append)
     notices.publish(PAUSED, "Sample", "req-1")
-    notices.publish(QueueNotice("active", "soon"), "Sample", "req-1")
+    notices.publish(QueueNotice(QueueState.ACTIVE, "soon"), "Sample", "req-1")
     stop()
     stop()
     notices.publish(PAUSED, "Sample", "req-2")
     first = [
-        QueueState("paused_capacity", None, "Sample", "req-1"),
-        QueueState("active", "soon", "Sample", "req-1"),
+        QueueReport(QueueState.PAUSED_CAPACITY, None, "Sample", "req-1"),
+        QueueReport(QueueState.ACTIVE, "soon", "Sample", "req-1"),
     ]
-    assert heard == [first, [*first, QueueState("paused_capacity", None, "Sample", "req-2")]]
+    assert heard == [first, [*first, QueueReport(QueueState.PAUSED_CAPACITY, None, "Sample", "req-2")]]
 
 
 def test_what_a_listener_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
@@ -43,7 +44,7 @@ def test_listeners_are_called_without_the_lock() -> None:
     notices = Notices(FakeClock())
     free: list[bool] = []
 
-    def listen(_: QueueState) -> None:
+    def listen(_: QueueReport) -> None:
         taken = notices._lock.acquire(blocking=False)
         free.append(taken)
         if taken:
@@ -61,7 +62,7 @@ def test_one_line_a_minute_for_each_kind_and_state(caplog: pytest.LogCaptureFixt
         for number in range(100):
             notices.publish(PAUSED, "Sample", f"req-{number}")
         assert len(caplog.messages) == 1
-        notices.publish(QueueNotice("paused_rate_limit", "ten at a time"), "Sample", "req-1")
+        notices.publish(QueueNotice(QueueState.PAUSED_RATE_LIMIT, "ten at a time"), "Sample", "req-1")
         notices.publish(PAUSED, "OptimStep", "req-2")
         assert len(caplog.messages) == 3
         clock.advance(LOG_EVERY_S - 1)
@@ -95,7 +96,7 @@ def test_a_paused_training_request_is_reported_though_others_go_on(
 
 def test_what_is_not_paused_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "tinker_sync.queue"):
-        Notices(FakeClock()).publish(QueueNotice("active", None), "Sample", "req-1")
+        Notices(FakeClock()).publish(QueueNotice(QueueState.ACTIVE, None), "Sample", "req-1")
     assert caplog.messages == []
 
 

@@ -35,6 +35,7 @@ from tinker_sync.runtime.retrieval import (
     Wait,
 )
 from tinker_sync.transport.call import Reply, SendFailed
+from tinker_sync.types import QueueState
 
 NO_ANSWER = SendFailed("the connection broke", maybe_received=True)
 REFUSED = SendFailed("cannot connect", maybe_received=False)
@@ -186,7 +187,10 @@ def test_an_expired_poll_is_asked_again_at_once() -> None:
     paused = reply(408, {"queue_state": "paused_capacity", "queue_state_reason": "GPUs are out"})
     asking = Asking()
     assert asking.pauses(paused, TRY_AGAIN, SILENCE) == [None, None, None]
-    assert asking.notices == [QueueNotice("paused_capacity", "GPUs are out"), QueueNotice("active", None)]
+    assert asking.notices == [
+        QueueNotice(QueueState.PAUSED_CAPACITY, "GPUs are out"),
+        QueueNotice(QueueState.ACTIVE, None),
+    ]
 
 
 def test_w27_silence_of_a_healthy_server_is_no_failure() -> None:

@@ -67,6 +67,6 @@ def test_a_promise_ignores_what_it_does_not_know() -> None:
     assert UntypedAPIFuture.model_validate({"request_id": "r", "eta": 5}) == UntypedAPIFuture(request_id="r")
 
 
-def test_a_queue_state_nobody_knows_is_refused() -> None:
+def test_a_script_may_not_make_up_a_queue_state() -> None:
     with pytest.raises(InvalidInputError, match=r"^TryAgainResponse\.queue_state: "):
         TryAgainResponse(request_id="r", queue_state="asleep")

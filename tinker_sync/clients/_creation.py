@@ -106,6 +106,10 @@ class ClientFuture(APIFuture[T]):
         finally:
             self._note_read()
 
+    def get_telemetry(self) -> Any:
+        """Return the reporter of failures of the service client, or None when telemetry is off."""
+        return self._core.companion
+
     @property
     def holder(self) -> Core:
         """What is shared with the other clients of the same service client."""

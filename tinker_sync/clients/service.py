@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tinker_sync.clients.retry_config import RetryConfig
     from tinker_sync.losses.handle import LossHandle, PerDatumLossFn
     from tinker_sync.runtime.futures import APIFuture
-    from tinker_sync.runtime.notices import QueueState
+    from tinker_sync.runtime.notices import QueueReport
     from tinker_sync.runtime.rate_limiter import RateLimiter
     from tinker_sync.types import CustomLossInputRank
     from tinker_sync.usage import Budget, PriceTable, Reconciliation, Usage
@@ -69,7 +69,8 @@ class ServiceClient:
         session: a `requests.Session` for headers, proxies, certificates, user name and password, and cookies.
         deadline: how long any call may take in all, seconds; None: hours, by kind of call.
         dialect: "auto", "proto", "json" or a `Dialect`.
-        on_queue_state: called, on a worker thread, with each word of the server about a request that waits.
+        on_queue_state: called on a worker thread with a `QueueReport` each time the server reports on a
+            request that waits.
         rate_limiter: a limiter of its own; None: shared with every client of the same server and key.
         telemetry: tell the service of failures, by kind and place, never by content; None: the vendor's alone
             is told, unless `TINKER_TELEMETRY` says no.
@@ -91,7 +92,7 @@ class ServiceClient:
         session: requests.Session | None = None,
         deadline: float | None = None,
         dialect: Literal["auto", "proto", "json"] | Dialect = "auto",
-        on_queue_state: Callable[[QueueState], object] | None = None,
+        on_queue_state: Callable[[QueueReport], object] | None = None,
         rate_limiter: RateLimiter | None = None,
         telemetry: bool | None = None,
         pace: float | None = None,
@@ -397,8 +398,13 @@ class ServiceClient:
         )
 
     def create_rest_client(self) -> RestClient:
-        """A client for everything that is no training or sampling; `RestClient()` makes one too."""
-        warnings.warn("create_rest_client is on its way out: use RestClient()", FutureWarning, stacklevel=2)
+        """Return a client for runs, checkpoints and sessions on the same server, with the same key.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.create_rest_client().list_training_runs().result().training_runs
+        []
+        """
         return RestClient(self._core)
 
     # -------------------------------------------------------------------------------------- the end
@@ -434,6 +440,10 @@ class ServiceClient:
         # Who presses Ctrl-C wants to leave.
         limit_s = EXIT_LIMIT_S if status == "interrupted" else CLOSE_LIMIT_S
         self.close(status, timeout=limit_s).result()
+
+    def get_telemetry(self) -> Any:
+        """Return the reporter of failures, or None when telemetry is off."""
+        return self._core.companion
 
     @property
     def holder(self) -> Core:

@@ -350,8 +350,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         """
         from tinker_sync.clients.sampling import SamplingClient
 
-        if name is not None:
-            warnings.warn("name has no effect: these weights have none", DeprecationWarning, stacklevel=2)
+        del name
         if kind not in get_args(SamplingClientKind):
             raise InvalidInputError(
                 f"save_weights_and_get_sampling_client: kind is 'snapshot' or 'inflight', got {kind!r}"

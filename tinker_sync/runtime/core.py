@@ -445,6 +445,11 @@ class Core:
         """Have somebody told what happens to sessions and calls; he ends with this."""
         self._parts.companion = companion
 
+    @property
+    def companion(self) -> Companion | None:
+        """The companion given to `watch`."""
+        return self._parts.companion
+
     def listen(self, observer: Observer) -> None:
         """Have somebody else told of it too."""
         self._parts.observers = (*self._parts.observers, observer)
@@ -619,7 +624,7 @@ def _settings_fetcher(
 
 def _notice_into(notices: Notices, limiter: RateLimiter) -> Callable[[QueueNotice, Promise], None]:
     def tell(notice: QueueNotice, promise: Promise) -> None:
-        if notice.paused and promise.request_type == sample.REQUEST_TYPE:
+        if notice.state.paused and promise.request_type == sample.REQUEST_TYPE:
             # What waits already would only wait longer with more behind it.
             limiter.close_for(default_delay_s(0))
         notices.publish(notice, promise.request_type, promise.request_id)

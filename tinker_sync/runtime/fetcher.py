@@ -333,8 +333,8 @@ class Fetch(Generic[T]):
 
 def _pass_on(fetcher: Fetcher, promise: Promise, future: APIFuture[Any], notice: QueueNotice) -> None:
     # No method: a fetch that its retrieval knew would wait for the garbage collector, as would all it holds.
-    if notice.paused:
-        future.mark_paused(notice.reason or notice.state)
+    if notice.state.paused:
+        future.mark_paused(notice.reason or notice.state.value)
     else:
         future.mark_waiting()
     try:

@@ -1,7 +1,7 @@
-"""What servers say of their queues, told to whoever asked to hear it.
+"""Reports on the server's queues, passed on to the log and to listeners.
 
-One log line a minute for each kind of request and state, whatever the number of requests that wait; observers
-hear every notice, on a worker thread, never under a lock.
+The log gets one line a minute for each kind of request and state, however many requests wait. Listeners get
+every report, on a worker thread, never under a lock.
 """
 
 from __future__ import annotations
@@ -16,46 +16,47 @@ from attrs import frozen
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.retrieval import QueueNotice
+from tinker_sync.types.future import QueueState
 
 LOG_EVERY_S: Final = 60.0
 _NO_REASON: Final = {
-    "paused_rate_limit": "too many requests of this kind are under way for your account",
-    "paused_capacity": "the service is short of capacity at the moment",
+    QueueState.PAUSED_RATE_LIMIT: "too many requests of this kind are under way for your account",
+    QueueState.PAUSED_CAPACITY: "the service is short of capacity at the moment",
 }
 
 _log = logging.getLogger("tinker_sync.queue")
 
 
 @frozen
-class QueueState:
-    """The server's word on a request that is not done.
+class QueueReport:
+    """The server's report on the queue of a request that is not done.
 
-    >>> QueueState("paused_capacity", None, "Sample", "req-1").state
-    'paused_capacity'
+    >>> QueueReport(QueueState.PAUSED_CAPACITY, None, "Sample", "req-1").state.paused
+    True
     """
 
-    state: str
-    """"active", "paused_capacity", "paused_rate_limit", or what a newer server says."""
+    state: QueueState
     reason: str | None
+    """The server's words; the name of the state where this package does not know it."""
     request_type: str
     request_id: str
 
 
-Listener = Callable[[QueueState], object]
+Listener = Callable[[QueueReport], object]
 
 
 class Notices:
-    """Passes queue states on. Thread-safe."""
+    """Passes reports on queues on. Thread-safe."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._logged_at: dict[tuple[str, str], float] = {}  # guarded by _lock
+        self._logged_at: dict[tuple[str, QueueState], float] = {}  # guarded by _lock
         self._listeners: tuple[Listener, ...] = ()  # replaced, never changed
         _fork.renew_in_child(self)
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Have `listener` called with every queue state; call what is returned to stop that."""
+        """Have `listener` called with every report; calling the returned function stops that."""
         with self._lock:
             self._listeners = (*self._listeners, listener)
 
@@ -66,25 +67,25 @@ class Notices:
         return stop
 
     def publish(self, notice: QueueNotice, request_type: str, request_id: str) -> None:
-        """Tell everybody. What a listener raises is logged and harms nothing."""
-        state = QueueState(notice.state, notice.reason, request_type, request_id)
-        if notice.paused:
-            self._log(state)
+        """Pass a report on to every listener. An exception of a listener is logged and goes no further."""
+        report = QueueReport(notice.state, notice.reason, request_type, request_id)
+        if report.state.paused:
+            self._log(report)
         for listener in self._listeners:
             try:
-                listener(state)
+                listener(report)
             except Exception:  # noqa: BLE001  # it is a user's
                 _log.exception("an observer of queue states failed")
 
-    def _log(self, state: QueueState) -> None:
-        key, now = (state.request_type, state.state), self._clock.now()
+    def _log(self, report: QueueReport) -> None:
+        key, now = (report.request_type, report.state), self._clock.now()
         with self._lock:
             logged_at = self._logged_at.get(key)
             if logged_at is not None and now - logged_at < LOG_EVERY_S:
                 return
             self._logged_at[key] = now
-        reason = state.reason or _NO_REASON.get(state.state, "the server gave no reason")
-        _log.warning("%s requests are paused (%s): %s; waiting", state.request_type, state.state, reason)
+        reason = report.reason or _NO_REASON.get(report.state, "the server gave no reason")
+        _log.warning("%s requests are paused (%s): %s; waiting", report.request_type, report.state, reason)
 
     def renew_after_fork(self) -> None:
         """The lock may have been held in the parent."""

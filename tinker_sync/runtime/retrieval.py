@@ -29,6 +29,7 @@ from tinker_sync.errors import (
 from tinker_sync.runtime.failures import hush
 from tinker_sync.transport.call import Reply, SendFailed
 from tinker_sync.transport.verdict import retry_after_s
+from tinker_sync.types.future import QueueState
 from tinker_sync.wire import json as wire_json
 
 if TYPE_CHECKING:
@@ -101,19 +102,10 @@ Action: TypeAlias = "Ask | Wait | TakeBytes | Finished | Failed | Gone"
 
 @frozen
 class QueueNotice:
-    """What a server said of a request that is not done: a state, and a reason if it gave one.
+    """The state of the queue of a request that is not done, with the server's reason if it gave one."""
 
-    >>> QueueNotice("paused_rate_limit", None).paused
-    True
-    """
-
-    state: str
+    state: QueueState
     reason: str | None
-
-    @property
-    def paused(self) -> bool:
-        """Whether the server holds work back for now."""
-        return self.state in ("paused_capacity", "paused_rate_limit")
 
 
 def _jitter() -> float:
@@ -303,11 +295,12 @@ class Retrieval:
         return self._troubled(now, 2.0 ** (self._odd_answers - 1) * self.draw(), what, lambda: error)
 
     def _notice(self, tree: Mapping[str, Any]) -> None:
-        state, reason = tree.get("queue_state"), tree.get("queue_state_reason")
-        notice = QueueNotice(
-            self._masked(str(state or "unknown")), self._masked(reason) if isinstance(reason, str) else None
-        )
-        self.last_words = f"queue {notice.state}" + (f": {notice.reason}" if notice.reason else "")
+        name, reason = tree.get("queue_state"), tree.get("queue_state_reason")
+        state = QueueState(name)
+        if state is QueueState.UNKNOWN and isinstance(name, str) and not isinstance(reason, str):
+            reason = name  # a state of a newer server
+        notice = QueueNotice(state, self._masked(reason) if isinstance(reason, str) else None)
+        self.last_words = f"queue {notice.state.value}" + (f": {notice.reason}" if notice.reason else "")
         self.on_notice(notice)
 
     # -------------------------------------------------------------------------------------- other statuses

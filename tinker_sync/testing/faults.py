@@ -15,10 +15,10 @@ from typing import Any, Final, Literal
 from attrs import NOTHING, fields, frozen
 
 from tinker_sync.errors import InvalidInputError
+from tinker_sync.types.future import QueueState
 
 RetryAfterForm = Literal["seconds", "date", "milliseconds"]
 """How a server may say when to come again: `retry-after` with a number or a date, or `retry-after-ms`."""
-QueueStateName = Literal["active", "paused_capacity", "paused_rate_limit"]
 
 _FORMS: Final = ("seconds", "date", "milliseconds")
 _JSON: Final = "application/json"
@@ -139,18 +139,18 @@ def too_many_requests(retry_after: float | None = None, *, form: RetryAfterForm 
     return status(429, detail="too many requests", retry_after=retry_after, form=form)
 
 
-def queue_paused(state: QueueStateName = "paused_capacity", reason: str | None = None) -> Fault:
+def queue_paused(state: QueueState | str = QueueState.PAUSED_CAPACITY, reason: str | None = None) -> Fault:
     """Answer 408 with the state of a queue, as the service does to those who wait for a result.
 
     Args:
-        state: "paused_capacity", "paused_rate_limit" or "active".
-        reason: the server's words.
+        state: a `QueueState`, or a text that stands for a state of a newer server.
+        reason: the reason that the server gives.
 
     >>> queue_paused(reason="all machines are busy").body
     b'{"queue_state": "paused_capacity", "queue_state_reason": "all machines are busy"}'
     """
-    said = {"queue_state": state} | ({} if reason is None else {"queue_state_reason": reason})
-    return Answered(408, _encoded(said))
+    tree = {"queue_state": str(state)} | ({} if reason is None else {"queue_state_reason": reason})
+    return Answered(408, _encoded(tree))
 
 
 def promise_failed(message: str, category: Literal["user", "server", "unknown"] = "server") -> Fault:

@@ -66,11 +66,19 @@ class CheckpointBillingEvent(Model):
 
 @model
 class StorageBillingEvent(Model):
-    """Checkpoints that lay in storage."""
+    """Checkpoints in storage.
+
+    Attributes:
+        free: true for the part that is not charged, which comes as an event of its own.
+
+    >>> StorageBillingEvent(gigabyte_hours=2.5).free
+    False
+    """
 
     __response__ = True
 
     type: Literal["storage"] = "storage"
+    free: bool = False
     gigabyte_hours: float
 
 

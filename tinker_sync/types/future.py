@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Literal, TypeAlias
 
 import attrs
@@ -46,9 +47,37 @@ class FutureRetrieveRequest(Model):
     allow_metadata_only: bool = False
 
 
+class QueueState(str, Enum):
+    """The state of the queue in which a request waits. A state this package does not know is `UNKNOWN`.
+
+    >>> QueueState("paused_capacity").paused, QueueState("something new")
+    (True, <QueueState.UNKNOWN: 'unknown'>)
+    """
+
+    ACTIVE = "active"
+    PAUSED_RATE_LIMIT = "paused_rate_limit"
+    PAUSED_CAPACITY = "paused_capacity"
+    UNKNOWN = "unknown"
+
+    __str__ = str.__str__
+
+    @classmethod
+    def _missing_(cls, value: object) -> QueueState:  # noqa: ARG003  # the enum machinery gives it
+        return cls.UNKNOWN
+
+    @property
+    def paused(self) -> bool:
+        """True while the server holds the request back.
+
+        >>> QueueState.ACTIVE.paused
+        False
+        """
+        return self in (QueueState.PAUSED_RATE_LIMIT, QueueState.PAUSED_CAPACITY)
+
+
 @model
 class TryAgainResponse(Model):
-    """The result is not there yet; `queue_state` says why."""
+    """The server has no result yet; `queue_state` gives the reason."""
 
     __response__ = True
 

@@ -21,12 +21,11 @@ from tinker_sync.types._arrays import (
 from tinker_sync.types._convert import converter_for
 from tinker_sync.types._csr import checked_indices, compressed, expanded
 from tinker_sync.types._model import Model, advising, refuse, short_repr
+from tinker_sync.types.scalars import TensorDtype as TensorDtype
 
 if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
-
-    from tinker_sync.types.scalars import TensorDtype
 
 __all__ = ["TensorData"]
 

@@ -84,10 +84,10 @@ class SaveWeightsForSamplerRequest(Model):
     model_id: ModelID
     path: str | None = None
     sampling_session_seq_id: int | None = None
+    kind: SamplingClientKind = "snapshot"
     seq_id: int | None = None
     ttl_seconds: int | None = None
     user_metadata: dict[str, str] | None = None
-    kind: SamplingClientKind = "snapshot"
     type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
 
 

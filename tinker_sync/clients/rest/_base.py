@@ -40,6 +40,10 @@ class RestBase:
             )
         self._core = _holder if _holder is not None else shared_core(base_url, api_key)
 
+    def get_telemetry(self) -> Any:
+        """Return the reporter of failures of the service client, or None when telemetry is off."""
+        return self._core.companion
+
     @property
     def holder(self) -> Core:
         """What is shared with other clients of the same server and key."""

@@ -16,6 +16,7 @@ from tinker_sync.types import (
     BillingUsageResponse,
     CurrentCheckpointStorageUsageResponse,
     GetBillingUsageRequest,
+    GetServerCapabilitiesResponse,
     WhoamiResponse,
 )
 
@@ -87,7 +88,19 @@ class _NobodyKnows(UnsupportedByServerError, RuntimeError):
 
 
 class AccountCalls(RestBase):
-    """Calls about the account; those about billing and audit have moved to `AdminClient`."""
+    """Calls about the server and the account; those about billing and audit have moved to `AdminClient`."""
+
+    def get_server_capabilities(self) -> APIFuture[GetServerCapabilitiesResponse]:
+        """Return the models that the server offers.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.create_rest_client().get_server_capabilities().result().supported_models[0].model_name
+        'tinker-sync/tiny'
+        """
+        return self._call(
+            "get_server_capabilities", method="get_server_capabilities", kind=GetServerCapabilitiesResponse
+        )
 
     def whoami(self) -> APIFuture[WhoamiResponse]:
         """Whose key this is, as the token says that it was exchanged for.
@@ -135,6 +148,7 @@ class AccountCalls(RestBase):
         warnings.warn(f"{name} has moved to AdminClient", FutureWarning, stacklevel=3)
         return AdminClient(self._core)
 
+    get_server_capabilities_async = result_twin(get_server_capabilities)
     get_billing_usage_async: Any = result_twin(get_billing_usage)
     get_current_checkpoint_storage_usage_async: Any = result_twin(get_current_checkpoint_storage_usage)
     get_audit_log_async: Any = result_twin(get_audit_log)

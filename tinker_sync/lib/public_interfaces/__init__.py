@@ -1,4 +1,4 @@
-"""The clients, their futures and handles of losses."""
+"""The clients, their futures and the handles of losses."""
 
 from __future__ import annotations
 
@@ -9,45 +9,61 @@ from tinker_sync._lazy import lazy_names
 if TYPE_CHECKING:
     from tinker_sync.clients.rest import AdminClient as AdminClient
     from tinker_sync.clients.rest import RestClient as RestClient
+    from tinker_sync.clients.retry_config import RetryConfig as RetryConfig
     from tinker_sync.clients.sampling import SamplingClient as SamplingClient
     from tinker_sync.clients.service import ServiceClient as ServiceClient
     from tinker_sync.clients.training import TrainingClient as TrainingClient
-    from tinker_sync.lib.public_interfaces.api_future import APIFuture as APIFuture
-    from tinker_sync.lib.public_interfaces.api_future import (
-        AwaitableConcurrentFuture as AwaitableConcurrentFuture,
-    )
+    from tinker_sync.lib.other_names import AwaitableConcurrentFuture as AwaitableConcurrentFuture
+    from tinker_sync.lib.other_names import BackcompatSamplingClientFuture as BackcompatSamplingClientFuture
+    from tinker_sync.lib.other_names import BackcompatTrainingClientFuture as BackcompatTrainingClientFuture
     from tinker_sync.losses.handle import LossHandle as LossHandle
     from tinker_sync.losses.handle import PerDatumLossFn as PerDatumLossFn
+    from tinker_sync.runtime.futures import APIFuture as APIFuture
 
 _HOMES: dict[str, tuple[str, ...]] = {
-    "tinker_sync.clients.rest": (
-        "AdminClient",
-        "RestClient",
-    ),
-    "tinker_sync.clients.sampling": ("SamplingClient",),
-    "tinker_sync.clients.service": ("ServiceClient",),
-    "tinker_sync.clients.training": ("TrainingClient",),
-    "tinker_sync.lib.public_interfaces.api_future": (
+    "tinker_sync": (
         "APIFuture",
-        "AwaitableConcurrentFuture",
-    ),
-    "tinker_sync.losses.handle": (
+        "AdminClient",
         "LossHandle",
         "PerDatumLossFn",
+        "RestClient",
+        "RetryConfig",
+        "SamplingClient",
+        "ServiceClient",
+        "TrainingClient",
+    ),
+    "tinker_sync.lib.other_names": (
+        "AwaitableConcurrentFuture",
+        "BackcompatSamplingClientFuture",
+        "BackcompatTrainingClientFuture",
     ),
 }
+_OTHER_PATHS = (
+    "admin_client",
+    "api_future",
+    "backcompat_sampling_client_future",
+    "backcompat_training_client_future",
+    "custom_loss",
+    "rest_client",
+    "sampling_client",
+    "service_client",
+    "training_client",
+)
 
 __all__ = [
     "APIFuture",
     "AdminClient",
     "AwaitableConcurrentFuture",
+    "BackcompatSamplingClientFuture",
+    "BackcompatTrainingClientFuture",
     "LossHandle",
     "PerDatumLossFn",
     "RestClient",
+    "RetryConfig",
     "SamplingClient",
     "ServiceClient",
     "TrainingClient",
 ]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_names(__name__, _HOMES)
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES, other_paths=_OTHER_PATHS)

@@ -15,6 +15,7 @@ from tinker_sync.types.future import (
     FutureRetrieveRequest,
     FuturesRetrieveRequest,
     FuturesRetrieveResponse,
+    QueueState,
 )
 from tinker_sync.wire import json as json_codec
 
@@ -59,9 +60,9 @@ def find(service: Service, request_id: str) -> Promise:
 
 
 def _not_yet(promise: Promise) -> Answer:
-    tree = {"detail": "not ready yet", "queue_state": "active"}
+    tree = {"detail": "not ready yet", "queue_state": QueueState.ACTIVE.value}
     if promise.waits_for:
-        tree |= {"queue_state": "paused_capacity", "queue_state_reason": promise.waits_for}
+        tree |= {"queue_state": QueueState.PAUSED_CAPACITY.value, "queue_state_reason": promise.waits_for}
     return Answer(json_codec.dumps(tree), 408)
 
 

@@ -1,0 +1,27 @@
+"""Names that the reference client gives to things that have another name, or no name of their own, here."""
+
+from __future__ import annotations
+
+from tinker_sync.clients.sampling import SamplingClient as BackcompatSamplingClientFuture
+from tinker_sync.clients.training import TrainingClient as BackcompatTrainingClientFuture
+from tinker_sync.runtime.futures import APIFuture as AwaitableConcurrentFuture
+from tinker_sync.types._console import api_key_url as api_key_console_url
+from tinker_sync.types._console import checkpoint_url as checkpoint_console_url
+from tinker_sync.types._console import new_api_key_url as new_api_key_console_url
+from tinker_sync.types._console import playground_url as checkpoint_playground_url
+from tinker_sync.types._console import session_url as session_console_url
+from tinker_sync.types._console import sessions_url as sessions_console_url
+from tinker_sync.types._console import training_run_url as training_run_console_url
+
+__all__ = [
+    "AwaitableConcurrentFuture",
+    "BackcompatSamplingClientFuture",
+    "BackcompatTrainingClientFuture",
+    "api_key_console_url",
+    "checkpoint_console_url",
+    "checkpoint_playground_url",
+    "new_api_key_console_url",
+    "session_console_url",
+    "sessions_console_url",
+    "training_run_console_url",
+]

@@ -1,5 +1,0 @@
-"""`ForwardBackwardOutput`, for scripts that look for it here."""
-
-from __future__ import annotations
-
-from tinker_sync.types.training import ForwardBackwardOutput as ForwardBackwardOutput

@@ -1,5 +1,0 @@
-"""`LossFnType`, for scripts that look for it here."""
-
-from __future__ import annotations
-
-from tinker_sync.types.scalars import LossFnType as LossFnType

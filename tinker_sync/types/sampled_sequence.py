@@ -1,5 +1,0 @@
-"""`SampledSequence`, for scripts that look for it here."""
-
-from __future__ import annotations
-
-from tinker_sync.types.sampling import SampledSequence as SampledSequence

@@ -1,5 +1,0 @@
-"""`SamplingParams`, for scripts that look for it here."""
-
-from __future__ import annotations
-
-from tinker_sync.types.sampling import SamplingParams as SamplingParams
