@@ -79,7 +79,7 @@ def world(
 
 
 def sampler_of(client: ServiceClient) -> SamplingClient:
-    return client.create_sampling_client(base_model="stub/model")
+    return client.create_sampling_client(base_model="stub/model").result()
 
 
 # ------------------------------------------------------------------------------------ names
@@ -95,7 +95,7 @@ def names(stub: Stub, since: int = 0) -> set[tuple[str, str]]:
 
 def test_every_request_names_the_public_method_that_causes_it() -> None:
     with world() as (stub, client):
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         sampler = sampler_of(client)
         assert names(stub) >= {
             *((path, "") for path in ("/client/config", "/client/dynamic_config", "/create_session")),
@@ -162,7 +162,7 @@ def test_both_passes_of_a_custom_loss_bear_its_name() -> None:
         return 0.0, {}, [0 * each for each in logprobs]
 
     with world() as (stub, client):
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         since = len(stub.log)
         trainer.forward_backward_custom(DATA, loss).result(PATIENCE_S)
         name = "TrainingClient.forward_backward_custom"
@@ -196,7 +196,7 @@ ACTS: list[tuple[str, Act]] = [
 @pytest.mark.parametrize(("path", "act"), ACTS, ids=[path for path, _ in ACTS])
 def test_a_call_whose_token_is_rejected_is_sent_once_more(path: str, act: Act) -> None:
     with world(TOKENS, Rejecting) as (stub, client):
-        trainer, sampler = client.create_lora_training_client("stub/model"), sampler_of(client)
+        trainer, sampler = client.create_lora_training_client("stub/model").result(), sampler_of(client)
         assert stub.exchanges == 1
         stub.revoke()
         act(client, trainer, sampler).result(PATIENCE_S)
@@ -210,7 +210,7 @@ def test_a_call_whose_token_is_rejected_is_sent_once_more(path: str, act: Act) -
 @pytest.mark.parametrize(("path", "act"), ACTS[:4], ids=[path for path, _ in ACTS[:4]])
 def test_a_poll_whose_token_is_rejected_is_sent_once_more(path: str, act: Act) -> None:
     with world(TOKENS, Rejecting) as (stub, client):
-        trainer, sampler = client.create_lora_training_client("stub/model"), sampler_of(client)
+        trainer, sampler = client.create_lora_training_client("stub/model").result(), sampler_of(client)
         polls = len(stub.asked("/retrieve_future"))
         stub.revoke_after = path
         act(client, trainer, sampler).result(PATIENCE_S)
@@ -257,7 +257,7 @@ def test_a_rejection_that_does_not_blame_the_token_is_final() -> None:
 def test_a_training_call_goes_on_though_the_server_asks_for_no_retry() -> None:
     unwished = {"x-should-retry": "false"}
     with world() as (stub, client):
-        trainer = client.create_lora_training_client("stub/model")
+        trainer = client.create_lora_training_client("stub/model").result()
         stub.script("/optim_step", *[Answer(503, {"detail": "soon"}, headers=unwished)] * 3)
         trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
         assert len(stub.asked("/optim_step")) == 4
@@ -268,7 +268,7 @@ def test_creations_go_on_though_the_server_asks_for_no_retry() -> None:
     with world() as (stub, client):
         for path in ("/create_session", "/create_model"):
             stub.script(path, Answer(500, {"detail": "soon"}, headers=unwished))
-        client.create_lora_training_client("stub/model")
+        client.create_lora_training_client("stub/model").result()
         assert len(stub.asked("/create_session")) == len(stub.asked("/create_model")) == 2
 
 
@@ -343,7 +343,7 @@ def test_a_handle_names_the_base_model_it_was_made_with() -> None:
 
 def test_a_handle_of_weights_asks_for_the_base_model_once() -> None:
     with world() as (stub, client):
-        sampler = client.create_sampling_client(model_path="tinker://run/sampler_weights/a")
+        sampler = client.create_sampling_client(model_path="tinker://run/sampler_weights/a").result()
         since = len(stub.log)
         for _ in range(2):
             assert decoded(sampler.get_sampler_handle())["base_model"] == "stub/model"
@@ -353,7 +353,7 @@ def test_a_handle_of_weights_asks_for_the_base_model_once() -> None:
 @pytest.mark.parametrize("status", [404, 405, 501])
 def test_a_handle_names_no_base_model_where_the_server_has_no_such_call(status: int) -> None:
     with world() as (stub, client):
-        sampler = client.create_sampling_client(model_path="tinker://run/sampler_weights/a")
+        sampler = client.create_sampling_client(model_path="tinker://run/sampler_weights/a").result()
         stub.script("/samplers/session-0:sample:0", Answer(status, {"detail": "no"}))
         assert decoded(sampler.get_sampler_handle())["base_model"] == ""
         copy = SamplingClient.from_sampler_handle(sampler.get_sampler_handle(), api_key="tml-requests")

@@ -98,9 +98,7 @@ class AccountCalls(RestBase):
         ...     service.create_rest_client().get_server_capabilities().result().supported_models[0].model_name
         'tinker-sync/tiny'
         """
-        return self._call(
-            "get_server_capabilities", method="get_server_capabilities", kind=GetServerCapabilitiesResponse
-        )
+        return self._call("get_server_capabilities", kind=GetServerCapabilitiesResponse)
 
     def whoami(self) -> APIFuture[WhoamiResponse]:
         """Whose key this is, as the token says that it was exchanged for.
