@@ -410,7 +410,7 @@ def test_w33_nothing_secret_travels_with_a_sampler() -> None:
         sampler = sampler_of(client)
         handle = sampler.get_sampler_handle()
         pickled = pickle.dumps(sampler)
-        assert handle.encode() in pickled
+        assert handle.encode() in pickled  # so what the handle holds is what the pickle holds
         for octets in (pickled, base64.urlsafe_b64decode(handle)):
             for secret in (b"tml-hasty", b"secret-1", b"secret-2"):
                 assert secret not in octets

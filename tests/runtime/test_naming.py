@@ -94,6 +94,14 @@ def test_a_failure_leaves_no_name_and_one_frame_more() -> None:
     assert [entry.name for entry in caught.traceback][1:] == ["naming", "fail"]
 
 
+def test_no_local_variable_shows_an_argument() -> None:
+    with pytest.raises(ValueError, match="no") as caught:
+        Client().fail(message="no access-token-0123")
+    naming = caught.traceback[1].frame
+    assert naming.f_locals["given"] == []
+    assert "access-token-0123" not in repr(naming.f_locals)
+
+
 def test_coroutines_side_by_side_keep_their_names_apart() -> None:
     async def both() -> Any:
         return await asyncio.gather(Client().slowly_async(), asyncio.to_thread(Client().inner)), current()
