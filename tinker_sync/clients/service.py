@@ -166,7 +166,7 @@ class ServiceClient:
     ) -> TrainingClient:
         """Make a new LoRA model. Return the client that trains it at once.
 
-        `result()` and `await` wait until the model exists. Errors of the server appear where it is first used.
+        `result()` and `await` wait until the model exists. Errors of the server appear at the first use.
 
         Args:
             base_model: what to fine-tune; see `get_server_capabilities`.
