@@ -116,10 +116,12 @@ class Acceptance:
     def run(self) -> list[tuple[str, Any]]:
         with self.service(display_name="acceptance", user_metadata={"run": "1"}, project_id="p-1") as client:
             self.note("capabilities", client.get_server_capabilities())
-            trainer = client.create_lora_training_client(BASE, rank=4, seed=3, user_metadata={"a": "b"})
+            trainer = _ready(
+                client.create_lora_training_client(BASE, rank=4, seed=3, user_metadata={"a": "b"})
+            )
             self.training(client, trainer)
             self.checkpoints(client, trainer)
-            sampler = client.create_sampling_client(base_model=BASE)
+            sampler = _ready(client.create_sampling_client(base_model=BASE))
             self.sampling(client, trainer, sampler)
             self.refusals(client, trainer, sampler)
             if self.newer:
@@ -150,7 +152,7 @@ class Acceptance:
         assert losses[0] == before
         assert losses[-1] < 0.5 * losses[0], losses
         self.losses(trainer)
-        other = client.create_lora_training_client(BASE, 2, train_mlp=False, train_unembed=False)
+        other = _ready(client.create_lora_training_client(BASE, 2, train_mlp=False, train_unembed=False))
         self.wait("other model", other.forward_backward(data, "cross_entropy"))
         self.wait("other step", other.optim_step(types.AdamParams()))
         self.many(trainer)
@@ -269,8 +271,8 @@ class Acceptance:
         self.wait("for a sampler", trainer.save_weights_for_sampler("served", 7200))
         wanted = trainer.forward(data, "cross_entropy").result(timeout=WAIT_S).metrics["loss:sum"]
         # The next step from here must be the same step, with the optimizer's state and without.
-        again = client.create_training_client_from_state_with_optimizer(state.path)
-        fresh = client.create_training_client_from_state(state.path, user_metadata={"from": "first"})
+        again = _ready(client.create_training_client_from_state_with_optimizer(state.path))
+        fresh = _ready(client.create_training_client_from_state(state.path, user_metadata={"from": "first"}))
         for one in (again, fresh):
             assert one.forward(data, "cross_entropy").result(timeout=WAIT_S).metrics["loss:sum"] == wanted
         adam = self.types.AdamParams(learning_rate=0.01)
@@ -292,9 +294,9 @@ class Acceptance:
         prompt = types.ModelInput.from_ints([5, 6, 7])
         greedy = types.SamplingParams(max_tokens=6, temperature=0.0, seed=1)
         path = f"tinker://{trainer.model_id}/sampler_weights/served"
-        served = client.create_sampling_client(model_path=path)
-        from_trainer = trainer.create_sampling_client(path)
-        unsaved = trainer.save_weights_and_get_sampling_client()
+        served = _ready(client.create_sampling_client(model_path=path))
+        from_trainer = _ready(trainer.create_sampling_client(path))
+        unsaved = _ready(trainer.save_weights_and_get_sampling_client())
         texts = [
             self.wait(name, each.sample(prompt, 1, greedy)).sequences[0].tokens
             for name, each in {"served": served, "from trainer": from_trainer, "unsaved": unsaved}.items()
@@ -402,7 +404,9 @@ class Acceptance:
         prompt = types.ModelInput.from_ints([1, 2])
         params = types.SamplingParams(max_tokens=4)
         good = [self.datum([1, 2, 3])]
-        self.refused("no such base", lambda: client.create_lora_training_client("no/such"), "no/such", 400)
+        self.refused(
+            "no such base", lambda: _ready(client.create_lora_training_client("no/such")), "no/such", 400
+        )
         self.refused("no such loss", lambda: trainer.forward_backward(good, "wishful"), "wishful")
         self.refused(
             "no such setting",
@@ -462,7 +466,7 @@ class Acceptance:
         self.changes(rest, path)
         self.download(rest, path)
         copied = self.wait("copy", rest.copy_weights(f"{path}/weights/first", "p-2", ttl_seconds=7200))
-        restored = client.create_training_client_from_state(copied)
+        restored = _ready(client.create_training_client_from_state(copied))
         self.wait("of the copy", restored.forward([self.datum([5, 6, 7])], "cross_entropy"))
         self.sessions(rest, run)
         if self.exchange:
@@ -543,6 +547,11 @@ class Acceptance:
         self.refused(
             "long window", lambda: admin.get_billing_usage(start - 400 * HOUR, start), "14 days", 400
         )
+
+
+def _ready(client: Any) -> Any:
+    """The client once it is made, one after the other; in older scripts making it waits."""
+    return client.result(timeout=WAIT_S) if hasattr(client, "result") else client
 
 
 def _fetch(url: str, **headers: str) -> tuple[bytes, dict[str, str]]:

@@ -23,6 +23,7 @@ from tinker_sync.types import (
     LoadWeightsRequest,
     LoadWeightsResponse,
     LoraConfig,
+    OptimizerConfig,
     UntypedAPIFuture,
     WeightsInfoResponse,
 )
@@ -45,8 +46,39 @@ class NewModel:
     request: CreateModelRequest
     deadline_at: float
 
+    @classmethod
+    def of(
+        cls,
+        core: Core,
+        base_model: str,
+        lora: LoraConfig,
+        user_metadata: dict[str, str] | None,
+        optimizer: OptimizerConfig | None,
+        deadline_at: float,
+    ) -> NewModel:
+        """Check what is asked for, and draw the number.
+
+        Raises:
+            InvalidInputError: it cannot be sent.
+        """
+        if not base_model:
+            raise InvalidInputError("create_lora_training_client: base_model must name a model")
+        core.refuse_closed()
+        request = CreateModelRequest(
+            session_id="",
+            model_seq_id=0,
+            base_model=base_model,
+            user_metadata=user_metadata,
+            lora_config=lora,
+            optimizer_config=optimizer or AdamOptimizerConfig(),
+        )
+        refuse_unsendable(request)
+        number = core.session.next_model_seq_id()
+        return cls(request.model_copy(update={"model_seq_id": number}), deadline_at)
+
     @property
     def model_seq_id(self) -> int:
+        """The number of the model in its session."""
         return self.request.model_seq_id
 
     def make(self, line: TrainingLine) -> None:
@@ -66,6 +98,18 @@ class LoadedModel:
     request: LoadWeightsRequest = field(repr=False)  # it may hold an access token
     model_seq_id: int
     deadline_at: float
+
+    @classmethod
+    def of(cls, core: Core, request: LoadWeightsRequest, deadline_at: float) -> LoadedModel:
+        """Check what is asked for, and draw the number.
+
+        Raises:
+            InvalidInputError: it cannot be sent.
+        """
+        check_path(core, request.path, "create_training_client_from_state")
+        core.refuse_closed()
+        refuse_unsendable(request)
+        return cls(request, core.session.next_model_seq_id(), deadline_at)
 
     def make(self, line: TrainingLine) -> None:
         """Make it, and give the line its id. Blocks."""

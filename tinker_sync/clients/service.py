@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tinker_sync._secret import QuietDict, veiled
 from tinker_sync._spelling import meant, no_parameter
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._models import LoadedModel, NewModel, check_path, refuse_unsendable
+from tinker_sync.clients._models import LoadedModel, NewModel
 from tinker_sync.clients._spending import Spending
 from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.rest import RestClient
@@ -18,15 +18,13 @@ from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.training import TrainingClient
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.config.settings import MAX_RETRIES
-from tinker_sync.errors import ClientClosedError, InvalidInputError
+from tinker_sync.errors import ClientClosedError
 from tinker_sync.runtime.core import CLOSE_LIMIT_S, Core
 from tinker_sync.runtime.exits import EXIT_LIMIT_S
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.session import Session
 from tinker_sync.telemetry.sender import Telemetry
 from tinker_sync.types import (
-    AdamOptimizerConfig,
-    CreateModelRequest,
     GetServerCapabilitiesResponse,
     LoadWeightsRequest,
     LoraConfig,
@@ -171,8 +169,7 @@ class ServiceClient:
     ) -> TrainingClient:
         """Make a new LoRA model. Return the client that trains it at once.
 
-        The client is also the future of itself: `result()` and `await` wait until the model exists. What the
-        server answers appears there and where the client is first used.
+        `result()` and `await` wait until the model exists. Errors of the server appear at the first use.
 
         Args:
             base_model: what to fine-tune; see `get_server_capabilities`.
@@ -191,31 +188,18 @@ class ServiceClient:
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
-        ...     clients = [service.create_lora_training_client("tinker-sync/tiny", rank) for rank in (4, 8)]
-        ...     [client.result() is client for client in clients]
-        [True, True]
+        ...     training = service.create_lora_training_client("tinker-sync/tiny")
+        ...     training.result() is training
+        True
         """
         assert train_mlp or train_attn or train_unembed, (  # noqa: S101  # what scripts expect to catch
             "create_lora_training_client: at least one of train_mlp, train_attn, train_unembed must be true"
         )
-        if not base_model:
-            raise InvalidInputError("create_lora_training_client: base_model must name a model")
-        self._core.refuse_closed()
         lora = LoraConfig(
             rank=rank, seed=seed, train_unembed=train_unembed, train_mlp=train_mlp, train_attn=train_attn
         )
-        request = CreateModelRequest(
-            session_id="",
-            model_seq_id=0,
-            base_model=base_model,
-            user_metadata=user_metadata,
-            lora_config=lora,
-            optimizer_config=optimizer or AdamOptimizerConfig(),
-        )
-        refuse_unsendable(request)
-        # Drawn last, and once: a repetition must be the same request.
-        request = request.model_copy(update={"model_seq_id": self._core.session.next_model_seq_id()})
-        return TrainingClient.make(self._core, NewModel(request, self._until(deadline)))
+        model = NewModel.of(self._core, base_model, lora, user_metadata, optimizer, self._until(deadline))
+        return TrainingClient.make(self._core, model)
 
     def create_training_client_from_state(
         self,
@@ -229,8 +213,6 @@ class ServiceClient:
     ) -> TrainingClient:
         """Make a new model with the weights of a checkpoint, and a fresh optimizer.
 
-        Return the client at once, as `create_lora_training_client` does.
-
         Args:
             path: of the checkpoint, ``tinker://…/weights/…``.
             base_model: instead of the checkpoint's own; it must fit.
@@ -240,18 +222,15 @@ class ServiceClient:
             deadline: seconds until to give up.
         """
         weights_access_token = self._core.hide(weights_access_token)
-        check_path(self._core, path, "create_training_client_from_state")
-        return self._from_state(
-            LoadWeightsRequest(
-                path=path,
-                optimizer=False,
-                base_model=base_model,
-                user_metadata=user_metadata,
-                weights_access_token=weights_access_token,
-                optimizer_config=optimizer,
-            ),
-            deadline,
+        load = LoadWeightsRequest(
+            path=path,
+            optimizer=False,
+            base_model=base_model,
+            user_metadata=user_metadata,
+            weights_access_token=weights_access_token,
+            optimizer_config=optimizer,
         )
+        return TrainingClient.make(self._core, LoadedModel.of(self._core, load, self._until(deadline)))
 
     def create_training_client_from_state_with_optimizer(
         self,
@@ -267,23 +246,14 @@ class ServiceClient:
         Return the client at once. Arguments as in `create_training_client_from_state`.
         """
         weights_access_token = self._core.hide(weights_access_token)
-        check_path(self._core, path, "create_training_client_from_state_with_optimizer")
-        return self._from_state(
-            LoadWeightsRequest(
-                path=path,
-                optimizer=True,
-                base_model=base_model,
-                user_metadata=user_metadata,
-                weights_access_token=weights_access_token,
-            ),
-            deadline,
+        load = LoadWeightsRequest(
+            path=path,
+            optimizer=True,
+            base_model=base_model,
+            user_metadata=user_metadata,
+            weights_access_token=weights_access_token,
         )
-
-    def _from_state(self, request: LoadWeightsRequest, deadline: float | None) -> TrainingClient:
-        self._core.refuse_closed()
-        refuse_unsendable(request)
-        number = self._core.session.next_model_seq_id()
-        return TrainingClient.make(self._core, LoadedModel(request, number, self._until(deadline)))
+        return TrainingClient.make(self._core, LoadedModel.of(self._core, load, self._until(deadline)))
 
     # -------------------------------------------------------------------------------------- sampling
 
@@ -296,7 +266,7 @@ class ServiceClient:
     ) -> SamplingClient:
         """Return a client that samples from saved weights, or from a base model, at once.
 
-        The client is also the future of itself: `result()` and `await` wait until the server is ready.
+        `result()` and `await` wait until the server is ready.
 
         Args:
             model_path: the weights, ``tinker://…/sampler_weights/…``.
@@ -385,7 +355,7 @@ class ServiceClient:
     def copy_weights(
         self, path: str, *, ttl_seconds: int | None = None, weights_access_token: str | None = None
     ) -> APIFuture[str]:
-        """Copy a checkpoint into this client's project, and give the copy's path.
+        """Copy a checkpoint into this client's project; the result is the path of the copy.
 
         Args:
             path: of the checkpoint.

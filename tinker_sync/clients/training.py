@@ -62,9 +62,8 @@ _LOAD_NOTE: Final = (
 class TrainingClient(ClientFuture["TrainingClient"]):
     """Trains one model. Made by a `ServiceClient`; threads may share it.
 
-    It is the client and the future of itself: usable at once, while the server still makes the model. Calls
-    made before that are sent when the model exists, in the order of the calls. `result()` and `await` wait
-    for it and return it. When the model cannot be made, the futures of those calls fail; later calls raise.
+    It is the client and the future of itself, usable at once. Calls made before the model exists are sent
+    when it does, in order. When it cannot be made, their futures fail, and later calls raise.
 
     Every call is sent at once, in the order of the calls, and answered later: methods return futures. Calls
     may be made ahead without waiting for results; the server keeps their order. When a call cannot be sent
@@ -337,10 +336,6 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             kind: "snapshot" samples from the weights of this save; "inflight" goes on to those of later
                 inflight saves of this model.
 
-        Raises:
-            InvalidInputError: there is no such kind.
-            UnsupportedByServerError: the server knows no inflight weights.
-
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
         ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4, seed=1)
@@ -369,13 +364,8 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             None,
             _deadlines.SAVE_S,
         )
-        return SamplingClient.of_saved(
-            self._core,
-            saved,
-            self._line,
-            retry_config=retry_config,
-            record_stability_info=record_stability_info,
-        )
+        options: Any = {"retry_config": retry_config, "record_stability_info": record_stability_info}
+        return SamplingClient.of_saved(self._core, saved, self._line, **options)
 
     def create_sampling_client(
         self, model_path: str, retry_config: RetryConfig | None = None, record_stability_info: bool = False
@@ -384,12 +374,8 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         from tinker_sync.clients.sampling import SamplingClient
 
         self._refuse()
-        return SamplingClient.create(
-            self._core,
-            model_path=model_path,
-            retry_config=retry_config,
-            record_stability_info=record_stability_info,
-        )
+        options: Any = {"retry_config": retry_config, "record_stability_info": record_stability_info}
+        return SamplingClient.create(self._core, model_path=model_path, **options)
 
     # -------------------------------------------------------------------------------------- about the model
 

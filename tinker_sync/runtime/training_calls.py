@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._observe import TokensUsed
-from tinker_sync.errors import InvalidInputError
 from tinker_sync.runtime.admission import Limiter, Plan, Pledge, length_of
 from tinker_sync.runtime.chunking import DataChunk, split
 from tinker_sync.runtime.combine import CombinedFuture
@@ -234,8 +233,6 @@ class PassCall(TrainingCall):
         forward_only: bool = False,
     ) -> None:
         super().__init__(line, name, deadline_at)
-        if not whole.data:
-            raise InvalidInputError("data: expected at least one datum, got none")
         whole.validate()
         self._whole = whole
         self._forward_only = forward_only
