@@ -61,7 +61,7 @@ them when a script asks, so that a model that exists is not lost when such a req
 FAILED_LOSS_ENDS_CLIENT: Final = REFERENCE_VERSION >= (0, 38)
 """The reference client refuses every call after a loss of the script's own has failed.
 
-The training client of this package goes on, so the script continues with a new one where the reference has to.
+The training client of this package goes on; the script continues with a new one where the reference has to.
 """
 
 CREATION_REQUESTS: Final = frozenset() if INFO_IS_A_REQUEST else frozenset({"/get_info", "/samplers"})

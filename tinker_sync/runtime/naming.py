@@ -89,19 +89,16 @@ def _naming(method: FunctionType, name: str) -> Callable[..., Any]:
 
 
 # These set and do not reset: a coroutine may be closed in another context than the one it began in. `named`
-# would cost a sample twice as much. Arguments may be secret and tracebacks show local variables, so they are
-# popped from a list in the moment of the call.
+# would cost a sample twice as much.
 
 
 def _naming_call(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     def naming(*args: Any, **kwargs: Any) -> Any:
-        given: list[Any] = [kwargs, args]
-        del args, kwargs
         if current():
-            return method(*given.pop(), **given.pop())
+            return method(*args, **kwargs)
         _set(name)
         try:
-            return method(*given.pop(), **given.pop())
+            return method(*args, **kwargs)
         finally:
             _set("")
 
@@ -110,13 +107,11 @@ def _naming_call(method: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def _naming_coroutine(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     async def naming(*args: Any, **kwargs: Any) -> Any:
-        given: list[Any] = [kwargs, args]
-        del args, kwargs
         if current():
-            return await method(*given.pop(), **given.pop())
+            return await method(*args, **kwargs)
         _set(name)
         try:
-            return await method(*given.pop(), **given.pop())
+            return await method(*args, **kwargs)
         finally:
             _set("")
 
