@@ -29,7 +29,7 @@ from tinker_sync.transport.session import SessionRules
 from tinker_sync.transport.socket_line import Limits
 
 if TYPE_CHECKING:
-    from tinker_sync.launch.server import LocalServer
+    from tinker_sync.launch.server import EmbeddedServer
 
 __all__ = ["Call", "Credentials", "Exchange", "Http", "Reply", "SendFailed"]
 
@@ -111,7 +111,7 @@ class Http:
             call, self._first_hop(call), self._limits(call), self._launcher, self._clock, self._journal
         )
 
-    def _wake(self, server: LocalServer) -> None:
+    def _wake(self, server: EmbeddedServer) -> None:
         """An embedded server that nobody has started yet answers nobody; nor does one that is no more."""
         try:
             server.start()
