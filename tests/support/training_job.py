@@ -1,4 +1,4 @@
-"""A small program that trains, samples and saves, and the numbers that came of it."""
+"""A small program that trains, samples and saves, with its numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DATA = [
 def train(
     service: tinker_sync.ServiceClient, *, steps: int = 2, seed: int | None = 1, model: str = MODEL
 ) -> dict[str, Any]:
-    """The losses, what was sampled afterwards, and the name of the checkpoint.
+    """Train, and return the losses, the samples and the name of the checkpoint.
 
     Args:
         service: where.

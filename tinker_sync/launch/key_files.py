@@ -129,11 +129,12 @@ def _sweep() -> None:
         return
     for place in _list_places():
         server = _read(place)
-        with suppress(PermissionError, FileNotFoundError):  # another process may sweep at the same time
-            if server is None or place.stat().st_uid != os.getuid():
-                continue
-            try:
-                os.kill(server.owner, 0)
-            except ProcessLookupError:
-                if not is_listening(server.base_url):
-                    shutil.rmtree(place, ignore_errors=True)
+        if server is None:  # another process may sweep at the same time
+            continue
+        try:
+            os.kill(server.owner, 0)
+        except ProcessLookupError:
+            if not is_listening(server.base_url):
+                shutil.rmtree(place, ignore_errors=True)
+        except PermissionError:  # a process of another user has the number now
+            pass

@@ -5,14 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier, Event
-from typing import Any
 
 import pytest
 from support.clock import PATIENCE_S
@@ -25,10 +23,9 @@ from tinker_sync import (
     ServiceClient,
     launch,
 )
-from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.launch import key_files
-from tinker_sync.launch.server import EmbeddedServer, ServerRecord
+from tinker_sync.launch.server import EmbeddedServer
 
 TINY = "tinker-sync/tiny"
 
@@ -241,21 +238,6 @@ def test_a_key_directory_open_to_others_is_refused(
     with pytest.raises(ConfigurationError, match=r"tinker-sync-\d+ cannot be used"):
         launch.get_server().start()
     assert launch.find_key("http://127.0.0.1:1") is None
-
-
-def test_two_processes_sweep_at_the_same_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    read = key_files._read
-
-    def read_and_lose(place: Path) -> Any:
-        found = read(place)
-        shutil.rmtree(place)
-        return found
-
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    server = ServerRecord("http://127.0.0.1:1", Secret("k"), 2**22 + 1, None, None)
-    key_files.publish(server)
-    monkeypatch.setattr(key_files, "_read", read_and_lose)
-    assert key_files.publish(server._replace(base_url="http://127.0.0.1:2")).exists()
 
 
 def test_files_of_killed_servers_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
