@@ -67,7 +67,7 @@ def test_every_command(run: Run, server: LocalServer, run_id: str) -> None:
         (("billing", "checkpoint-storage"), "checkpoints in storage"),
         (("session", "export-trace", run_id.partition(":")[0]), "Saved to"),
         (("probe",), "asample"),
-        (("doctor",), "the server takes the key"),
+        (("doctor",), "the server accepts the key"),
         (("checkpoint", "delete", "-y", path), ""),
     ]
     login = run("auth", "login", stdin=f"{server.key}\n")
