@@ -24,9 +24,9 @@ def train(
     """Train, and return the losses, the samples and the name of the checkpoint.
 
     Args:
-        service: where.
-        steps: how many.
-        seed: of the adapter and of the samples; None leaves both to the server.
+        service: the client.
+        steps: the number of steps.
+        seed: the seed of the adapter and of the samples; None leaves both to the server.
         model: the base model.
     """
     training = service.create_lora_training_client(model, rank=4, seed=seed)
@@ -38,7 +38,7 @@ def train(
         stepped.result(PATIENCE_S)
     sampling = training.save_weights_and_get_sampling_client()
     params = tinker_sync.SamplingParams(max_tokens=5, seed=seed)
-    # One after another: which number a sample gets must not depend on which thread comes first.
+    # One after another, so that the sequence numbers do not depend on the order of threads.
     samples = [
         sampling.sample(tinker_sync.ModelInput.from_ints([1, number]), 1, params).result(PATIENCE_S)
         for number in range(3)

@@ -216,7 +216,7 @@ class Progress:
             self.total = total if total is not None else self.total
             if self._bar is not None:
                 self._bar.update(
-                    self._task, completed=self.done, total=self.total, amount=self._amount_locked()
+                    self._task, completed=self.done, total=self.total, amount=self._format_amount_locked()
                 )
 
     def aside(self, show: Callable[[], object]) -> None:
@@ -250,11 +250,11 @@ class Progress:
                 return
             self._bar = bar
             self._task = bar.add_task(
-                self._label, total=self.total, completed=self.done, amount=self._amount_locked()
+                self._label, total=self.total, completed=self.done, amount=self._format_amount_locked()
             )
             bar.start()
 
-    def _amount_locked(self) -> str:
+    def _format_amount_locked(self) -> str:
         shown = format_size if self._unit == "bytes" else "{:,}".format
         of_all = "" if self.total is None else f" of {shown(self.total)}"
         return f"{shown(self.done)}{of_all}{'' if self._unit == 'bytes' else f' {self._unit}'}"

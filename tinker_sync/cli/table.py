@@ -97,13 +97,19 @@ def _lay_out_rows(table: Table, console: Console, width: int | None) -> Iterator
     below: list[list[Text]] = []
     for number, row in enumerate(table.rows):
         whole = {place for place in kept if table.columns[place].whole and _is_too_wide(row[place], spare)}
-        cells = [Text("" if place in whole else row[place], _KEY * (place == kept[0])) for place in kept]
-        grid.add_row(*cells, style=Style(meta={"row": number}))
+        cells = ["" if place in whole else row[place] for place in kept]
+        # The number marks the rendered lines of this row, see `_find_row`.
+        grid.add_row(Text(cells[0], _KEY), *map(Text, cells[1:]), style=Style(meta={"row": number}))
         moved = [row[place] for place in range(len(row)) if place not in kept and row[place]]
         together = (" " * _GAP).join(moved)
-        lines = moved if _is_too_wide(_INDENT + together, width) else [together] * bool(moved)
-        below.append([Text(_INDENT + row[place]) for place in whole])
-        below[-1] += [Text(_INDENT + line, _KEY) for line in lines]
+        if moved and not _is_too_wide(_INDENT + together, width):
+            moved = [together]
+        below.append(
+            [
+                *(Text(_INDENT + row[place]) for place in whole),
+                *(Text(_INDENT + text, _KEY) for text in moved),
+            ]
+        )
     options = console.options.update(width=width or _measure_row(table, kept))
     rendered = console.render_lines(grid, options, pad=False)
     for row_number, lines_of_row in groupby(rendered, key=_find_row):
