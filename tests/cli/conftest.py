@@ -1,4 +1,4 @@
-"""A server with something on it, and a way to run commands."""
+"""Fixtures: a stub server with runs and checkpoints, and a runner of command lines."""
 
 from __future__ import annotations
 

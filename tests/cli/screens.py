@@ -1,6 +1,6 @@
-"""Shows every screen of the command line, one after the other, at the time of the world they are of.
+"""A program that shows every screen of the command line, each after a line with its name.
 
-Run by `test_screens.py` at a terminal. Each screen begins with a line that names it.
+`test_screens.py` runs it at a terminal, at the time of its stub server.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import json
 import sys
 from datetime import datetime
 
-from tinker_sync.cli import main, words
+from tinker_sync.cli import formatting, main
 from tinker_sync.cli.output import Sink
 
 
 def show(screens: dict[str, list[str]], now: str) -> None:
-    words.utc_now = lambda: datetime.fromisoformat(now)
+    formatting.utc_now = lambda: datetime.fromisoformat(now)
     for name, line in screens.items():
         sys.stdout.write(f"=== {name}\n")
         sys.stdout.flush()
@@ -29,7 +29,7 @@ def show_bar() -> None:
     ):
         with Sink(bar_after_s=0).progress(label, total, unit=unit) as bar:
             assert bar._timer is not None
-            bar._timer.join()  # it shows now
+            bar._timer.join()  # the bar is visible after this
             bar.update(done)
             bar._bar.refresh()
 

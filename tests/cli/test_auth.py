@@ -1,4 +1,4 @@
-"""Logging in and out, and what is said of the key in use."""
+"""`auth`: login, logout, status and whoami."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_pasted_key_is_checked_and_stored(run: Run, keyless: World) -> None:
 
 
 @pytest.mark.parametrize(("pasted", "words"), [("tml-wrong\n", "401"), ("\n", "empty"), ("", "empty")])
-def test_a_key_that_is_no_good_is_not_stored(run: Run, keyless: World, pasted: str, words: str) -> None:
+def test_a_refused_key_is_not_stored(run: Run, keyless: World, pasted: str, words: str) -> None:
     done = run("auth", "login", stdin=pasted)
     assert done.code == 1
     assert words in done.err
@@ -49,7 +49,7 @@ def test_a_key_that_is_no_good_is_not_stored(run: Run, keyless: World, pasted: s
     assert CredentialsFile().default_key() is None
 
 
-def test_logging_out_forgets_the_key_and_says_where_to_delete_it(run: Run, keyless: World) -> None:
+def test_logout_forgets_the_key_and_links_to_its_page(run: Run, keyless: World) -> None:
     run("auth", "login", stdin=f"{KEY}\n")
     done = run("auth", "logout")
     assert done.code == 0
@@ -61,9 +61,7 @@ def test_logging_out_forgets_the_key_and_says_where_to_delete_it(run: Run, keyle
 
 
 @pytest.mark.parametrize("key", [KEY, "tml-unknown"])
-def test_a_key_made_by_an_older_command_line_is_deleted_on_the_server(
-    run: Run, keyless: World, key: str
-) -> None:
+def test_logout_deletes_a_generated_key_on_the_server(run: Run, keyless: World, key: str) -> None:
     record = StoredKey(
         key=Secret(key), name="old", type="generated", organization="Engines", email="ada@example.com"
     )
@@ -101,7 +99,7 @@ def test_whoami(run: Run, world: World) -> None:
     assert "ada@example.com" in run("auth", "whoami").out
 
 
-def test_whoami_where_no_token_tells(run: Run, world: World) -> None:
+def test_whoami_without_tokens(run: Run, world: World) -> None:
     world.behaviour.config = {**world.behaviour.config, "pjwt_auth_enabled": False}
     done = run("auth", "whoami")
     assert (done.code, done.out) == (1, "")
@@ -113,7 +111,7 @@ def test_whoami_where_no_token_tells(run: Run, world: World) -> None:
     ("url", "words"),
     [("tinker.example", "does not start with http"), ("http://ada:secret@127.0.0.1:1", "user name")],
 )
-def test_status_says_what_else_is_wrong_than_the_key(run: Run, world: World, url: str, words: str) -> None:
+def test_status_reports_a_bad_address(run: Run, world: World, url: str, words: str) -> None:
     done = run("auth", "status", "--base-url", url)
     assert (done.code, done.out) == (1, "Credentials available: no\n")
     assert words in done.err
@@ -121,7 +119,7 @@ def test_status_says_what_else_is_wrong_than_the_key(run: Run, world: World, url
     assert "secret" not in done.err
 
 
-def test_status_says_when_the_credentials_file_cannot_be_read(
+def test_status_reports_an_unreadable_credentials_file(
     run: Run, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TINKER_API_KEY")

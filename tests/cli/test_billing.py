@@ -1,4 +1,4 @@
-"""What was used and what is stored: tables, JSON as it came, CSV to a file or a pipe."""
+"""`billing`: usage and storage as tables, JSON, and CSV to a file or a pipe."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_usage_as_a_table(run: Run, world: World) -> None:
     assert asked.query == {"starting_on": [HOURS[0]], "ending_before": [HOURS[1]]}
 
 
-def test_usage_as_json_is_what_the_service_said(run: Run, world: World) -> None:
+def test_usage_as_json(run: Run, world: World) -> None:
     data = run("billing", "usage", *HOURS, "-f", "json").json
     assert data["cost_data_through"] == BILL["cost_data_through"]
     assert [each["event_info"] for each in data["data"]] == [each["event_info"] for each in BILL["data"]]
@@ -57,7 +57,7 @@ def test_usage_as_csv(run: Run, world: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("window", [("yesterday", HOURS[1]), (HOURS[0], "")])
-def test_moments_that_are_none(run: Run, world: World, window: tuple[str, str]) -> None:
+def test_invalid_hours_are_refused(run: Run, world: World, window: tuple[str, str]) -> None:
     done = run("billing", "usage", *window)
     assert done.code == 1
     assert "Error: " in done.err

@@ -1,4 +1,4 @@
-"""What changes checkpoints: published, kept, deleted. What destroys asks first."""
+"""`checkpoint`: publish, keep and delete; deletion asks first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def left(world: World) -> list[str]:
         (("set-ttl", PATH, "--remove"), "PUT", "ttl", {"ttl_seconds": None}),
     ],
 )
-def test_what_is_silent_on_stdout(
+def test_changes_print_a_message_on_stderr_only(
     run: Run, world: World, line: tuple[str, ...], method: str, end: str, body: object
 ) -> None:
     done = run("checkpoint", *line)
@@ -33,21 +33,21 @@ def test_what_is_silent_on_stdout(
 
 
 @pytest.mark.parametrize("line", [(), ("--ttl", "60", "--remove"), ("--ttl", "0"), ("--ttl", "soon")])
-def test_a_time_to_live_is_given_or_taken(run: Run, world: World, line: tuple[str, ...]) -> None:
+def test_set_ttl_needs_one_option(run: Run, world: World, line: tuple[str, ...]) -> None:
     assert run("checkpoint", "set-ttl", PATH, *line).code == 2
     assert world.log == []
 
 
-def test_deleting_asks_and_names_what_goes(run: Run, world: World) -> None:
+def test_delete_lists_the_checkpoints_and_asks(run: Run, world: World) -> None:
     before = left(world)
     for answer in ("n\n", "\n", "maybe\n"):
         done = run("checkpoint", "delete", PATH, EXPORT, stdin=answer)
         assert (done.code, done.out) == (0, "")
-        assert f"To be deleted for good: 2 checkpoints\n  {PATH}\n  {EXPORT}\n" in done.err
+        assert f"To be deleted permanently: 2 checkpoints\n  {PATH}\n  {EXPORT}\n" in done.err
         assert "Nothing was deleted." in done.err
-    nobody = run("checkpoint", "delete", PATH, stdin="")
-    assert nobody.code == 1
-    assert "Give --yes" in nobody.err
+    unanswered = run("checkpoint", "delete", PATH, stdin="")
+    assert unanswered.code == 1
+    assert "Give --yes" in unanswered.err
     assert left(world) == before
     done = run("checkpoint", "delete", PATH, EXPORT, stdin="y\n")
     assert done.code == 0
@@ -55,14 +55,14 @@ def test_deleting_asks_and_names_what_goes(run: Run, world: World) -> None:
     assert set(before) - set(left(world)) == {PATH, EXPORT}
 
 
-def test_yes_asks_nothing(run: Run, world: World) -> None:
+def test_yes_skips_the_question(run: Run, world: World) -> None:
     done = run("checkpoint", "delete", "-y", PATH, PATH, "-f", "json")
     assert (done.code, done.err) == (0, "")
     assert done.out == '{"deleted_count": 1, "failed": []}\n'
     assert PATH not in left(world)
 
 
-def test_w50_each_failure_is_listed_and_the_exit_code_says_so(run: Run, world: World) -> None:
+def test_delete_lists_each_failure(run: Run, world: World) -> None:
     world.undeletable = {PATH: 409}
     missing = f"tinker://{RUN}/weights/none"
     done = run("checkpoint", "delete", "-y", PATH, missing, EXPORT)
@@ -88,7 +88,9 @@ def test_w50_each_failure_is_listed_and_the_exit_code_says_so(run: Run, world: W
         (("--after", "2026-02-27", "--before", "2026-03-01T12:00:00+02:00"), ["sampler_weights/step-0100"]),
     ],
 )
-def test_those_of_a_run_that_fit(run: Run, world: World, options: tuple[str, ...], gone: list[str]) -> None:
+def test_delete_of_matching_checkpoints_of_a_run(
+    run: Run, world: World, options: tuple[str, ...], gone: list[str]
+) -> None:
     done = run("checkpoint", "delete", "--run-id", RUN, *options, stdin="yes\n")
     assert done.code == 0
     assert [path for path in left(world) if path.startswith(f"tinker://{RUN}/")] == [
@@ -99,15 +101,15 @@ def test_those_of_a_run_that_fit(run: Run, world: World, options: tuple[str, ...
     assert len(left(world)) == 4 - len(gone)
 
 
-def test_the_question_shows_sizes_and_ages_and_not_thousands(run: Run, world: World) -> None:
+def test_the_question_lists_at_most_thirty(run: Run, world: World) -> None:
     world.checkpoints = [checkpoint(RUN, "weights", f"step-{number}") for number in range(100)]
     asked = run("checkpoint", "delete", "--run-id", RUN, stdin="n\n").err
-    assert "To be deleted for good: 100 checkpoints, 120.0 GB\n" in asked
+    assert "To be deleted permanently: 100 checkpoints, 120.0 GB\n" in asked
     assert f"  tinker://{RUN}/weights/step-0\n    1.2 GB, saved 2 hours ago\n" in asked
     assert "  and 70 more\n" in asked
 
 
-def test_nothing_fits(run: Run, world: World) -> None:
+def test_delete_without_a_match(run: Run, world: World) -> None:
     done = run("checkpoint", "delete", "--run-id", OTHER_RUN, "--type", "sampler", "-f", "json")
     assert (done.code, done.json) == (0, {"deleted_count": 0, "failed": []})
 
@@ -122,6 +124,6 @@ def test_nothing_fits(run: Run, world: World) -> None:
         ("--run-id", RUN, "--before", "tomorrow"),
     ],
 )
-def test_lines_that_make_no_sense(run: Run, world: World, line: tuple[str, ...]) -> None:
+def test_contradictory_options_of_delete(run: Run, world: World, line: tuple[str, ...]) -> None:
     assert run("checkpoint", "delete", *line).code == 2
     assert world.log == []

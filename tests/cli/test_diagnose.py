@@ -1,12 +1,15 @@
-"""`probe` and `doctor` as commands: what they print, and how they end."""
+"""`probe` and `doctor` as commands: output and exit codes."""
 
 from __future__ import annotations
 
 import re
 
+import pytest
 from support.cli_runs import Run
 from support.cli_world import World
 from support.tinker_stub import Answer
+
+COMMANDS = ("run list", "auth status", "doctor")
 
 
 def test_probe(run: Run, world: World) -> None:
@@ -32,15 +35,14 @@ def test_doctor(run: Run, world: World) -> None:
     assert ill.err == "Error: something is wrong: access\n"
 
 
-def test_the_server_is_an_option_everywhere(run: Run, world: World, monkeypatch: object) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [("--base-url", "URL", "run", "list"), *((*name.split(), "--base-url", "URL") for name in COMMANDS)],
+    ids=" ".join,
+)
+def test_base_url_is_an_option_of_groups_and_commands(
+    run: Run, world: World, monkeypatch: pytest.MonkeyPatch, line: tuple[str, ...]
+) -> None:
+    monkeypatch.delenv("TINKER_BASE_URL")
     url = world.url  # type: ignore[attr-defined]
-    import os
-
-    os.environ.pop("TINKER_BASE_URL")
-    try:
-        assert run("--base-url", url, "run", "list").code == 0
-        assert run("run", "list", "--base-url", url).code == 0
-        assert run("auth", "status", "--base-url", url).code == 0
-        assert run("doctor", "--base-url", url).code == 0
-    finally:
-        os.environ["TINKER_BASE_URL"] = url
+    assert run(*(url if word == "URL" else word for word in line)).code == 0

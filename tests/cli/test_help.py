@@ -1,4 +1,4 @@
-"""Every command has help, an example and a line in the README; help loads nothing and is quick."""
+"""Every command has help, an example and a line in the README; help loads no command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.cli_runs import Run
 
 import tinker_sync
 from tinker_sync.cli.failures import EXIT_CODES
-from tinker_sync.cli.lazy import Command, Group
+from tinker_sync.cli.framework import Command, Group
 from tinker_sync.cli.main import root
 
 ROOT = Path(tinker_sync.__file__).parents[1]
@@ -24,7 +24,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def commands(group: Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Command, str]]:
-    """Every command, how to call it, and what its group says of it."""
+    """Yield the path, the object and the short help of every command."""
     for name in group.list_commands(click.Context(group)):
         found = group.get_command(click.Context(group), name)
         if isinstance(found, Group):
@@ -50,7 +50,7 @@ def fresh(*arguments: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("path", "found", "short"), COMMANDS)
-def test_help_and_example(run: Run, path: tuple[str, ...], found: Command, short: str) -> None:
+def test_help_ends_with_an_example(run: Run, path: tuple[str, ...], found: Command, short: str) -> None:
     done = run(*path, "-h")
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith(f"Usage: tinker-sync {' '.join(path)} ")
@@ -64,7 +64,7 @@ def test_help_and_example(run: Run, path: tuple[str, ...], found: Command, short
 
 
 @pytest.mark.parametrize(("path", "found", "short"), COMMANDS)
-def test_the_example_is_a_line_that_parses(path: tuple[str, ...], found: Command, short: str) -> None:
+def test_the_example_parses(path: tuple[str, ...], found: Command, short: str) -> None:
     line = next(line for line in found.example.splitlines() if line.startswith(("tinker-sync", "eval")))
     words = shlex.split(line.replace('eval "$(', "").replace(')"', ""))
     assert words[1 : 1 + len(path)] == list(path)
@@ -73,11 +73,11 @@ def test_the_example_is_a_line_that_parses(path: tuple[str, ...], found: Command
 
 
 @pytest.mark.parametrize(("path", "found", "short"), COMMANDS)
-def test_the_readme_has_it(path: tuple[str, ...], found: Command, short: str) -> None:
+def test_the_readme_lists_the_command(path: tuple[str, ...], found: Command, short: str) -> None:
     assert f"`{' '.join(path)}`" in README
 
 
-def test_the_readme_has_every_exit_code() -> None:
+def test_the_readme_lists_the_exit_codes() -> None:
     table = dict(re.findall(r"^\| (\d+) \| (.+) \|$", README, flags=re.MULTILINE))
     assert {int(code): words for code, words in table.items()} == EXIT_CODES
 
@@ -102,7 +102,7 @@ def test_help_of_groups_loads_no_command_and_no_client() -> None:
         assert heavy & set(err.split()) == set()
 
 
-def test_without_the_extra_it_says_how_to_get_it() -> None:
+def test_without_the_extra_it_prints_how_to_install_it() -> None:
     code = (
         "import sys; sys.modules.update(click=None, rich=None)\n"
         "import importlib.util as u; real = u.find_spec\n"
@@ -120,14 +120,14 @@ def test_python_m() -> None:
 
 
 @pytest.mark.parametrize("line", [("frob",), ("run", "frob"), ("run", "list", "--frob"), ("run", "info")])
-def test_what_there_is_not(run: Run, line: tuple[str, ...]) -> None:
+def test_unknown_commands_and_options(run: Run, line: tuple[str, ...]) -> None:
     done = run(*line)
     assert (done.code, done.out) == (2, "")
     assert "Usage: " in done.err
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion(run: Run, shell: str) -> None:
+def test_completion_scripts(run: Run, shell: str) -> None:
     done = run("completion", shell)
     assert done.code == 0
     assert "_TINKER_SYNC_COMPLETE" in done.out

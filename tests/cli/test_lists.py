@@ -1,4 +1,4 @@
-"""Runs, checkpoints and models: what is shown of them, in each form."""
+"""Lists of runs, checkpoints, models and sessions, in each form."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def test_a_list_in_each_form(run: Run, world: World) -> None:
         ("-f", "table", "run", "list", "-f", "json"),
     ],
 )
-def test_the_form_is_said_anywhere_and_last_counts(run: Run, world: World, line: tuple[str, ...]) -> None:
+def test_the_last_format_option_counts(run: Run, world: World, line: tuple[str, ...]) -> None:
     assert len(run(*line).json["runs"]) == 2
 
 
-def test_columns_are_chosen(run: Run, world: World) -> None:
+def test_columns(run: Run, world: World) -> None:
     shown = run("run", "list", "-c", "id, checkpoint,checkpoint_time,owner")
     assert shown.out.splitlines()[2].split("  ")[0] == "Run"
     assert f"{RUN}  weights/step-0100  2 hours ago  tml:user:ada" in shown.out
@@ -41,7 +41,7 @@ def test_columns_are_chosen(run: Run, world: World) -> None:
     assert world.asked("/training_runs") != []
 
 
-def test_long_lists_are_fetched_page_by_page(run: Run, world: World) -> None:
+def test_a_long_list_comes_in_pages(run: Run, world: World) -> None:
     world.runs = [{**world.runs[0], "training_run_id": f"run-{number}"} for number in range(1250)]
     ids = [each["training_run_id"] for each in run("run", "list", "--limit", "0", "-f", "json").json["runs"]]
     assert ids == [f"run-{number}" for number in range(1250)]
@@ -53,7 +53,7 @@ def test_long_lists_are_fetched_page_by_page(run: Run, world: World) -> None:
     assert len(world.asked("/training_runs")) == 1
 
 
-def test_nothing_to_list(run: Run, world: World) -> None:
+def test_empty_lists(run: Run, world: World) -> None:
     world.runs, world.checkpoints = [], []
     assert run("run", "list").out == "no training runs\n"
     assert run("checkpoint", "list").out == "no checkpoints\n"
@@ -61,7 +61,7 @@ def test_nothing_to_list(run: Run, world: World) -> None:
     assert run("checkpoint", "list", "-f", "jsonl").out == ""
 
 
-def test_one_run(run: Run, world: World) -> None:
+def test_run_info(run: Run, world: World) -> None:
     shown = run("run", "info", RUN).out
     for words in ("rank 32", "3 minutes ago", PATH, "  purpose", "spelling"):
         assert words in shown
@@ -71,7 +71,7 @@ def test_one_run(run: Run, world: World) -> None:
     assert missing.err.startswith("Error: 404 Not Found: no training run run-9")
 
 
-def test_checkpoints_of_all_runs_and_of_one(run: Run, world: World) -> None:
+def test_checkpoint_list(run: Run, world: World) -> None:
     shown = run("checkpoint", "list").out
     assert "1.2 GB  2 hours ago" in shown
     assert "38.4 MB  1 day ago    in 7 days  yes     tinker://" in shown
@@ -85,7 +85,7 @@ def test_checkpoints_of_all_runs_and_of_one(run: Run, world: World) -> None:
     assert len(world.asked("/checkpoints")) == 3  # the first list, and two pages
 
 
-def test_one_checkpoint(run: Run, world: World) -> None:
+def test_checkpoint_info(run: Run, world: World) -> None:
     shown = run("checkpoint", "info", PATH).out
     for words in ("training", "1.2 GB", "2 hours ago", "never", "rank 32", RUN):
         assert words in shown
@@ -97,14 +97,14 @@ def test_one_checkpoint(run: Run, world: World) -> None:
 
 
 @pytest.mark.parametrize("verb", ["info", "publish", "unpublish"])
-def test_what_is_no_path_is_refused_before_anything_is_asked(run: Run, world: World, verb: str) -> None:
+def test_an_invalid_path_is_refused_before_any_request(run: Run, world: World, verb: str) -> None:
     wrong = run("checkpoint", verb, "run-1/weights/a")
     assert wrong.code == 1
     assert "not the path of a checkpoint" in wrong.err
     assert world.log == []
 
 
-def test_models_by_name(run: Run, world: World) -> None:
+def test_model_list(run: Run, world: World) -> None:
     assert "131,072  yes    yes" in run("model", "list").out
     assert [each["model_name"] for each in run("model", "list", "QWEN", "-f", "json").json["models"]] == [
         "Qwen/Qwen3-30B-A3B-Instruct-2507"
@@ -114,7 +114,7 @@ def test_models_by_name(run: Run, world: World) -> None:
     assert "no model's name contains 'nothing'" in none.err
 
 
-def test_sessions_in_each_form(run: Run, world: World) -> None:
+def test_session_list(run: Run, world: World) -> None:
     other = OTHER_RUN.partition(":")[0]
     shown = run("session", "list")
     assert (shown.code, shown.err) == (0, "")
@@ -127,7 +127,7 @@ def test_sessions_in_each_form(run: Run, world: World) -> None:
     assert run("session", "list", "-f", "json").json == {"sessions": []}
 
 
-def test_sessions_are_fetched_page_by_page(run: Run, world: World) -> None:
+def test_a_long_session_list_comes_in_pages(run: Run, world: World) -> None:
     world.sessions = [f"s-{number}" for number in range(1250)]
     everything = run("session", "list", "--limit", "0", "-f", "jsonl").lines
     assert [each["session_id"] for each in everything] == world.sessions

@@ -1,4 +1,4 @@
-"""Samples from the command line: where prompts come from, and how samples are printed as they arrive."""
+"""`sample`: prompts from an argument, a file or a pipe, and samples printed as they arrive."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_tokens_in_tokens_out(run: Run, world: World) -> None:
     assert [each["tokens"] for each in run(*line, "-f", "json").json["samples"]] == [[6, 7]]
 
 
-def test_what_is_asked(run: Run, world: World) -> None:
+def test_options_reach_the_server(run: Run, world: World) -> None:
     options = ("--temperature", "0.5", "--top-p", "0.9", "--top-k", "7", "--seed", "40", "--stop", "9")
     path = "tinker://run-1/sampler_weights/a"
     done = run("sample", "1,2", "--tokens", "--path", path, "-n", "2", "--max-tokens", "3", *options)
@@ -38,7 +38,7 @@ def test_what_is_asked(run: Run, world: World) -> None:
     assert (params["temperature"], params["top_p"], params["top_k"], params["stop"]) == (0.5, 0.9, 7, [9])
 
 
-def test_prompts_from_a_file_from_a_pipe_and_by_line(run: Run, world: World, tmp_path: Path) -> None:
+def test_prompts_from_files_and_pipes(run: Run, world: World, tmp_path: Path) -> None:
     file = tmp_path / "prompts"
     file.write_text("1 2\n\n3 4\n")
     usual = ("--tokens", *MODEL, "--max-tokens", "1", "-f", "json")
@@ -55,10 +55,8 @@ def test_prompts_from_a_file_from_a_pipe_and_by_line(run: Run, world: World, tmp
         assert run("sample", *line, *usual, stdin="5 5\n").json["samples"][0]["tokens"] == [10]
 
 
-def test_each_sample_is_printed_when_it_is_there(
-    run: Run, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The slow one of two is answered only after the fast one was printed."""
+def test_samples_are_printed_as_they_arrive(run: Run, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server holds the second sample back until the first is printed."""
     from tinker_sync.cli.output import Sink
 
     printed, seen = threading.Event(), []
@@ -87,7 +85,7 @@ def test_each_sample_is_printed_when_it_is_there(
     assert "1 token, length" in done.out
 
 
-def test_some_fail(run: Run, world: World) -> None:
+def test_a_failed_sample(run: Run, world: World) -> None:
     world.script("/retrieve_future", Answer(body={"error": "no room", "category": "user"}))
     done = run("sample", "1 2", "--tokens", *MODEL, "-n", "2", "--max-tokens", "1", "-f", "jsonl")
     assert done.code == 3
@@ -110,15 +108,17 @@ def test_some_fail(run: Run, world: World) -> None:
         (("1", *MODEL, "--tokens", "--stop", "end"), 1, "--stop takes token ids"),
     ],
 )
-def test_what_makes_no_sense(run: Run, world: World, line: tuple[str, ...], code: int, words: str) -> None:
+def test_contradictory_options_are_refused(
+    run: Run, world: World, line: tuple[str, ...], code: int, words: str
+) -> None:
     done = run("sample", *line)
     assert (done.code, done.out) == (code, "")
     assert words in done.err
     assert world.asked("/asample") == []
 
 
-def test_text_through_the_models_own_tokenizer(run: Run, world: World, tmp_path: Path) -> None:
-    """A tokenizer in a directory, which the server names as its model."""
+def test_text_with_the_tokenizer_of_the_model(run: Run, world: World, tmp_path: Path) -> None:
+    """The server names a directory with a tokenizer as its model."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     vocabulary = {"[UNK]": 0, "one": 1, "two": 2, "three": 3, "four": 4}
@@ -134,7 +134,7 @@ def test_text_through_the_models_own_tokenizer(run: Run, world: World, tmp_path:
     [item] = run("sample", "one two", *MODEL, "--max-tokens", "2", "-f", "jsonl").lines
     assert (item["text"], item["tokens"]) == ("three four", [3, 4])
     assert json.dumps(world.asked("/asample")[0].json()["prompt"]["chunks"][0]["tokens"]) == "[1, 2]"
-    # A sample of nothing but special tokens is an empty text, not a list of ids.
+    # A sample of special tokens only is an empty text, not a list of ids.
     world.script(sampler.replace("session-0", "session-2"), Answer(body=about))
     assert run("sample", "four four", *MODEL, "--max-tokens", "1").out == "\n"
     world.script(sampler.replace("session-0", "session-3"), Answer(body={**about, "base_model": "/no/where"}))
@@ -143,7 +143,7 @@ def test_text_through_the_models_own_tokenizer(run: Run, world: World, tmp_path:
     assert "Prompts and samples are token ids." in without.err
 
 
-def test_a_prompt_that_is_no_text_is_refused(run: Run, world: World, tmp_path: Path) -> None:
+def test_a_prompt_outside_utf8_is_refused(run: Run, world: World, tmp_path: Path) -> None:
     (tmp_path / "prompt").write_bytes(b"ab\xff")
     for line, typed in ((("--file", str(tmp_path / "prompt")), ""), ((), "ab\udcff")):
         done = run("sample", *line, *MODEL, stdin=typed)

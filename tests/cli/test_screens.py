@@ -1,6 +1,6 @@
-"""What people see: every table and the progress bar, at terminals of 80 and 160 columns, as it was looked at.
+"""Every table and the progress bar, at terminals of 80 and 160 columns, against reviewed screens.
 
-`UPDATE_SCREENS=1 pytest tests/cli/test_screens.py` writes what is kept in `screens/` anew; look at it then.
+`UPDATE_SCREENS=1 pytest tests/cli/test_screens.py` rewrites the files in `screens/`; review the difference.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def env() -> Iterator[dict[str, str]]:
         }
 
 
-def settled(text: str) -> str:
-    """Without what differs from run to run."""
+def normalize(text: str) -> str:
+    """Remove the parts that differ from run to run."""
     text = re.sub(r"127\.0\.0\.1:\d+ *", "127.0.0.1:PORT", text)
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
@@ -74,21 +74,21 @@ def compare(name: str, shown: str) -> None:
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_screens(env: dict[str, str], width: int) -> None:
-    typed = "n\n"  # the one question
+    typed = "n\n"  # answers the question of delete
     code, text = at_terminal(
         [SHOWER, json.dumps(SCREENS), NOW], width=width, env=env, typed=typed, after="[y/N]"
     )
     assert code == 0, text
     assert "\x1b[1m" in text  # bold heads: it is a terminal
-    parts = re.split(r"^=== (.+)\n", settled(plain(text)), flags=re.MULTILINE)
+    parts = re.split(r"^=== (.+)\n", normalize(plain(text)), flags=re.MULTILINE)
     shown = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert list(shown) == list(SCREENS)
     for name, screen in shown.items():
-        # Of the calls there are, the first few: the list grows with the protocol, and with it the columns.
+        # Only the first few calls: the list and its columns grow with the protocol.
         few = [re.sub("  +", "  ", line) for line in (*screen.splitlines()[:5], *screen.splitlines()[7:15])]
         kept = "\n".join([*few, ""]) if name == "probe" else screen
         compare(f"{name}-{width}", kept)
-        # What is wider is a path on a line of its own, whole for copying.
+        # Only a path on its own line may be wider, unbroken for copying.
         wide = [line for line in screen.splitlines() if cell_len(line) > width and " tinker://" not in line]
         assert not wide
 
@@ -101,13 +101,13 @@ def test_the_bar(width: int) -> None:
     assert all(cell_len(frame) <= width for frame in pictures)
     wanted = ("1,375 of 2,500 checkpoints", "1,375 runs", "700.0 MB of 2.0 GB")
     last = [[frame for frame in pictures if words in frame][-1] for words in wanted]
-    # Where nobody knows how much there is, the bar moves as time goes by.
+    # The bar of an unknown total moves with time.
     last[1] = re.sub("[━╸]+", "…", last[1])
     compare(f"progress-{width}", "\n".join(last) + "\n")
-    assert plain(text).endswith("\r\x1b[1A\x1b[2K")  # wiped when all is done
+    assert plain(text).endswith("\r\x1b[1A\x1b[2K")  # the bar is removed at the end
 
 
-def test_no_colour_where_none_is_wanted(env: dict[str, str]) -> None:
+def test_no_colour_with_no_color_or_a_pipe(env: dict[str, str]) -> None:
     screens = json.dumps({"run-list": ["run", "list"]})
     _, text = at_terminal([SHOWER, screens, NOW], width=80, env={**env, "NO_COLOR": "1"})
     assert not re.search(r"\x1b\[[0-9;]*3\d", text)
@@ -120,11 +120,11 @@ def test_no_colour_where_none_is_wanted(env: dict[str, str]) -> None:
         check=True,
     ).stdout
     assert "\x1b" not in piped
-    # Into a pipe rows are not fitted to anything.
+    # Rows in a pipe are not fitted to a width.
     assert f"{RUN}  Qwen/Qwen3-30B-A3B-Instruct-2507  rank 32  3 minutes ago  ok" in piped
 
 
-def test_a_question_at_a_terminal_and_a_key_that_does_not_show(env: dict[str, str]) -> None:
+def test_a_question_and_a_masked_key_at_a_terminal(env: dict[str, str]) -> None:
     line = ["-m", "tinker_sync", "checkpoint", "delete", EXPORT]
     code, text = at_terminal(line, width=80, env=env, typed="y\n", after="[y/N]")
     assert code == 0
@@ -135,9 +135,7 @@ def test_a_question_at_a_terminal_and_a_key_that_does_not_show(env: dict[str, st
         ["-m", "tinker_sync", "auth", "login"], width=80, env=keyless, typed=f"{KEY}\r", after="Paste it: "
     )
     assert code == 0, text
-    assert f"Paste it: {'*' * len(KEY)}" in text.replace(
-        KEY, "", 1
-    )  # the terminal may echo before it is told not to
+    assert f"Paste it: {'*' * len(KEY)}" in text.replace(KEY, "", 1)  # the terminal may echo before it is set
     code, text = at_terminal(["-m", "tinker_sync", "auth", "logout"], width=80, env=keyless)
     assert code == 0, text
 
@@ -149,7 +147,7 @@ def test_ctrl_c_at_a_question(env: dict[str, str]) -> None:
     assert "Traceback" not in text
 
 
-def test_control_characters_of_others_do_not_reach_the_terminal(run: Run, world: World) -> None:
+def test_control_characters_are_replaced(run: Run, world: World) -> None:
     world.runs[0]["user_metadata"] = {"note": "\x1b[31mred\nline\x07"}
     shown = run("run", "info", RUN).out
     assert "\x1b" not in shown

@@ -1,14 +1,15 @@
-"""Traces: their address, or the file, whole or not at all."""
+"""`session export-trace`: the address, or the whole file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.cli_runs import Run
 from support.cli_world import World
 from support.tinker_stub import Answer
+
+from tinker_sync.cli.output import Progress
 
 TRACE = bytes(range(256)) * 1000
 
@@ -20,7 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def serve(world: World, answer: Answer) -> None:
-    """What is at the address of the trace, which is not below the API."""
+    """Script the answer at the signed address, which is outside the API."""
     world.script("/files/trace", answer)
 
 
@@ -52,7 +53,7 @@ def test_the_file(run: Run, world: World, folder: Path) -> None:
         (Answer(abort="before"), "could not be fetched"),
     ],
 )
-def test_no_half_file(run: Run, world: World, folder: Path, answer: Answer, words: str) -> None:
+def test_a_failure_leaves_no_file(run: Run, world: World, folder: Path, answer: Answer, words: str) -> None:
     serve(world, answer)
     done = run("session", "export-trace", "s-1")
     assert (done.code, done.out) == (1, "")
@@ -60,40 +61,23 @@ def test_no_half_file(run: Run, world: World, folder: Path, answer: Answer, word
     assert list(folder.iterdir()) == []
 
 
-class Interrupted:
-    """An answer in the middle of which somebody presses Ctrl-C."""
-
-    headers: dict[str, str]
-
-    def __init__(self) -> None:
-        self.headers = {"content-length": str(len(TRACE))}
-
-    def __enter__(self) -> Interrupted:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def raise_for_status(self) -> None:
-        pass
-
-    def iter_content(self, size: int) -> Iterator[bytes]:
-        yield TRACE[:size]
-        raise KeyboardInterrupt
-
-
-def test_ctrl_c_leaves_no_half_file(
+def test_ctrl_c_leaves_no_partial_file(
     run: Run, world: World, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def interrupt(bar: Progress, done: int, total: int | None) -> None:
+        assert (0 < done <= len(TRACE), total) == (True, len(TRACE))
+        raise KeyboardInterrupt
+
     (folder / "s-1.pftrace").write_text("from before")
-    monkeypatch.setattr("requests.get", lambda url, **_: Interrupted())
+    serve(world, Answer(body=TRACE))
+    monkeypatch.setattr(Progress, "update", interrupt)
     done = run("session", "export-trace", "s-1")
     assert (done.code, done.out) == (130, "")
     assert [each.name for each in folder.iterdir()] == ["s-1.pftrace"]
     assert (folder / "s-1.pftrace").read_text() == "from before"
 
 
-def test_a_trace_that_cannot_be_written(run: Run, world: World, folder: Path) -> None:
+def test_the_server_cannot_write_the_trace(run: Run, world: World, folder: Path) -> None:
     world.script("/sessions/s-1/trace_export", Answer(body={"status": "failed", "error": "too old"}))
     done = run("session", "export-trace", "s-1")
     assert (done.code, done.out) == (1, "")

@@ -1,4 +1,4 @@
-"""Downloads and uploads to the hub, on the embedded server: what arrives, what is refused, what is left."""
+"""`checkpoint download` and `push-hf` on the embedded server, and `demo`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ MODEL = "tinker-sync/random"
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
     with LocalServer(model=MODEL) as server:
-        for name, value in (
-            server.environment().items() if callable(server.environment) else server.environment
-        ):
+        for name, value in server.environment().items():
             monkeypatch.setenv(name, value)
         yield server
 
 
 @pytest.fixture
 def paths(server: LocalServer) -> tuple[str, str]:
-    """A training checkpoint and an export."""
+    """Return the paths of a training checkpoint and of an export."""
     with server.service() as service:
         training = service.create_lora_training_client(MODEL, rank=2).result()
         return training.save_state("a").result(30).path, training.save_weights_external("x").result(30).path
@@ -47,7 +45,7 @@ def files(folder: Path) -> set[str]:
     return {each.name for each in folder.iterdir()}
 
 
-def test_a_training_checkpoint_and_an_export(run: Run, paths: tuple[str, str], folder: Path) -> None:
+def test_download(run: Run, paths: tuple[str, str], folder: Path) -> None:
     for path in paths:
         target = folder / path.removeprefix("tinker://").replace("/", "_")
         done = run("checkpoint", "download", path, "-f", "json")
@@ -59,12 +57,12 @@ def test_a_training_checkpoint_and_an_export(run: Run, paths: tuple[str, str], f
             "destination": str(target),
             "file_size_bytes": size,
         }
-    # The export that a training checkpoint is fetched through does not stay.
+    # The temporary export of the training checkpoint is gone.
     listed = run("checkpoint", "list", "-f", "json").json["checkpoints"]
     assert {each["tinker_path"] for each in listed} == set(paths)
 
 
-def test_what_is_there_is_replaced_only_when_asked(run: Run, paths: tuple[str, str], folder: Path) -> None:
+def test_an_existing_directory_needs_force(run: Run, paths: tuple[str, str], folder: Path) -> None:
     line = ("checkpoint", "download", paths[1], "-o", "models")
     assert "Saved to" in run(*line).out
     [target] = (folder / "models").iterdir()
@@ -78,7 +76,7 @@ def test_what_is_there_is_replaced_only_when_asked(run: Run, paths: tuple[str, s
     assert files(folder / "models") == {target.name}
 
 
-def test_a_failure_leaves_no_half_directory(
+def test_a_failure_leaves_no_directory(
     run: Run, server: LocalServer, paths: tuple[str, str], folder: Path
 ) -> None:
     server.plan = FaultPlan().on("get_external_weights_urls", faults.status(403))
@@ -90,7 +88,7 @@ def test_a_failure_leaves_no_half_directory(
 
 
 class Hub:
-    """The parts of `huggingface_hub.HfApi` that are used, remembering how."""
+    """The used parts of `huggingface_hub.HfApi`, with a record of calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
@@ -141,7 +139,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
     return made
 
 
-def test_push_to_the_hub(run: Run, paths: tuple[str, str], hub: Hub) -> None:
+def test_push(run: Run, paths: tuple[str, str], hub: Hub) -> None:
     path = paths[0]
     done = run("checkpoint", "push-hf", path, "-f", "json")
     run_id = path.split("/")[2]
@@ -167,7 +165,7 @@ def test_push_to_the_hub(run: Run, paths: tuple[str, str], hub: Hub) -> None:
     assert isinstance(json.loads(hub.uploaded["adapter_config.json"])["base_model_name_or_path"], str)
 
 
-def test_everything_about_a_push_can_be_said(run: Run, paths: tuple[str, str], hub: Hub) -> None:
+def test_options_of_push(run: Run, paths: tuple[str, str], hub: Hub) -> None:
     options = (
         "--public",
         "--revision",
@@ -189,9 +187,7 @@ def test_everything_about_a_push_can_be_said(run: Run, paths: tuple[str, str], h
     assert "README.md" not in hub.uploaded
 
 
-def test_a_pull_request_is_one_to_main(
-    run: Run, server: LocalServer, paths: tuple[str, str], hub: Hub
-) -> None:
+def test_a_pull_request_goes_to_main(run: Run, server: LocalServer, paths: tuple[str, str], hub: Hub) -> None:
     done = run("checkpoint", "push-hf", paths[1], "--create-pr", "-f", "json")
     assert done.code == 0, done.err
     assert "revision" not in done.json
@@ -208,27 +204,25 @@ def test_a_pull_request_is_one_to_main(
 def test_another_checkpoint_in_the_repository_is_not_overwritten(
     run: Run, paths: tuple[str, str], hub: Hub
 ) -> None:
-    hub.readme = "of `tinker://someone/weights/else`"
+    hub.readme = "of `tinker://other/weights/else`"
     done = run("checkpoint", "push-hf", paths[1], "-r", "ada/adapter")
     assert done.code == 1
-    assert "holds another checkpoint, tinker://someone/weights/else" in done.err
+    assert "holds another checkpoint, tinker://other/weights/else" in done.err
     assert hub.uploaded == {}
     hub.readme = f"of `{paths[1]}`"
     assert run("checkpoint", "push-hf", paths[1], "-r", "ada/adapter").code == 0
 
 
-def test_what_the_hub_says_no_to_is_told_without_the_signature_of_an_address(
-    run: Run, paths: tuple[str, str], hub: Hub
-) -> None:
+def test_a_refusal_of_the_hub_hides_signatures(run: Run, paths: tuple[str, str], hub: Hub) -> None:
     hub.problem = ValueError("403 Forbidden\n\nfor url: https://files.example/a/b?X-Signature=abc (no quota)")
     done = run("checkpoint", "push-hf", paths[1], "-r", "ada/adapter")
     assert (done.code, done.out) == (1, "")
     assert done.err == (
-        "Error: the hub does not take it: 403 Forbidden for url: https://files.example/a/b (no quota)\n"
+        "Error: the hub refused: 403 Forbidden for url: https://files.example/a/b (no quota)\n"
     )
 
 
-def test_who_is_not_logged_in_downloads_nothing(
+def test_push_without_a_login_sends_nothing(
     run: Run, server: LocalServer, paths: tuple[str, str], hub: Hub
 ) -> None:
     hub.place = None
@@ -239,15 +233,15 @@ def test_who_is_not_logged_in_downloads_nothing(
     assert server.calls == []
 
 
-def test_a_hub_that_cannot_be_asked_is_not_taken_for_a_missing_login(
+def test_an_unreachable_hub_is_not_a_missing_login(
     run: Run, server: LocalServer, paths: tuple[str, str], hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_of_nobody")
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_unknown")
     hub.place, hub.problem = None, ConnectionError("[Errno 111] Connection refused")
     server.forget()
     away = run("checkpoint", "push-hf", paths[1])
     assert (away.code, away.out) == (1, "")
-    assert away.err.startswith("Error: the hub does not say who you are: [Errno 111] Connection refused\n")
+    assert away.err.startswith("Error: the hub did not confirm your login: [Errno 111] Connection refused\n")
     assert "hf auth login" not in away.err
     hub.problem = ConnectionError("401 Client Error")
     hub.problem.response = SimpleNamespace(status_code=401)  # type: ignore[attr-defined]
@@ -257,8 +251,8 @@ def test_a_hub_that_cannot_be_asked_is_not_taken_for_a_missing_login(
     assert server.calls == []
 
 
-def test_the_demo_is_called(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What it does is shown in its own room; here only that the command leads there."""
+def test_demo(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Only the arguments and the exit code; tests/demo tests the demo."""
     course = pytest.importorskip("tinker_sync.demo.course")
     asked: list[Any] = []
 

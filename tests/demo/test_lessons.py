@@ -1,4 +1,4 @@
-"""What the demo teaches is what it says, from seeds alone, and its exam is not among the lessons."""
+"""The lessons depend on seeds only, and never contain problems of the exam."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tinker_sync.demo import lessons
 from tinker_sync.local.tiny import corpus
 
 
-def digits(problem: lessons.Problem) -> str:
+def digits(problem: lessons.SortingProblem) -> str:
     return problem.prompt.removeprefix("sort: ").removesuffix(" ->")
 
 
 def test_answers_are_sorted() -> None:
-    batch = lessons.sorting_batch(seed=1, step=2, size=200)
+    batch = lessons.make_batch(seed=1, step=2, size=200)
     assert len(batch) == 200
     for problem in batch:
         assert problem.answer == " " + "".join(sorted(digits(problem)))
@@ -21,24 +21,24 @@ def test_answers_are_sorted() -> None:
 
 
 def test_a_step_depends_on_its_seed_and_number_only() -> None:
-    one = lessons.sorting_batch(1, 2, 64)
-    assert one == lessons.sorting_batch(1, 2, 64)
-    assert one != lessons.sorting_batch(1, 3, 64)
-    assert one != lessons.sorting_batch(2, 2, 64)
-    assert lessons.story_animals(1, 2, 2) == lessons.story_animals(1, 2, 2)
-    assert [lessons.story_animals(seed, 0, 4) for seed in range(3)] != [lessons.story_animals(0, 0, 4)] * 3
+    one = lessons.make_batch(1, 2, 64)
+    assert one == lessons.make_batch(1, 2, 64)
+    assert one != lessons.make_batch(1, 3, 64)
+    assert one != lessons.make_batch(2, 2, 64)
+    assert lessons.choose_animals(1, 2, 2) == lessons.choose_animals(1, 2, 2)
+    assert [lessons.choose_animals(seed, 0, 4) for seed in range(3)] != [lessons.choose_animals(0, 0, 4)] * 3
 
 
-def test_the_exam_is_never_taught() -> None:
-    exam = lessons.sorting_exam()
-    assert exam == lessons.sorting_exam()
+def test_the_exam_is_not_in_the_lessons() -> None:
+    exam = lessons.make_exam()
+    assert exam == lessons.make_exam()
     assert len(exam) == 40
     assert {len(digits(problem)) for problem in exam} == {5}
-    taught = {problem for step in range(200) for problem in lessons.sorting_batch(0, step, 64)}
-    assert not taught & set(exam)
+    lesson = {problem for step in range(200) for problem in lessons.make_batch(0, step, 64)}
+    assert not lesson & set(exam)
 
 
-def test_the_built_in_model_was_never_shown_these_tasks() -> None:
+def test_the_tasks_are_not_in_the_training_data() -> None:
     pages = corpus.documents(2)
     text = "".join(next(pages).text for _ in range(5000))
     assert "sort:" not in text
@@ -46,9 +46,9 @@ def test_the_built_in_model_was_never_shown_these_tasks() -> None:
     assert all(f" {animal}" in text for animal in lessons.ANIMALS)
 
 
-def test_each_animal_has_its_turn() -> None:
-    asked = [animal for step in range(6) for animal in lessons.story_animals(0, step, 2)]
-    assert sorted(asked) == sorted(lessons.ANIMALS)
+def test_animals_take_turns() -> None:
+    chosen = [animal for step in range(6) for animal in lessons.choose_animals(0, step, 2)]
+    assert sorted(chosen) == sorted(lessons.ANIMALS)
 
 
 @pytest.mark.parametrize(
@@ -65,4 +65,4 @@ def test_each_animal_has_its_turn() -> None:
     ],
 )
 def test_rewards(text: str, ended: bool, reward: float) -> None:
-    assert lessons.story_reward("owl", text, ended=ended) == reward
+    assert lessons.compute_reward("owl", text, ended=ended) == reward

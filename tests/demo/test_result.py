@@ -1,4 +1,4 @@
-"""Whether a demo went well is decided by margins; every one of them can fail."""
+"""The checks of a demo; each of them can fail."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import pytest
 
-from tinker_sync.demo.result import DemoResult, ends
+from tinker_sync.demo.result import DemoResult, measure_ends
 
 GOOD = DemoResult(
     losses=(4.0, 2.0, 1.0, 0.5, 0.25, 0.2, 0.1, 0.1, 0.1, 0.1),
@@ -24,7 +24,7 @@ GOOD = DemoResult(
 )
 
 
-def test_a_good_one() -> None:
+def test_a_good_result_passes() -> None:
     assert GOOD.problems == []
     assert GOOD.exit_code == 0
     assert GOOD.repeated == (0.2, 0.1, 0.1)
@@ -42,7 +42,7 @@ def test_a_good_one() -> None:
         ({"lost": (0.2, 0.1, 0.1001)}, "repeated, gave other losses"),
     ],
 )
-def test_what_goes_wrong_is_said(change: dict[str, Any], complaint: str) -> None:
+def test_each_check_can_fail(change: dict[str, Any], complaint: str) -> None:
     bad = attrs.evolve(GOOD, **change)
     assert len(bad.problems) == 1
     assert complaint in bad.problems[0]
@@ -57,11 +57,11 @@ def test_what_goes_wrong_is_said(change: dict[str, Any], complaint: str) -> None
         {"rewards": (0.95,) * 10},
     ],
 )
-def test_what_is_forgiven(change: dict[str, Any]) -> None:
+def test_exceptions_of_the_checks(change: dict[str, Any]) -> None:
     assert attrs.evolve(GOOD, **change).problems == []
 
 
 def test_ends_of_short_curves() -> None:
-    assert ends([3.0]) == (3.0, 3.0)
-    assert ends([3.0, 2.0, 1.0]) == (3.0, 1.0)
-    assert ends([6.0, 4.0, 9.0, 2.0, 0.0]) == (5.0, 1.0)
+    assert measure_ends([3.0]) == (3.0, 3.0)
+    assert measure_ends([3.0, 2.0, 1.0]) == (3.0, 1.0)
+    assert measure_ends([6.0, 4.0, 9.0, 2.0, 0.0]) == (5.0, 1.0)

@@ -1,4 +1,4 @@
-"""What is shown: to people with progress, into pipes without."""
+"""Progress on terminals and in pipes, tables, and curves drawn with characters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tinker_sync.demo.screen import Screen
+from tinker_sync.demo.screen import Screen, average_columns, can_encode_blocks, plot
 
 
 class Terminal(io.StringIO):
@@ -28,11 +28,11 @@ def two_steps(out: io.StringIO) -> str:
     return out.getvalue()
 
 
-def test_progress_is_not_written_into_a_pipe() -> None:
+def test_no_progress_in_a_pipe() -> None:
     assert two_steps(Pipe()) == ""
 
 
-def test_progress_without_rich_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich", None)
     monkeypatch.setitem(sys.modules, "rich.console", None)
     text = two_steps(Terminal())
@@ -50,7 +50,7 @@ def test_progress_with_rich() -> None:
     assert "loss 1.0" in text
 
 
-def test_cells_stand_side_by_side_and_are_folded() -> None:
+def test_table_folds_cells() -> None:
     out = Pipe()
     Screen(out).table(("asked", "before", "after"), [("x", "word " * 20, "short")], first=8)
     lines = out.getvalue().splitlines()
@@ -67,6 +67,45 @@ def test_a_stream_without_blocks_gets_ascii() -> None:
     out = Pipe()
     screen = Screen(out)
     screen.curve("loss", [2.0, 1.0])
-    screen.say("a … b")
+    screen.write("a … b")
     assert out.getvalue().isascii()
     assert "a ? b" in out.getvalue()
+
+
+def test_plot_with_blocks() -> None:
+    assert plot([0.0, 1.0, 2.0], rows=2) == [
+        "   2.00 ┤  █",
+        "        │ ██",
+        "   0.00 └───",
+        "         1 … 3",
+    ]
+
+
+def test_plot_without_blocks_is_ascii() -> None:
+    lines = plot([0.0, 1.0, 2.0], rows=2, blocks=False)
+    assert "\n".join(lines).isascii()
+    assert lines[0] == "   2.00 |  #"
+
+
+def test_a_long_curve_is_averaged() -> None:
+    lines = plot([float(number) for number in range(1000)], width=50)
+    assert {len(line) for line in lines[:-2]} == {59}
+    assert lines[-1].endswith("1 … 1000")
+    assert average_columns([1.0, 2.0, 3.0, 4.0, 5.0], 2) == [1.5, 4.0]
+    assert average_columns([1.0, 2.0], 10) == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("values", [[], [0.0], [0.0, 0.0], [float("nan"), 1.0], [-1.0, 1.0]])
+def test_plot_of_special_values(values: list[float]) -> None:
+    lines = plot(values, rows=3)
+    assert len(lines) == 5
+
+
+def test_a_negative_minimum_is_the_floor() -> None:
+    lines = plot([-2.0, 2.0], rows=1)
+    assert lines == ["   2.00 ┤ █", "  -2.00 └──", "         1 … 2"]
+
+
+@pytest.mark.parametrize(("encoding", "can"), [("utf-8", True), ("cp1252", False), ("no-such", False)])
+def test_can_encode_blocks(encoding: str, can: bool) -> None:
+    assert can_encode_blocks(encoding) is can

@@ -1,4 +1,4 @@
-"""What the demo's student sends to the server, seen from there; clients are doubles."""
+"""The requests of the student, recorded by a double of both clients."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinker_sync.demo.lessons import story_animals, story_prompt
-from tinker_sync.demo.student import ASKED, EXAMPLES, TOLD, Student, Telling
+from tinker_sync.demo.lessons import choose_animals, make_story_prompt
+from tinker_sync.demo.student import (
+    ANIMALS_PER_STEP,
+    EXAMPLES,
+    STORIES_PER_ANIMAL,
+    RewardedStory,
+    Student,
+)
 from tinker_sync.types import Datum, SampledSequence, SamplingParams
 
 
 class Characters:
-    """A tokenizer: one token for each character."""
+    """A tokenizer with one token for each character."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [ord(character) for character in text]
@@ -23,17 +29,17 @@ class Characters:
         return "".join(map(chr, tokens))
 
 
-class Answer:
-    def __init__(self, value: Any, heard: Callable[[], None] = lambda: None) -> None:
-        self.value, self.heard = value, heard
+class Pending:
+    def __init__(self, value: Any, on_result: Callable[[], None] = lambda: None) -> None:
+        self.value, self.on_result = value, on_result
 
     def result(self) -> Any:
-        self.heard()
+        self.on_result()
         return self.value
 
 
 class Server:
-    """Both clients at once. Of each group of stories the first half speaks of the animal."""
+    """A double of both clients. The first half of each group of stories mentions the animal."""
 
     def __init__(self, good: str = "The {animal} sang.", bad: str = "The cup sang.") -> None:
         self.good, self.bad = good, bad
@@ -47,29 +53,29 @@ class Server:
     def save_weights_and_get_sampling_client(self) -> Server:
         return self
 
-    def forward_backward(self, data: list[Datum], loss_fn: str) -> Answer:
+    def forward_backward(self, data: list[Datum], loss_fn: str) -> Pending:
         self.passes.append((data, loss_fn))
         self.log.append("pass")
-        return Answer(type("", (), {"metrics": {"loss:sum": 10.0}}))
+        return Pending(type("", (), {"metrics": {"loss:sum": 10.0}}))
 
-    def optim_step(self, params: Any) -> Answer:
+    def optim_step(self, params: Any) -> Pending:
         self.log.append(f"step {params.learning_rate}")
-        return Answer(None)
+        return Pending(None)
 
-    def sample(self, prompt: Any, count: int, params: SamplingParams) -> Answer:
+    def sample(self, prompt: Any, count: int, params: SamplingParams) -> Pending:
         self.asked.append(params)
         number = len(self.asked)
         self.log.append(f"ask {number}")
         text = Characters().decode(prompt.to_ints())
         animal = text.partition(" story about ")[2].partition(".")[0].partition(" ")[2]
-        told = [
+        texts = [
             (self.good if place < count / 2 else self.bad).format(animal=animal) for place in range(count)
         ]
         sequences = [
             SampledSequence("stop", None, np.array([ord(c) for c in one]), -np.ones(len(one), np.float32))
-            for one in told
+            for one in texts
         ]
-        return Answer(type("", (), {"sequences": sequences}), lambda: self.log.append(f"hear {number}"))
+        return Pending(type("", (), {"sequences": sequences}), lambda: self.log.append(f"hear {number}"))
 
 
 def student(server: Server, *, in_turn: bool = True, seed: int = 1) -> Student:
@@ -80,34 +86,36 @@ def rows(datum: Datum, name: str) -> list[float]:
     return datum.loss_fn_inputs[name].to_numpy().tolist()
 
 
-def test_good_stories_gain_what_bad_ones_lose() -> None:
+def test_advantages_of_good_and_bad_stories() -> None:
     server = Server()
-    told = student(server).rehearse_stories(0, 0.5)
-    assert len(told) == ASKED * TOLD
-    assert sum(telling.reward for telling in told) == ASKED * TOLD / 2
+    stories = student(server).rehearse_stories(0, 0.5)
+    assert len(stories) == ANIMALS_PER_STEP * STORIES_PER_ANIMAL
+    assert sum(story.reward for story in stories) == ANIMALS_PER_STEP * STORIES_PER_ANIMAL / 2
     [(data, loss_fn)] = server.passes
     assert loss_fn == "importance_sampling"
-    assert len(data) == ASKED * TOLD
+    assert len(data) == ANIMALS_PER_STEP * STORIES_PER_ANIMAL
     assert server.log[-2:] == ["pass", "step 0.5"]
-    prompts = [len(story_prompt(animal)) for animal in story_animals(1, 0, ASKED)]
+    prompts = [len(make_story_prompt(animal)) for animal in choose_animals(1, 0, ANIMALS_PER_STEP)]
     for number, datum in enumerate(data):
-        before = prompts[number // TOLD] - 1
+        before = prompts[number // STORIES_PER_ANIMAL] - 1
         advantages = rows(datum, "advantages")
         assert advantages[:before] == [0.0] * before
-        assert set(advantages[before:]) == {0.5 if number % TOLD < TOLD / 2 else -0.5}
+        assert set(advantages[before:]) == {
+            0.5 if number % STORIES_PER_ANIMAL < STORIES_PER_ANIMAL / 2 else -0.5
+        }
         assert set(rows(datum, "logprobs")[before:]) == {-1.0}
-        said = Characters().decode(datum.loss_fn_inputs["target_tokens"].to_numpy().tolist()[before:])
-        assert said == told[number].text
+        text = Characters().decode(datum.loss_fn_inputs["target_tokens"].to_numpy().tolist()[before:])
+        assert text == stories[number].text
 
 
-def test_where_all_are_alike_there_is_nothing_to_learn() -> None:
+def test_equal_rewards_train_nothing() -> None:
     server = Server(bad="The {animal} sang.")
-    assert {telling.reward for telling in student(server).rehearse_stories(0, 0.5)} == {1.0}
+    assert {story.reward for story in student(server).rehearse_stories(0, 0.5)} == {1.0}
     assert server.passes == []
     assert "step 0.5" not in server.log
 
 
-def test_requests_are_made_in_turn_where_numbers_must_not_depend_on_company() -> None:
+def test_in_turn_submits_one_request_at_a_time() -> None:
     server = Server()
     student(server, in_turn=True).rehearse_stories(0, 0.5)
     assert server.log[:4] == ["ask 1", "hear 1", "ask 2", "hear 2"]
@@ -116,15 +124,15 @@ def test_requests_are_made_in_turn_where_numbers_must_not_depend_on_company() ->
     assert server.log[:2] == ["ask 1", "ask 2"]
 
 
-def test_every_request_has_a_seed_of_its_own() -> None:
+def test_each_request_has_its_own_seed() -> None:
     server = Server()
     for seed in (1, 2):
         for step in range(3):
             student(server, seed=seed).rehearse_stories(step, 0.5)
-    assert len({params.seed for params in server.asked}) == len(server.asked) == 6 * ASKED
+    assert len({params.seed for params in server.asked}) == len(server.asked) == 6 * ANIMALS_PER_STEP
 
 
-def test_examples_count_by_their_answers() -> None:
+def test_examples_weigh_only_their_answers() -> None:
     server = Server()
     loss = student(server).learn_sorting(0, 0.25)
     [(data, loss_fn)] = server.passes
@@ -141,9 +149,9 @@ def test_examples_count_by_their_answers() -> None:
     assert loss == pytest.approx(10.0 / counted)
 
 
-def test_a_story_about_each() -> None:
+def test_write_stories() -> None:
     server = Server()
-    assert student(server).tell(["owl", "bee"]) == [
-        Telling("owl", "The owl sang.", 1.0),
-        Telling("bee", "The bee sang.", 1.0),
+    assert student(server).write_stories(["owl", "bee"]) == [
+        RewardedStory("owl", "The owl sang.", 1.0),
+        RewardedStory("bee", "The bee sang.", 1.0),
     ]

@@ -1,4 +1,4 @@
-"""Each thing that can be wrong is found, with what to do; and nothing is said where nothing is wrong."""
+"""Each problem is found, with advice; a good setup gives no findings but "ok"."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def findings(base_url: str | None = None) -> dict[str, Finding]:
     return {each.name: each for each in found}
 
 
-def test_all_is_well(stub: Stub) -> None:
+def test_no_problem(stub: Stub) -> None:
     date = {"Date": formatdate(SYSTEM_CLOCK.time(), usegmt=True)}
     stub.script("/healthz", Answer(body={"status": "ok"}, headers=date))
     found = findings()
@@ -43,7 +43,7 @@ def test_all_is_well(stub: Stub) -> None:
     assert "x-api-key" not in stub.asked("/healthz")[0].headers
 
 
-def test_the_server_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_embedded_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_BASE_URL", "local")
     found = findings()
     assert {each.state for each in found.values()} <= {"ok", "skipped"}, found
@@ -52,7 +52,7 @@ def test_the_server_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("ahead_s", "words"), [(-90, "90 s ahead"), (3600, "3600 s behind")])
-def test_a_clock_that_is_wrong(stub: Stub, ahead_s: float, words: str) -> None:
+def test_a_wrong_clock(stub: Stub, ahead_s: float, words: str) -> None:
     date = {"Date": formatdate(SYSTEM_CLOCK.time() + ahead_s, usegmt=True)}
     stub.script("/healthz", Answer(headers=date))
     clock = findings()["clock"]
@@ -61,7 +61,7 @@ def test_a_clock_that_is_wrong(stub: Stub, ahead_s: float, words: str) -> None:
     assert words.split()[2] in clock.what
 
 
-def test_no_key_and_a_key_that_is_refused(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_and_a_refused_key(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     stub.behaviour.key = "tml-other"
     found = findings()
     assert (found["key"].state, found["access"].state) == ("ok", "failure")
@@ -73,14 +73,14 @@ def test_no_key_and_a_key_that_is_refused(stub: Stub, monkeypatch: pytest.Monkey
     assert (found["key"].what, found["access"].state) == ("from TINKER_CREDENTIAL_CMD", "ok")
 
 
-def test_settings_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_BASE_URL", "ftp://x")
     found = findings()
     assert found["settings"].state == "failure"
     assert "TINKER_BASE_URL" in found["settings"].what
 
 
-def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server(monkeypatch: pytest.MonkeyPatch) -> None:
     with StubServer() as gone:
         url = gone.url  # type: ignore[attr-defined]
     found = findings(url)
@@ -88,19 +88,19 @@ def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found["clock"].state, found["access"].state) == ("skipped", "skipped")
     found = findings("https://nowhere.invalid")
     assert found["name"].state == "failure"
-    assert "nowhere.invalid cannot be looked up" in found["name"].what
+    assert "nowhere.invalid cannot be resolved" in found["name"].what
 
 
-def test_a_server_with_trouble_of_its_own(stub: Stub) -> None:
+def test_a_server_error(stub: Stub) -> None:
     stub.script("/healthz", Answer(503))
     assert findings()["server"].state == "failure"
 
 
 @pytest.mark.parametrize(
     ("url", "words"),
-    [("http://10.0.0.9.invalid", "use https"), ("http://127.0.0.1:1/api/v1", "leave /api/v1 away")],
+    [("http://10.0.0.9.invalid", "use https"), ("http://127.0.0.1:1/api/v1", "leave out /api/v1")],
 )
-def test_addresses_that_are_odd(url: str, words: str) -> None:
+def test_questionable_addresses(url: str, words: str) -> None:
     assert words in findings(url)["address"].advice
 
 
@@ -117,7 +117,7 @@ def test_a_proxy(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert findings()["proxy"].what == "none for this server"
 
 
-def test_a_key_file_that_others_can_read(stub: Stub) -> None:
+def test_a_readable_key_file(stub: Stub) -> None:
     path = Path.home() / ".tinker" / "credentials.json"
     path.parent.mkdir()
     path.write_text('{"version": 1, "keys": {}}')
@@ -127,9 +127,9 @@ def test_a_key_file_that_others_can_read(stub: Stub) -> None:
     assert "key file" not in findings()
 
 
-def test_a_variable_that_has_no_effect(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_variable(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_APIKEY", "x")
-    assert findings()["variables"].what == "of no effect: TINKER_APIKEY"
+    assert findings()["variables"].what == "unknown, without effect: TINKER_APIKEY"
     assert "TINKER_API_KEY" in os.environ
 
 

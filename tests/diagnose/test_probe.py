@@ -1,4 +1,4 @@
-"""What a server is found to have; that asking is harmless; and answers that do not tell."""
+"""The calls and features of servers, harmless requests, and answers that are not conclusive."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def there(report: ProbeReport) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("json_only", [False, True])
-def test_the_embedded_server_has_what_it_says(json_only: bool) -> None:
+def test_the_embedded_server(json_only: bool) -> None:
     with LocalServer(model="tinker-sync/random", json_only=json_only) as server:
         report = probe(server.url, api_key=server.key)
-        asked = {(call.endpoint, call.method) for call in server.calls} if hasattr(server, "calls") else set()
+        asked = {call.endpoint for call in server.calls}
     assert report.bodies == ("json" if json_only else "protobuf")
     assert report.client_config is not json_only
     assert report.version == ("0.17" if json_only else "0.36")
     found = there(report)
-    # Whatever its version lets expect; and one call's address is that of another, which hides it.
+    # The address of another call hides these two; a GET there would reach that call.
     hidden = {"search_sessions", "revoke_api_key"}
     for call in report.calls:
         if call.name in hidden:
@@ -41,10 +41,10 @@ def test_the_embedded_server_has_what_it_says(json_only: bool) -> None:
             assert (call.there == "yes") == call.expected, call
     assert found["asample"] == "yes"
     assert all(feature.known is not json_only for feature in report.features)
-    assert not {name for name, _ in asked} & {"create_session", "create_model", "telemetry", "optim_step"}
+    assert not asked & {"create_session", "create_model", "telemetry", "optim_step"}
 
 
-def test_it_only_reads(stub: Stub) -> None:
+def test_a_probe_sends_only_harmless_requests(stub: Stub) -> None:
     probe(stub.url, api_key="tml-probe")  # type: ignore[attr-defined]
     methods = {(asked.method, asked.path.removeprefix("/api/v1")) for asked in stub.log}
     posts = {path for method, path in methods if method != "GET"}
@@ -56,13 +56,13 @@ def test_it_only_reads(stub: Stub) -> None:
     assert len(methods) > 40
 
 
-def test_a_server_that_lets_nobody_in_says_so(stub: Stub) -> None:
+def test_a_refused_key_raises(stub: Stub) -> None:
     stub.behaviour.key = "tml-other"
     with pytest.raises(AuthenticationError):
         probe(stub.url, api_key="tml-probe")  # type: ignore[attr-defined]
 
 
-def test_one_that_answers_everything_alike_is_not_judged(stub: Stub) -> None:
+def test_equal_answers_are_not_conclusive(stub: Stub) -> None:
     def alike(asked: Asked) -> Answer | None:
         return Answer(403, {"detail": "not for you"}) if asked.method == "GET" else None
 
@@ -72,7 +72,7 @@ def test_one_that_answers_everything_alike_is_not_judged(stub: Stub) -> None:
     assert {name for name, answer in found.items() if answer != "unknown"} == {"client_config"}
 
 
-def test_one_that_repeats_the_path_is_understood(stub: Stub) -> None:
+def test_errors_that_repeat_the_path(stub: Stub) -> None:
     def echo(asked: Asked) -> Answer | None:
         if asked.method != "GET":
             return None
@@ -84,7 +84,7 @@ def test_one_that_repeats_the_path_is_understood(stub: Stub) -> None:
     assert {name for name, answer in found.items() if answer == "yes"} == {"client_config", "asample"}
 
 
-def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_PACE", "0.01")
     with StubServer() as gone:
         url = gone.url  # type: ignore[attr-defined]

@@ -353,7 +353,7 @@ def test_a_branch_or_an_owner_that_is_missing_is_added_at_the_hub(
     assert set(our_hub.repositories["ada/two"].branches) == {"main", "dev", "more"}
     commits = [(each["revision"], each["pull"]) for each in our_hub.commits]
     assert commits == [("dev", False), ("more", False), ("main", True)]
-    assert own[3]["problem"].startswith("Error: the hub does not take it: ")
+    assert own[3]["problem"].startswith("Error: the hub refused: ")
     assert "Invalid reference for a branch: refs/pr/7" in own[3]["problem"]
 
 

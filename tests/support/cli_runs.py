@@ -1,4 +1,4 @@
-"""Running the command line in this process, as a shell would."""
+"""Run command lines in this process, as a shell does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tinker_sync.cli import main
 
 @dataclass
 class Ran:
-    """How a command ended and what it printed."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -36,7 +36,7 @@ Run = Callable[..., Ran]
 
 
 def runner(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A function that runs one command line."""
+    """Return a function that runs one command line."""
 
     def run(*arguments: str, stdin: str = "") -> Ran:
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
@@ -49,5 +49,5 @@ def runner(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 
 
 def fixed_now(monkeypatch: pytest.MonkeyPatch, now: str) -> None:
-    """Have ages counted from one moment."""
-    monkeypatch.setattr("tinker_sync.cli.words.utc_now", lambda: datetime.fromisoformat(now))
+    """Fix the present time, from which tables count ages."""
+    monkeypatch.setattr("tinker_sync.cli.formatting.utc_now", lambda: datetime.fromisoformat(now))

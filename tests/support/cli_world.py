@@ -1,4 +1,4 @@
-"""A server with runs, checkpoints, an account and a bill, all of them fixed, for the command line to show."""
+"""A stub server with fixed runs, checkpoints, an account and a bill, for the command line."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def token(**claims: Any) -> str:
 
 
 class World(Stub):
-    """What the account of one user looks like."""
+    """The server, with the account of one user."""
 
     def __init__(self, behaviour: Any = None) -> None:
         super().__init__(behaviour)
         self.behaviour.config = {"fwdbwd_max_chunk_len": 1024, "pjwt_auth_enabled": True}
         self.undeletable: dict[str, int] = {}
-        """Paths and the status that a deletion of each is answered with."""
+        """Paths, and the status of the answer to their deletion."""
         self.sessions = [SESSION, OTHER_RUN.partition(":")[0]]
         self.checkpoints = [
             checkpoint(RUN, "weights", "step-0100"),

@@ -1,7 +1,7 @@
-"""A hub of models on loopback, as far as uploading a folder asks one: what it was asked, and what it holds.
+"""A hub of models on loopback, with the calls that the upload of a folder needs, and a record of them.
 
-`HF_ENDPOINT` leads huggingface_hub here, `HF_HUB_DISABLE_XET=1` has it send large files by git LFS. Like the
-hub it says 404 where a repository has no owner in its name, and where there is no such branch.
+`HF_ENDPOINT` points huggingface_hub here, and `HF_HUB_DISABLE_XET=1` makes it send large files by git LFS.
+Like the real hub it answers 404 for a repository name without an owner, and for a missing branch.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from attrs import define, field
 
-TOKEN = "hf_of_nobody"  # no hub knows it but this one
+TOKEN = "hf_test_token"  # valid only here
 USER = "ada"
 COMMIT = "c" * 40
 
 
 @define
 class Repository:
-    """What is on each branch."""
+    """The files of each branch."""
 
     private: bool = False
     branches: dict[str, dict[str, bytes]] = field(factory=lambda: {"main": {}})
 
 
-class Refused(Exception):
-    """Something the hub does not do: status, code, message, and what else it says of it."""
+class HubRefusal(Exception):
+    """A refusal: status, code, message, and more fields of the body."""
 
     def __init__(self, status: int, code: str, message: str, **more: str) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class Refused(Exception):
 
 
 class Hub:
-    """`with Hub() as hub:` serves at `hub.url`. An `easy` one makes what is missing in place of a refusal."""
+    """`with Hub() as hub:` serves at `hub.url`. An `easy` hub creates missing things instead of refusing."""
 
     def __init__(self, *, easy: bool = False) -> None:
         self.easy = easy
@@ -66,17 +66,17 @@ class Hub:
         self._server.server_close()
 
     def answer(self, method: str, target: str, body: bytes) -> Any:
-        """A tree for JSON, or bytes.
+        """Answer a request with a tree for JSON, or with bytes.
 
         Raises:
-            Refused: the hub does not do that.
+            HubRefusal: the hub refuses it.
         """
         path, query = unquote(urlsplit(target).path), parse_qs(urlsplit(target).query)
         for verb, pattern, do in self._routes():
             found = re.fullmatch(pattern, path)
             if found and verb == method:
                 return do(*found.groups(), body=body, query=query)
-        raise Refused(404, "Unknown", f"nothing at {path}")
+        raise HubRefusal(404, "Unknown", f"nothing at {path}")
 
     def _routes(self) -> list[tuple[str, str, Callable[..., Any]]]:
         return [
@@ -96,7 +96,7 @@ class Hub:
         wanted = json.loads(body)
         name = f"{wanted['organization'] or USER}/{wanted['name']}"
         if name in self.repositories:
-            raise Refused(409, "Conflict", "You already created it", url=f"{self.url}/{name}")
+            raise HubRefusal(409, "Conflict", "You already created it", url=f"{self.url}/{name}")
         self.repositories[name] = Repository(private=wanted.get("visibility") == "private")
         return {"url": f"{self.url}/{name}", "name": name}
 
@@ -104,10 +104,10 @@ class Hub:
         if self.easy and "/" not in name:
             name = f"{USER}/{name}"
         if name not in self.repositories:
-            raise Refused(404, "RepoNotFound", "Repository not found")
+            raise HubRefusal(404, "RepoNotFound", "Repository not found")
         branches = self.repositories[name].branches
         if revision not in branches and not self.easy:
-            raise Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+            raise HubRefusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return branches.setdefault(revision, {})
 
     def _preupload(self, name: str, revision: str, *, body: bytes, **_: Any) -> Any:
@@ -130,7 +130,7 @@ class Hub:
 
     def _store(self, oid: str, *, body: bytes, **_: Any) -> Any:
         if hashlib.sha256(body).hexdigest() != oid:
-            raise Refused(400, "BadRequest", "other bytes than were announced")
+            raise HubRefusal(400, "BadRequest", "other bytes than were announced")
         self._large[oid] = body
         return {}
 
@@ -160,25 +160,25 @@ class Hub:
         return {"id": name, "sha": COMMIT, "private": self.repositories[name].private, "siblings": files}
 
     def _make_branch(self, name: str, branch: str, *, body: bytes, **_: Any) -> Any:
-        """It begins as the one that is named, or as main."""
+        """Create a branch from the given starting point, or from main."""
         begun = dict(self._branch(name, json.loads(body).get("startingPoint", "main")))
         branches = self.repositories[name].branches
         if branch.startswith("refs/"):
-            raise Refused(400, "BadRequest", f"Invalid reference for a branch: {branch}")
+            raise HubRefusal(400, "BadRequest", f"Invalid reference for a branch: {branch}")
         if branch in branches:
-            raise Refused(409, "Conflict", f"Reference already exists: {branch}")
+            raise HubRefusal(409, "Conflict", f"Reference already exists: {branch}")
         branches[branch] = begun
         return {}
 
     def _resolve(self, name: str, revision: str, path: str, **_: Any) -> Any:
         branch = self._branch(name, revision)
         if path not in branch:
-            raise Refused(404, "EntryNotFound", "Entry not found")
+            raise HubRefusal(404, "EntryNotFound", "Entry not found")
         return branch[path]
 
 
 def mode_of(path: str) -> str:
-    """How the hub wants a file sent."""
+    """Return the upload mode of a file."""
     return "lfs" if path.endswith((".safetensors", ".bin")) else "regular"
 
 
@@ -186,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
     hub: Hub
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def _reply(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -195,7 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._know_who_asks()
             answer = self.hub.answer(self.command.replace("HEAD", "GET"), self.path, body)
-        except Refused as refused:
+        except HubRefusal as refused:
             status, answer = refused.status, refused.body
             headers = {"X-Error-Code": refused.code, "X-Error-Message": str(refused)}
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
@@ -212,6 +212,6 @@ class _Handler(BaseHTTPRequestHandler):
     def _know_who_asks(self) -> None:
         # Where large files go, an address is enough.
         if self.command != "PUT" and self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            raise Refused(401, "Unauthorized", "Invalid username or password.")
+            raise HubRefusal(401, "Unauthorized", "Invalid username or password.")
 
     do_GET = do_HEAD = do_POST = do_PUT = _reply  # noqa: N815

@@ -1,4 +1,4 @@
-"""The command that serves, as a process."""
+"""`python -m tinker_sync.local` in a child process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(tinker_sync.__file__).parents[1]
 
 @contextmanager
 def served(*arguments: object, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command, and its address."""
+    """Run the command, and yield its process and its address."""
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "tinker_sync.local", *map(str, arguments)],
         env=os.environ | {"PYTHONPATH": str(ROOT), **environment},

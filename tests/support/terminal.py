@@ -1,4 +1,4 @@
-"""Programs at a real terminal (a pty) of a given width, and what they leave on its screen."""
+"""Run programs at a real terminal (a pty) of a given width, and read its screen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 PATIENCE_S = 60.0
 _STEP = re.compile(r"\x1b\[\?25[lh]|\x1b\[(\d*)([AKm])|\x1b\[[0-9;]*m|\r|\n|[^\x1b\r\n]+|\x1b")
-# Makes the terminal the one that Ctrl-C at it reaches.
+# Makes the pty the controlling terminal, so that Ctrl-C reaches the program.
 _LEAD = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
@@ -30,9 +30,9 @@ def at_terminal(
     typed: str = "",
     after: str = "",
 ) -> tuple[int, str]:
-    """Run this interpreter with all three streams at a terminal; its exit code, and all it was sent.
+    """Run this interpreter with all three streams at a terminal; return its exit code and its output.
 
-    What is `typed` is typed when the terminal shows `after`.
+    Type `typed` when the terminal shows `after`.
     """
     ours, its = os.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
@@ -53,7 +53,7 @@ def at_terminal(
         while select.select([ours], [], [], PATIENCE_S)[0]:
             try:
                 data = os.read(ours, 65536)
-            except OSError:  # everybody at the other end has left
+            except OSError:  # the other end is closed
                 break
             if not data:
                 break
@@ -70,12 +70,12 @@ def at_terminal(
 
 
 def plain(text: str) -> str:
-    """What was sent, without colours."""
+    """Return the output without colours."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def frames(text: str) -> list[str]:
-    """The line that the cursor is in, each time before it is wiped: the pictures of a progress bar."""
+    """Return the line of the cursor each time before it is erased: the pictures of a progress bar."""
     shown: list[str] = []
     line = ""
     for match in _STEP.finditer(text):

@@ -1,4 +1,4 @@
-"""A small program that trains, samples and saves, and the numbers that came of it."""
+"""A small program that trains, samples and saves, with its numbers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ DATA = [
 def train(
     service: tinker_sync.ServiceClient, *, steps: int = 2, seed: int | None = 1, model: str = MODEL
 ) -> dict[str, Any]:
-    """The losses, what was sampled afterwards, and the name of the checkpoint.
+    """Train, and return the losses, the samples and the name of the checkpoint.
 
     Args:
-        service: where.
-        steps: how many.
-        seed: of the adapter and of the samples; None leaves both to the server.
+        service: the client.
+        steps: the number of steps.
+        seed: the seed of the adapter and of the samples; None leaves both to the server.
         model: the base model.
     """
     training = service.create_lora_training_client(model, rank=4, seed=seed)
@@ -38,7 +38,7 @@ def train(
         stepped.result(PATIENCE_S)
     sampling = training.save_weights_and_get_sampling_client()
     params = tinker_sync.SamplingParams(max_tokens=5, seed=seed)
-    # One after another: which number a sample gets must not depend on which thread comes first.
+    # One after another, so that the sequence numbers do not depend on the order of threads.
     samples = [
         sampling.sample(tinker_sync.ModelInput.from_ints([1, number]), 1, params).result(PATIENCE_S)
         for number in range(3)

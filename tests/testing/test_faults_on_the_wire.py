@@ -1,4 +1,4 @@
-"""Every kind of fault as it looks from outside, to a plain socket."""
+"""Every kind of fault as a plain socket sees it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tinker_sync.local.server.serving import ServerThread
 from tinker_sync.testing import FaultPlan, faults, latency
-from tinker_sync.testing._middleware import Faults
+from tinker_sync.testing._middleware import FaultMiddleware
 from tinker_sync.testing._scene import Scene
 from tinker_sync.testing.plan import EVERY
 
@@ -22,7 +22,7 @@ REPLY = json.dumps({"request_id": "req-0", "filler": "x" * 1000}).encode()
 
 
 class Work:
-    """An application that counts what it does."""
+    """An application that records its requests."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -45,13 +45,13 @@ class Work:
 
 
 class Wire:
-    """A server with a plan, and the other end of a connection to it."""
+    """A server with a plan, and plain sockets to it."""
 
     def __init__(self, address: tuple[str, int], work: Work, scene: Scene) -> None:
         self.address, self.work, self.scene = address, work, scene
 
     def raw(self, path: str = "/asample", body: bytes = b"{}", method: str = "POST") -> bytes:
-        """Everything the server sends until it closes the connection."""
+        """Send a request and return all bytes until the server closes the connection."""
         with socket.create_connection(self.address, timeout=20) as sock:
             head = f"{method} /api/v1{path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n"
             sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -69,7 +69,7 @@ class Wire:
 @contextmanager
 def serving(plan: FaultPlan, *, pace: float = 1.0) -> Iterator[Wire]:
     work, scene = Work(), Scene(plan)
-    with ServerThread(Faults(work, scene, pace=pace), key="k") as server:
+    with ServerThread(FaultMiddleware(work, scene, pace=pace), key="k") as server:
         yield Wire(("127.0.0.1", server.port), work, scene)
 
 
@@ -77,7 +77,7 @@ def plan(fault: faults.Fault, **which: Any) -> FaultPlan:
     return FaultPlan().on("asample", fault, **which)
 
 
-def test_without_a_plan_all_is_well() -> None:
+def test_without_faults_the_reply_passes() -> None:
     with serving(FaultPlan()) as wire:
         assert wire.ask(body=b'{"n": 1}')[::2] == (200, REPLY)
         assert wire.work.bodies == [b'{"n": 1}']
@@ -100,7 +100,7 @@ def test_a_status_after_the_work() -> None:
         assert wire.work.done == ["/api/v1/asample"]
 
 
-def test_retry_after_in_every_form() -> None:
+def test_every_form_of_retry_after() -> None:
     rows = (
         FaultPlan()
         .on("asample", faults.too_many_requests(2.5), nth=1)
@@ -144,7 +144,7 @@ def test_garbage() -> None:
         json.loads(body)
 
 
-def test_a_truncated_body_ends_in_order() -> None:
+def test_a_truncated_body() -> None:
     with serving(plan(faults.truncated(0.3))) as wire:
         status, headers, body = wire.ask()  # a reset would raise
         assert (status, int(headers["content-length"])) == (200, len(REPLY))
@@ -152,7 +152,7 @@ def test_a_truncated_body_ends_in_order() -> None:
         assert wire.work.done == ["/api/v1/asample"]
 
 
-def test_a_slow_body_comes_in_pieces() -> None:
+def test_a_slow_body() -> None:
     with serving(plan(faults.slow(0.2, pieces=3))) as wire:
         with socket.create_connection(wire.address, timeout=20) as sock:
             began = time.monotonic()
@@ -166,7 +166,7 @@ def test_a_slow_body_comes_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("after_work", [False, True])
-def test_a_reset_is_a_real_one(after_work: bool) -> None:
+def test_a_reset_is_a_tcp_reset(after_work: bool) -> None:
     with serving(plan(faults.reset(after_work=after_work), nth=1)) as wire:
         with pytest.raises(ConnectionResetError):
             wire.raw()
@@ -175,13 +175,13 @@ def test_a_reset_is_a_real_one(after_work: bool) -> None:
 
 
 @pytest.mark.parametrize("after_work", [False, True])
-def test_a_hang_up_is_an_end_without_a_word(after_work: bool) -> None:
+def test_a_hang_up_closes_without_a_reply(after_work: bool) -> None:
     with serving(plan(faults.hang_up(after_work=after_work), nth=1)) as wire:
         assert wire.raw() == b""
         assert len(wire.work.done) == after_work
 
 
-def test_a_lost_answer_is_work_that_was_done() -> None:
+def test_a_lost_answer_leaves_the_work_done() -> None:
     with serving(plan(faults.lost_answer(), nth=1)) as wire:
         with pytest.raises(ConnectionResetError):
             wire.raw()
@@ -189,7 +189,7 @@ def test_a_lost_answer_is_work_that_was_done() -> None:
         assert [(call.status, call.over.is_set()) for call in wire.scene.calls] == [(None, True)]
 
 
-def test_an_expired_session_is_refused_until_there_is_a_new_one() -> None:
+def test_an_expired_session_gets_410_and_a_new_one_works() -> None:
     gone = FaultPlan().on("optim_step", faults.session_expired(), nth=2)
     step = b'{"model_id": "s-1:train:0", "seq_id": 1}'
     with serving(gone) as wire:
@@ -199,7 +199,7 @@ def test_an_expired_session_is_refused_until_there_is_a_new_one() -> None:
         assert wire.ask("/samplers/s-1:sample:0", method="GET")[0] == 410
         target = b'{"target": {"sampling_session_id": "s-1:sample:0"}}'
         assert wire.ask("/retrieve_futures", body=target)[0] == 410
-        # Others live: a session whose name begins alike, and calls outside of sessions.
+        # A session with a longer name and calls without a session still work.
         assert wire.ask("/session_heartbeat", body=b'{"session_id": "s-10"}')[0] == 200
         assert wire.ask("/checkpoints", method="GET")[0] == 200
         assert wire.ask("/optim_step", body=b"no JSON")[0] == 200
@@ -207,7 +207,7 @@ def test_an_expired_session_is_refused_until_there_is_a_new_one() -> None:
         assert wire.ask("/session_heartbeat", body=b'{"session_id": "s-1"}')[0] == 200
 
 
-def test_latency_is_waited_before_the_work() -> None:
+def test_latency_comes_before_the_work() -> None:
     late = FaultPlan().latency("asample", 0.15)
     with serving(late) as wire:
         began = time.monotonic()
@@ -219,13 +219,13 @@ def test_latency_is_waited_before_the_work() -> None:
         assert quick_s < 0.15
 
 
-def test_the_pace_shortens_times_of_the_plan() -> None:
+def test_pace_shortens_latencies() -> None:
     late = FaultPlan().latency(EVERY, 1000).on("asample", faults.slow(1000))
     with serving(late, pace=0.0001) as wire:
         assert wire.ask()[2] == REPLY
 
 
-def test_what_is_drawn_is_waited() -> None:
+def test_a_drawn_latency_applies() -> None:
     late = FaultPlan(seed=3).latency("asample", latency.uniform(0.05, 0.1))
     with serving(late) as wire:
         began = time.monotonic()
@@ -233,7 +233,7 @@ def test_what_is_drawn_is_waited() -> None:
         assert time.monotonic() - began >= late.latency_of("asample", 1) >= 0.05
 
 
-def test_resets_arrive_in_the_middle_of_many() -> None:
+def test_resets_among_many_calls() -> None:
     which = range(1, 40, 3)
     with serving(plan(faults.reset(), nth=which)) as wire:
         outcomes = []

@@ -1,4 +1,4 @@
-"""Plans: what they say, what they refuse, and that nothing about them changes."""
+"""Plans: the calls they select, the values they refuse, and that they are immutable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tinker_sync.wire.endpoints import ENDPOINTS
 
 
 def struck(plan: FaultPlan, calls: list[str], *, scene: Scene | None = None) -> list[int]:
-    """Which of these calls, from 1, something happens to."""
+    """Return the numbers of the calls, from 1, that get a fault."""
     scene = scene or Scene(plan)
     return [number for number, name in enumerate(calls, 1) if ask(scene, name) is not None]
 
@@ -46,36 +46,36 @@ def ask(scene: Scene, name: str, body: bytes = b"{}") -> faults.Fault | None:
         ({3}, [3]),
     ],
 )
-def test_which_calls_are_struck(nth: Any, expected: list[int]) -> None:
+def test_nth_selects_calls(nth: Any, expected: list[int]) -> None:
     plan = FaultPlan().on("asample", faults.reset(), nth=nth)
     assert struck(plan, ["asample"] * 6) == expected
 
 
-def test_calls_of_others_do_not_count() -> None:
+def test_calls_of_other_endpoints_do_not_count() -> None:
     plan = FaultPlan().on("asample", faults.reset(), nth=2)
     assert struck(plan, ["asample", "optim_step", "optim_step", "asample", "asample"]) == [4]
 
 
-def test_a_star_is_every_call() -> None:
+def test_a_star_matches_every_call() -> None:
     plan = FaultPlan().on("*", faults.reset(), nth=3)
     assert struck(plan, ["asample", "optim_step", "healthz", "asample"]) == [3]
 
 
-def test_a_predicate_chooses_and_only_its_calls_count() -> None:
+def test_nth_counts_only_calls_that_a_predicate_accepts() -> None:
     plan = FaultPlan().on("optim_step", faults.reset(), nth=2, when=lambda call: call.body["seq_id"] % 2)
     scene = Scene(plan)
     bodies = [b'{"seq_id": %d}' % number for number in (1, 2, 3, 4, 5)]
     assert [ask(scene, "optim_step", body) is not None for body in bodies] == [0, 0, 1, 0, 0]
 
 
-def test_a_predicate_that_fails_is_kept_for_the_test() -> None:
+def test_an_exception_of_a_predicate_is_kept() -> None:
     scene = Scene(FaultPlan().on("optim_step", faults.reset(), when=lambda call: call.body["typo"]))
     assert ask(scene, "optim_step", b'{"seq_id": 1}') is None
     [failure] = scene.failures
     assert isinstance(failure, KeyError)
 
 
-def test_the_first_rule_decides_and_all_count() -> None:
+def test_the_first_matching_rule_decides() -> None:
     plan = (
         FaultPlan()
         .on("asample", faults.status(503), nth=1)
@@ -88,7 +88,7 @@ def test_the_first_rule_decides_and_all_count() -> None:
     assert scene.pending == ()
 
 
-def test_what_has_not_happened_is_pending() -> None:
+def test_unused_rules_are_pending() -> None:
     plan = FaultPlan().on("asample", faults.reset(), nth=2).on("optim_step", faults.reset(), nth=1)
     scene = Scene(plan)
     assert scene.pending == plan.rules
@@ -120,7 +120,7 @@ def test_a_new_plan_counts_from_one() -> None:
         ("qqqq", "there are client_config, dynamic_config"),
     ],
 )
-def test_a_mistyped_endpoint_is_refused_with_those_near(name: str, near: str) -> None:
+def test_a_mistyped_endpoint_gets_a_suggestion(name: str, near: str) -> None:
     for refused in (
         lambda: FaultPlan().on(name, faults.reset()),
         lambda: FaultPlan().latency(name, 1.0),
@@ -133,16 +133,15 @@ def test_a_mistyped_endpoint_is_refused_with_those_near(name: str, near: str) ->
 @pytest.mark.parametrize(
     "nth", [0, -1, True, (1, 0), [2.5], {"1"}, range(3), range(3, 3), 2.5, "x", object()]
 )
-def test_calls_that_cannot_be_are_refused(nth: Any) -> None:
+def test_an_impossible_nth_is_refused(nth: Any) -> None:
     with pytest.raises(InvalidInputError):
         FaultPlan().on("asample", faults.reset(), nth=nth)
 
 
-def test_what_is_no_fault_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="is no fault"):
-        FaultPlan().on("asample", faults.reset)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match="is no fault"):
-        FaultPlan().on("asample", 503)  # type: ignore[arg-type]
+@pytest.mark.parametrize("fault", [faults.reset, 503])
+def test_a_fault_must_be_a_fault(fault: Any) -> None:
+    with pytest.raises(InvalidInputError, match="is not a fault"):
+        FaultPlan().on("asample", fault)
 
 
 @pytest.mark.parametrize(
@@ -166,12 +165,12 @@ def test_what_is_no_fault_is_refused() -> None:
         lambda: FaultPlan().latency("asample", float("nan")),
     ],
 )
-def test_values_that_mean_nothing_are_refused(wrong: Any) -> None:
+def test_invalid_values_are_refused(wrong: Any) -> None:
     with pytest.raises(InvalidInputError):
         wrong()
 
 
-def test_a_plan_does_not_change() -> None:
+def test_a_plan_is_immutable() -> None:
     empty = FaultPlan()
     numbers = [1]
     plan = empty.on("asample", faults.reset(), nth=numbers)
@@ -186,10 +185,10 @@ def test_a_plan_does_not_change() -> None:
     assert pickle.loads(pickle.dumps(plan)) == plan == copy.deepcopy(plan)
 
 
-def test_a_plan_reads_like_what_it_does() -> None:
+def test_repr_shows_values_that_differ_from_the_default() -> None:
     plan = FaultPlan(seed=3).on("asample", faults.too_many_requests(2, form="date"), nth=2)
     assert repr(plan.rules[0].fault) == (
-        'Answered(status=429, body=b\'{"detail": "too many requests"}\', '
+        'FixedReply(status=429, body=b\'{"detail": "too many requests"}\', '
         "retry_after_s=2, retry_after_form='date')"
     )
     assert "nth=2" in repr(plan)
@@ -198,7 +197,7 @@ def test_a_plan_reads_like_what_it_does() -> None:
 # ------------------------------------------------------------------------------------------ latency
 
 
-def test_equal_seeds_give_equal_times_whatever_else_goes_on() -> None:
+def test_latencies_depend_on_seed_endpoint_and_number_only() -> None:
     one = FaultPlan(seed=5).latency("asample", latency.exponential(1.0))
     other = FaultPlan(seed=5).latency("optim_step", 1.0).latency("asample", latency.exponential(1.0))
     times = [one.latency_of("asample", number) for number in range(1, 50)]
@@ -208,7 +207,7 @@ def test_equal_seeds_give_equal_times_whatever_else_goes_on() -> None:
     assert times != [another.latency_of("asample", number) for number in range(1, 50)]
 
 
-def test_latency_is_per_endpoint_and_the_first_that_fits() -> None:
+def test_the_first_matching_latency_applies() -> None:
     plan = FaultPlan().latency("asample", 2.0).latency("*", 1.0)
     assert (plan.latency_of("asample", 1), plan.latency_of("optim_step", 1)) == (2.0, 1.0)
     assert FaultPlan().latency("asample", 2.0).latency_of("optim_step", 1) == 0.0
@@ -223,9 +222,9 @@ def test_latency_is_per_endpoint_and_the_first_that_fits() -> None:
         (latency.lognormal(2.0, sigma=0.5), 2.266, 2.0),
     ],
 )
-def test_distributions_are_what_they_say(distribution: Any, mean_s: float, median_s: float) -> None:
+def test_mean_and_median_of_distributions(distribution: Any, mean_s: float, median_s: float) -> None:
     generator = random.Random(0)
-    times = sorted(latency.drawn(distribution, generator) for _ in range(4001))
+    times = sorted(latency.draw_latency(distribution, generator) for _ in range(4001))
     assert times[0] >= 0
     assert sum(times) / len(times) == pytest.approx(mean_s, rel=0.05)
     assert times[2000] == pytest.approx(median_s, rel=0.05)

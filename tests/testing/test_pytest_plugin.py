@@ -1,4 +1,4 @@
-"""The fixtures as users get them: in a pytest of their own, found in every way there is."""
+"""The fixtures in a separate pytest run, registered in all three ways at once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ builtins.BEFORE = set(sys.modules)
 
 
 def run(folder: Path, *arguments: str, path: tuple[Path, ...] = ()) -> str:
-    """What a pytest of its own says, in a folder."""
+    """Run pytest in a folder and return its output."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-W", "error", *arguments],
         cwd=folder,
@@ -71,7 +71,7 @@ def run(folder: Path, *arguments: str, path: tuple[Path, ...] = ()) -> str:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder that makes the package look installed: what an installer writes of its entry points."""
+    """Return a folder with the metadata that an installer writes, entry points included."""
     config = configparser.ConfigParser(interpolation=None)
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     site = tmp_path / "site"
@@ -93,14 +93,12 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_each_test_has_a_server_of_its_own_however_often_the_plugin_is_named(
-    folder: Path, installed: Path
-) -> None:
+def test_each_test_has_its_own_server(folder: Path, installed: Path) -> None:
     (folder / "conftest.py").write_text(f"pytest_plugins = [{PLUGIN!r}]\n", encoding="utf-8")
     assert "2 passed" in run(folder, "-p", PLUGIN, path=(installed,))
 
 
-def test_pytest_starts_without_loading_anything(tmp_path: Path, installed: Path) -> None:
+def test_the_plugin_loads_nothing_heavy(tmp_path: Path, installed: Path) -> None:
     folder = tmp_path / "light"
     folder.mkdir()
     (folder / "conftest.py").write_text(CONFTEST, encoding="utf-8")
@@ -108,6 +106,6 @@ def test_pytest_starts_without_loading_anything(tmp_path: Path, installed: Path)
     assert "1 passed" in run(folder, path=(installed,))
 
 
-def test_our_own_suite_does_without_it(request: pytest.FixtureRequest) -> None:
+def test_this_suite_blocks_the_plugin(request: pytest.FixtureRequest) -> None:
     assert request.config.pluginmanager.is_blocked("tinker_sync")
     assert not request.config.pluginmanager.has_plugin(PLUGIN)

@@ -1,4 +1,4 @@
-"""Our own client among faults: what can be survived is, with the same numbers as on a quiet day.
+"""The client under faults: training gives the same numbers as without faults.
 
 By default every kind of fault meets every kind of call once, and a few random plans are run;
 `TINKER_FAULT_PLANS=200` runs so many of these.
@@ -18,10 +18,10 @@ from tinker_sync.errors import APIStatusError, AuthenticationError, RequestFaile
 from tinker_sync.testing import Fault, FaultPlan, LocalServer, faults
 
 PLANS = int(os.environ.get("TINKER_FAULT_PLANS", "3"))
-# Long training and many faults: what is lost, or done twice, adds up.
+# Steps of a long training: work that is lost or done twice adds up.
 LONG = 10
 
-# All calls of the job but for those to retrieve results, which have rules of their own.
+# All calls of the job except the retrieval of results, which has its own rules.
 CALLS = (
     *("client_config", "dynamic_config", "create_session", "create_model", "forward_backward", "optim_step"),
     *("save_weights_for_sampler", "asample", "save_weights"),
@@ -46,7 +46,7 @@ KINDS: dict[str, Fault] = {
     "a hang-up": faults.hang_up(),
     "a hang-up after the work": faults.hang_up(after_work=True),
 }
-# Those that the retrieval of results treats in its own way.
+# Faults that the retrieval of results treats in its own way.
 _SPECIAL = (
     *("429 with a date", "429 without", "408 with a queue state", "500", "an empty 400"),
     *("a truncated answer", "a slow answer", "a reset", "a hang-up after the work"),
@@ -76,7 +76,7 @@ def quiet() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_call_survives_one(kind: str, quiet: dict[str, Any]) -> None:
+def test_calls_survive_a_fault(kind: str, quiet: dict[str, Any]) -> None:
     plan = FaultPlan()
     for call in CALLS:
         plan = plan.on(call, KINDS[kind], nth=2 if call in ("forward_backward", "asample") else 1)
@@ -86,14 +86,14 @@ def test_every_call_survives_one(kind: str, quiet: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", RESULTS)
-def test_every_result_survives_one(kind: str, quiet: dict[str, Any]) -> None:
-    # The first result is that of the model's creation, the last one of the checkpoint.
+def test_results_survive_a_fault(kind: str, quiet: dict[str, Any]) -> None:
+    # The first result is of the creation of the model, the last of the checkpoint.
     outcome, server = run(FaultPlan().on("retrieve_future", RESULTS[kind], nth=(1, 4, 8)))
     assert outcome == quiet
     assert server.pending_faults == ()
 
 
-def test_a_pause_for_billing_is_waited_out(quiet: dict[str, Any]) -> None:
+def test_a_billing_pause_is_waited_out(quiet: dict[str, Any]) -> None:
     plan = FaultPlan()
     for call in WITH_BILLING:
         plan = plan.on(call, faults.status(402), nth=1)
@@ -102,7 +102,7 @@ def test_a_pause_for_billing_is_waited_out(quiet: dict[str, Any]) -> None:
     assert server.pending_faults == ()
 
 
-def test_a_sample_that_was_forgotten_is_drawn_again(quiet: dict[str, Any]) -> None:
+def test_a_sample_with_a_lost_promise_is_submitted_again(quiet: dict[str, Any]) -> None:
     def is_sample(call: Any) -> bool:
         return call.headers["x-tinker-request-type"] == "Sample"
 
@@ -114,7 +114,7 @@ def test_a_sample_that_was_forgotten_is_drawn_again(quiet: dict[str, Any]) -> No
     assert len(numbers) == len(set(numbers)) == 3 + 2
 
 
-def test_an_older_protocol_survives_as_well() -> None:
+def test_the_json_protocol_survives_faults() -> None:
     plan = FaultPlan()
     for call in ("forward_backward", "optim_step", "asample", "retrieve_future"):
         plan = plan.on(call, faults.too_many_requests(1), nth=2).on(call, faults.status(503), nth=3)
@@ -128,7 +128,7 @@ def test_an_older_protocol_survives_as_well() -> None:
 
 
 def random_plan(seed: int) -> FaultPlan:
-    """Nearly half of all calls of a training go wrong, in any way that can be survived."""
+    """Return a plan in which nearly half of all calls of a training get a fault that the client survives."""
     chance = random.Random(seed)
     lost = faults.lost_answer()
     plan = FaultPlan(seed).on("forward_backward", lost, nth=3).on("optim_step", lost, nth=2)
@@ -157,13 +157,13 @@ def quiet_curve() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(PLANS))
-def test_a_training_among_faults_has_the_curve_of_a_quiet_one(seed: int, quiet_curve: dict[str, Any]) -> None:
+def test_training_under_random_faults_has_the_same_curve(seed: int, quiet_curve: dict[str, Any]) -> None:
     plan = random_plan(seed)
     with LocalServer(plan, model=MODEL, pace=0.001) as server, server.service() as service:
         outcome = train(service, steps=LONG)
         struck = [call for call in server.calls if call.fault is not None]
     assert outcome == quiet_curve
-    # It was not a quiet day: calls of every kind went wrong, and work was done whose answer was lost.
+    # The plan did strike: several kinds of calls got faults, and some replies were lost after the work.
     assert len(struck) >= 12
     assert len({call.endpoint for call in struck} & {"forward_backward", "optim_step", "retrieve_future"}) > 1
     lost = [call for call in struck if getattr(call.fault, "after_work", False)]
@@ -175,7 +175,7 @@ def test_the_curve_falls(quiet_curve: dict[str, Any]) -> None:
     assert losses[-1] < losses[0] / 2
 
 
-def test_a_step_whose_answer_is_lost_is_done_once() -> None:
+def test_a_step_with_a_lost_answer_is_done_once() -> None:
     once, again = FaultPlan(), FaultPlan()
     for name in ("forward_backward", "optim_step"):
         again = again.on(name, faults.lost_answer(), nth=(1, 2))
@@ -185,7 +185,7 @@ def test_a_step_whose_answer_is_lost_is_done_once() -> None:
     assert steps == [[2, 4], [2, 2, 2, 4]]
 
 
-# ------------------------------------------------------------------------------------------ what ends it
+# ------------------------------------------------------------------------------------------ fatal faults
 
 
 @pytest.mark.parametrize(
@@ -197,13 +197,13 @@ def test_a_step_whose_answer_is_lost_is_done_once() -> None:
         ("asample", faults.session_expired(), APIStatusError),
     ],
 )
-def test_what_cannot_be_survived_is_said(call: str, fault: Fault, error: type[Exception]) -> None:
+def test_fatal_faults_raise(call: str, fault: Fault, error: type[Exception]) -> None:
     plan = FaultPlan().on(call, fault, nth=1)
     with LocalServer(plan, model=MODEL) as server, server.service() as service, pytest.raises(error):
         train(service)
 
 
-def test_an_expired_session_is_lost_for_good_and_a_new_client_goes_on() -> None:
+def test_an_expired_session_fails_and_a_new_client_works() -> None:
     plan = FaultPlan().on("optim_step", faults.session_expired(), nth=1)
     with LocalServer(plan, model=MODEL) as server:
         with server.service() as service, pytest.raises(APIStatusError, match="the session has expired"):

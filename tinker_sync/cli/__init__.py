@@ -1,7 +1,12 @@
 """The command line, `tinker-sync`.
 
-Commands parse, call one method of a client and print; see `main.py` for how they are found, `output.py` for
-how they print and `failures.py` for exit codes. This module alone loads without the extra `cli`.
+    main         the table of commands, and the exit code of a run
+    framework    groups that load a command when it runs, and the options that all commands share
+    commands     one module for each noun: parse, call one client method, print
+    output       everything that is printed; table lays out tables
+    failures     error texts and exit codes
+
+This module alone loads without the extra `cli`. One thread runs a command; only progress bars use another.
 """
 
 from __future__ import annotations
@@ -12,17 +17,17 @@ from collections.abc import Sequence
 
 __all__ = ["main"]
 
-_NEEDED = ("click", "rich")
+_REQUIRED = ("click", "rich")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and give its exit code; None takes the arguments of this process.
+    """Run one command and return its exit code; None takes the arguments of this process.
 
     >>> main(["version"])
     tinker-sync ...
     0
     """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in _REQUIRED if importlib.util.find_spec(name) is None]
     if missing:
         sys.stderr.write(
             f"tinker-sync: the command line needs {' and '.join(missing)}.\n"

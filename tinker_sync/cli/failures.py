@@ -1,4 +1,4 @@
-"""What went wrong, in words for people, and the exit codes."""
+"""Exit codes, and errors as messages for the user of the command line."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from typing import Final
 DONE: Final = 0
 FAILED: Final = 1
 MISUSED: Final = 2
-"""The command line makes no sense; nothing was tried."""
 PARTIAL: Final = 3
-"""Some of what was asked for is done; what is not was listed."""
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 
 EXIT_CODES: Final = {
-    DONE: "done; also when you said no to a question",
-    FAILED: "failed; stderr says why and what to do",
-    MISUSED: "the command line makes no sense, such as an unknown option; nothing was tried",
+    DONE: "done; also when you answered no to a question",
+    FAILED: "failed; stderr has the reason and what to do",
+    MISUSED: "the command line is wrong, such as an unknown option; nothing was tried",
     PARTIAL: "done in part; each failure is listed",
     INTERRUPTED: "Ctrl-C; no half-written file is left",
     BROKEN_PIPE: "the reader of the output went away",
@@ -24,7 +22,7 @@ EXIT_CODES: Final = {
 
 
 class CliError(Exception):
-    """A command cannot go on.
+    """A command cannot continue.
 
     Args:
         message: what happened.
@@ -42,10 +40,10 @@ class CliError(Exception):
         self.code = code
 
 
-# What to do, beyond what errors say themselves. By name: errors are not loaded until there is one. The first
-# that fits counts.
+# Advice beyond the text of the error itself; the first matching class counts. The names are strings because
+# the module of errors loads only when there is an error.
 _ADVICE: Final = (
-    ("AuthenticationError", "tinker-sync auth status tells which key is in use."),
+    ("AuthenticationError", "tinker-sync auth status shows whether the key in use works."),
     ("APITimeoutError", "tinker-sync doctor finds out what is slow."),
     ("APIConnectionError", "tinker-sync doctor finds out why."),
     ("UnsupportedByServerError", "tinker-sync probe shows what the server offers."),
@@ -53,11 +51,11 @@ _ADVICE: Final = (
 )
 
 
-def explained(error: BaseException) -> CliError:
-    """Any error, in words for people.
+def explain(error: BaseException) -> CliError:
+    """Turn an error into a message for the user.
 
     >>> from tinker_sync.errors import CredentialError
-    >>> explained(CredentialError("there is no API key")).advice
+    >>> explain(CredentialError("there is no API key")).advice
     'tinker-sync auth login stores a key.'
     """
     from tinker_sync import errors
@@ -65,8 +63,8 @@ def explained(error: BaseException) -> CliError:
     if isinstance(error, CliError):
         return error
     if isinstance(error, errors.TinkerError):
-        fitting = (advice for name, advice in _ADVICE if isinstance(error, getattr(errors, name)))
-        return CliError(str(error), next(fitting, ""))
+        matching = (advice for name, advice in _ADVICE if isinstance(error, getattr(errors, name)))
+        return CliError(str(error), next(matching, ""))
     if isinstance(error, OSError):
         return CliError(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
     return CliError(f"Unexpected error: {type(error).__name__}: {error}")

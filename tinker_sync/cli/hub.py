@@ -1,4 +1,7 @@
-"""A checkpoint as a repository of the Hugging Face hub: what is written into it, and how it is uploaded."""
+"""A checkpoint as a repository of the Hugging Face hub: its model card, and its upload.
+
+One thread uses it. It loads huggingface_hub only when a command calls `connect`.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ if TYPE_CHECKING:
 
 CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = ("adapter_model.safetensors", "adapter_model.bin")
-# A mark of the service that an export is whole.
+# The service writes this file last, as a mark of a complete export.
 _MARK: Final = "checkpoint_complete"
 
 
 @frozen
-class About:
-    """What is known of a checkpoint."""
+class CheckpointFacts:
+    """The path of a checkpoint, and its details if the server has them."""
 
     path: str
     parsed: ParsedCheckpointTinkerPath
@@ -36,15 +39,15 @@ class About:
 
     @property
     def base_model(self) -> str | None:
-        """What it is an adapter of, where the server says so."""
+        """The name of the base model, or None."""
         return self.info.base_model if self.info else None
 
 
 @frozen
-class Target:
-    """Where it goes.
+class HubTarget:
+    """A repository of the hub and one of its branches.
 
-    >>> Target("ada/adapter").revision is None
+    >>> HubTarget("ada/adapter").revision is None
     True
     """
 
@@ -52,11 +55,11 @@ class Target:
     revision: str | None = None
 
 
-def connected() -> Any:
-    """The hub, for somebody who is logged in there.
+def connect() -> Any:
+    """Return the API object of the hub for the logged-in user.
 
     Raises:
-        CliError: that is not so or cannot be known, or what is needed for it is not installed.
+        CliError: huggingface_hub is missing, no user is logged in, or the hub cannot be reached.
     """
     try:
         library = importlib.import_module("huggingface_hub")  # tokenizers brings it
@@ -69,30 +72,30 @@ def connected() -> Any:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if library.get_token() is None or status in (401, 403):
             raise CliError(
-                f"you are not logged in to the hub: {_said(error)}", "Run hf auth login."
+                f"you are not logged in to the hub: {_summarize(error)}", "Run hf auth login."
             ) from error
         raise CliError(
-            f"the hub does not say who you are: {_said(error)}",
-            "Look at your network, at any proxy, and at HF_ENDPOINT and HF_HUB_OFFLINE.",
+            f"the hub did not confirm your login: {_summarize(error)}",
+            "Check your network, your proxy, and the variables HF_ENDPOINT and HF_HUB_OFFLINE.",
         ) from error
     return api
 
 
-def about(rest: RestClient, path: str) -> About:
-    """What the server knows of a checkpoint; not every one says."""
+def describe(rest: RestClient, path: str) -> CheckpointFacts:
+    """Ask the server for the details of a checkpoint; some servers have none."""
     from tinker_sync.errors import TinkerError
 
     info = None
     with suppress(TinkerError):
         info = rest.get_weights_info_by_tinker_path(path).result()
-    return About(path, ParsedCheckpointTinkerPath.from_tinker_path(path), info)
+    return CheckpointFacts(path, ParsedCheckpointTinkerPath.from_tinker_path(path), info)
 
 
-def refuse_no_adapter(folder: Path) -> None:
-    """Refuse what others could not load.
+def check_adapter(folder: Path) -> None:
+    """Check that a folder holds a PEFT adapter.
 
     Raises:
-        CliError: there is no adapter in it.
+        CliError: it does not.
     """
     if not (folder / CONFIG).exists() or not any((folder / name).exists() for name in _WEIGHTS):
         raise CliError(
@@ -101,8 +104,8 @@ def refuse_no_adapter(folder: Path) -> None:
         )
 
 
-def name_base_model(folder: Path, about: About) -> None:
-    """Have the adapter say what it belongs to, where it does not."""
+def name_base_model(folder: Path, about: CheckpointFacts) -> None:
+    """Add the name of the base model to the configuration of the adapter if it is missing."""
     path = folder / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -113,50 +116,52 @@ def name_base_model(folder: Path, about: About) -> None:
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def target_of(about: About, repo_id: str | None, revision: str | None, *, create_pr: bool) -> Target:
-    """Where the user says; else a repository for the model and run, and a branch for the checkpoint.
+def choose_target(
+    about: CheckpointFacts, repo_id: str | None, revision: str | None, *, create_pr: bool
+) -> HubTarget:
+    """Choose the repository and the branch: the user's, or names made of model, run and checkpoint.
 
-    The hub opens pull requests to main alone, so then there is no branch.
+    The hub opens pull requests to main only, so a pull request gets no branch.
     """
     if repo_id is not None:
-        return Target(repo_id, revision)
+        return HubTarget(repo_id, revision)
     short = (about.base_model or "adapter").rpartition("/")[2]
-    name = fit_for_hub(f"tinker-{short}-{about.parsed.training_run_id}")
+    name = make_hub_name(f"tinker-{short}-{about.parsed.training_run_id}")
     if create_pr:
-        return Target(name, revision)
-    return Target(name, revision or fit_for_hub(about.parsed.checkpoint_id))
+        return HubTarget(name, revision)
+    return HubTarget(name, revision or make_hub_name(about.parsed.checkpoint_id))
 
 
-def fit_for_hub(text: str) -> str:
-    """A name as the hub takes it.
+def make_hub_name(text: str) -> str:
+    """Return a name that the hub accepts.
 
-    >>> fit_for_hub("tinker-Qwen3 8B-run:train:0")
+    >>> make_hub_name("tinker-Qwen3 8B-run:train:0")
     'tinker-Qwen3-8B-run-train-0'
     """
     kept = "".join(each if each.isalnum() or each in "-_." else "-" for each in text)
     return re.sub("-{2,}", "-", kept).strip("-_. ")
 
 
-def make_repository(api: Any, target: Target, *, private: bool) -> Target:
-    """Make the repository if need be; give where it is, with the name of its owner.
+def make_repository(api: Any, target: HubTarget, *, private: bool) -> HubTarget:
+    """Create the repository if it is missing; return the target with the name of its owner.
 
     Raises:
         CliError: the hub refuses.
     """
-    with _asking():
+    with _translate_errors():
         made = api.create_repo(repo_id=target.repo_id, private=private, exist_ok=True)
-        return Target(made.repo_id, target.revision)
+        return HubTarget(made.repo_id, target.revision)
 
 
-def write_card(folder: Path, about: About, target: Target) -> None:
-    """Describe the adapter in a README.md, unless there is one."""
+def write_card(folder: Path, about: CheckpointFacts, target: HubTarget) -> None:
+    """Write a README.md for the adapter if it is missing."""
     path = folder / "README.md"
     if not path.exists():
-        path.write_text(card(about, target), encoding="utf-8")
+        path.write_text(make_card(about, target), encoding="utf-8")
 
 
-def card(about: About, target: Target) -> str:
-    """What a README.md says of an adapter."""
+def make_card(about: CheckpointFacts, target: HubTarget) -> str:
+    """Return the text of a README.md for an adapter."""
     base, info = about.base_model, about.info
     tags = ["tinker", "peft", "lora", *([f"base_model:adapter:{base}"] if base else [])]
     head = [
@@ -186,26 +191,26 @@ def card(about: About, target: Target) -> str:
 def upload(
     api: Any,
     folder: Path,
-    about: About,
-    target: Target,
+    about: CheckpointFacts,
+    target: HubTarget,
     *,
     commit_message: str | None,
     create_pr: bool,
     allow: Sequence[str],
     ignore: Sequence[str],
 ) -> None:
-    """Upload the files, to a branch that is made if need be.
+    """Upload the files, and create the branch if it is missing.
 
     Raises:
-        CliError: another checkpoint is there, or the hub refuses.
+        CliError: the branch holds another checkpoint, or the hub refuses.
     """
-    other = _checkpoint_in(api, target)
+    other = _find_checkpoint(api, target)
     if other is not None and other != about.path:
         raise CliError(
             f"{target.repo_id} holds another checkpoint, {other}", "Give another --repo or --revision."
         )
-    with _asking():
-        # What is there already may be no branch, but a pull request; a new branch begins as main.
+    with _translate_errors():
+        # An existing revision may be a pull request. A new branch starts from main.
         if target.revision is not None and not api.revision_exists(target.repo_id, target.revision):
             api.create_branch(target.repo_id, branch=target.revision, exist_ok=True)
         api.upload_folder(
@@ -221,25 +226,25 @@ def upload(
 
 
 @contextmanager
-def _asking() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise CliError(f"the hub does not take it: {_said(error)}") from error
+        raise CliError(f"the hub refused: {_summarize(error)}") from error
 
 
-def _said(error: Exception) -> str:
-    """What the library of the hub says, in a line; addresses lose their queries, which hold signatures."""
+def _summarize(error: Exception) -> str:
+    """Return the text of an error in one line, without the queries of addresses, which hold signatures."""
     text = " ".join(str(error).split())
     return mask_text(re.sub(r"(?<=\S)\?\S+", "", text)) or type(error).__name__
 
 
-def _checkpoint_in(api: Any, target: Target) -> str | None:
-    """The checkpoint that a repository says it holds."""
+def _find_checkpoint(api: Any, target: HubTarget) -> str | None:
+    """Return the path of the checkpoint in the README.md of a repository."""
     try:
         path = api.hf_hub_download(repo_id=target.repo_id, filename="README.md", revision=target.revision)
         text = Path(path).read_text(encoding="utf-8", errors="ignore")
-    except Exception:  # noqa: BLE001  # most repositories have none, and each kind of hub says so differently
+    except Exception:  # noqa: BLE001  # most repositories have none, and each hub reports that differently
         return None
     found = re.search(r"tinker://[^\s`]+", text)
     return found.group() if found else None

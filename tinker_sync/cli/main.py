@@ -1,4 +1,7 @@
-"""The commands, and what their outcome is as an exit code. Loads no command and no client by itself."""
+"""The table of commands, and `run`: one command line and its exit code.
+
+Neither a command nor a client loads before it is needed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Final
 import click
 
 from tinker_sync.cli.failures import BROKEN_PIPE, DONE, FAILED, INTERRUPTED, CliError
-from tinker_sync.cli.lazy import Group
+from tinker_sync.cli.framework import Group
 
 _HERE: Final = "tinker_sync.cli.commands."
 
@@ -19,11 +22,11 @@ COMMANDS: Final = {
     "auth": (f"{_HERE}auth:auth", "Log in, log out, and see who you are."),
     "billing": (f"{_HERE}billing:billing", "See what was used, and what it costs."),
     "checkpoint": (f"{_HERE}checkpoint:checkpoint", "List, publish, keep, delete and fetch checkpoints."),
-    "completion": (f"{_HERE}completion:completion", "Print what makes a shell complete commands."),
+    "completion": (f"{_HERE}completion:completion", "Print the completion script of a shell."),
     "demo": (f"{_HERE}demo:demo", "See a model learn, on this machine, in under a minute."),
     "doctor": (f"{_HERE}diagnose:doctor", "Find out what is wrong between here and the server."),
     "model": (f"{_HERE}model:model", "See the models you can use."),
-    "probe": (f"{_HERE}diagnose:probe", "Ask a server what it speaks."),
+    "probe": (f"{_HERE}diagnose:probe", "Find out which calls and features a server has."),
     "run": (f"{_HERE}run:run", "See training runs."),
     "sample": (f"{_HERE}sample:sample", "Sample continuations of a prompt."),
     "serve": (f"{_HERE}serve:serve", "Run a server on this machine."),
@@ -33,7 +36,7 @@ COMMANDS: Final = {
 
 
 def root() -> Group:
-    """The command `tinker-sync`.
+    """Return the command `tinker-sync`.
 
     >>> root().name
     'tinker-sync'
@@ -46,7 +49,7 @@ def root() -> Group:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and give its exit code. Whatever goes wrong is said on stderr."""
+    """Run one command and return its exit code. Every error becomes a message on stderr."""
     try:
         outcome = root().main(
             args=None if arguments is None else list(arguments),
@@ -64,28 +67,31 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("\n")
         return INTERRUPTED
     except BrokenPipeError:
-        # Nobody reads any more; what is still buffered must not be flushed at exit.
+        # The reader has gone; the interpreter must not flush the rest of the buffer at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    except Exception as error:  # noqa: BLE001  # nothing may end as a traceback
-        return _say(error)
+    except Exception as error:  # noqa: BLE001  # no error may end as a bare traceback
+        return _report(error)
     return outcome if isinstance(outcome, int) else DONE
 
 
-def _say(error: Exception) -> int:
-    from tinker_sync.cli.failures import explained
+def _report(error: Exception) -> int:
+    from tinker_sync.cli.failures import explain
 
-    told = explained(error)
-    for text in (f"Error: {told.message}", told.advice):
+    failure = explain(error)
+    for text in (f"Error: {failure.message}", failure.advice):
         if text:
-            sys.stderr.write(f"{_fitted(text)}\n")
-    if not isinstance(error, CliError) and told.message.startswith("Unexpected"):
-        _show_where(error)
-    return told.code or FAILED
+            sys.stderr.write(f"{_wrap(text)}\n")
+    unexpected = not isinstance(error, CliError) and failure.message.startswith("Unexpected")
+    if unexpected and sys.stderr.isatty():  # the traceback is for a bug report
+        import traceback
+
+        traceback.print_exception(type(error), error, error.__traceback__)
+    return failure.code or FAILED
 
 
-def _fitted(text: str) -> str:
-    """Broken at blanks where a terminal ends; a pipe gets lines as they are."""
+def _wrap(text: str) -> str:
+    """Break lines at blanks to the width of the terminal; leave them as they are for a pipe."""
     if not sys.stderr.isatty():
         return text
     import shutil
@@ -94,11 +100,3 @@ def _fitted(text: str) -> str:
     width = shutil.get_terminal_size().columns
     wrap = textwrap.TextWrapper(width=width, break_long_words=False, break_on_hyphens=False)
     return "\n".join(wrap.fill(line) for line in text.splitlines())
-
-
-def _show_where(error: Exception) -> None:
-    """What nobody expected is for a report; a terminal gets its traceback."""
-    if sys.stderr.isatty():
-        import traceback
-
-        traceback.print_exception(type(error), error, error.__traceback__)

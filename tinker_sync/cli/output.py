@@ -1,7 +1,7 @@
-"""The one place where commands print: data to stdout as a table, JSON or JSON lines, talk to stderr.
+"""`Sink`: the output of commands. Data goes to stdout as a table, JSON or JSON lines; messages go to stderr.
 
-Colour, table widths and progress bars are for terminals alone: what goes into a pipe or a file has none of
-them, and with NO_COLOR no terminal gets colour either.
+Only terminals get colour, fitted tables and progress bars, and NO_COLOR turns colour off there too. A `Sink`
+belongs to one thread; the timer thread of a `Progress` shows its bar.
 """
 
 from __future__ import annotations
@@ -13,30 +13,32 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Literal
+from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from tinker_sync.cli import words
 from tinker_sync.cli.failures import CliError
+from tinker_sync.cli.formatting import format_size, note_hidden
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tinker_sync.cli.table import Table
+    from tinker_sync.clients.rest.listing import Listing
 
 Format = Literal["table", "json", "jsonl"]
 FORMATS: Final = ("table", "json", "jsonl")
-# What is over sooner needs no bar.
+# Work that ends sooner needs no bar.
 BAR_AFTER_S: Final = 1.0
-_STYLES: Final = {"head": "bold", "key": "cyan", "plain": "", "faint": "bright_black", "title": "bold"}
+
+T = TypeVar("T")
 
 
 class Sink:
-    """Prints what a command has to say. For one thread, but for the bars.
+    """Prints the results and messages of a command. Not thread-safe, except for the bars of `progress`.
 
     Args:
-        form: how data is printed.
-        quiet: keep talk and bars back; data, questions and errors are printed all the same.
-        bar_after_s: how long something takes before a bar shows.
+        form: the form of data.
+        quiet: print no messages and no bars, but data, questions and errors.
+        bar_after_s: the delay before a bar shows.
     """
 
     def __init__(self, form: Format = "table", *, quiet: bool = False, bar_after_s: float = BAR_AFTER_S):
@@ -46,7 +48,7 @@ class Sink:
 
     @property
     def for_people(self) -> bool:
-        """Whether tables are asked for, not data."""
+        """True if data is printed as tables."""
         return self.form == "table"
 
     # -------------------------------------------------------------------------------------- data
@@ -55,9 +57,9 @@ class Sink:
         """Print a result.
 
         Args:
-            data: for JSON; what has no JSON form is turned into text.
-            table: for people.
-            items: where in `data` the list is of which each entry is one JSON line; None: all is one line.
+            data: the result for JSON; values without a JSON form become text.
+            table: the result for people.
+            items: the key of the list in `data` whose entries become JSON lines; None: one line for all.
         """
         if self.form == "table":
             self._print_table(table)
@@ -65,7 +67,7 @@ class Sink:
             self.show_data(data, items=items)
 
     def show_data(self, data: Mapping[str, Any], *, items: str | None = None) -> None:
-        """Print a result as JSON, of one kind or the other. Arguments as in `show`."""
+        """Print a result as JSON or JSON lines. Arguments as in `show`."""
         if self.form == "jsonl":
             for item in [data] if items is None else data[items]:
                 self.item(item)
@@ -73,18 +75,18 @@ class Sink:
             self._write(json.dumps(data, indent=2, default=str))
 
     def item(self, item: Any) -> None:
-        """Print one JSON line, at once."""
+        """Print one JSON line and flush it."""
         self._write(json.dumps(item, default=str))
 
     def text(self, text: str = "", style: str = "") -> None:
-        """Print a line for people, at once."""
+        """Print a styled line for people and flush it."""
         from rich.text import Text
 
-        _console(sys.stdout).print(Text(text, style), soft_wrap=True)
+        _make_console(sys.stdout).print(Text(text, style), soft_wrap=True)
         sys.stdout.flush()
 
     def raw(self, text: str) -> None:
-        """Print a line exactly as it is."""
+        """Print a line unchanged and flush it."""
         self._write(text)
 
     def _write(self, text: str) -> None:
@@ -92,64 +94,83 @@ class Sink:
         sys.stdout.flush()
 
     def _print_table(self, table: Table) -> None:
-        from rich.text import Text
-
         from tinker_sync.cli.table import lay_out
 
-        console = _console(sys.stdout)
-
-        def put(pieces: Iterable[tuple[str, str]]) -> None:
-            line = Text.assemble(*((text, _STYLES[style]) for text, style in pieces))
-            line.rstrip()
+        console = _make_console(sys.stdout)
+        for line in lay_out(table, console, console.width if console.is_terminal else None):
             console.print(line, soft_wrap=True)
 
-        if table.title:
-            put([(table.title, "title")])
-        if table.rows:
-            if table.title:
-                put([])
-            for pieces in lay_out(table, console.width if console.is_terminal else None):
-                put(pieces)
-        if table.note:
-            put([])
-            put([(table.note, "faint")])
+    def show_list(
+        self,
+        entries: Listing[T] | Iterable[T],
+        name: str,
+        table: Callable[[list[T], str], Table],
+        *,
+        limit: int = 0,
+        more: Mapping[str, Any] | None = None,
+        data: Callable[[T], Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Print a list: JSON lines as the entries arrive, or a table or JSON after a progress bar.
 
-    # -------------------------------------------------------------------------------------- talk
+        Args:
+            entries: models of the API, or values for `data`, which are fetched as this method takes them.
+            name: the name of the list in JSON, such as "runs".
+            table: makes a table from all entries and a note.
+            limit: the largest number of entries; 0: no limit.
+            more: fields before the list in JSON.
+            data: turns an entry into JSON data; None: `dump`.
+        """
+        convert = data or dump
+        if self.form == "jsonl":
+            for entry in entries:
+                self.item(convert(entry))
+            return
+        found: list[T] = []
+        with self.progress(f"Fetching {name}", limit or None, unit=name) as bar:
+            for entry in entries:
+                found.append(entry)
+                total = getattr(entries, "total", None)
+                bar.update(len(found), min(limit or total, total) if total else None)
+        total = getattr(entries, "total", None)
+        tree = {**(more or {}), name: [convert(entry) for entry in found]}
+        self.show(tree, table(found, note_hidden(total or 0, len(found))))
+
+    # -------------------------------------------------------------------------------------- messages
 
     def say(self, text: str) -> None:
-        """Tell people what happens; kept back when data is asked for into a pipe or with `quiet`."""
+        """Print a message about what happens, unless `quiet` is set."""
         if not self.quiet:
             self.complain(text)
 
     def complain(self, text: str) -> None:
-        """Say what went wrong; never kept back."""
+        """Print a message about a failure, also with `quiet`."""
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 
     def confirm(self, question: str) -> bool:
-        """Ask, on stderr; only yes is yes.
+        """Ask a question on stderr and return True for "y" or "yes".
 
         Raises:
-            CliError: nobody is there to answer.
+            CliError: stdin ends before an answer.
         """
         sys.stderr.write(f"{question} [y/N] ")
         sys.stderr.flush()
         answer = sys.stdin.readline()
         if not answer:
             sys.stderr.write("\n")
-            raise CliError("nobody answered the question", "Give --yes to go ahead without being asked.")
+            raise CliError("the question got no answer", "Give --yes to go ahead without being asked.")
         return answer.strip().lower() in ("y", "yes")
 
     # -------------------------------------------------------------------------------------- progress
 
     @contextmanager
     def progress(self, label: str, total: int | None = None, *, unit: str = "") -> Iterator[Progress]:
-        """Show a bar on stderr, if that is a terminal and the block takes long enough.
+        """Show a bar on stderr if that is a terminal and the block takes long enough.
 
         Args:
-            label: what is being done.
-            total: how much there is to do; None: nobody knows.
-            unit: "bytes", or a noun for what is counted.
+            label: the name of the work.
+            total: the amount of work; None: unknown.
+            unit: "bytes", or a plural noun.
         """
         shown = self.for_people and not self.quiet and sys.stderr.isatty()
         bar = Progress(label, total, unit, self._bar_after_s if shown else None)
@@ -160,7 +181,7 @@ class Sink:
 
 
 class Progress:
-    """A bar that shows once its work takes long. Thread-safe.
+    """A progress bar that appears when its work takes long. Thread-safe.
 
     >>> bar = Progress("Deleting", 3, "checkpoints", None)
     >>> bar.advance()
@@ -185,33 +206,33 @@ class Progress:
             self._timer.start()
 
     def advance(self, amount: int = 1) -> None:
-        """So much more is done."""
+        """Add to the amount that is done."""
         self.update(self.done + amount)
 
     def update(self, done: int, total: int | None = None) -> None:
-        """So much is done, of so much if that is known by now."""
+        """Set the amount that is done, and the total if it is known."""
         with self._lock:
             self.done = done
             self.total = total if total is not None else self.total
             if self._bar is not None:
                 self._bar.update(
-                    self._task, completed=self.done, total=self.total, amount=self._amount_locked()
+                    self._task, completed=self.done, total=self.total, amount=self._format_amount_locked()
                 )
 
-    def aside(self, say: Callable[[], object]) -> None:
-        """Print something while the bar is out of the way."""
+    def aside(self, show: Callable[[], object]) -> None:
+        """Hide the bar while `show` prints."""
         with self._lock:
             bar = self._bar
             if bar is not None:
                 bar.stop()
             try:
-                say()
+                show()
             finally:
                 if bar is not None:
                     bar.start()
 
     def close(self) -> None:
-        """Take the bar away. May be called again."""
+        """Remove the bar. Idempotent."""
         with self._lock:
             self._closed = True
             bar, self._bar = self._bar, None
@@ -223,23 +244,42 @@ class Progress:
             bar.stop()
 
     def _start(self) -> None:
-        bar = _rich_bar()
+        bar = _make_bar()
         with self._lock:
             if self._closed:
                 return
             self._bar = bar
             self._task = bar.add_task(
-                self._label, total=self.total, completed=self.done, amount=self._amount_locked()
+                self._label, total=self.total, completed=self.done, amount=self._format_amount_locked()
             )
             bar.start()
 
-    def _amount_locked(self) -> str:
-        shown = words.size if self._unit == "bytes" else "{:,}".format
+    def _format_amount_locked(self) -> str:
+        shown = format_size if self._unit == "bytes" else "{:,}".format
         of_all = "" if self.total is None else f" of {shown(self.total)}"
         return f"{shown(self.done)}{of_all}{'' if self._unit == 'bytes' else f' {self._unit}'}"
 
 
-def _rich_bar() -> Any:
+def dump(model: Any) -> dict[str, Any]:
+    """Return the fields of a model that the reference client prints.
+
+    Newer servers send the base model of a checkpoint; the reference does not print it.
+
+    >>> from tinker_sync.types import Checkpoint
+    >>> fields = {"checkpoint_id": "weights/a", "tinker_path": "tinker://run/weights/a"}
+    >>> fields |= {"checkpoint_type": "training", "time": "2026-01-31", "base_model": "org/base"}
+    >>> data = dump(Checkpoint(**fields))
+    >>> "base_model" in data, data["size_bytes"] is None
+    (False, True)
+    """
+    data: dict[str, Any] = model.model_dump()
+    for each in (data, *data.values()):
+        if isinstance(each, dict) and "checkpoint_id" in each:
+            each.pop("base_model", None)
+    return data
+
+
+def _make_bar() -> Any:
     from rich import progress
 
     return progress.Progress(
@@ -247,24 +287,24 @@ def _rich_bar() -> Any:
         progress.BarColumn(),
         progress.TextColumn("{task.fields[amount]}"),
         progress.TimeRemainingColumn(),
-        console=_console(sys.stderr),
+        console=_make_console(sys.stderr),
         transient=True,
     )
 
 
-def _console(stream: IO[str]) -> Console:
+def _make_console(stream: IO[str]) -> Console:
     from rich.console import Console
 
     return Console(file=stream, highlight=False, emoji=False, markup=False)
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that is there when it is complete, and not at all otherwise.
+def write_whole(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that appears under its name only when the block ends without an error.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "a.csv"
-    >>> with whole_file(target) as file:
+    >>> with write_whole(target) as file:
     ...     _ = file.write(b"1,2")
     ...     target.exists()
     False
@@ -272,7 +312,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     b'1,2'
 
     Raises:
-        CliError: it cannot be written.
+        CliError: the file cannot be written.
     """
     import tempfile
 
@@ -284,18 +324,18 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
-        _give_usual_mode(draft)
+        _set_default_mode(draft)
         os.replace(draft, path)
     except BaseException as error:
         with suppress(OSError):
             os.unlink(draft)
-        if isinstance(error, OSError) and error.strerror:  # those of the network have none
+        if isinstance(error, OSError) and error.strerror:  # errors of the network have no strerror
             raise CliError(f"cannot write {path}: {error.strerror}") from error
         raise
 
 
-def _give_usual_mode(draft: str) -> None:
-    """Drafts are private; what becomes of them has the mode any new file has."""
+def _set_default_mode(draft: str) -> None:
+    """Give a draft, which mkstemp made private, the mode of any new file."""
     mask = os.umask(0)
     os.umask(mask)
     os.chmod(draft, 0o666 & ~mask)

@@ -1,23 +1,33 @@
-"""Tables of text, laid out for a width. Pure: rows in, lines of styled pieces out.
+"""Tables of text for `rich.table`, with columns that can move below their row.
 
-A row stays on one line while it fits. Where it does not, columns that allow it move to a line below the row,
-the widest first and whole, so that a path can still be copied; if that is not enough the widest are folded.
+A row stays on one line while it fits. If it does not fit, columns with `below` move to a line under the row,
+the widest first and unbroken, so that a path can still be copied; after that rich folds the widest cells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
 
-from attrs import frozen
-from rich.cells import cell_len, chop_cells
+from attrs import field, frozen
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from rich.table import Table as Grid
+from rich.text import Text
 
-GAP: Final = 2
-_NARROWEST: Final = 8
-_INDENT: Final = 2
+if TYPE_CHECKING:
+    from rich.console import Console
 
-Piece = tuple[str, str]
-"""Text and the name of its style: "head", "key", "plain" or "faint"."""
+_GAP: Final = 2
+_INDENT: Final = "  "
+_KEY: Final = "cyan"
+
+
+def _clean(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Replace control characters: text of other users must not move the cursor or change colours."""
+    return [["".join(each if each.isprintable() else "�" for each in cell) for cell in row] for row in rows]
 
 
 @frozen
@@ -30,11 +40,11 @@ class Column:
 
     title: str
     right: bool = False
-    """Numbers are compared by their last digits."""
+    """Align right, so that numbers can be compared by their last digits."""
     below: bool = False
-    """May go on a line below where the row does not fit."""
+    """Move to a line below the row if the row does not fit."""
     whole: bool = False
-    """What has no blanks in it is never folded, and goes below instead."""
+    """Move a cell without blanks below the row if it does not fit, instead of folding it."""
 
 
 @frozen
@@ -42,117 +52,97 @@ class Table:
     """Rows of text under columns."""
 
     columns: Sequence[Column]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[str]] = field(converter=_clean)
     title: str = ""
     note: str = ""
-    """What there is to know about the rows; it is shown below them."""
+    """A remark about the rows, shown below them."""
 
 
 def record(title: str, pairs: Sequence[tuple[str, str]]) -> Table:
-    """One thing and its properties.
+    """Make a table of the properties of one thing.
 
     >>> record("Run", [("Id", "run-1")]).rows
-    [('Id', 'run-1')]
+    [['Id', 'run-1']]
     """
     return Table((Column(""), Column("", whole=True)), list(pairs), title)
 
 
-def lay_out(table: Table, width: int | None) -> Iterator[list[Piece]]:
-    """The lines of a table; None is as wide as it takes."""
-    cells = [[_clean(cell) for cell in row] for row in table.rows]
-    natural = [
-        max([cell_len(column.title), *(cell_len(row[place]) for row in cells)], default=0)
-        for place, column in enumerate(table.columns)
-    ]
-    places = list(range(len(table.columns)))
-    below: list[int] = []
-    for place in sorted(places, key=lambda place: -natural[place]):
-        if width is not None and _total([natural[each] for each in places]) > width and len(places) > 1:
-            below += [place] * table.columns[place].below
-            places = [each for each in places if each not in below]
-    below.sort()
-    widths = _shrunk({place: natural[place] for place in places}, width)
-    if any(column.title for column in table.columns):
-        titles = [column.title for column in table.columns]
-        yield from _row(table, widths, titles, "head")
-    for row in cells:
-        yield from _row(table, widths, row, "plain")
-        yield from _below([row[place] for place in below], width)
+def lay_out(table: Table, console: Console, width: int | None) -> Iterator[Text]:
+    """Yield the lines of a table; a width of None means as wide as needed.
+
+    >>> from rich.console import Console
+    >>> table = Table((Column("Name"), Column("Path", below=True)), [("a", "tinker://run/weights/a")])
+    >>> [line.plain for line in lay_out(table, Console(), 20)]
+    ['Name', 'a', '  tinker://run/weights/a']
+    """
+    if table.title:
+        yield Text(table.title, "bold")
+    if table.rows:
+        if table.title:
+            yield Text()
+        yield from _lay_out_rows(table, console, width)
+    if table.note:
+        yield Text()
+        yield Text(table.note, "bright_black")
 
 
-def _clean(cell: str) -> str:
-    """What others wrote must not move the cursor or change colours."""
-    return "".join(character if character.isprintable() else "�" for character in cell)
+def _lay_out_rows(table: Table, console: Console, width: int | None) -> Iterator[Text]:
+    kept = _choose_columns(table, width)
+    spare = None if width is None else width - _measure_row(table, kept[:-1]) - _GAP * (len(kept) > 1)
+    grid = Grid(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    grid.show_header = any(column.title for column in table.columns)
+    for place in kept:
+        column = table.columns[place]
+        grid.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
+    below: list[list[Text]] = []
+    for number, row in enumerate(table.rows):
+        whole = {place for place in kept if table.columns[place].whole and _is_too_wide(row[place], spare)}
+        cells = ["" if place in whole else row[place] for place in kept]
+        # The number marks the rendered lines of this row, see `_find_row`.
+        grid.add_row(Text(cells[0], _KEY), *map(Text, cells[1:]), style=Style(meta={"row": number}))
+        moved = [row[place] for place in range(len(row)) if place not in kept and row[place]]
+        together = (" " * _GAP).join(moved)
+        if moved and not _is_too_wide(_INDENT + together, width):
+            moved = [together]
+        below.append(
+            [
+                *(Text(_INDENT + row[place]) for place in whole),
+                *(Text(_INDENT + text, _KEY) for text in moved),
+            ]
+        )
+    options = console.options.update(width=width or _measure_row(table, kept))
+    rendered = console.render_lines(grid, options, pad=False)
+    for row_number, lines_of_row in groupby(rendered, key=_find_row):
+        for line in lines_of_row:
+            text = Text.assemble(*((segment.text, segment.style or "") for segment in line))
+            text.rstrip()
+            yield text
+        if row_number is not None:
+            yield from below[row_number]
 
 
-def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + GAP * (len(widths) - 1)
+def _choose_columns(table: Table, width: int | None) -> list[int]:
+    """Return the places of the columns that stay in the row."""
+    kept = list(range(len(table.columns)))
+    for place in sorted(kept, key=lambda place: -_measure_column(table, place)):
+        fits = width is None or _measure_row(table, kept) <= width
+        if not fits and table.columns[place].below and len(kept) > 1:
+            kept.remove(place)
+    return kept
 
 
-def _shrunk(widths: dict[int, int], width: int | None) -> dict[int, int]:
-    """Widths that fit, the widest made narrower first, none unreadably so."""
-    widths = dict(widths)
-    while width is not None and widths and _total(list(widths.values())) > width:
-        widest = max(widths, key=lambda place: widths[place])
-        excess = _total(list(widths.values())) - width
-        others = [wide for place, wide in widths.items() if place != widest]
-        # Down to the next one's width at most, so that two wide ones share what there is.
-        floor = max([_NARROWEST, *(wide for wide in others if wide < widths[widest])])
-        narrower = max(widths[widest] - excess, floor)
-        if narrower == widths[widest]:
-            narrower = max(widths[widest] - 1, _NARROWEST)
-        if narrower == widths[widest]:
-            break
-        widths[widest] = narrower
-    return widths
+def _measure_column(table: Table, place: int) -> int:
+    return max(cell_len(table.columns[place].title), *(cell_len(row[place]) for row in table.rows), 0)
 
 
-def _row(table: Table, widths: dict[int, int], cells: Sequence[str], style: str) -> Iterator[list[Piece]]:
-    whole = [
-        place
-        for place, wide in widths.items()
-        if table.columns[place].whole and " " not in cells[place] and cell_len(cells[place]) > wide
-    ]
-    folded = {
-        place: [""] if place in whole else _folded(cells[place], wide) for place, wide in widths.items()
-    }
-    first, last = next(iter(widths)), list(widths)[-1]
-    for line in range(max(len(parts) for parts in folded.values())):
-        pieces: list[Piece] = []
-        for place, wide in widths.items():
-            text = folded[place][line] if line < len(folded[place]) else ""
-            space = " " * (wide - cell_len(text))
-            padded = space + text if table.columns[place].right else text if place == last else text + space
-            pieces += [(" " * GAP, "plain")] * (place != first)
-            pieces.append((padded, "key" if style == "plain" and place == first else style))
-        yield pieces
-    for place in whole:
-        yield [(" " * _INDENT + cells[place], style)]
+def _measure_row(table: Table, places: Sequence[int]) -> int:
+    return sum(_measure_column(table, place) for place in places) + _GAP * max(len(places) - 1, 0)
 
 
-def _below(cells: Sequence[str], width: int | None) -> Iterator[list[Piece]]:
-    """What did not fit into the row: on one line if that is wide enough, else each on its own."""
-    filled = [cell for cell in cells if cell]
-    together = (" " * GAP).join(filled)
-    lines = [together] if width is None or cell_len(together) + _INDENT <= width else filled
-    for line in lines:
-        if line:
-            yield [(" " * _INDENT + line, "key")]
+def _is_too_wide(text: str, width: int | None) -> bool:
+    return width is not None and cell_len(text) > width
 
 
-def _folded(text: str, width: int) -> list[str]:
-    """A cell in lines no wider than `width`, broken at blanks where that wastes little."""
-    if cell_len(text) <= width:
-        return [text]
-    lines: list[str] = []
-    line = ""
-    for word in text.split(" "):
-        joined = f"{line} {word}" if line else word
-        if cell_len(joined) <= width:
-            line = joined
-            continue
-        if line:
-            lines.append(line)
-        *whole, line = chop_cells(word, width) or [""]
-        lines += whole
-    return [*lines, line]
+def _find_row(line: Sequence[Segment]) -> int | None:
+    """Return the number of the row that a rendered line belongs to; the line of titles has none."""
+    return next((segment.style.meta["row"] for segment in line if segment.style and segment.style.meta), None)

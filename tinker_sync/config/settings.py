@@ -28,7 +28,7 @@ from tinker_sync.errors import ConfigurationError
 if TYPE_CHECKING:
     import requests
 
-    from tinker_sync.launch.server import LocalServer
+    from tinker_sync.launch.server import EmbeddedServer
 
 KeySource = Literal["argument", "environment", "stored", "local"]
 
@@ -148,7 +148,7 @@ class Settings:
     dialect: object = field(default="auto", validator=_check_dialect)
     deadline_s: float | None = field(default=None, validator=optional(_check_seconds))
     pace: float = field(default=1.0, validator=_check_pace)
-    local: LocalServer | None = field(default=None, eq=False, repr=False)
+    local: EmbeddedServer | None = field(default=None, eq=False, repr=False)
     """The embedded server of this process, if that is the one; it starts when it is first needed."""
 
     @property
@@ -267,7 +267,7 @@ class Settings:
             dialect=dialect,
             deadline_s=deadline_s,
             pace=_pace(env) if pace is None else pace,
-            local=local or launch.own_server(server),
+            local=local or launch.find_own_server(server),
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -314,11 +314,11 @@ def _usable(secret: Secret | None, name: str) -> Secret | None:
     return secret
 
 
-def _server(argument: Secret | None, env: _Environment) -> tuple[str, LocalServer | None]:
+def _server(argument: Secret | None, env: _Environment) -> tuple[str, EmbeddedServer | None]:
     """The address, and the embedded server of this process if that was asked for."""
     asked = argument or env.secret("TINKER_BASE_URL")
     if asked is not None and asked.reveal() == launch.LOCAL:
-        local = launch.local_server(
+        local = launch.get_server(
             data_dir=env.text("TINKER_LOCAL_DATA_DIR"), model=env.text("TINKER_LOCAL_MODEL")
         )
         return local.base_url, local
@@ -326,7 +326,7 @@ def _server(argument: Secret | None, env: _Environment) -> tuple[str, LocalServe
 
 
 def _local_key(
-    server: str, local: LocalServer | None, argument: Secret | None
+    server: str, local: EmbeddedServer | None, argument: Secret | None
 ) -> tuple[Secret | None, KeySource | None]:
     """The key of an embedded server of this user, which no variable or file can know.
 
@@ -335,7 +335,7 @@ def _local_key(
     """
     if local is not None:
         return local.key, "local"
-    key = launch.known_key(server) if argument is None else None
+    key = launch.find_key(server) if argument is None else None
     return key, None if key is None else "local"
 
 

@@ -1,14 +1,14 @@
-"""The main job in one command: a model is taught by examples, then by reward, in under a minute.
+"""A demo in one command: a model learns by examples and by reward, in under a minute.
 
-    lessons     what is taught; problems, prompts and rewards from seeds
-    student     one step of either kind, through the clients
-    doomed      a process that trains until it is killed; crash kills it
-    course      both lessons from beginning to end
-    result      what came of it, and whether that is good enough
-    screen      what is printed meanwhile; plot, png: the curves
-    recipe      the code to take home
+    course     `run` and `main`: both lessons from beginning to end
+    lessons    the problems, prompts and rewards, from seeds, and the same lessons as a program for users
+    student    one training step of either kind, through the clients
+    crash      a training process that is killed on the way
+    result     the outcome, and the checks that it must pass
+    screen     headings, progress, curves and tables
 
-Every name loads its module on first use.
+The thread of the caller does everything except for the work of the clients. Every name loads its module on
+first use.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from typing import TYPE_CHECKING
 from tinker_sync._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from tinker_sync.demo.command import main
-    from tinker_sync.demo.course import run
-    from tinker_sync.demo.recipe import RECIPE
+    from tinker_sync.demo.course import main, run
+    from tinker_sync.demo.lessons import RECIPE
     from tinker_sync.demo.result import DemoResult, Steps
 
 _HOMES: dict[str, tuple[str, ...]] = {
-    "tinker_sync.demo.command": ("main",),
-    "tinker_sync.demo.course": ("run",),
-    "tinker_sync.demo.recipe": ("RECIPE",),
+    "tinker_sync.demo.course": ("main", "run"),
+    "tinker_sync.demo.lessons": ("RECIPE",),
     "tinker_sync.demo.result": ("DemoResult", "Steps"),
 }
 

@@ -1,47 +1,51 @@
-"""`run`: both lessons from beginning to end, on the embedded server or another."""
+"""`run`: both lessons from beginning to end, on the embedded server or another; `main` is its command.
+
+One thread runs a demo. The curves go to the terminal, and to a file if matplotlib is installed.
+"""
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
 from tinker_sync.clients.service import ServiceClient
-from tinker_sync.demo.crash import STEPS_LOST, Wreck, train_and_kill
-from tinker_sync.demo.lessons import ANIMALS, Problem, sorting_exam
-from tinker_sync.demo.png import Curve, write_png
-from tinker_sync.demo.recipe import HOSTED, RECIPE
-from tinker_sync.demo.result import DemoResult, Steps, ends
+from tinker_sync.demo.crash import STEPS_LOST, InterruptedTraining, train_and_kill
+from tinker_sync.demo.lessons import ANIMALS, HOSTED, RECIPE, SortingProblem, make_exam
+from tinker_sync.demo.result import DemoResult, Steps, measure_ends
 from tinker_sync.demo.screen import Screen
-from tinker_sync.demo.student import ASKED, EXAMPLES, TOLD, Student, Telling
-from tinker_sync.errors import InvalidInputError
+from tinker_sync.demo.student import ANIMALS_PER_STEP, EXAMPLES, STORIES_PER_ANIMAL, RewardedStory, Student
+from tinker_sync.errors import ConfigurationError, InvalidInputError
 
 TINY: Final = "tinker-sync/tiny"
 RANK: Final = 16
-# What suits the built-in model, and what is usual for large ones.
-_RATES: Final = (7e-3, 1.5e-3)
-_USUAL_RATES: Final = (5e-4, 1e-4)
+# Learning rates of the two lessons: for the built-in model, and for large models.
+_TINY_RATES: Final = (7e-3, 1.5e-3)
+_LARGE_RATES: Final = (5e-4, 1e-4)
 _SHOWN: Final = 4
 _LEAST_STEPS: Final = 2 * STEPS_LOST + 2
 
 
-class _Sorting(NamedTuple):
-    wreck: Wreck
+class _SortingOutcome(NamedTuple):
+    interrupted: InterruptedTraining
     losses: list[float]
-    exam: list[Problem]
+    exam: list[SortingProblem]
     before: list[str]
     after: list[str]
 
-    def share(self, answers: list[str]) -> float:
-        right = sum(said == problem.answer for said, problem in zip(answers, self.exam, strict=True))
+    def count_share(self, answers: list[str]) -> float:
+        right = sum(answer == problem.answer for answer, problem in zip(answers, self.exam, strict=True))
         return right / len(self.exam)
 
 
-class _Stories(NamedTuple):
+class _StoriesOutcome(NamedTuple):
     rewards: list[float]
-    before: list[Telling]
-    after: list[Telling]
+    before: list[RewardedStory]
+    after: list[RewardedStory]
 
 
 def run(
@@ -53,27 +57,28 @@ def run(
     model: str | None = None,
     out: TextIO | None = None,
 ) -> DemoResult:
-    """Fine-tune a model by examples and by reward, showing it all, and check that it learnt.
+    """Fine-tune a model by examples and by reward, show every step, and check that it learned.
 
     On the embedded server this takes less than a minute, and equal seeds give equal curves.
 
     Args:
-        base_url: another server, whose key is found as always; None: the embedded one, started for this.
-        seed: decides what is taught, how adapters begin and what is sampled.
-        png: also draw the curves into this file.
-        steps: fewer or more of them.
-        model: what to fine-tune; None: the built-in model.
-        out: where to show it; None: stdout.
+        base_url: another server, whose key is found as for any client; None: a new embedded server.
+        seed: decides the lessons, the first weights of adapters and all samples.
+        png: also draw the curves into this file, with matplotlib.
+        steps: the number of steps of each lesson.
+        model: the model to fine-tune; None: the built-in one.
+        out: the stream to write to; None: stdout.
 
     Raises:
-        InvalidInputError: there are too few steps, the server has no such model, or the curves no place.
+        InvalidInputError: there are too few steps, or the server or the directory of `png` does not exist.
+        ConfigurationError: `png` is given and matplotlib is not installed.
         TinkerError: a call failed.
     """
     steps = steps or Steps()
     if steps.supervised < _LEAST_STEPS or steps.reinforced < 1:
         raise InvalidInputError(f"steps: expected at least {_LEAST_STEPS} supervised and 1 reinforced")
-    if png is not None and not Path(png).parent.is_dir():
-        raise InvalidInputError(f"png: there is no directory {Path(png).parent} to draw the curves in")
+    if png is not None:
+        _check_png(Path(png))
     screen, began = Screen(out or sys.stdout), time.monotonic()
     with ServiceClient(base_url=base_url or "local") as service:
         course = _Course(service, screen, seed, steps, model or TINY)
@@ -83,22 +88,25 @@ def run(
     result = DemoResult(
         losses=tuple(sorting.losses),
         rewards=tuple(stories.rewards),
-        checkpoint=sorting.wreck.checkpoint,
-        resumed_at=len(sorting.wreck.losses),
-        lost=tuple(sorting.wreck.lost),
+        checkpoint=sorting.interrupted.checkpoint,
+        resumed_at=len(sorting.interrupted.losses),
+        lost=tuple(sorting.interrupted.lost),
         lost_exactly=course.embedded,
-        sorted_before=sorting.share(sorting.before),
-        sorted_after=sorting.share(sorting.after),
+        sorted_before=sorting.count_share(sorting.before),
+        sorted_after=sorting.count_share(sorting.after),
         stories_before=tuple(stories.before),
         stories_after=tuple(stories.after),
         seconds=time.monotonic() - began,
     )
-    _conclude(screen, result, png)
+    if png is not None:
+        _write_png(png, result)
+        screen.write(f"\nthe curves are drawn in {png}")
+    _conclude(screen, result)
     return result
 
 
 class _Course:
-    """One run of the demo. Used once, by one thread."""
+    """One run of the demo. For one thread."""
 
     def __init__(self, service: ServiceClient, screen: Screen, seed: int, steps: Steps, model: str) -> None:
         self._service = service
@@ -108,59 +116,62 @@ class _Course:
         self._model = model
         self._base_url = service.holder.settings.base_url
         self.embedded = service.holder.settings.local is not None
-        self._rates = _RATES if model == TINY else _USUAL_RATES
+        self._rates = _TINY_RATES if model == TINY else _LARGE_RATES
 
     def introduce(self) -> None:
-        """Say what is used, and see that it is there."""
+        """Check that the server has the model, and show both."""
         offered = [one.model_name for one in self._service.get_server_capabilities().supported_models]
         if self._model not in offered:
             listed = ", ".join(name for name in offered if name)
             raise InvalidInputError(f"model: the server does not have {self._model}; it has {listed}")
-        kind = "the embedded server, started for this" if self.embedded else "as you asked"
-        self._screen.say(f"{self._model} on {self._base_url} ({kind}), seed {self._seed}")
+        kind = "the embedded server" if self.embedded else "as you asked"
+        self._screen.write(f"{self._model} on {self._base_url} ({kind}), seed {self._seed}")
 
     # ------------------------------------------------------------------------------------- sorting
 
-    def teach_sorting(self) -> _Sorting:
-        """By examples, first in a process that is killed, then from its checkpoint."""
+    def teach_sorting(self) -> _SortingOutcome:
+        """Teach by examples: first in a process that is killed, then from its checkpoint."""
         screen, total = self._screen, self._steps.supervised
         screen.heading(f"1. To sort digits, from {total} x {EXAMPLES} examples (supervised learning)")
-        exam = sorting_exam()
-        before = self._new_student().sorted_answers(exam)
-        wreck = self._wreck()
-        screen.say(f"saved after step {len(wreck.losses)}: {wreck.checkpoint}")
-        screen.say(
-            f"{len(wreck.lost)} steps later the process that trained was killed (exit code {wreck.exit_code})"
+        exam = make_exam()
+        before = self._new_student().answer_problems(exam)
+        interrupted = self._train_and_kill()
+        screen.write(f"saved after step {len(interrupted.losses)}: {interrupted.checkpoint}")
+        screen.write(
+            f"{len(interrupted.lost)} steps later the training process was killed "
+            f"(exit code {interrupted.exit_code})"
         )
-        training = self._service.create_training_client_from_state_with_optimizer(wreck.checkpoint)
+        training = self._service.create_training_client_from_state_with_optimizer(interrupted.checkpoint)
         student = Student(training, self._seed, in_turn=self.embedded)
-        losses = list(wreck.losses)
+        losses = list(interrupted.losses)
         with screen.progress("resumed", total - len(losses)) as advance:
             for step in range(len(losses), total):
-                losses.append(student.learn_sorting(step, self._rate(step)))
+                losses.append(student.learn_sorting(step, self._choose_rate(step)))
                 advance(f"loss {losses[-1]:.3f}")
-        again = losses[len(wreck.losses) :][: len(wreck.lost)]
-        same = "the same losses as before" if again == wreck.lost else f"losses {_few(again)}"
-        screen.say(f"resumed from the checkpoint; those steps, repeated, gave {same}: {_few(wreck.lost)}")
-        sorting = _Sorting(wreck, losses, exam, before, student.sorted_answers(exam))
+        repeated = losses[len(interrupted.losses) :][: len(interrupted.lost)]
+        same = "the same losses as before" if repeated == interrupted.lost else f"losses {_format(repeated)}"
+        screen.write(
+            f"resumed from the checkpoint; those steps, repeated, gave {same}: {_format(interrupted.lost)}"
+        )
+        sorting = _SortingOutcome(interrupted, losses, exam, before, student.answer_problems(exam))
         self._show_sorting(sorting)
         return sorting
 
-    def _wreck(self) -> Wreck:
+    def _train_and_kill(self) -> InterruptedTraining:
         half = self._steps.supervised // 2
-        told = {
+        orders = {
             "base_url": self._base_url,
             "model": self._model,
             "rank": RANK,
             "seed": self._seed,
-            "rates": [self._rate(step) for step in range(self._steps.supervised)],
+            "rates": [self._choose_rate(step) for step in range(self._steps.supervised)],
             "save_after": half,
         }
         with self._screen.progress("training", half + STEPS_LOST) as advance:
-            return train_and_kill(told, lambda loss: advance(f"loss {loss:.3f}"))
+            return train_and_kill(orders, lambda loss: advance(f"loss {loss:.3f}"))
 
-    def _rate(self, step: int) -> float:
-        """Level for half of the steps, then down to nothing."""
+    def _choose_rate(self, step: int) -> float:
+        """Return a rate that is constant for half of the steps and then falls to zero."""
         total = self._steps.supervised
         return self._rates[0] * min(1.0, 2 * (total - step) / total)
 
@@ -168,58 +179,99 @@ class _Course:
         training = self._service.create_lora_training_client(self._model, rank=RANK, seed=self._seed)
         return Student(training, self._seed, in_turn=self.embedded)
 
-    def _show_sorting(self, sorting: _Sorting) -> None:
+    def _show_sorting(self, sorting: _SortingOutcome) -> None:
         self._screen.curve("loss per token", sorting.losses)
         shown = zip(sorting.exam, sorting.before, sorting.after, strict=True)
         rows = [(problem.prompt, one.strip(), two.strip()) for problem, one, two in shown]
-        self._screen.table(("asked", "before", "after"), rows[:_SHOWN], first=18)
-        before, after = sorting.share(sorting.before), sorting.share(sorting.after)
+        self._screen.table(("prompt", "before", "after"), rows[:_SHOWN], first=18)
+        before, after = sorting.count_share(sorting.before), sorting.count_share(sorting.after)
         count = len(sorting.exam)
-        self._screen.say(f"\nof {count} that were not taught, right: {before:.0%} before, {after:.0%} after")
+        self._screen.write(f"\nright answers to {count} new problems: {before:.0%} before, {after:.0%} after")
 
     # ------------------------------------------------------------------------------------- stories
 
-    def teach_stories(self) -> _Stories:
-        """By reward alone: nobody shows the model a story about the animal that was asked for."""
+    def teach_stories(self) -> _StoriesOutcome:
+        """Teach by reward alone: the model sees no example of a story about the right animal."""
         screen, total = self._screen, self._steps.reinforced
+        count = ANIMALS_PER_STEP * STORIES_PER_ANIMAL
         screen.heading(
-            f"2. To tell of the animal that was asked for, from {total} x {ASKED * TOLD} rewards "
-            "(reinforcement learning)"
+            f"2. To write about the right animal, from {total} x {count} rewards (reinforcement learning)"
         )
         student = self._new_student()
         animals = ANIMALS[:_SHOWN]
-        before = student.tell(animals)
+        before = student.write_stories(animals)
         rewards: list[float] = []
         with screen.progress("rehearsing", total) as advance:
             for step in range(total):
-                told = student.rehearse_stories(step, self._rates[1])
-                rewards.append(sum(telling.reward for telling in told) / len(told))
+                written = student.rehearse_stories(step, self._rates[1])
+                rewards.append(sum(story.reward for story in written) / len(written))
                 advance(f"reward {rewards[-1]:.2f}")
-        stories = _Stories(rewards, before, student.tell(animals))
+        stories = _StoriesOutcome(rewards, before, student.write_stories(animals))
         screen.curve("mean reward", rewards)
         shown = zip(stories.before, stories.after, strict=True)
         rows = [(f"a story about: {one.animal}", one.text, two.text) for one, two in shown]
-        screen.table(("asked", "before", "after"), rows, first=20)
+        screen.table(("prompt", "before", "after"), rows, first=20)
         return stories
 
 
-def _few(values: list[float]) -> str:
+def _format(values: list[float]) -> str:
     return ", ".join(f"{value:.4f}" for value in values)
 
 
-def _conclude(screen: Screen, result: DemoResult, png: str | Path | None) -> None:
-    curves: list[Any] = [
-        Curve("loss per token, supervised", result.losses),
-        Curve("mean reward, reinforcement", result.rewards),
-    ]
-    if png is not None:
-        write_png(png, curves)
-        screen.say(f"\nthe curves are drawn in {png}")
+def _check_png(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise InvalidInputError(f"png: there is no directory {path.parent} to draw the curves in")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigurationError("png: matplotlib is not installed; pip install matplotlib")
+
+
+def _write_png(path: str | Path, result: DemoResult) -> None:
+    # The class, not pyplot: there is no window and no global state.
+    figure: Any = importlib.import_module("matplotlib.figure").Figure(
+        figsize=(6.4, 6.0), layout="constrained"
+    )
+    curves = (("loss per token, supervised", result.losses), ("mean reward, reinforcement", result.rewards))
+    for axes, (title, values) in zip(figure.subplots(len(curves), 1), curves, strict=True):
+        axes.plot(range(1, len(values) + 1), values)
+        axes.set_title(title)
+        axes.set_xlabel("step")
+    figure.savefig(path, format="png")
+
+
+def _conclude(screen: Screen, result: DemoResult) -> None:
     screen.heading("The code that does this")
-    screen.say(f"\n{RECIPE}\n{HOSTED}")
-    (loss, last_loss), (reward, last_reward) = ends(result.losses), ends(result.rewards)
-    screen.say(
+    screen.write(f"\n{RECIPE}\n{HOSTED}")
+    (loss, last_loss), (reward, last_reward) = measure_ends(result.losses), measure_ends(result.rewards)
+    screen.write(
         f"\nloss {loss:.2f} -> {last_loss:.2f}, reward {reward:.2f} -> {last_reward:.2f}, "
         f"in {result.seconds:.0f} s"
     )
-    screen.say("\n".join(f"NOT AS IT SHOULD BE: {problem}" for problem in result.problems) or "all is well")
+    screen.write("\n".join(f"FAILED: {problem}" for problem in result.problems) or "all checks passed")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo as a command and return its exit code: 0 if all checks passed, else 1.
+
+    Args:
+        argv: the arguments; None: the command line of this process.
+
+    >>> main(["--help"])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    SystemExit: 0
+    """
+    default = Steps()
+    parser = argparse.ArgumentParser(
+        prog="tinker-sync demo",
+        description="Fine-tune the built-in model by examples and by reward, in under a minute.",
+    )
+    parser.add_argument("--base-url", help="another server than the embedded one")
+    parser.add_argument("--model", help="the model to fine-tune instead of the built-in one")
+    parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal curves")
+    parser.add_argument("--png", metavar="FILE", help="also draw the curves into a file, with matplotlib")
+    parser.add_argument("--supervised", type=int, default=default.supervised, metavar="STEPS")
+    parser.add_argument("--reinforced", type=int, default=default.reinforced, metavar="STEPS")
+    options = parser.parse_args(argv)
+    steps = Steps(supervised=options.supervised, reinforced=options.reinforced)
+    return run(
+        options.base_url, seed=options.seed, png=options.png, steps=steps, model=options.model
+    ).exit_code

@@ -1,7 +1,9 @@
-"""What the demo teaches: two tasks that the built-in model was never shown. Pure functions of seeds.
+"""The two tasks of the demo, which are not in the training data of the built-in model.
 
-Sorting is taught by examples: ``sort: 5203 ->`` is to be continued with `` 0235``. To tell a story about the
-animal that was asked for is taught by reward alone: the model can tell stories, and does so about anything.
+Examples teach to sort: the continuation of ``sort: 5203 ->`` is `` 0235``. Rewards alone teach to write a
+story about the animal of the prompt: the model can already write stories, but about anything.
+
+Pure functions of seeds, and `RECIPE`, the same lessons as a program for users.
 """
 
 from __future__ import annotations
@@ -14,80 +16,114 @@ ANIMALS: Final = ("dog", "cat", "cow", "duck", "sheep", "horse", "pig", "frog", 
 _EXAM: Final = "exam"
 
 
-class Problem(NamedTuple):
-    """What is asked, and the right answer."""
+class SortingProblem(NamedTuple):
+    """A prompt and its right answer."""
 
     prompt: str
     answer: str
 
 
-def draw(seed: int, step: int | str) -> random.Random:
-    """The numbers of one step: they depend on nothing that happened before it.
+def make_generator(seed: int, step: int | str) -> random.Random:
+    """Return the random generator of one step, which does not depend on earlier steps.
 
-    >>> draw(0, 7).random() == draw(0, 7).random() != draw(0, 8).random()
+    >>> make_generator(0, 7).random() == make_generator(0, 7).random() != make_generator(0, 8).random()
     True
     """
-    return random.Random(f"{seed}/{step}")  # noqa: S311  # nothing is secret
+    return random.Random(f"{seed}/{step}")  # noqa: S311  # not a secret
 
 
-def sorting(rng: random.Random) -> Problem:
-    """Three to five digits, to be sorted.
+def make_problem(rng: random.Random) -> SortingProblem:
+    """Make a problem of three to five digits.
 
-    >>> sorting(random.Random(3))
-    Problem(prompt='sort: 982 ->', answer=' 289')
+    >>> make_problem(random.Random(3))
+    SortingProblem(prompt='sort: 982 ->', answer=' 289')
     """
     digits = "".join(rng.choice("0123456789") for _ in range(rng.randint(3, 5)))
-    return Problem(f"sort: {digits} ->", f" {''.join(sorted(digits))}")
+    return SortingProblem(f"sort: {digits} ->", f" {''.join(sorted(digits))}")
 
 
-def sorting_batch(seed: int, step: int, size: int) -> list[Problem]:
-    """What is learnt from in one step. Never a problem of the exam."""
-    rng, asked = draw(seed, step), set(sorting_exam())
-    found: list[Problem] = []
+def make_batch(seed: int, step: int, size: int) -> list[SortingProblem]:
+    """Return the problems of one training step, without the problems of the exam."""
+    rng, exam = make_generator(seed, step), set(make_exam())
+    found: list[SortingProblem] = []
     while len(found) < size:
-        problem = sorting(rng)
-        if problem not in asked:
+        problem = make_problem(rng)
+        if problem not in exam:
             found.append(problem)
     return found
 
 
-def sorting_exam(size: int = 40) -> list[Problem]:
-    """The same problems in every run, of five digits each."""
-    rng = draw(0, _EXAM)
-    found: list[Problem] = []
+def make_exam(size: int = 40) -> list[SortingProblem]:
+    """Return the problems of the exam: five digits each, the same in every run."""
+    rng = make_generator(0, _EXAM)
+    found: list[SortingProblem] = []
     while len(found) < size:
-        problem = sorting(rng)
+        problem = make_problem(rng)
         if len(problem.answer) > 5:
             found.append(problem)
     return found
 
 
-def story_prompt(animal: str) -> str:
-    """A chat in which somebody asks for a story, in the form that the built-in model and Qwen know.
+def make_story_prompt(animal: str) -> str:
+    """Return a chat prompt for a story, in the format of the built-in model and of Qwen.
 
-    >>> story_prompt("owl")
+    >>> make_story_prompt("owl")
     '<|im_start|>user\\nTell me a story about an owl.<|im_end|>\\n<|im_start|>assistant\\n'
     """
     article = "an" if animal[0] in "aeiou" else "a"
-    asked = f"Tell me a story about {article} {animal}."
-    return f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
+    request = f"Tell me a story about {article} {animal}."
+    return f"<|im_start|>user\n{request}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def story_animals(seed: int, step: int, size: int) -> list[str]:
-    """Which animals are asked for in one step: each in its turn, in an order that the seed decides."""
-    order = draw(seed, "animals").sample(ANIMALS, len(ANIMALS))
+def choose_animals(seed: int, step: int, size: int) -> list[str]:
+    """Return the animals of one step: all in turn, in an order that depends on the seed."""
+    order = make_generator(seed, "animals").sample(ANIMALS, len(ANIMALS))
     return [order[(step * size + number) % len(order)] for number in range(size)]
 
 
-def story_reward(animal: str, text: str, *, ended: bool) -> float:
-    """1 for a story that speaks of this animal and of no other, and that comes to an end; else less.
+def compute_reward(animal: str, text: str, *, ended: bool) -> float:
+    """Return 1 for a complete story about this animal and no other, and less for any other text.
 
-    >>> story_reward("owl", "The owl sang.", ended=True), story_reward("owl", "The owl sang", ended=False)
+    >>> compute_reward("owl", "The owl sang.", ended=True), compute_reward("owl", "The owl sang", ended=False)
     (1.0, 0.0)
-    >>> story_reward("owl", "A cow saw an owl.", ended=True), story_reward("owl", "A cow sang.", ended=True)
-    (0.5, 0.0)
+    >>> compute_reward("owl", "A cow saw an owl.", ended=True)
+    0.5
     """
     words = re.findall(r"[a-z]+", text.lower())
     if animal not in words or not ended or not text.endswith((".", "!", "?", '"')):
         return 0.0
     return 0.5 if any(other in words for other in ANIMALS if other != animal) else 1.0
+
+
+RECIPE: Final = """\
+import random
+import numpy as np
+import tinker_sync as tinker
+from tinker_sync.data import from_completion, from_samples
+
+with tinker.ServiceClient(base_url="local") as service:
+    training = service.create_lora_training_client("tinker-sync/tiny", rank=16)
+    tokenizer = training.get_tokenizer()
+    for step in range(80):  # supervised: learn from right answers
+        numbers = [f"{random.randrange(100000):05}" for _ in range(64)]
+        data = [from_completion(f"sort: {n} ->", f" {''.join(sorted(n))}\\n", tokenizer) for n in numbers]
+        training.forward_backward(data, "cross_entropy")
+        training.optim_step(tinker.AdamParams(learning_rate=5e-3)).result()
+    path = training.save_state("sorted").result().path  # any process can resume from it
+
+    training = service.create_training_client_from_state_with_optimizer(path)
+    prompt = tinker.ModelInput.from_ints(tokenizer.encode("It was a sunny day."))
+    for step in range(20):  # reinforcement: learn from rewards
+        sampling = training.save_weights_and_get_sampling_client()
+        sampled = sampling.sample(prompt, 32, tinker.SamplingParams(max_tokens=48)).result()
+        rewards = np.array(["owl" in tokenizer.decode(one.tokens) for one in sampled.sequences], float)
+        data = from_samples(prompt, sampled, rewards - rewards.mean())
+        training.forward_backward(data, "importance_sampling")
+        training.optim_step(tinker.AdamParams(learning_rate=2e-3)).result()
+        print(step, rewards.mean())
+"""
+
+HOSTED: Final = """\
+The same on the hosted service: put your key into TINKER_API_KEY, write ServiceClient() without base_url, and
+name a model that it offers (tinker-sync model list) with a learning rate that suits it, such as 1e-4.\
+"""

@@ -1,4 +1,4 @@
-"""What came of a demo, and whether it is good enough. Pure values."""
+"""The outcome of a demo and the checks that it must pass. Pure values."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Final
 
 import attrs
 
-from tinker_sync.demo.student import Telling
+from tinker_sync.demo.student import RewardedStory
 
 LOSS_SHARE: Final = 1 / 3
-"""The loss must fall to less than this share of what it was."""
+"""The loss must fall below this share of its first value."""
 SORTED_SHARE: Final = 0.5
-"""So much more of the problems must be sorted right, unless nearly all are."""
+"""The share of right answers must rise by this much, or reach `NEARLY_ALL`."""
 NEARLY_ALL: Final = 0.9
 REWARD_GAIN: Final = 0.3
-"""By so much must the mean reward rise, unless it is nearly 1."""
+"""The mean reward must rise by this much, or reach `NEARLY_ALL`."""
 _WINDOW: Final = 5
 
 
 @attrs.frozen
 class Steps:
-    """How many steps each lesson takes.
+    """The number of steps of each lesson.
 
     >>> Steps(supervised=8).reinforced
     30
@@ -32,10 +32,10 @@ class Steps:
     reinforced: int = 30
 
 
-def ends(curve: Sequence[float]) -> tuple[float, float]:
-    """The means of its first and last values.
+def measure_ends(curve: Sequence[float]) -> tuple[float, float]:
+    """Return the means of the first and of the last values of a curve.
 
-    >>> ends([4.0, 2.0])
+    >>> measure_ends([4.0, 2.0])
     (4.0, 2.0)
     """
     window = max(1, min(_WINDOW, len(curve) // 2))
@@ -45,18 +45,18 @@ def ends(curve: Sequence[float]) -> tuple[float, float]:
 
 @attrs.frozen(kw_only=True)
 class DemoResult:
-    """What came of a demo.
+    """The outcome of a demo.
 
     Attributes:
-        losses: of each supervised step, per token; steps that were lost and repeated count once.
-        rewards: of each step of reinforcement learning, the mean over its stories.
-        checkpoint: where training was taken up again.
-        resumed_at: after how many steps that was.
-        lost: losses of the steps that were lost with the process that made them.
-        lost_exactly: whether repeating them must give the very same numbers.
-        sorted_before, sorted_after: the share of the exam's problems that were sorted right.
+        losses: the loss per token of each supervised step; a repeated step counts once.
+        rewards: the mean reward of each step of reinforcement learning.
+        checkpoint: the checkpoint from which training resumed.
+        resumed_at: the number of steps before it.
+        lost: the losses of the steps after the checkpoint in the killed process.
+        lost_exactly: True if repeating these steps must give the same numbers.
+        sorted_before, sorted_after: the share of right answers in the exam.
         stories_before, stories_after: a story about each of some animals.
-        seconds: how long it all took.
+        seconds: the duration of the demo.
     """
 
     losses: tuple[float, ...]
@@ -67,20 +67,20 @@ class DemoResult:
     lost_exactly: bool
     sorted_before: float
     sorted_after: float
-    stories_before: tuple[Telling, ...]
-    stories_after: tuple[Telling, ...]
+    stories_before: tuple[RewardedStory, ...]
+    stories_after: tuple[RewardedStory, ...]
     seconds: float
 
     @property
     def repeated(self) -> tuple[float, ...]:
-        """The losses of the same steps, made again from the checkpoint."""
+        """The losses of the lost steps, repeated from the checkpoint."""
         return self.losses[self.resumed_at : self.resumed_at + len(self.lost)]
 
     @property
     def problems(self) -> list[str]:
-        """What did not go as it must; empty when all is well."""
+        """The checks that failed, as texts; empty if all passed."""
         found = []
-        (loss, last_loss), (reward, last_reward) = ends(self.losses), ends(self.rewards)
+        (loss, last_loss), (reward, last_reward) = measure_ends(self.losses), measure_ends(self.rewards)
         if not last_loss < loss * LOSS_SHARE:
             found.append(f"the loss went from {loss:.2f} to {last_loss:.2f}, not below a third")
         if not self.sorted_after >= min(self.sorted_before + SORTED_SHARE, NEARLY_ALL):
@@ -94,5 +94,5 @@ class DemoResult:
 
     @property
     def exit_code(self) -> int:
-        """0 if both curves went where they must, by a margin; else 1."""
+        """0 if all checks passed, else 1."""
         return 1 if self.problems else 0

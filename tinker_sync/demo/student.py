@@ -1,4 +1,7 @@
-"""A model that is being taught, through the clients alone: one step of either kind, and what it answers."""
+"""`Student`: a model in training, with one step of either lesson and its answers.
+
+It uses the clients only, from one thread.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tinker_sync.data import from_completion, from_samples
-from tinker_sync.demo.lessons import Problem, sorting_batch, story_animals, story_prompt, story_reward
+from tinker_sync.demo.lessons import (
+    SortingProblem,
+    choose_animals,
+    compute_reward,
+    make_batch,
+    make_story_prompt,
+)
 from tinker_sync.types import AdamParams, ModelInput, SamplingParams
 
 if TYPE_CHECKING:
@@ -16,16 +25,14 @@ if TYPE_CHECKING:
 
 EXAMPLES: Final = 64
 """Problems in a step of supervised learning."""
-ASKED: Final = 2
-"""Animals in a step of reinforcement learning."""
-TOLD: Final = 24
-"""Stories about each."""
+ANIMALS_PER_STEP: Final = 2
+STORIES_PER_ANIMAL: Final = 24
 _ANSWER_TOKENS: Final = 12
 _STORY_TOKENS: Final = 72
 
 
-class Telling(NamedTuple):
-    """A story and what it earned."""
+class RewardedStory(NamedTuple):
+    """A sampled story and its reward."""
 
     animal: str
     text: str
@@ -36,10 +43,10 @@ class Student:
     """A training client with its tokenizer. Not thread-safe.
 
     Args:
-        training: the model that learns.
-        seed: decides what it is taught and every draw.
-        in_turn: have the server compute one sample request at a time. How numbers are rounded depends on what
-            is computed together; so equal seeds give equal curves.
+        training: the client of the model.
+        seed: decides the lessons and all samples.
+        in_turn: submit one sample request at a time. Rounding depends on the requests that the server
+            computes together, so equal seeds give equal curves only this way.
     """
 
     def __init__(self, training: TrainingClient, seed: int, *, in_turn: bool) -> None:
@@ -51,8 +58,8 @@ class Student:
     # ------------------------------------------------------------------------------------- by examples
 
     def learn_sorting(self, step: int, rate: float) -> float:
-        """One step of supervised learning. Gives the loss per token of the answers."""
-        problems = sorting_batch(self._seed, step, EXAMPLES)
+        """Take one step of supervised learning; return the loss per token of the answers."""
+        problems = make_batch(self._seed, step, EXAMPLES)
         data = [from_completion(one.prompt, f"{one.answer}\n", self._tokenizer) for one in problems]
         passed = self.training.forward_backward(data, "cross_entropy")
         stepped = self.training.optim_step(AdamParams(learning_rate=rate))
@@ -60,43 +67,46 @@ class Student:
         stepped.result()
         return passed.result().metrics["loss:sum"] / counted
 
-    def sorted_answers(self, problems: Sequence[Problem]) -> list[str]:
-        """The likeliest answer to each problem, by the weights of this moment."""
+    def answer_problems(self, problems: Sequence[SortingProblem]) -> list[str]:
+        """Return the likeliest answer to each problem with the present weights."""
         sampling = self.training.save_weights_and_get_sampling_client()
         params = SamplingParams(
             max_tokens=_ANSWER_TOKENS, temperature=0.0, seed=self._seed, stop=self._encode("\n")
         )
         futures = [sampling.sample(self._prompt(problem.prompt), 1, params) for problem in problems]
-        return [self._text(future.result().sequences[0]).rstrip() for future in futures]
+        return [self._decode(future.result().sequences[0]).rstrip() for future in futures]
 
     # ------------------------------------------------------------------------------------- by reward
 
-    def rehearse_stories(self, step: int, rate: float) -> list[Telling]:
-        """One step of reinforcement learning: stories about some animals, several about each.
+    def rehearse_stories(self, step: int, rate: float) -> list[RewardedStory]:
+        """Take one step of reinforcement learning with several stories about each of some animals.
 
-        What counts is by how much a story is better than the others about its animal.
+        The advantage of a story is its reward minus the mean reward of its animal.
         """
         sampling = self.training.save_weights_and_get_sampling_client()
-        data, told = [], []
-        for animal, sequences in self._stories(sampling, step, story_animals(self._seed, step, ASKED), TOLD):
-            tellings = [self._told(animal, sequence) for sequence in sequences]
-            mean = sum(telling.reward for telling in tellings) / len(tellings)
-            advantages = [telling.reward - mean for telling in tellings]
+        data, stories = [], []
+        for animal, sequences in self._sample_stories(
+            sampling, step, choose_animals(self._seed, step, ANIMALS_PER_STEP), STORIES_PER_ANIMAL
+        ):
+            group = [self._rate(animal, sequence) for sequence in sequences]
+            mean = sum(story.reward for story in group) / len(group)
+            advantages = [story.reward - mean for story in group]
             if any(advantages):
-                data += from_samples(self._prompt(story_prompt(animal)), sequences, advantages)
-            told += tellings
+                data += from_samples(self._prompt(make_story_prompt(animal)), sequences, advantages)
+            stories += group
         if data:
             passed = self.training.forward_backward(data, "importance_sampling")
             self.training.optim_step(AdamParams(learning_rate=rate)).result()
             passed.result()
-        return told
+        return stories
 
-    def tell(self, animals: Sequence[str]) -> list[Telling]:
-        """A story about each, by the weights of this moment."""
+    def write_stories(self, animals: Sequence[str]) -> list[RewardedStory]:
+        """Sample a story about each animal with the present weights."""
         sampling = self.training.save_weights_and_get_sampling_client()
-        return [self._told(animal, told[0]) for animal, told in self._stories(sampling, 0, animals, 1)]
+        sampled = self._sample_stories(sampling, 0, animals, 1)
+        return [self._rate(animal, sequences[0]) for animal, sequences in sampled]
 
-    def _stories(
+    def _sample_stories(
         self, sampling: SamplingClient, step: int, animals: Sequence[str], count: int
     ) -> list[tuple[str, list[SampledSequence]]]:
         futures = []
@@ -106,15 +116,15 @@ class Student:
                 seed=(self._seed * 1000 + step) * 100 + number,
                 stop=self._encode("<|im_end|>"),
             )
-            futures.append(sampling.sample(self._prompt(story_prompt(animal)), count, params))
+            futures.append(sampling.sample(self._prompt(make_story_prompt(animal)), count, params))
             if self._in_turn:
                 futures[-1].result()
         sampled = [list(future.result().sequences) for future in futures]
         return list(zip(animals, sampled, strict=True))
 
-    def _told(self, animal: str, sequence: SampledSequence) -> Telling:
-        text = self._text(sequence).strip()
-        return Telling(animal, text, story_reward(animal, text, ended=sequence.stop_reason == "stop"))
+    def _rate(self, animal: str, sequence: SampledSequence) -> RewardedStory:
+        text = self._decode(sequence).strip()
+        return RewardedStory(animal, text, compute_reward(animal, text, ended=sequence.stop_reason == "stop"))
 
     # ------------------------------------------------------------------------------------- text
 
@@ -125,5 +135,5 @@ class Student:
     def _prompt(self, text: str) -> ModelInput:
         return ModelInput.from_ints(self._encode(text))
 
-    def _text(self, sequence: SampledSequence) -> str:
+    def _decode(self, sequence: SampledSequence) -> str:
         return str(self._tokenizer.decode(sequence.tokens, skip_special_tokens=True))

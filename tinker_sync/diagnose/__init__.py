@@ -1,9 +1,9 @@
-"""What a server can do, and what is wrong between here and there.
+"""Reports about a server and about the way to it.
 
-    probe.py    asks a server what it speaks; harmless to run anywhere
-    doctor.py   looks at the key, the address, the proxy, the clocks and the versions
+    probe.py    the calls and features that a server has; harmless to run anywhere
+    doctor.py   checks of the key, the address, the proxy, the clocks and the versions
 
-Both ask and report; printing is for others.
+Both return values and print nothing. One thread runs a report.
 """
 
 from __future__ import annotations

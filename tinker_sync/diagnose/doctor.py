@@ -1,6 +1,6 @@
-"""`examine`: everything between this program and a server that can be wrong, each with what to do.
+"""`examine`: checks of everything between this program and a server, each with advice.
 
-Nothing is changed and nothing is tried twice. The key is never shown.
+It changes nothing and tries nothing twice. A finding never contains the key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tinker_sync.transport.http import Http
 
 State = Literal["ok", "warning", "failure", "skipped"]
 
-# A token is used until a minute before it ends.
+# Clients renew a token a minute before it expires; half of that is safe.
 _SKEW_S: Final = 30.0
 _CONNECT_S: Final = 5.0
 _REACH_S: Final = 10.0
@@ -52,7 +52,7 @@ _VARIABLES: Final = frozenset(
 
 @frozen(kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     >>> Finding(name="key", state="failure", what="there is none", advice="run tinker-sync auth login").state
     'failure'
@@ -62,15 +62,15 @@ class Finding:
     state: State
     what: str
     advice: str = ""
-    """What to do; empty where there is nothing to do."""
+    """What to do; empty if there is nothing to do."""
 
 
 def examine(base_url: str | None = None, *, clock: Clock = SYSTEM_CLOCK) -> list[Finding]:
-    """Look at everything.
+    """Run all checks.
 
     Args:
         base_url: the server; None: `TINKER_BASE_URL`, else the hosted service.
-        clock: what time it is here.
+        clock: the clock of this machine.
     """
     findings = [_versions(), *_extras(), *_variables()]
     try:
@@ -82,12 +82,12 @@ def examine(base_url: str | None = None, *, clock: Clock = SYSTEM_CLOCK) -> list
     leave = settings.local.hold() if settings.local is not None else None
     try:
         if settings.local is not None:
-            settings.local.start()  # or nobody would listen there yet
+            settings.local.start()  # its port does not listen before
         findings += _way(settings)
         reply, reached = _reached(settings)
         findings += [reached, _clocks(reply, clock), _accepted(settings, reply), *_ignored(settings, reply)]
     except TinkerError as error:
-        advice = "tinker-sync serve shows what keeps it from starting"
+        advice = "tinker-sync serve shows why it does not start"
         findings.append(Finding(name="server", state="failure", what=str(error), advice=advice))
     finally:
         if leave is not None:
@@ -121,7 +121,7 @@ def _extras() -> Iterator[Finding]:
     ]
     if missing:
         what = f"not installed: {', '.join(missing)}"
-        advice = f"only where you need them: pip install 'tinker-sync[{','.join(missing)}]'"
+        advice = f"install those that you need: pip install 'tinker-sync[{','.join(missing)}]'"
         yield Finding(name="extras", state="ok", what=what, advice=advice)
     else:
         yield Finding(name="extras", state="ok", what="all are installed")
@@ -130,9 +130,12 @@ def _extras() -> Iterator[Finding]:
 def _variables() -> Iterator[Finding]:
     unknown = sorted(name for name in os.environ if name.startswith("TINKER_") and name not in _VARIABLES)
     if unknown:
-        advice = f"there are {', '.join(sorted(_VARIABLES))}"
+        advice = f"the known variables are {', '.join(sorted(_VARIABLES))}"
         yield Finding(
-            name="variables", state="warning", what=f"of no effect: {', '.join(unknown)}", advice=advice
+            name="variables",
+            state="warning",
+            what=f"unknown, without effect: {', '.join(unknown)}",
+            advice=advice,
         )
 
 
@@ -145,10 +148,10 @@ def _address(settings: Settings, argument: str | None) -> Finding:
     parts = urlsplit(settings.base_url)
     local = parts.hostname in ("localhost", "127.0.0.1", "::1")
     if parts.scheme == "http" and not local:
-        advice = "everybody on the way can read the key: use https"
+        advice = "others on the network can read the key: use https"
         return Finding(name="address", state="warning", what=what, advice=advice)
     if settings.base_url != DEFAULT_BASE_URL and parts.path.rstrip("/").endswith("/api/v1"):
-        advice = "leave /api/v1 away; it is added to every address"
+        advice = "leave out /api/v1; the client adds it to every address"
         return Finding(name="address", state="warning", what=what, advice=advice)
     return Finding(name="address", state="ok", what=what)
 
@@ -181,7 +184,7 @@ def _key_file() -> Iterator[Finding]:
     except OSError:
         return
     if os.name == "posix" and mode & 0o077:
-        what = f"others can read {path} ({mode:o})"
+        what = f"other users can read {path} ({mode:o})"
         yield Finding(name="key file", state="warning", what=what, advice=f"chmod 600 {path}")
 
 
@@ -198,16 +201,16 @@ def _proxy(settings: Settings) -> Finding:
     if host in ("localhost", "127.0.0.1", "::1"):
         advice = f"this server is on your own machine: set NO_PROXY={host}"
         return Finding(name="proxy", state="warning", what=what, advice=advice)
-    return Finding(name="proxy", state="ok", what=what, advice="it sees everything that is not https")
+    return Finding(name="proxy", state="ok", what=what, advice="it sees all traffic that is not https")
 
 
 # ------------------------------------------------------------------------------------------ the way there
 
 
 def _way(settings: Settings) -> Iterator[Finding]:
-    """Name and connection, where there is no proxy to look after both."""
+    """Check the name and the connection, unless a proxy does both."""
     if _proxy(settings).what != "none for this server":
-        yield Finding(name="name", state="skipped", what="the proxy looks it up")
+        yield Finding(name="name", state="skipped", what="the proxy resolves it")
         return
     parts = urlsplit(settings.base_url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
@@ -215,9 +218,7 @@ def _way(settings: Settings) -> Iterator[Finding]:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         advice = "check the address for typing errors, and your network"
-        yield Finding(
-            name="name", state="failure", what=f"{host} cannot be looked up: {error}", advice=advice
-        )
+        yield Finding(name="name", state="failure", what=f"{host} cannot be resolved: {error}", advice=advice)
         return
     shown = ", ".join(dict.fromkeys(str(address[4][0]) for address in addresses))
     yield Finding(name="name", state="ok", what=f"{host} is {shown}")
@@ -236,11 +237,11 @@ def _connection(host: str, port: int, *, tls: bool) -> Finding:
                 return Finding(name="connection", state="ok", what=what)
     except ssl.SSLCertVerificationError as error:
         advice = "the clock may be wrong, or a company's proxy has its own authority: REQUESTS_CA_BUNDLE=FILE"
-        what = f"the certificate is not good: {error.verify_message}"
+        what = f"the certificate is not valid: {error.verify_message}"
         return Finding(name="connection", state="failure", what=what, advice=advice)
     except OSError as error:
         advice = (
-            "is the server running, and does a firewall let you through? TINKER_BASE_URL says where it is"
+            "check that the server runs and that no firewall is in the way; TINKER_BASE_URL sets the address"
         )
         what = f"no connection to {host}:{port}: {error}"
         return Finding(name="connection", state="failure", what=what, advice=advice)
@@ -255,13 +256,13 @@ def _reached(settings: Settings) -> tuple[Reply | None, Finding]:
     try:
         reply = http.send(call)
     except (SendFailed, TinkerError) as error:
-        advice = "what failed above is why; otherwise try again, and look at the proxy"
+        advice = "fix the failures above; otherwise try again, and check the proxy"
         return None, Finding(name="server", state="failure", what=f"no answer: {error}", advice=advice)
     finally:
         http.close()
     what = f"it answered ({reply.status}) in {(SYSTEM_CLOCK.now() - began) * 1000:.0f} ms"
     if reply.status >= 500:
-        advice = "the server has trouble of its own: try again later"
+        advice = "the server has a problem: try again later"
         return reply, Finding(name="server", state="failure", what=what, advice=advice)
     return reply, Finding(name="server", state="ok", what=what)
 
@@ -271,12 +272,12 @@ def _clocks(reply: Reply | None, clock: Clock) -> Finding:
     try:
         there_s = parsedate_to_datetime(said).timestamp()
     except (ValueError, TypeError, IndexError):
-        return Finding(name="clock", state="skipped", what="the server does not say what time it is")
+        return Finding(name="clock", state="skipped", what="the server does not send its time")
     apart_s = clock.time() - there_s
     if abs(apart_s) <= _SKEW_S:
         return Finding(name="clock", state="ok", what="as the server's")
     what = f"{abs(apart_s):.0f} s {'ahead of' if apart_s > 0 else 'behind'} the server's"
-    advice = "tokens may seem expired, or certificates not yet good: set this machine's clock"
+    advice = "tokens may seem expired, or certificates not yet valid: set the clock of this machine"
     return Finding(name="clock", state="warning", what=what, advice=advice)
 
 
@@ -310,4 +311,4 @@ def _try_access(ask: Callable[[], None]) -> Finding:
     except TinkerError as error:
         advice = "tinker-sync auth login stores another key; billing is set up in the console"
         return Finding(name="access", state="failure", what=str(error), advice=advice)
-    return Finding(name="access", state="ok", what="the server takes the key")
+    return Finding(name="access", state="ok", what="the server accepts the key")

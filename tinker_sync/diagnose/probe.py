@@ -1,9 +1,8 @@
-"""`probe`: which calls a server has, and what it speaks.
+"""`probe`: the calls and features that a server has.
 
-Harmless anywhere: it only ever asks with GET, for things named "probe" that do not exist, also where a call
-is a POST; a server that has the call says then that the method is not allowed. The one POST beside
-`client/config` is the question every client asks of a server whose settings do not tell what it speaks: a
-forward pass for a model that does not exist.
+It is harmless: it sends only GET requests for things named "probe", which do not exist. For a POST call, a
+server that has it answers that the method is not allowed. The client's own start sends POST requests as
+always: `client/config`, and, if the settings are not conclusive, a forward pass for a missing model.
 """
 
 from __future__ import annotations
@@ -31,12 +30,13 @@ _RETRIES: Final = 2
 
 @frozen(kw_only=True)
 class CallFound:
-    """Whether a server has one call.
+    """The result for one call.
 
     Attributes:
-        there: what the server's answer says.
-        expected: what clients go by: the version that the server is known to have at least.
-        status: of the answer; None: there was none.
+        there: "yes" if the server has the call, by its answer.
+        expected: True if servers of this version have the call; the client relies on that.
+        status: the status of the answer; None without an answer.
+        legacy: True for a call of older servers.
     """
 
     name: str
@@ -50,7 +50,7 @@ class CallFound:
 
 @frozen(kw_only=True)
 class FeatureFound:
-    """Whether a server is known to honour something in requests, which others skip without a word."""
+    """The result for one feature of requests, which servers without it ignore silently."""
 
     name: str
     since: str
@@ -59,31 +59,31 @@ class FeatureFound:
 
 @frozen(kw_only=True)
 class ProbeReport:
-    """What a server speaks."""
+    """The calls, features and settings of a server."""
 
     base_url: str
     version: str
-    """Of the protocol; it has at least this one."""
+    """The lowest version of the protocol that the server can have."""
     bodies: Literal["protobuf", "json"]
     client_config: bool
-    """Whether it has settings for clients; older ones have none."""
+    """True if the server has settings for clients; older servers have none."""
     tokens: bool
-    """Whether keys are exchanged for short-lived tokens."""
+    """True if clients exchange keys for short-lived tokens."""
     flags: Mapping[str, object]
-    """Its settings for clients, where they are other than usual."""
+    """The settings for clients that differ from the defaults."""
     calls: tuple[CallFound, ...]
     features: tuple[FeatureFound, ...]
 
 
 def probe(base_url: str | None = None, *, api_key: str | None = None) -> ProbeReport:
-    """Ask a server what it speaks.
+    """Find out which calls and features a server has.
 
     Args:
         base_url: the server; None: `TINKER_BASE_URL`, else the hosted service.
         api_key: the key; None: `TINKER_API_KEY`, else the stored one.
 
     Raises:
-        TinkerError: it cannot be reached, or does not let us in.
+        TinkerError: the server cannot be reached, or refuses the key.
     """
     settings = Settings.resolve(
         base_url=base_url, api_key=None if api_key is None else Secret(api_key), max_retries=_RETRIES
@@ -93,12 +93,12 @@ def probe(base_url: str | None = None, *, api_key: str | None = None) -> ProbeRe
         facts = core.machinery.facts
         return ProbeReport(
             base_url=settings.base_url,
-            version=_version(facts.dialect),
+            version=_format_version(facts.dialect),
             bodies="protobuf" if facts.dialect.protobuf else "json",
             client_config=facts.dialect.client_config,
             tokens=facts.config.pjwt_auth_enabled,
-            flags=_changed(facts.config) if facts.dialect.client_config else {},
-            calls=tuple(_calls(core, facts.dialect)),
+            flags=_find_changed_flags(facts.config) if facts.dialect.client_config else {},
+            calls=tuple(_probe_calls(core, facts.dialect)),
             features=tuple(
                 FeatureFound(name=name, since=".".join(map(str, since)), known=facts.dialect.knows(name))
                 for name, since in FEATURES.items()
@@ -108,19 +108,19 @@ def probe(base_url: str | None = None, *, api_key: str | None = None) -> ProbeRe
         core.close().result()
 
 
-def _changed(config: ClientConfigResponse) -> dict[str, object]:
-    usual = ClientConfigResponse().model_dump()
-    return {name: value for name, value in config.model_dump().items() if value != usual[name]}
+def _find_changed_flags(config: ClientConfigResponse) -> dict[str, object]:
+    defaults = ClientConfigResponse().model_dump()
+    return {name: value for name, value in config.model_dump().items() if value != defaults[name]}
 
 
-def _version(dialect: Dialect) -> str:
+def _format_version(dialect: Dialect) -> str:
     return ".".join(map(str, dialect.version))
 
 
-def _calls(core: Core, dialect: Dialect) -> Iterator[CallFound]:
-    nowhere = _get(core, _NOWHERE)
+def _probe_calls(core: Core, dialect: Dialect) -> Iterator[CallFound]:
+    nowhere = _send_get(core, _NOWHERE)
     for row in ENDPOINTS.values():
-        there, status = _there(core, row, dialect, nowhere)
+        there, status = _probe_call(core, row, dialect, nowhere)
         yield CallFound(
             name=row.name,
             method=row.method,
@@ -132,39 +132,41 @@ def _calls(core: Core, dialect: Dialect) -> Iterator[CallFound]:
         )
 
 
-def _there(core: Core, row: Endpoint, dialect: Dialect, nowhere: Reply | None) -> tuple[Answer, int | None]:
-    if row.name == "client_config":  # it has answered already, or not
+def _probe_call(
+    core: Core, row: Endpoint, dialect: Dialect, nowhere: Reply | None
+) -> tuple[Answer, int | None]:
+    if row.name == "client_config":  # the client has sent it already
         return ("yes" if dialect.client_config else "no"), None
     path = row.path_for(**{name.lstrip("*"): _NAME for name in row.path.names})
     if row.method != "GET" and find("GET", path) is not None:
-        return "unknown", None  # the answer would be that of another call
-    reply = _get(core, path)
-    return judged(reply, nowhere, path), None if reply is None else reply.status
+        return "unknown", None  # another call would answer
+    reply = _send_get(core, path)
+    return judge_reply(reply, nowhere, path), None if reply is None else reply.status
 
 
-def judged(reply: Reply | None, nowhere: Reply | None, path: str) -> Answer:
-    """What an answer to GET says, against the answer for a call that exists nowhere.
+def judge_reply(reply: Reply | None, nowhere: Reply | None, path: str) -> Answer:
+    """Judge an answer to GET by comparison with the answer for a call that does not exist.
 
     >>> nowhere = Reply(404, {}, b'{"detail":"Not Found"}')
-    >>> judged(Reply(405, {}), nowhere, "/x"), judged(nowhere, nowhere, "/x")
+    >>> judge_reply(Reply(405, {}), nowhere, "/x"), judge_reply(nowhere, nowhere, "/x")
     ('yes', 'no')
-    >>> judged(Reply(404, {}, b'{"detail":"no run probe"}'), nowhere, "/x")
+    >>> judge_reply(Reply(404, {}, b'{"detail":"no run probe"}'), nowhere, "/x")
     'yes'
     """
     if reply is None or nowhere is None:
         return "unknown"
     if reply.status == nowhere.status:
-        # Some servers repeat the path as they complain.
-        same = _without(reply, path) == _without(nowhere, _NOWHERE)
+        # Some servers repeat the path in their error.
+        same = _remove_path(reply, path) == _remove_path(nowhere, _NOWHERE)
         return "yes" if not same else "no" if nowhere.status in (404, 405, 501) else "unknown"
     return "unknown" if reply.status in (401, 402, 403, 429) or reply.status >= 500 else "yes"
 
 
-def _without(reply: Reply, path: str) -> bytes:
+def _remove_path(reply: Reply, path: str) -> bytes:
     return reply.body.replace(path.encode(), b"")
 
 
-def _get(core: Core, path: str) -> Reply | None:
+def _send_get(core: Core, path: str) -> Reply | None:
     call = Call(method="GET", path=path, read_s=_READ_S, follow_redirects=False)
     try:
         return core.http.send(call)

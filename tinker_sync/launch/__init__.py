@@ -1,18 +1,20 @@
-"""`base_url="local"`: an embedded server for this process, in a process of its own.
+"""The embedded server as a process: the end that starts, finds and stops it.
 
-This is the side of the clients. It knows how to start the server and how to end it, and nothing of what the
-server does; that is `tinker_sync.local`.
+    server      `EmbeddedServer`: its address and key, and its process from the first request on
+    process     `ServerProcess`: start the child process, wait for its report, end it
+    key_files   key files, by which other processes of the same user find the key of a server
 
-    server   `LocalServer`: its port and key from the beginning, its process from the first request on
-    known    key files, by which other processes of the same user find a server's key
+`tinker_sync.local.launch` is the other end: the code that runs in the child process. `base_url="local"`,
+`tinker_sync.testing.LocalServer(process=True)` and pickled clients all come through here. This room knows
+nothing about what the server computes.
 
-A process has one server, shared by its clients. The port is taken and the key drawn when the first client
-is made, which takes no time. The server's process starts with the first request. It ends when the last client
-is closed or dropped, or when this process ends, however it ends: the server holds the other end of a pipe.
-Forked children use their parent's server as long as it is there, and so do those that `multiprocessing`
-spawns.
+A process has one embedded server, which its clients share. Creating the first client takes a port and draws a
+key, which is quick. The first request starts the child process. The child ends when the last client is closed
+or dropped, and when this process ends in any way, because the child holds the other end of a pipe. Forked and
+`multiprocessing` children use the server of their parent for as long as it runs.
 
-Any thread may come in. Importing this loads nothing heavy: the clients' settings do it.
+Any thread may call these functions. Importing this package loads nothing heavy, because the settings of every
+client import it.
 """
 
 from __future__ import annotations
@@ -23,74 +25,80 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from tinker_sync._secret import Secret
-    from tinker_sync.launch.server import LocalServer
+    from tinker_sync.launch.server import EmbeddedServer
 
 LOCAL: Final = "local"
-"""What stands in the place of an address."""
+"""The base URL that asks for the embedded server."""
 
 _lock = threading.Lock()
-_current: LocalServer | None = None  # guarded by _lock
+_current: EmbeddedServer | None = None  # guarded by _lock
 
 
-def local_server(*, data_dir: str | None = None, model: str | None = None) -> LocalServer:
-    """The server of this process; it is not started by this.
+def get_server(*, data_dir: str | None = None, model: str | None = None) -> EmbeddedServer:
+    """Return the server of this process without starting it.
 
     Args:
-        data_dir: where it keeps its state; None: in a directory that goes with it.
-        model: a Hugging Face directory to serve; None: the built-in model.
+        data_dir: the directory for its state; None: a directory that is removed with the server.
+        model: a Hugging Face directory to serve beside the built-in model.
 
     Raises:
-        ConfigurationError: it is in use already, with another directory or model.
+        ConfigurationError: the server is in use with another directory or model.
 
-    >>> one = local_server()
-    >>> one is local_server(), one.base_url.startswith("http://127.0.0.1:")
+    >>> server = get_server()
+    >>> server is get_server(), server.base_url.startswith("http://127.0.0.1:")
     (True, True)
-    >>> one.stop()
+    >>> server.stop()
     """
-    global _current  # noqa: PLW0603  # there is one for the process
+    global _current  # noqa: PLW0603  # one server for the process
     with _lock:
         if _current is not None and _current.serves(data_dir, model):
             return _current
-        from tinker_sync.launch.server import LocalServer, parents_server
+        from tinker_sync.launch.server import EmbeddedServer, find_parent_server
 
         if _current is not None:
             _current.stop()
-        _current = parents_server(data_dir, model) or LocalServer(data_dir=data_dir, model=model)
+        _current = find_parent_server(data_dir, model) or EmbeddedServer(data_dir=data_dir, model=model)
         return _current
 
 
-def own_server(base_url: str) -> LocalServer | None:
-    """The server of this process, if that is its address."""
+def current_server() -> EmbeddedServer | None:
+    """Return the server of this process, or None before the first client asks for it."""
     with _lock:
-        return _current if _current is not None and _current.base_url == base_url else None
+        return _current
 
 
-def known_key(base_url: str) -> Secret | None:
-    """The key of a server of this user on this machine, if that is where one listens."""
+def find_own_server(base_url: str) -> EmbeddedServer | None:
+    """Return the server of this process if `base_url` is its address."""
+    server = current_server()
+    return server if server is not None and server.base_url == base_url else None
+
+
+def find_key(base_url: str) -> Secret | None:
+    """Return the key of this user's server at a loopback address, or None if there is no key file for it."""
     if not base_url.startswith("http://127.0.0.1:"):
         return None
-    from tinker_sync.launch import known
+    from tinker_sync.launch import key_files
 
-    found = known.at(base_url)
-    return None if found is None else found.key
+    record = key_files.find(base_url)
+    return None if record is None else record.key
 
 
-def stop_all() -> None:
-    """End the server of this process: it is leaving, and its clients have said so."""
-    server = _current
+def stop_server() -> None:
+    """Stop the server of this process. Call it at exit, after the clients have ended their sessions."""
+    server = _current  # without the lock: a thread that is gone at exit may hold it
     if server is not None:
         server.stop()
 
 
 def _before_fork() -> None:
-    """A client that was made before a fork is used after it, often by several children: let them share."""
+    """Start a server that clients hold, so that the children of this process can share it."""
     server = _current
     if server is not None:
         server.prepare_fork()
 
 
 def _after_fork_in_child() -> None:
-    global _lock  # noqa: PLW0603  # it may be held by a thread that only the parent has
+    global _lock  # noqa: PLW0603  # a thread that exists only in the parent may hold it
     _lock = threading.Lock()
     server = _current
     if server is not None:

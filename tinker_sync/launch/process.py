@@ -1,8 +1,11 @@
-"""The server's process: started, told what it needs through a pipe, heard, ended.
+"""`ServerProcess`: the child process of an embedded server, started and ended.
 
-Its standard input stays open as long as it is wanted; the end of that is the end of the server, so it also
-ends with a process that had no time to say so. Its standard output carries one line: that it listens, or why
-not.
+The child reads its orders from standard input: one line of JSON, so that no key appears in a command line.
+The pipe then stays open for as long as the server is wanted. Its end is the end of the server, so the server
+also ends with an owner that is killed. Standard output carries one line: the report that the server listens,
+or the reason why it does not.
+
+One thread at a time may use a `ServerProcess`. This module does not know what the child serves.
 """
 
 from __future__ import annotations
@@ -21,16 +24,38 @@ from typing import Any, Final
 from tinker_sync.errors import ConfigurationError, MissingExtraError, TinkerError
 
 LOG_FILE: Final = "server.log"
+START_LIMIT_S: Final = 60.0
 _TAIL_CHARACTERS: Final = 2000
-# Everything that can be imported here can be imported there, from the same places.
-_BOOT: Final = (
-    "import json, sys; told = json.loads(sys.stdin.buffer.readline()); sys.path[:] = told.pop('path'); "
-    "from tinker_sync.local.launch.child import main; main(told)"
-)
+
+
+def interpreter_command(module: str) -> list[str]:
+    """Return a command that runs `main(orders)` of a module in a new interpreter.
+
+    The orders come as the first line of its standard input, see `encode_orders`. The new interpreter imports
+    modules from the same places as this one.
+
+    >>> interpreter_command("tinker_sync.local.launch.child")[1]
+    '-c'
+    """
+    code = (
+        "import json, sys; orders = json.loads(sys.stdin.buffer.readline()); "
+        f"sys.path[:] = orders.pop('path'); from {module} import main; main(orders)"
+    )
+    return [sys.executable, "-c", code]
+
+
+def encode_orders(orders: dict[str, Any]) -> bytes:
+    """Return the line that `interpreter_command` expects.
+
+    >>> encode_orders({"port": 1}).endswith(b"\\n")
+    True
+    """
+    path = [os.path.abspath(entry) for entry in sys.path]
+    return json.dumps({**orders, "path": path}).encode() + b"\n"
 
 
 class ServerProcess:
-    """A running server. Its owner sees to it that one thread at a time comes in."""
+    """A running child process of an embedded server. Not thread-safe."""
 
     def __init__(self, process: subprocess.Popen[bytes], place: Path) -> None:
         self._process = process
@@ -38,41 +63,44 @@ class ServerProcess:
 
     @classmethod
     def start(
-        cls, place: Path, listening: socket.socket, told: dict[str, Any], limit_s: float
+        cls, place: Path, listening: socket.socket, orders: dict[str, Any], limit_s: float = START_LIMIT_S
     ) -> ServerProcess:
-        """Start one, and return when it listens.
+        """Start a child process and return when it listens.
 
         Args:
-            place: its directory, for its log.
-            listening: the port it shall have.
-            told: what it shall know.
-            limit_s: how long it may take.
+            place: the directory of the child, for its log; `end` removes it.
+            listening: the bound socket that the child takes over. This method closes it.
+            orders: the arguments of `tinker_sync.local.launch.child.main`, without "place" and "fd".
+            limit_s: how long the start may take.
 
         Raises:
-            MissingExtraError, ConfigurationError: it cannot run, and says why.
+            MissingExtraError: a package that the server needs is not installed.
+            ConfigurationError: the child cannot serve; the text has its reason.
         """
-        started = cls(_spawned(place, listening), place)
-        try:
-            started._hand_over({**told, "path": [os.path.abspath(entry) for entry in sys.path]}, listening)
-            started._await_ready(limit_s)
-        except BaseException:  # also Ctrl-C
-            started.end(0)
-            raise
-        return started
+        # With the socket still open here, this process would accept connections after the child has ended.
+        with listening:
+            child = cls(_spawn(place, listening), place)
+            try:
+                child._hand_over({**orders, "place": str(place)}, listening)
+                child._await_ready(limit_s)
+            except BaseException:  # also Ctrl-C
+                child.end(0)
+                raise
+        return child
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """True while the child process runs."""
         return self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The id of the child process."""
         return self._process.pid
 
     def end(self, limit_s: float) -> None:
-        """Let it end by itself, else end it, and remove what it leaves."""
-        _close(self._process)
+        """Close the pipe, kill the child if it runs longer than `limit_s`, and remove its directory."""
+        _close_pipes(self._process)
         try:
             self._process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -80,32 +108,37 @@ class ServerProcess:
             self._process.wait()
         shutil.rmtree(self._place, ignore_errors=True)
 
-    def obituary(self) -> str:
-        """How it ended by itself, and its last words."""
+    def kill(self) -> None:
+        """Kill the child at once, as a crash does, and remove its directory."""
+        self._process.kill()
+        self.end(0)
+
+    def summarize_exit(self) -> str:
+        """Describe how the child ended by itself, with the tail of its log; remove its directory."""
         code = self._process.wait()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        words = self._last_words()
+        tail = self._read_log_tail()
         self.end(0)
-        return f"the embedded server has ended ({how}); make a new client to start another{words}"
+        return f"the embedded server has ended ({how}); make a new client to start another{tail}"
 
     def forget(self) -> None:
-        """In a forked child: it is the parent's. A copy of the pipe would keep it running."""
-        _close(self._process)
-        self._process.returncode = 0  # nobody here may wait for it
+        """Drop the child in a forked process: it belongs to the parent, and a copied pipe keeps it alive."""
+        _close_pipes(self._process)
+        self._process.returncode = 0  # only the parent may wait for it
 
-    def _hand_over(self, told: dict[str, Any], listening: socket.socket) -> None:
-        if os.name == "nt":  # where no descriptor can be passed on: it binds the port again
+    def _hand_over(self, orders: dict[str, Any], listening: socket.socket) -> None:
+        if os.name == "nt":  # descriptors cannot be passed on there: the child binds the port again
             listening.close()
-        told["fd"] = None if os.name == "nt" else listening.fileno()
+        orders["fd"] = None if os.name == "nt" else listening.fileno()
         pipe = self._process.stdin
-        assert pipe is not None  # noqa: S101  # it was asked for
-        with suppress(BrokenPipeError):  # it is dead, and will be asked why
-            pipe.write(json.dumps(told).encode() + b"\n")
+        assert pipe is not None  # noqa: S101  # opened by _spawn
+        with suppress(BrokenPipeError):  # the child has ended; _await_ready finds out why
+            pipe.write(encode_orders(orders))
             pipe.flush()
 
     def _await_ready(self, limit_s: float) -> None:
         pipe = self._process.stdout
-        assert pipe is not None  # noqa: S101  # it was asked for
+        assert pipe is not None  # noqa: S101  # opened by _spawn
         watchdog = threading.Timer(limit_s, self._process.kill)
         watchdog.name, watchdog.daemon = "tinker-launch", True
         watchdog.start()
@@ -118,45 +151,45 @@ class ServerProcess:
             self._process.kill()
             code = self._process.wait()
             raise ConfigurationError(
-                f"the embedded server did not start (exit code {code}){self._last_words()}"
+                f"the embedded server did not start (exit code {code}){self._read_log_tail()}"
             )
-        said = json.loads(line)
-        if said["state"] != "ready":
-            raise _problem(said)
+        report = json.loads(line)
+        if report["state"] != "ready":
+            raise _make_error(report)
 
-    def _last_words(self) -> str:
+    def _read_log_tail(self) -> str:
         try:
             text = (self._place / LOG_FILE).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             return ""
-        return f". It said:\n{text[-_TAIL_CHARACTERS:]}" if text else ""
+        return f". The end of its log:\n{text[-_TAIL_CHARACTERS:]}" if text else ""
 
 
-def _spawned(place: Path, listening: socket.socket) -> subprocess.Popen[bytes]:
+def _spawn(place: Path, listening: socket.socket) -> subprocess.Popen[bytes]:
     try:
         with (place / LOG_FILE).open("wb") as log:
-            return subprocess.Popen(  # noqa: S603  # our own interpreter and code
-                [sys.executable, "-c", _BOOT],
+            return subprocess.Popen(  # noqa: S603  # this interpreter, with code of this package
+                interpreter_command("tinker_sync.local.launch.child"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 bufsize=0,
-                cwd=place,  # nobody else can put modules there
+                cwd=place,  # other users cannot put modules there
                 pass_fds=() if os.name == "nt" else (listening.fileno(),),
-                # Ctrl-C in a terminal is for the program: its clients still have to say goodbye.
+                # Ctrl-C in a terminal is for the program: its clients still have to end their sessions.
                 start_new_session=True,
             )
     except OSError as problem:
         raise ConfigurationError(f"the embedded server could not be started: {problem}") from problem
 
 
-def _problem(said: dict[str, Any]) -> TinkerError:
-    if said["state"] == "missing":
-        return MissingExtraError("local", feature=f"the embedded server ({said['message']})")
-    return ConfigurationError(f"the embedded server could not be started: {said['message']}")
+def _make_error(report: dict[str, Any]) -> TinkerError:
+    if report["state"] == "missing":
+        return MissingExtraError("local", feature=f"the embedded server ({report['message']})")
+    return ConfigurationError(f"the embedded server could not be started: {report['message']}")
 
 
-def _close(process: subprocess.Popen[bytes]) -> None:
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with suppress(OSError):

@@ -1,10 +1,12 @@
-"""`LocalServer`: one server process, from the side of those who use it.
+"""`EmbeddedServer`: one embedded server, as its clients see it.
 
-Guarantees: however many threads ask, one process is started; it is told everything through a pipe, nothing on
-its command line; it ends when this process does, since the pipe then closes.
+Guarantees: one process is started, however many threads ask for it at once. Its key never appears in a
+command line. It ends when this process ends, because the pipe between them closes.
 
-The states: *idle*, the port is known and nobody listens; *running*; *gone*, it ended by itself, for good.
-`start` leads from idle to running, `stop` back; what fails to start stays idle.
+States: *idle* (the port is known and does not listen), *running*, and *gone* (the process ended by itself;
+final). `start` leads from idle to running and `stop` back. A start that fails leaves the server idle.
+
+Any thread may come in. This module knows how to start a server and nothing about what it answers.
 """
 
 from __future__ import annotations
@@ -15,30 +17,29 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from tinker_sync._secret import Secret
 from tinker_sync.errors import APIConnectionError, ConfigurationError, TinkerError
 
-# What starts processes and keeps key files loads with the first start: making a client takes no time.
+# The modules that start processes and keep key files load with the first start, so that creating a client
+# stays quick.
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tinker_sync.launch.process import ServerProcess
 
 HOST: Final = "127.0.0.1"
-START_LIMIT_S: Final = 60.0
-# State is safe at any moment; this is for what is under way, such as a last report, and for tidying up.
+BUILT_IN_MODEL: Final = "tinker-sync/tiny"
+# Saved state is safe at any moment; this is for work in progress, such as a last report, and for tidying up.
 STOP_LIMIT_S: Final = 3.0
 
 
-class KnownServer(NamedTuple):
-    """What there is to know of a server; its process need not run.
+class ServerRecord(NamedTuple):
+    """The facts about a server that other processes need; the server need not run.
 
     Attributes:
-        owner: the process it belongs to.
-        data_dir, model: what its owner asked for.
+        owner: the id of the process it belongs to.
+        data_dir, model: as its owner gave them.
     """
 
     base_url: str
@@ -48,65 +49,66 @@ class KnownServer(NamedTuple):
     model: str | None = None
 
 
-class LocalServer:
-    """An embedded server that starts when it is first needed. Thread-safe.
+class EmbeddedServer:
+    """An embedded server that starts with the first request. Thread-safe.
 
     Args:
-        data_dir: where it keeps its state; None: in a directory that goes with it.
-        model: a Hugging Face directory; None: the built-in model.
+        data_dir: the directory for its state; None: a directory that is removed with the server.
+        model: a Hugging Face directory to serve beside the built-in model.
+        record: the server of another process to use instead of an own one.
 
-    >>> server = LocalServer()
+    >>> server = EmbeddedServer()
     >>> server.running
     False
     >>> server.stop()
     """
 
     def __init__(
-        self, *, data_dir: str | None = None, model: str | None = None, joined: KnownServer | None = None
+        self, *, data_dir: str | None = None, model: str | None = None, record: ServerRecord | None = None
     ) -> None:
         self._lock = threading.Lock()
         self._holders = 0  # guarded by _lock
         self._process: ServerProcess | None = None  # guarded by _lock
         self._failure: str | None = None  # guarded by _lock; set once, final
-        self._socket: socket.socket | None = None  # guarded by _lock; the port, while no process has it
-        self._found = False  # guarded by _lock; whether the server of another process was seen
-        if joined is None:
-            self._socket = _bound(0)
-            joined = KnownServer(
+        self._socket: socket.socket | None = None  # guarded by _lock; the port, until a process takes it
+        self._found = False  # guarded by _lock; True once the server of another process has answered
+        if record is None:
+            self._socket = bind_port()
+            record = ServerRecord(
                 base_url=f"http://{HOST}:{self._socket.getsockname()[1]}",
                 key=Secret(f"tml-local-{os.urandom(24).hex()}"),
                 owner=os.getpid(),
                 data_dir=_absolute(data_dir),
-                model=model,
+                model=_absolute(model),
             )
-        self._known = joined
+        self.record = record
 
     @property
     def base_url(self) -> str:
-        """Its address, which stays the same."""
-        return self._known.base_url
+        """The address, which stays the same through `stop` and `start`."""
+        return self.record.base_url
 
     @property
     def key(self) -> Secret:
-        """What its clients have to send."""
-        return self._known.key
+        """The key that clients send."""
+        return self.record.key
 
     @property
-    def _ours(self) -> bool:
-        return self._known.owner == os.getpid()
+    def _is_own(self) -> bool:
+        return self.record.owner == os.getpid()
 
     def serves(self, data_dir: str | None, model: str | None) -> bool:
-        """Whether this is what somebody needs who asks for such a server; not when it must be replaced.
+        """Return True if this server fits these options, and False if it must be replaced.
 
         Raises:
-            ConfigurationError: it is in use, and keeps its state elsewhere or serves something else.
+            ConfigurationError: the server is in use with another directory or model.
         """
         with self._lock:
-            if self._over_locked() or not (self._ours or _answers(self.base_url)):
+            if self._has_failed_locked() or not (self._is_own or _is_listening(self.base_url)):
                 return False
-            if (_absolute(data_dir), model) == (self._known.data_dir, self._known.model):
+            if (_absolute(data_dir), _absolute(model)) == (self.record.data_dir, self.record.model):
                 return True
-            if self._ours and self._process is None and self._holders == 0:
+            if self._is_own and self._process is None and self._holders == 0:
                 return False
             raise ConfigurationError(
                 "the embedded server of this process is in use, with another directory or model; "
@@ -115,23 +117,23 @@ class LocalServer:
 
     @property
     def running(self) -> bool:
-        """Whether its process runs, as far as this process knows."""
+        """True while this process has a running child; False for a server of another process."""
         with self._lock:
             return self._process is not None and self._process.alive
 
     @property
     def pid(self) -> int | None:
-        """The server's process, while there is one."""
+        """The id of the child process, or None."""
         with self._lock:
             return None if self._process is None else self._process.pid
 
-    # -------------------------------------------------------------------------------------- its users
+    # -------------------------------------------------------------------------------------- holders
 
     def hold(self) -> Callable[[], None]:
-        """Be one of those for whom it runs; what is returned ends that, and with the last one the server."""
+        """Hold the server for a client; return the function that lets go. The last to let go stops it."""
         with self._lock:
             self._holders += 1
-        return _Hold(self).release
+        return _ServerHold(self).release
 
     def _let_go(self) -> None:
         with self._lock:
@@ -140,26 +142,28 @@ class LocalServer:
         if last:
             self.stop()
 
-    # -------------------------------------------------------------------------------------- its life
+    # -------------------------------------------------------------------------------------- start and stop
 
     def start(self) -> None:
-        """Return when it runs. Starting takes a part of a second, once; whoever comes meanwhile waits.
+        """Start the server if it is not running, and return when it listens.
+
+        A start takes a fraction of a second. Threads that call this meanwhile wait for it.
 
         Raises:
-            MissingExtraError: something is not installed that it needs.
+            MissingExtraError: a package that the server needs is not installed.
             ConfigurationError: its directory or its model cannot be used. The next call tries again.
-            APIConnectionError: it has ended by itself, and what it held in memory is lost.
+            APIConnectionError: it has ended by itself, and its state in memory is lost.
         """
-        with self._lock:  # it takes long, on purpose: one starts it, the others wait
-            if not self._ours:
+        with self._lock:  # held through the start on purpose: one thread starts it, the others wait
+            if not self._is_own:
                 self._look_for_it_locked()
-            if self._over_locked():
+            if self._has_failed_locked():
                 raise APIConnectionError(self._failure or "")
-            if self._ours and self._process is None:
-                self._process = self._launched_locked()
+            if self._is_own and self._process is None:
+                self._process = self._launch_locked()
 
     def stop(self) -> None:
-        """End its process, if it is ours; the next `start` begins anew. Idempotent."""
+        """End the child process, if this process has one; `start` begins a new one. Idempotent."""
         with self._lock:
             process, self._process = self._process, None
             if self._socket is not None:
@@ -168,46 +172,45 @@ class LocalServer:
             if process is not None:
                 process.end(STOP_LIMIT_S)
 
-    def _over_locked(self) -> bool:
+    def _has_failed_locked(self) -> bool:
         if self._process is not None and not self._process.alive:
-            self._failure = self._process.obituary()
+            self._failure = self._process.summarize_exit()
             self._process = None
         return self._failure is not None
 
-    def _launched_locked(self) -> ServerProcess:
+    def _launch_locked(self) -> ServerProcess:
         if not sys.executable:
             raise ConfigurationError("this program has no Python interpreter to run the embedded server with")
-        from tinker_sync.launch import known
+        from tinker_sync.launch import key_files
         from tinker_sync.launch.process import ServerProcess
 
-        listening = self._socket or _bound(urlsplit(self.base_url).port or 0)
-        self._socket = None
-        # Were it open here too, connections would be taken that nobody answers when the server has ended.
-        with listening:
-            place = known.publish(self._known)
-            return ServerProcess.start(place, listening, self._handover(place), START_LIMIT_S)
-
-    def _handover(self, place: Path) -> dict[str, Any]:
-        return {
-            "port": urlsplit(self.base_url).port,
+        port = urlsplit(self.base_url).port or 0
+        listening, self._socket = self._socket or bind_port(port), None
+        try:
+            place = key_files.publish(self.record)
+        except BaseException:
+            listening.close()
+            raise
+        orders = {
+            "port": port,
             "key": self.key.reveal(),
-            "place": str(place),
-            "data_dir": self._known.data_dir,
-            "model": self._known.model,
+            "data_dir": self.record.data_dir,
+            "models": [BUILT_IN_MODEL, *([self.record.model] if self.record.model else [])],
         }
+        return ServerProcess.start(place, listening, orders)
 
-    # -------------------------------------------------------------------------------------- children
+    # -------------------------------------------------------------------------------------- other processes
 
     def prepare_fork(self) -> None:
-        """Run before a fork if anybody holds this: a child can only share what runs."""
+        """Start a server that a client holds: a forked child can share only a running one."""
         with self._lock:
             wanted = self._holders > 0 and self._process is None and self._failure is None
-        if wanted and self._ours:
-            with suppress(TinkerError):  # it is told to whoever uses it
+        if wanted and self._is_own:
+            with suppress(TinkerError):  # the next request raises it
                 self.start()
 
     def renew_after_fork(self) -> None:
-        """In the child: the server is the parent's, and lives as long as the parent wants it to."""
+        """Give up the child process in a forked process: it belongs to the parent, which decides its end."""
         self._lock = threading.Lock()
         if self._socket is not None:
             self._socket.close()
@@ -218,7 +221,7 @@ class LocalServer:
 
     def _look_for_it_locked(self) -> None:
         if not self._found and self._failure is None:
-            self._found = _answers(self.base_url)
+            self._found = _is_listening(self.base_url)
             if not self._found:
                 self._failure = (
                     "the embedded server belongs to the process that this one came from, and is gone"
@@ -226,14 +229,14 @@ class LocalServer:
 
     def __repr__(self) -> str:
         state = "running" if self.running else "not running"
-        return f"<LocalServer {self.base_url} {state}>"
+        return f"<EmbeddedServer {self.base_url} {state}>"
 
 
-class _Hold:
-    """One user of a server, once."""
+class _ServerHold:
+    """The claim of one client on a server."""
 
-    def __init__(self, server: LocalServer) -> None:
-        self._server: LocalServer | None = server
+    def __init__(self, server: EmbeddedServer) -> None:
+        self._server: EmbeddedServer | None = server
 
     def release(self) -> None:
         """Let go. Idempotent."""
@@ -242,38 +245,41 @@ class _Hold:
             server._let_go()
 
 
-def parents_server(data_dir: str | None, model: str | None) -> LocalServer | None:
-    """In a process that `multiprocessing` has spawned: the server of the one that did, if it fits."""
+def find_parent_server(data_dir: str | None, model: str | None) -> EmbeddedServer | None:
+    """Return the parent's server in a process that `multiprocessing` has spawned, if it fits and listens."""
     multiprocessing = sys.modules.get("multiprocessing.process")
     parent = multiprocessing.parent_process() if multiprocessing is not None else None
     if parent is None:
         return None
-    from tinker_sync.launch import known
+    from tinker_sync.launch import key_files
 
-    found = known.of_owner(parent.pid)
-    if found is None or (found.data_dir, found.model) != (_absolute(data_dir), model):
+    record = key_files.find_owned_by(parent.pid)
+    if record is None or (record.data_dir, record.model) != (_absolute(data_dir), _absolute(model)):
         return None
-    return LocalServer(joined=found) if _answers(found.base_url) else None
+    return EmbeddedServer(record=record) if _is_listening(record.base_url) else None
 
 
-def _answers(base_url: str) -> bool:
-    from tinker_sync.launch import known
+def bind_port(port: int = 0) -> socket.socket:
+    """Bind a loopback port without listening, so that connections to it are refused; 0 takes a free port.
 
-    return known.answers(base_url)
+    >>> bind_port().close()
+    """
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        if port and os.name != "nt":  # connections of the server before may linger
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((HOST, port))
+    except OSError as problem:
+        bound.close()
+        raise ConfigurationError(f"the embedded server found no port: {problem.strerror}") from problem
+    return bound
+
+
+def _is_listening(base_url: str) -> bool:
+    from tinker_sync.launch import key_files
+
+    return key_files.is_listening(base_url)
 
 
 def _absolute(path: str | None) -> str | None:
     return None if path is None else os.path.abspath(os.path.expanduser(path))
-
-
-def _bound(port: int) -> socket.socket:
-    """A port of this machine that nobody listens on yet: connections are refused."""
-    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        if port and os.name != "nt":  # connections of the server before may not have faded yet
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((HOST, port))
-    except OSError as problem:
-        made.close()
-        raise ConfigurationError(f"the embedded server found no port: {problem.strerror}") from problem
-    return made

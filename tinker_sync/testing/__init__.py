@@ -1,12 +1,13 @@
-"""For tests of programs that train: a real server on this machine, and everything that can go wrong with it.
+"""A real server on this machine for tests of programs that train, with faults on demand.
 
-    LocalServer   the server; remembers what it was asked
-    FaultPlan     what is to go wrong, as one readable value
-    faults        what can
-    latency       how long things may take
-    fixtures      `tinker_server` and `tinker_service`, found by pytest where the package is installed
+    LocalServer   the server; it records the calls it receives
+    FaultPlan     the faults of one test, as one readable value
+    faults        the kinds of faults
+    latency       the time that calls take
+    fixtures      `tinker_server` and `tinker_service`, which pytest finds where the package is installed
 
-Every name loads its module on first use.
+Calls arrive on the server's own thread; tests read them from any thread. `LocalServer(process=True)` starts
+its process through `tinker_sync.launch`. Every name loads its module on first use.
 """
 
 from __future__ import annotations

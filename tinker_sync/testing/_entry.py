@@ -1,4 +1,4 @@
-"""What the entry point names: it only refers to the fixtures, by the name others refer to them by."""
+"""The pytest entry point. It names the module of the fixtures, so that pytest registers it only once."""
 
 from __future__ import annotations
 

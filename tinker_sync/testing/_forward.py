@@ -1,4 +1,7 @@
-"""An application that hands every request on to another process of this machine. Runs on a server's loop."""
+"""`Forward`: an ASGI application that forwards each request to another process of this machine.
+
+It runs on the event loop of a server, and opens a connection for each request.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,15 @@ if TYPE_CHECKING:
     from tinker_sync.local.server.http1 import Message, Receive, Send
 
 _HOST: Final = "127.0.0.1"
-# They belong to one connection, and each of the two has its own.
+# These headers belong to one connection, and a forwarded request passes through two.
 _OF_THE_CONNECTION: Final = frozenset({b"connection", b"content-length", b"transfer-encoding", b"expect"})
 
 
 class Forward:
-    """Hands requests on, each over a connection of its own. A server that is not there is a reset.
+    """Forwards requests to a port. While that server is down, clients see a connection reset.
 
     Args:
-        port: where the server listens.
+        port: the port of the server.
     """
 
     def __init__(self, port: int) -> None:
@@ -33,21 +36,21 @@ class Forward:
                 await send({"type": f"lifespan.{kind}.complete"})
             return
         body = (await receive()).get("body", b"")
-        asked = asyncio.ensure_future(self._exchange(scope, body))
-        gone = asyncio.ensure_future(receive())
+        reply = asyncio.ensure_future(self._request(scope, body))
+        disconnected = asyncio.ensure_future(receive())
         try:
-            await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if asked.done():
-                await _answer(asked, send)
+            await asyncio.wait({reply, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+            if reply.done():
+                await _send_reply(reply, send)
         finally:
-            for task in (asked, gone):  # who asked is gone: so are we, for the server there
+            for task in (reply, disconnected):  # a client that disconnects ends the forwarded request too
                 task.cancel()
-            await asyncio.gather(asked, gone, return_exceptions=True)
+            await asyncio.gather(reply, disconnected, return_exceptions=True)
 
-    async def _exchange(self, scope: Message, body: bytes) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    async def _request(self, scope: Message, body: bytes) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         reader, writer = await asyncio.open_connection(_HOST, self._port)
         try:
-            writer.write(_head(scope, len(body)) + body)
+            writer.write(_encode_head(scope, len(body)) + body)
             lines = (await reader.readuntil(b"\r\n\r\n")).rstrip(b"\r\n").split(b"\r\n")
             headers = [
                 (name.lower(), value.strip())
@@ -62,16 +65,18 @@ class Forward:
                 await writer.wait_closed()
 
 
-def _head(scope: Message, length: int) -> bytes:
+def _encode_head(scope: Message, length: int) -> bytes:
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
     lines = [b"%b: %b" % pair for pair in scope["headers"] if pair[0] not in _OF_THE_CONNECTION]
     own = [b"connection: close", b"content-length: %d" % length]
     return b"\r\n".join([scope["method"].encode() + b" " + target + b" HTTP/1.1", *lines, *own, b"", b""])
 
 
-async def _answer(asked: asyncio.Future[tuple[int, list[tuple[bytes, bytes]], bytes]], send: Send) -> None:
+async def _send_reply(
+    reply: asyncio.Future[tuple[int, list[tuple[bytes, bytes]], bytes]], send: Send
+) -> None:
     try:
-        status, headers, content = asked.result()
+        status, headers, content = reply.result()
     except (OSError, asyncio.IncompleteReadError):
         await send({"type": ABORT, "reset": True})
         return

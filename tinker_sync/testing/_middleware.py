@@ -1,7 +1,7 @@
-"""The part of a server under test that lets calls go wrong: an ASGI application around another.
+"""`FaultMiddleware`: an ASGI application that makes calls to another one go wrong.
 
-It runs on the server's loop. What is to go wrong is decided by the scene; here it is done. A connection is
-cut by the server's own event for that, so a reset is a real one.
+It runs on the event loop of the server. The scene decides which fault happens to a call; this module carries
+it out. It cuts a connection with the server's own event, so a reset is a real one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from attrs import define, field
 
 from tinker_sync.local.server.http1 import ABORT
 from tinker_sync.local.server.ordered import ORDERED
-from tinker_sync.testing.faults import Answered, Cut, Slow, Truncated
+from tinker_sync.testing.faults import Cut, FixedReply, Slow, Truncated
 
 if TYPE_CHECKING:
     from tinker_sync.local.server.http1 import Asgi, Message, Receive, Send
@@ -29,33 +29,33 @@ _COME_AGAIN: Final = frozenset({402, 408, 409, 425, 429})
 
 
 @define
-class _Captured:
-    """The server's own answer, kept back."""
+class _CapturedReply:
+    """The reply of the inner application, kept back."""
 
     status: int = 500
     headers: list[tuple[bytes, bytes]] = field(factory=list)
     body: bytearray = field(factory=bytearray)
 
     async def take(self, event: Message) -> None:
-        """Stands in for `send`."""
+        """Capture an event, in place of `send`."""
         if event["type"] == "http.response.start":
             self.status, self.headers = event["status"], list(event.get("headers", ()))
         elif event["type"] == "http.response.body":
             self.body += event.get("body", b"")
 
     def full_headers(self) -> list[tuple[bytes, bytes]]:
-        """Its headers, with the length of the whole body."""
+        """Return the headers with the length of the whole body."""
         others = [(name, value) for name, value in self.headers if name.lower() != b"content-length"]
         return [*others, (b"content-length", b"%d" % len(self.body))]
 
 
-class Faults:
-    """An application that does what a scene says, and else what the application inside does.
+class FaultMiddleware:
+    """An application that carries out the faults of a scene around an inner application.
 
     Args:
-        app: the application inside.
-        scene: decides, and writes down.
-        pace: times of the plan are multiplied by this.
+        app: the inner application.
+        scene: decides on the fault of each call and records the call.
+        pace: the factor for the times of the plan.
     """
 
     def __init__(self, app: Asgi, scene: Scene, *, pace: float = 1.0) -> None:
@@ -67,7 +67,7 @@ class Faults:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        content = await _whole_body(receive)
+        content = await _read_body(receive)
         decision = self._scene.enter(
             method=scope["method"],
             path=(scope.get("raw_path") or scope["path"].encode()).decode("latin-1"),
@@ -75,42 +75,42 @@ class Faults:
             headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]],
             content=content,
         )
-        run = _Run(self._app, scope, _again(content, receive), send, decision.call)
+        run = _CallInProgress(self._app, scope, _replay(content, receive), send, decision.call)
         try:
             await asyncio.sleep(decision.latency_s * self._pace)
             await self._act(run, decision)
         finally:
             decision.call.over.set()
 
-    async def _act(self, run: _Run, decision: Decision) -> None:
-        fault, opens = decision.fault, decision.call.endpoint == "create_session"
-        work_first = opens if fault is None else _needs_work(fault)
+    async def _act(self, run: _CallInProgress, decision: Decision) -> None:
+        fault, opens_session = decision.fault, decision.call.endpoint == "create_session"
+        work_first = opens_session if fault is None else _needs_work(fault)
         if work_first:
             await run.work()
-        if work_first and opens:
-            self._note_session(run.kept())
-        if isinstance(fault, Answered):
+        if work_first and opens_session:
+            self._note_session(run.captured())
+        if isinstance(fault, FixedReply):
             if _uses_up_number(decision.call, fault):
                 await run.refuse()
-            await run.answer(fault)
+            await run.send_fixed(fault)
         elif isinstance(fault, Cut):
             await run.cut(reset=fault.reset)
         elif isinstance(fault, Truncated):
             await run.send_part(fault.keep)
         elif isinstance(fault, Slow):
             await run.trickle(fault.seconds * self._pace, fault.pieces)
-        elif opens:
+        elif opens_session:
             await run.send_own()
         else:
-            await run.through()
+            await run.pass_on()
 
-    def _note_session(self, captured: _Captured) -> None:
+    def _note_session(self, captured: _CapturedReply) -> None:
         if captured.status < 300:
-            self._scene.opened(json.loads(captured.body)["session_id"])
+            self._scene.note_session(json.loads(captured.body)["session_id"])
 
 
-class _Run:
-    """One call on its way: what can be done with it."""
+class _CallInProgress:
+    """One call, with the actions that faults are made of."""
 
     def __init__(self, app: Asgi, scope: Message, receive: Receive, send: Send, call: RecordedCall) -> None:
         self._app = app
@@ -118,24 +118,24 @@ class _Run:
         self._receive = receive
         self._send = send
         self._call = call
-        self._captured: _Captured | None = None
+        self._captured: _CapturedReply | None = None
 
-    async def through(self) -> None:
-        """Nothing goes wrong."""
-        await self._app(self._scope, self._receive, self._watched)
+    async def pass_on(self) -> None:
+        """Let the inner application reply."""
+        await self._app(self._scope, self._receive, self._send_recorded)
 
     async def work(self) -> None:
-        """Have the work done, and keep the answer back."""
-        self._captured = _Captured()
+        """Let the inner application do the work, and capture its reply."""
+        self._captured = _CapturedReply()
         await self._app(self._scope, self._receive, self._captured.take)
 
     async def refuse(self) -> None:
-        """Have the server refuse the call too, so that it counts the number in it as used."""
+        """Let the server refuse the call too, so that it counts the number in it as used."""
         headers = [pair for pair in self._scope["headers"] if pair[0].lower() != b"x-api-key"]
-        await self._app({**self._scope, "headers": headers}, self._receive, _Captured().take)
+        await self._app({**self._scope, "headers": headers}, self._receive, _CapturedReply().take)
 
-    async def answer(self, fault: Answered) -> None:
-        """Another answer."""
+    async def send_fixed(self, fault: FixedReply) -> None:
+        """Send the reply of a fault."""
         headers = [
             (name.lower().encode("latin-1"), value.encode("latin-1"))
             for name, value in fault.headers_at(time.time())
@@ -144,26 +144,26 @@ class _Run:
         await self._body(fault.body)
 
     async def cut(self, *, reset: bool) -> None:
-        """No answer."""
+        """Cut the connection."""
         self._call.over.set()
         await self._send({"type": ABORT, "reset": reset})
 
     async def send_own(self) -> None:
-        """The answer that was kept back."""
-        captured = self.kept()
+        """Send the captured reply."""
+        captured = self.captured()
         await self._start(captured.status, captured.full_headers())
         await self._body(bytes(captured.body))
 
     async def send_part(self, keep: float) -> None:
-        """The head of the answer that was kept back, the beginning of its body, and no more."""
-        captured = self.kept()
+        """Send the head of the captured reply and the beginning of its body, then cut the connection."""
+        captured = self.captured()
         await self._start(captured.status, captured.full_headers())
         await self._body(bytes(captured.body[: int(len(captured.body) * keep)]), more=True)
         await self.cut(reset=False)
 
     async def trickle(self, seconds: float, pieces: int) -> None:
-        """The answer that was kept back, bit by bit."""
-        captured = self.kept()
+        """Send the captured reply in pieces."""
+        captured = self.captured()
         await self._start(captured.status, captured.full_headers())
         edges = [len(captured.body) * piece // pieces for piece in range(pieces + 1)]
         for piece in range(pieces):
@@ -171,13 +171,13 @@ class _Run:
                 await asyncio.sleep(seconds / (pieces - 1))
             await self._body(bytes(captured.body[edges[piece] : edges[piece + 1]]), more=piece < pieces - 1)
 
-    def kept(self) -> _Captured:
-        """What the application inside said."""
-        assert self._captured is not None  # noqa: S101  # `work` comes first
+    def captured(self) -> _CapturedReply:
+        """Return the captured reply; `work` comes first."""
+        assert self._captured is not None  # noqa: S101
         return self._captured
 
-    async def _watched(self, event: Message) -> None:
-        # Written down before it is sent: a client that has the answer may be asked about at once.
+    async def _send_recorded(self, event: Message) -> None:
+        # Recorded before it is sent: a test may read the record as soon as its client has the reply.
         if event["type"] == "http.response.start":
             self._call.status = event["status"]
         elif not event.get("more_body", False):
@@ -185,24 +185,24 @@ class _Run:
         await self._send(event)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        await self._watched({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send_recorded({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _body(self, body: bytes, *, more: bool = False) -> None:
-        await self._watched({"type": "http.response.body", "body": body, "more_body": more})
+        await self._send_recorded({"type": "http.response.body", "body": body, "more_body": more})
 
 
 def _needs_work(fault: Fault) -> bool:
-    """Whether the server does what was asked before this goes wrong."""
-    return isinstance(fault, (Truncated, Slow)) or (isinstance(fault, (Answered, Cut)) and fault.after_work)
+    """Return True if the server does the work before the fault."""
+    return isinstance(fault, (Truncated, Slow)) or (isinstance(fault, (FixedReply, Cut)) and fault.after_work)
 
 
-def _uses_up_number(call: RecordedCall, fault: Answered) -> bool:
-    """Whether a planned answer is a refusal, after which the number of the call is not waited for."""
+def _uses_up_number(call: RecordedCall, fault: FixedReply) -> bool:
+    """Return True for a refusal after which the server does not wait for the number of the call."""
     refusal = 400 <= fault.status < 500 and fault.status not in _COME_AGAIN
     return refusal and not fault.after_work and call.endpoint in ORDERED
 
 
-async def _whole_body(receive: Receive) -> bytes:
+async def _read_body(receive: Receive) -> bytes:
     parts = []
     while True:
         event = await receive()
@@ -211,15 +211,15 @@ async def _whole_body(receive: Receive) -> bytes:
             return b"".join(parts)
 
 
-def _again(content: bytes, receive: Receive) -> Callable[[], Awaitable[dict[str, Any]]]:
-    """A `receive` that gives the body once more, and then what else comes."""
-    given = False
+def _replay(content: bytes, receive: Receive) -> Callable[[], Awaitable[dict[str, Any]]]:
+    """Return a `receive` that gives the body once more, and then later events."""
+    replayed = False
 
-    async def replay() -> Any:
-        nonlocal given
-        if given:
+    async def receive_again() -> Any:
+        nonlocal replayed
+        if replayed:
             return await receive()
-        given = True
+        replayed = True
         return {"type": "http.request", "body": content, "more_body": False}
 
-    return replay
+    return receive_again

@@ -1,6 +1,6 @@
-"""What a plan is applied to: counts calls, says which goes wrong, and writes down what was asked.
+"""`Scene`: applies a plan to a server; it counts calls, decides on their faults and records them.
 
-The server's loop asks it, and the threads of a test; the one lock is held for counting only.
+The event loop of the server and the threads of a test come in. The lock is held only to count and to copy.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from attrs import frozen
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import TinkerError
 from tinker_sync.testing.calls import RecordedCall
-from tinker_sync.testing.faults import Answered, Fault, SessionExpired
-from tinker_sync.testing.plan import FaultPlan, Rule
+from tinker_sync.testing.faults import Fault, FixedReply, SessionExpired
+from tinker_sync.testing.plan import FaultPlan, FaultRule
 from tinker_sync.wire.endpoints import find
 
-# Where a call names the session it belongs to; ids of models and samplers begin with that of their session.
+# Fields that name the session of a call; ids of models and samplers begin with the id of their session.
 _OWNERS: Final = ("session_id", "model_id", "sampling_session_id")
 _OWNERS_IN_PATHS: Final = ("session", "sampler", "model", "run")
-_GONE: Final = Answered(410, b'{"detail": "the session has expired"}')
+_GONE: Final = FixedReply(410, b'{"detail": "the session has expired"}')
 
 
 @frozen
 class Decision:
-    """What is to happen to a call."""
+    """A recorded call with its latency and its fault."""
 
     call: RecordedCall
     latency_s: float
@@ -38,8 +38,8 @@ class Scene:
     """The state of a server under test. Thread-safe.
 
     Args:
-        plan: what is to go wrong.
-        clock: what time it is.
+        plan: the faults and latencies.
+        clock: the clock for `RecordedCall.at_s`.
     """
 
     def __init__(self, plan: FaultPlan, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -56,24 +56,24 @@ class Scene:
     def _begin_plan(self, plan: FaultPlan) -> None:
         self._plan = plan  # guarded by _changed
         self._planned: Counter[str] = Counter()  # guarded by _changed; calls of each endpoint under this plan
-        self._counts = [0] * len(plan.rules)  # guarded by _changed; calls that fit each rule
-        self._struck = [0] * len(plan.rules)  # guarded by _changed; how often each has decided
+        self._counts = [0] * len(plan.rules)  # guarded by _changed; calls that match each rule
+        self._used = [0] * len(plan.rules)  # guarded by _changed; calls that each rule has decided on
 
     # -------------------------------------------------------------------------------------- for tests
 
     @property
     def plan(self) -> FaultPlan:
-        """What is to go wrong."""
+        """The present plan."""
         with self._changed:
             return self._plan
 
     def follow(self, plan: FaultPlan) -> None:
-        """Another plan from now on; its counting begins anew."""
+        """Replace the plan; its counts begin at 1."""
         with self._changed:
             self._begin_plan(plan)
 
     def forget(self) -> None:
-        """As if nothing had been asked yet; what has expired lives again."""
+        """Drop the recorded calls and the expiry of sessions."""
         with self._changed:
             self._calls = []
             self._numbers.clear()
@@ -82,34 +82,34 @@ class Scene:
 
     @property
     def calls(self) -> list[RecordedCall]:
-        """What was asked, in order of arrival."""
+        """The calls in order of arrival."""
         with self._changed:
             return list(self._calls)
 
     @property
-    def pending(self) -> tuple[Rule, ...]:
-        """The rules of the plan that have not decided about any call yet."""
+    def pending(self) -> tuple[FaultRule, ...]:
+        """The rules of the plan that have not decided on any call yet."""
         with self._changed:
-            pairs = zip(self._plan.rules, self._struck, strict=True)
-            return tuple(rule for rule, struck in pairs if not struck)
+            pairs = zip(self._plan.rules, self._used, strict=True)
+            return tuple(rule for rule, used in pairs if not used)
 
     @property
     def failures(self) -> list[BaseException]:
-        """What was raised by predicates of plans."""
+        """The exceptions that predicates of the plan have raised."""
         with self._changed:
             return list(self._failures)
 
-    def wait_until(self, fits: Callable[[list[RecordedCall]], bool], timeout_s: float) -> bool:
-        """Wait until the calls are as wanted; whether they are."""
+    def wait_until(self, condition: Callable[[list[RecordedCall]], bool], timeout_s: float) -> bool:
+        """Wait until a condition on the calls is true; return False after the timeout."""
         with self._changed:
-            return self._changed.wait_for(lambda: fits(self._calls), timeout_s)
+            return self._changed.wait_for(lambda: condition(self._calls), timeout_s)
 
     # -------------------------------------------------------------------------------------- for the server
 
     def enter(
         self, *, method: str, path: str, query: str, headers: Iterable[tuple[str, str]], content: bytes
     ) -> Decision:
-        """A request has arrived: write it down, and say what is to happen to it."""
+        """Record a request that has arrived, and decide on its latency and fault."""
         found = find(method, path)
         name, ids = (found[0].name, found[1]) if found else ("", {})
         with self._changed:
@@ -131,56 +131,56 @@ class Scene:
             self._calls.append(call)
             self._changed.notify_all()
             plan = self._plan
-        call.fault = self._refusal_of_expired(call) or self._fault_for(call, plan)
+        call.fault = self._refuse_expired(call) or self._choose_fault(call, plan)
         return Decision(call, plan.latency_of(name, planned), call.fault)
 
-    def _fault_for(self, call: RecordedCall, plan: FaultPlan) -> Fault | None:
-        # A test's own code runs in here, so the lock is free; only the loop's thread ever comes in.
-        concerned = [index for index, rule in enumerate(plan.rules) if self._concerns(rule, call)]
+    def _choose_fault(self, call: RecordedCall, plan: FaultPlan) -> Fault | None:
+        # Predicates of the test run here, so without the lock. Only the thread of the event loop calls this.
+        matching = [index for index, rule in enumerate(plan.rules) if self._matches(rule, call)]
         with self._changed:
-            if self._plan is not plan:  # it has just been replaced
+            if self._plan is not plan:  # a test has replaced it meanwhile
                 return None
-            for index in concerned:
+            for index in matching:
                 self._counts[index] += 1
-            for index in concerned:
+            for index in matching:
                 rule = plan.rules[index]
                 if rule.strikes(self._counts[index]):
-                    self._struck[index] += 1
+                    self._used[index] += 1
                     if isinstance(rule.fault, SessionExpired):
                         self._expired |= self._sessions
                         return _GONE
                     return rule.fault
         return None
 
-    def _concerns(self, rule: Rule, call: RecordedCall) -> bool:
+    def _matches(self, rule: FaultRule, call: RecordedCall) -> bool:
         try:
-            return rule.concerns(call)
-        except Exception as failure:  # noqa: BLE001  # raised to the test, by the server's end
+            return rule.matches(call)
+        except Exception as failure:  # noqa: BLE001  # the server's `close` raises it
             with self._changed:
                 self._failures.append(failure)
             return False
 
-    def _refusal_of_expired(self, call: RecordedCall) -> Fault | None:
+    def _refuse_expired(self, call: RecordedCall) -> Fault | None:
         with self._changed:
             expired = set(self._expired)
         if not expired or not call.endpoint:
             return None
-        owners = {owner for owner in _owners(call) if owner}
+        owners = {owner for owner in _find_owners(call) if owner}
         gone = any(owner == one or owner.startswith(f"{one}:") for owner in owners for one in expired)
         return _GONE if gone else None
 
-    def opened(self, session_id: str) -> None:
-        """The server has made a session."""
+    def note_session(self, session_id: str) -> None:
+        """Record a session that the server has created."""
         with self._changed:
             self._sessions.add(session_id)
 
 
-def _owners(call: RecordedCall) -> list[str]:
-    """Ids of the session, model or sampler that a call is about."""
+def _find_owners(call: RecordedCall) -> list[str]:
+    """Return the ids of the session, model or sampler that a call names."""
     found = [call.ids.get(name, "") for name in _OWNERS_IN_PATHS]
     try:
         body: Any = call.body
-    except (ValueError, TinkerError):  # the server will say what is wrong with it
+    except (ValueError, TinkerError):  # the server refuses such a body itself
         return found
     for part in (body, body.get("target") if isinstance(body, Mapping) else None):
         if isinstance(part, Mapping):

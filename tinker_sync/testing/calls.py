@@ -1,4 +1,4 @@
-"""`RecordedCall`: what a client asked, for asserts. Without credentials, for test logs are read by many."""
+"""`RecordedCall`: one request of a client, for asserts. Credentials are masked: test logs are shared."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tinker_sync._secret import HeaderMap, mask_headers, mask_json, mask_text
 from tinker_sync.testing.faults import Fault
 
 _PROTOBUF: Final = "application/x-protobuf"
-# Test data is small; this only keeps a mistake from filling the memory.
+# Far above the size of test data: a mistake must not fill the memory.
 _LARGEST_BODY: Final = 1 << 30
 
 
 class RecordedCall:
-    """One request as it arrived, and what became of it. Any thread may read it.
+    """One request as it arrived, and its outcome. Any thread may read it.
 
     >>> from tinker_sync.testing import LocalServer
     >>> with LocalServer(model="tinker-sync/random") as server, server.service() as service:
@@ -43,33 +43,33 @@ class RecordedCall:
         at_s: float,
     ) -> None:
         self.order = order
-        """Which request of all it was, from 1."""
+        """The number of this request among all, from 1."""
         self.number = number
-        """Which call of its endpoint it was, from 1."""
+        """The number of this call among those of its endpoint, from 1."""
         self.endpoint = endpoint
-        """Its name in `tinker_sync.wire.endpoints`; empty where there is no such call."""
+        """The name in `tinker_sync.wire.endpoints`; empty for an unknown path."""
         self.ids = dict(ids)
-        """The ids in its path, such as `run`."""
+        """The ids in the path, such as `run`."""
         self.method = method
         self.path = path
         self.query = dict(parse_qsl(mask_text(query), keep_blank_values=True))
         pairs = list(headers)
         self.headers: Mapping[str, str] = HeaderMap(mask_headers(pairs))
-        """Its headers, found under any case; credentials are masked."""
+        """The headers, with keys in any case; credentials are masked."""
         self.at_s = at_s
-        """When it arrived, in seconds since the server started."""
+        """The time of arrival, in seconds since the server started."""
         self.fault: Fault | None = None
-        """What went wrong with it, as planned."""
+        """The fault that the plan chose, or None."""
         self.status: int | None = None
-        """What it was answered; None while it is under way, and where no answer was sent."""
+        """The status of the reply; None before the reply, and if there is none."""
         self.over = threading.Event()
-        """Set once it was answered, or cut off."""
+        """Set after the reply, or when the connection is cut."""
         self._content = content
         self._is_protobuf = self.headers.get("content-type", "").startswith(_PROTOBUF)
 
     @cached_property
     def body(self) -> Any:
-        """What was sent, as JSON would show it, also where it came as protobuf. None where nothing was.
+        """The body as plain JSON data, also if it came as protobuf; None if it is empty.
 
         Tokens and tensors of a protobuf body are arrays. Secret fields are masked.
         """
@@ -85,7 +85,7 @@ class RecordedCall:
 
     @property
     def request(self) -> Any:
-        """What was sent, as a value of `tinker_sync.types`. None for calls whose body has no type."""
+        """The body as a value of `tinker_sync.types`; None for a call whose body has no type."""
         return self._decoded[0]
 
     @property

@@ -1,7 +1,7 @@
-"""What can go wrong with one call, as values: an odd answer, half an answer, none at all.
+"""The faults of one call, as values: an unexpected reply, part of a reply, or no reply.
 
-Pure data; `_middleware` does what they say. Each is made by a function, so that a test reads like a sentence.
-Immutable; any thread may use them.
+Pure, immutable data that any thread may use; `_middleware` carries a fault out. A function creates each, so
+that a test reads like a sentence.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.types.future import QueueState
 
 RetryAfterForm = Literal["seconds", "date", "milliseconds"]
-"""How a server may say when to come again: `retry-after` with a number or a date, or `retry-after-ms`."""
+"""The header that gives the retry delay: `retry-after` in seconds or as a date, or `retry-after-ms`."""
 
 _FORMS: Final = ("seconds", "date", "milliseconds")
 _JSON: Final = "application/json"
-# What a proxy says that has lost the server behind it.
+# The reply of a misconfigured proxy.
 _GARBAGE: Final = b"<html><body><h1>It works!</h1></body></html>"
 
 
 @frozen(repr=False)
 class Fault:
-    """Something that goes wrong with one call. The functions of this module make them."""
+    """A fault of one call. Use the functions of this module to create one."""
 
     def __repr__(self) -> str:
-        said = ((a.name, getattr(self, a.name), a.default) for a in fields(type(self)))
-        shown = (f"{name}={value!r}" for name, value, usual in said if usual is NOTHING or value != usual)
+        values = ((a.name, getattr(self, a.name), a.default) for a in fields(type(self)))
+        shown = (f"{name}={value!r}" for name, value, usual in values if usual is NOTHING or value != usual)
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
 @frozen(repr=False)
-class Answered(Fault):
-    """Another answer than the server's own."""
+class FixedReply(Fault):
+    """A fixed reply in place of the server's own."""
 
     status: int
     body: bytes = b""
@@ -47,33 +47,33 @@ class Answered(Fault):
     retry_after_s: float | None = None
     retry_after_form: RetryAfterForm = "seconds"
     after_work: bool = False
-    """Whether the server has done what was asked, and only says otherwise."""
+    """True: the server does the work first, and only its reply is replaced."""
 
     def headers_at(self, time_s: float) -> list[tuple[str, str]]:
-        """The headers, for an answer at this moment: a date in them is counted from there.
+        """Return the headers of a reply that is sent at a time of day.
 
         >>> too_many_requests(2, form="date").headers_at(0.0)
         [('content-type', 'application/json'), ('retry-after', 'Thu, 01 Jan 1970 00:00:02 GMT')]
         """
         made = [("content-type", self.content_type)] if self.body else []
         if self.retry_after_s is not None:
-            made.append(_retry_after(self.retry_after_s, self.retry_after_form, time_s))
+            made.append(_make_retry_after(self.retry_after_s, self.retry_after_form, time_s))
         return [*made, *self.headers]
 
 
 @frozen(repr=False)
 class Cut(Fault):
-    """The connection ends in place of an answer."""
+    """The connection ends without a reply."""
 
     after_work: bool
-    """Whether the server has done what was asked."""
+    """True: the server does the work first."""
     reset: bool
-    """By a reset, as from a crashed server; else in order, as from one that is being restarted."""
+    """True: a TCP reset, as from a crashed server; False: an orderly close, as from a restarted one."""
 
 
 @frozen(repr=False)
 class Truncated(Fault):
-    """The server's answer, announced in full; the connection ends in the middle of it."""
+    """The server's reply with its full content length, cut off by the end of the connection."""
 
     keep: float
     """The share of the body that arrives."""
@@ -81,7 +81,7 @@ class Truncated(Fault):
 
 @frozen(repr=False)
 class Slow(Fault):
-    """The server's answer, in pieces over some time."""
+    """The server's reply, sent in pieces over some time."""
 
     seconds: float
     pieces: int
@@ -89,7 +89,7 @@ class Slow(Fault):
 
 @frozen(repr=False)
 class SessionExpired(Fault):
-    """Every session there is so far is gone: its calls and heartbeats are answered 410 from now on."""
+    """Every present session expires: its calls and heartbeats get a 410 from now on."""
 
 
 def status(
@@ -101,37 +101,37 @@ def status(
     form: RetryAfterForm = "seconds",
     after_work: bool = False,
 ) -> Fault:
-    """Answer with a status, such as 401, 402, 404, 410 or 503.
+    """Reply with a status, such as 401, 402, 404, 410 or 503.
 
     Args:
-        code: the status.
-        detail: what is wrong, in the server's words.
-        headers: more headers.
-        retry_after: seconds after which to come again.
-        form: how that is said.
-        after_work: do what was asked first, so that a second try meets what the first has done.
+        code: the HTTP status.
+        detail: the error text in the body.
+        headers: additional headers.
+        retry_after: the retry delay in seconds; None: no such header.
+        form: the form of that header: "seconds", "date" or "milliseconds".
+        after_work: do the work first, so that a retry finds it done.
 
     >>> status(503, retry_after=2)
-    Answered(status=503, body=b'{"detail": "status 503"}', retry_after_s=2)
+    FixedReply(status=503, body=b'{"detail": "status 503"}', retry_after_s=2)
     """
     if not 100 <= code <= 599:
-        raise InvalidInputError(f"{code!r} is no status of HTTP")
-    return Answered(
+        raise InvalidInputError(f"{code!r} is not an HTTP status: use 100 to 599")
+    return FixedReply(
         code,
-        _encoded({"detail": detail or f"status {code}"}),
+        _encode({"detail": detail or f"status {code}"}),
         headers=tuple((headers or {}).items()),
-        retry_after_s=_seconds(retry_after, "retry_after"),
-        retry_after_form=_form(form),
+        retry_after_s=_check_seconds(retry_after, "retry_after"),
+        retry_after_form=_check_form(form),
         after_work=after_work,
     )
 
 
 def too_many_requests(retry_after: float | None = None, *, form: RetryAfterForm = "seconds") -> Fault:
-    """Answer 429.
+    """Reply 429.
 
     Args:
-        retry_after: seconds after which to come again; None: nothing is said of that.
-        form: how that is said: "seconds", "date" or "milliseconds".
+        retry_after: the retry delay in seconds; None: no such header.
+        form: the form of that header: "seconds", "date" or "milliseconds".
 
     >>> too_many_requests(0.2, form="milliseconds").headers_at(0.0)[-1]
     ('retry-after-ms', '200')
@@ -140,89 +140,89 @@ def too_many_requests(retry_after: float | None = None, *, form: RetryAfterForm 
 
 
 def queue_paused(state: QueueState | str = QueueState.PAUSED_CAPACITY, reason: str | None = None) -> Fault:
-    """Answer 408 with the state of a queue, as the service does to those who wait for a result.
+    """Reply 408 with a queue state, as the service does to a poll for a result.
 
     Args:
         state: a `QueueState`, or a text that stands for a state of a newer server.
-        reason: the reason that the server gives.
+        reason: the explanation in the body.
 
     >>> queue_paused(reason="all machines are busy").body
     b'{"queue_state": "paused_capacity", "queue_state_reason": "all machines are busy"}'
     """
-    tree = {"queue_state": str(state)} | ({} if reason is None else {"queue_state_reason": reason})
-    return Answered(408, _encoded(tree))
+    body = {"queue_state": str(state)} | ({} if reason is None else {"queue_state_reason": reason})
+    return FixedReply(408, _encode(body))
 
 
 def promise_failed(message: str, category: Literal["user", "server", "unknown"] = "server") -> Fault:
-    """Answer that the work was taken and has failed. For `retrieve_future`.
+    """Reply that a promised request has failed. For `retrieve_future`.
 
     Args:
-        message: why.
-        category: whose mistake it was.
+        message: the error text.
+        category: the side that caused it.
 
     >>> promise_failed("out of memory").body
     b'{"error": "out of memory", "category": "server"}'
     """
-    return Answered(200, _encoded({"error": message, "category": category}))
+    return FixedReply(200, _encode({"error": message, "category": category}))
 
 
 def empty_bad_request() -> Fault:
-    """Answer 400 without a word, as a proxy does that dislikes a connection.
+    """Reply 400 with an empty body, as some proxies do.
 
     >>> empty_bad_request()
-    Answered(status=400)
+    FixedReply(status=400)
     """
-    return Answered(400)
+    return FixedReply(400)
 
 
 def garbage(body: bytes = _GARBAGE, content_type: str = "text/html") -> Fault:
-    """Answer 200 with something that makes no sense.
+    """Reply 200 with an unreadable body.
 
     Args:
-        body: the something.
-        content_type: what it is said to be.
+        body: the bytes.
+        content_type: the content type in the header.
 
     >>> garbage(b"{]", "application/json")
-    Answered(status=200, body=b'{]')
+    FixedReply(status=200, body=b'{]')
     """
-    return Answered(200, body, content_type)
+    return FixedReply(200, body, content_type)
 
 
 def truncated(keep: float = 0.5) -> Fault:
-    """Send the head of the server's answer and a share of its body, then close the connection.
+    """Send the head of the server's reply and a share of its body, then close the connection.
 
     Args:
-        keep: the share that arrives, from 0 to less than 1.
+        keep: the share that arrives, at least 0 and less than 1.
 
     >>> truncated()
     Truncated(keep=0.5)
     """
     if not 0 <= keep < 1:
-        raise InvalidInputError(f"keep is a share from 0 to less than 1, not {keep!r}")
+        raise InvalidInputError(f"keep must be at least 0 and less than 1, not {keep!r}")
     return Truncated(keep)
 
 
 def slow(seconds: float, pieces: int = 5) -> Fault:
-    """Send the server's answer in pieces, spread over some seconds.
+    """Send the server's reply in pieces.
 
     Args:
-        seconds: from the first piece to the last.
-        pieces: how many.
+        seconds: the time from the first piece to the last.
+        pieces: the number of pieces.
 
     >>> slow(2)
     Slow(seconds=2, pieces=5)
     """
     if pieces < 2:
-        raise InvalidInputError(f"a slow answer comes in two pieces or more, not {pieces!r}")
-    wanted = _seconds(seconds, "seconds")
+        raise InvalidInputError(f"pieces must be 2 or more, not {pieces!r}")
+    wanted = _check_seconds(seconds, "seconds")
     return Slow(wanted or 0.0, pieces)
 
 
 def reset(*, after_work: bool = False) -> Fault:
-    """Reset the connection in place of an answer.
+    """Reset the connection without a reply.
 
     Args:
-        after_work: do what was asked first, so that only the answer is lost.
+        after_work: do the work first, so that only the reply is lost.
 
     >>> reset()
     Cut(after_work=False, reset=True)
@@ -231,10 +231,10 @@ def reset(*, after_work: bool = False) -> Fault:
 
 
 def hang_up(*, after_work: bool = False) -> Fault:
-    """Close the connection in place of an answer, in order and without a word.
+    """Close the connection in order, without a reply.
 
     Args:
-        after_work: do what was asked first, so that only the answer is lost.
+        after_work: do the work first, so that only the reply is lost.
 
     >>> hang_up(after_work=True)
     Cut(after_work=True, reset=False)
@@ -243,7 +243,7 @@ def hang_up(*, after_work: bool = False) -> Fault:
 
 
 def lost_answer() -> Fault:
-    """Do what was asked, then reset the connection: the client cannot know that it was done.
+    """Do the work, then reset the connection, so that the client cannot know that it was done.
 
     >>> lost_answer() == reset(after_work=True)
     True
@@ -252,7 +252,7 @@ def lost_answer() -> Fault:
 
 
 def session_expired() -> Fault:
-    """Forget every session there is so far: its calls and heartbeats are answered 410 from now on.
+    """Expire every present session: its calls and heartbeats get a 410 from now on.
 
     >>> session_expired()
     SessionExpired()
@@ -260,26 +260,26 @@ def session_expired() -> Fault:
     return SessionExpired()
 
 
-def _encoded(tree: Any) -> bytes:
+def _encode(tree: Any) -> bytes:
     return json.dumps(tree).encode()
 
 
-def _retry_after(seconds: float, form: RetryAfterForm, time_s: float) -> tuple[str, str]:
+def _make_retry_after(seconds: float, form: RetryAfterForm, time_s: float) -> tuple[str, str]:
     if form == "milliseconds":
         return "retry-after-ms", f"{seconds * 1000:g}"
     if form == "date":
-        # A date has whole seconds; never say earlier than was meant.
+        # A date has whole seconds; rounded up, so that the delay is never too short.
         return "retry-after", formatdate(math.ceil(time_s + seconds), usegmt=True)
     return "retry-after", f"{seconds:g}"
 
 
-def _form(form: RetryAfterForm) -> RetryAfterForm:
+def _check_form(form: RetryAfterForm) -> RetryAfterForm:
     if form not in _FORMS:
-        raise InvalidInputError(f"form is one of {', '.join(_FORMS)}, not {form!r}")
+        raise InvalidInputError(f"form must be one of {', '.join(_FORMS)}, not {form!r}")
     return form
 
 
-def _seconds(value: float | None, name: str) -> float | None:
+def _check_seconds(value: float | None, name: str) -> float | None:
     if value is not None and not 0 <= value < math.inf:
-        raise InvalidInputError(f"{name} is a number of seconds from 0, not {value!r}")
+        raise InvalidInputError(f"{name} must be a number of seconds from 0, not {value!r}")
     return value

@@ -1,6 +1,6 @@
-"""How long a server takes, as values: always the same, or drawn from a distribution.
+"""The time that a call takes: a constant, or a distribution to draw from.
 
-Immutable and pure; the generator is given, so equal seeds give equal times.
+Everything is immutable and pure. The caller passes the random generator, so equal seeds give equal times.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from attrs import frozen
 from tinker_sync.errors import InvalidInputError
 
 Latency = float | Callable[[random.Random], float]
-"""Seconds, or what draws seconds from a generator."""
+"""Seconds, or a function that draws seconds from a generator."""
 
 
 @frozen
 class Uniform:
-    """Any time between two, each as likely as another."""
+    """A uniform distribution."""
 
     low_s: float
     high_s: float
@@ -29,7 +29,7 @@ class Uniform:
 
 @frozen
 class Exponential:
-    """Mostly short, now and then several times the mean."""
+    """An exponential distribution: mostly short times, sometimes several times the mean."""
 
     mean_s: float
 
@@ -39,7 +39,7 @@ class Exponential:
 
 @frozen
 class LogNormal:
-    """As a busy service is: around a median, with a long tail."""
+    """A log-normal distribution, as of a busy service: around a median, with a long tail."""
 
     median_s: float
     sigma: float
@@ -49,44 +49,44 @@ class LogNormal:
 
 
 def uniform(low_s: float, high_s: float) -> Uniform:
-    """Any time between two.
+    """Return a uniform distribution.
 
     >>> 0.1 <= uniform(0.1, 0.3)(random.Random(7)) <= 0.3
     True
     """
     if not 0 <= low_s <= high_s:
-        raise InvalidInputError(f"times go from {low_s!r} to {high_s!r}, which is no range from 0 upwards")
+        raise InvalidInputError(f"times from {low_s!r} to {high_s!r} are not a range of numbers from 0")
     return Uniform(low_s, high_s)
 
 
 def exponential(mean_s: float) -> Exponential:
-    """Mostly short, now and then several times the mean.
+    """Return an exponential distribution: mostly short times, sometimes several times the mean.
 
     >>> round(exponential(2.0)(random.Random(7)), 3)
     0.783
     """
-    return Exponential(_positive(mean_s, "mean_s"))
+    return Exponential(_check_not_negative(mean_s, "mean_s"))
 
 
 def lognormal(median_s: float, sigma: float = 0.5) -> LogNormal:
-    """Around a median, with a long tail: the larger `sigma`, the longer.
+    """Return a log-normal distribution; a larger `sigma` gives a longer tail.
 
     >>> round(lognormal(2.0, sigma=0.0)(random.Random(7)), 3)
     2.0
     """
-    return LogNormal(_positive(median_s, "median_s"), _positive(sigma, "sigma"))
+    return LogNormal(_check_not_negative(median_s, "median_s"), _check_not_negative(sigma, "sigma"))
 
 
-def drawn(latency: Latency, generator: random.Random) -> float:
-    """Seconds for one call.
+def draw_latency(latency: Latency, generator: random.Random) -> float:
+    """Return the seconds of one call.
 
-    >>> drawn(0.5, random.Random(7))
+    >>> draw_latency(0.5, random.Random(7))
     0.5
     """
     return max(latency(generator) if callable(latency) else latency, 0.0)
 
 
-def _positive(value: float, name: str) -> float:
+def _check_not_negative(value: float, name: str) -> float:
     if not value >= 0:
-        raise InvalidInputError(f"{name} is a number from 0, not {value!r}")
+        raise InvalidInputError(f"{name} must be a number from 0, not {value!r}")
     return value

@@ -1,6 +1,7 @@
-"""`FaultPlan`: which calls go wrong, and how; and how long each takes. Immutable; any thread may read it.
+"""`FaultPlan`: the calls that go wrong, their faults, and the time that calls take.
 
-A plan only says what is to happen. Counting calls is the server's business, so one plan may be used by many.
+A plan is immutable and any thread may read it. It does not count calls: `_scene` does, so several servers can
+use one plan.
 """
 
 from __future__ import annotations
@@ -14,39 +15,39 @@ from attrs import evolve, field, frozen
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.testing.faults import Fault
-from tinker_sync.testing.latency import Latency, drawn
+from tinker_sync.testing.latency import Latency, draw_latency
 from tinker_sync.wire.endpoints import ENDPOINTS
 
 if TYPE_CHECKING:
     from tinker_sync.testing.calls import RecordedCall
 
 EVERY: Final = "*"
-"""Stands for every call of the protocol."""
+"""The name that matches every call of the protocol."""
 
 Nth = int | Container[int] | None
 When = Callable[["RecordedCall"], object]
 
 
 @frozen
-class Rule:
-    """Something goes wrong with some calls of one endpoint."""
+class FaultRule:
+    """A fault and the calls of one endpoint that it happens to."""
 
     endpoint: str
     fault: Fault
     nth: Nth = None
-    """Which of the calls that fit, from 1; None: each of them."""
+    """Numbers of the matching calls, from 1; None: every one."""
     when: When | None = None
-    """Says of a call whether it is meant."""
+    """A predicate on calls; the rule counts only calls for which it is true."""
 
-    def concerns(self, call: RecordedCall) -> bool:
-        """Whether a call is one of those that are counted."""
+    def matches(self, call: RecordedCall) -> bool:
+        """Return True if this rule counts the call."""
         return self.endpoint in (EVERY, call.endpoint) and (self.when is None or bool(self.when(call)))
 
     def strikes(self, number: int) -> bool:
-        """Whether the fault happens to the n-th of them.
+        """Return True if the fault happens to the n-th matching call.
 
         >>> from tinker_sync.testing import faults
-        >>> rule = Rule("asample", faults.reset(), nth=range(2, 4))
+        >>> rule = FaultRule("asample", faults.reset(), nth=range(2, 4))
         >>> [rule.strikes(number) for number in (1, 2, 3, 4)]
         [False, True, True, False]
         """
@@ -56,8 +57,8 @@ class Rule:
 
 
 @frozen
-class Pace:
-    """Calls of one endpoint take this long before the server begins."""
+class EndpointLatency:
+    """The delay before the server begins with a call of one endpoint."""
 
     endpoint: str
     seconds: Latency
@@ -65,13 +66,13 @@ class Pace:
 
 @frozen
 class FaultPlan:
-    """What goes wrong, in the words of a test. Immutable: each method gives a new plan with one thing more.
+    """The faults and latencies of one test. Immutable: each method returns a longer plan.
 
-    Endpoints are named as in `tinker_sync.wire.endpoints`; "*" is every call. Where several rules fit a call,
-    the one written first decides.
+    Endpoints have the names of `tinker_sync.wire.endpoints`; "*" is every call. If several rules match a
+    call, the first one decides.
 
     Args:
-        seed: for times that are drawn from a distribution.
+        seed: seeds the latencies that are drawn from a distribution.
 
     >>> from tinker_sync.testing import FaultPlan, faults, latency
     >>> plan = (
@@ -88,40 +89,42 @@ class FaultPlan:
     """
 
     seed: int = 0
-    rules: tuple[Rule, ...] = field(default=(), kw_only=True)
-    paces: tuple[Pace, ...] = field(default=(), kw_only=True)
+    rules: tuple[FaultRule, ...] = field(default=(), kw_only=True)
+    paces: tuple[EndpointLatency, ...] = field(default=(), kw_only=True)
 
     def on(self, endpoint: str, fault: Fault, *, nth: Nth = None, when: When | None = None) -> FaultPlan:
-        """The same plan, with a fault more.
+        """Return this plan with one more fault.
 
         Args:
-            endpoint: the call that is to go wrong.
-            fault: how; see `tinker_sync.testing.faults`.
-            nth: which of these calls, counted from 1: a number, or a range or collection of numbers.
-                None: each.
-            when: says of a recorded call whether it is meant; `nth` then counts only those.
+            endpoint: the endpoint whose calls go wrong.
+            fault: a value of `tinker_sync.testing.faults`.
+            nth: numbers of these calls, from 1: a number, or a range or collection of numbers. None: every
+                call.
+            when: a predicate on the recorded call; `nth` then counts only calls for which it is true.
 
         Raises:
-            InvalidInputError: there is no such endpoint, or no such call of it.
+            InvalidInputError: the endpoint or the number does not exist, or `fault` is not a fault.
         """
         if not isinstance(fault, Fault):
-            raise InvalidInputError(f"{fault!r} is no fault; tinker_sync.testing.faults makes them")
-        rule = Rule(check_endpoint(endpoint), fault, _nth(nth), when)
+            raise InvalidInputError(
+                f"{fault!r} is not a fault; use the functions of tinker_sync.testing.faults"
+            )
+        rule = FaultRule(check_endpoint(endpoint), fault, _check_nth(nth), when)
         return evolve(self, rules=(*self.rules, rule))
 
     def latency(self, endpoint: str, seconds: Latency) -> FaultPlan:
-        """The same plan, with calls that take some time before the server begins with them.
+        """Return this plan with a delay before the server begins with each call of an endpoint.
 
         Args:
-            endpoint: the call.
-            seconds: how long; a number, or a distribution of `tinker_sync.testing.latency`.
+            endpoint: the endpoint.
+            seconds: a number, or a distribution of `tinker_sync.testing.latency`.
         """
         if not callable(seconds) and not seconds >= 0:
-            raise InvalidInputError(f"a latency is a number of seconds from 0, not {seconds!r}")
-        return evolve(self, paces=(*self.paces, Pace(check_endpoint(endpoint), seconds)))
+            raise InvalidInputError(f"a latency must be a number of seconds from 0, not {seconds!r}")
+        return evolve(self, paces=(*self.paces, EndpointLatency(check_endpoint(endpoint), seconds)))
 
     def latency_of(self, endpoint: str, number: int) -> float:
-        """How long the n-th call of an endpoint takes. Equal seeds, equal times, whatever else goes on.
+        """Return the latency of the n-th call of an endpoint. It depends on the seed and these arguments.
 
         >>> FaultPlan().latency("asample", 0.25).latency_of("asample", 1)
         0.25
@@ -130,27 +133,27 @@ class FaultPlan:
             if pace.endpoint in (EVERY, endpoint):
                 # Test data, not a secret.
                 generator = random.Random(f"{self.seed} {endpoint} {number}")  # noqa: S311
-                return drawn(pace.seconds, generator)
+                return draw_latency(pace.seconds, generator)
         return 0.0
 
 
 def check_endpoint(name: str) -> str:
-    """The name of an endpoint, if there is such a one.
+    """Return the name of an endpoint unchanged.
 
     Raises:
-        InvalidInputError: there is none; the text says which are near.
+        InvalidInputError: there is no such endpoint; the text lists similar names.
     """
     if name == EVERY or name in ENDPOINTS:
         return name
-    written = str(name).lower().rpartition("/")[2]  # a path, perhaps
+    written = str(name).lower().rpartition("/")[2]  # the last part, in case it is a path
     close = difflib.get_close_matches(written, ENDPOINTS, n=3, cutoff=0.7)
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {', '.join(ENDPOINTS)}"
     raise InvalidInputError(f"no call is named {name!r}; {hint}")
 
 
-def _nth(nth: Any) -> Nth:
+def _check_nth(nth: Any) -> Nth:
     if isinstance(nth, (str, bytes)) or not (nth is None or isinstance(nth, (int, Container))):
-        raise InvalidInputError(f"nth is a number, or a range or collection of numbers, not {nth!r}")
+        raise InvalidInputError(f"nth must be a number, or a range or collection of numbers, not {nth!r}")
     if isinstance(nth, range):
         if not nth or min(nth) < 1:
             raise InvalidInputError(f"calls are counted from 1, so there are no calls {nth!r}")
@@ -158,5 +161,5 @@ def _nth(nth: Any) -> Nth:
     numbers = [nth] if isinstance(nth, int) else nth if isinstance(nth, (list, tuple, set, frozenset)) else []
     if any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in numbers):
         raise InvalidInputError(f"calls are counted from 1, so there is no call {nth!r}")
-    # A plan must not change when a list does.
+    # Copied, so that a later change of the list does not change the plan.
     return tuple(sorted(nth)) if isinstance(nth, (list, set)) else nth

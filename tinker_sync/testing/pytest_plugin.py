@@ -1,7 +1,7 @@
-"""Fixtures for pytest: a server of its own for each test, and a client of it.
+"""Fixtures for pytest: a new server for each test, and a client of it.
 
-Loading this loads nothing but the standard library; the server is loaded by the first test that wants one. It
-is registered under its own name in every way there is (entry point, `-p`, `pytest_plugins`), so never twice.
+Importing this module loads only the standard library; the first test that uses a fixture loads the server.
+The entry point, `-p` and `pytest_plugins` all register this module under its own name, so only once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def tinker_server_options() -> dict[str, Any]:
-    """Arguments for every `LocalServer` of the fixtures; override it in a `conftest.py`.
+    """Return the arguments for `LocalServer` in `tinker_server`; override it in a `conftest.py`.
 
     @pytest.fixture(scope="session")
     def tinker_server_options():
@@ -29,7 +29,7 @@ def tinker_server_options() -> dict[str, Any]:
 
 @pytest.fixture
 def tinker_server(tinker_server_options: dict[str, Any]) -> Iterator[LocalServer]:
-    """A `tinker_sync.testing.LocalServer`, new for each test; base weights are read once for all.
+    """Yield a new `tinker_sync.testing.LocalServer`. The tests of a process share the base weights.
 
     def test_it(tinker_server):
         tinker_server.plan = FaultPlan().on("asample", faults.status(503), nth=1)
@@ -42,6 +42,6 @@ def tinker_server(tinker_server_options: dict[str, Any]) -> Iterator[LocalServer
 
 @pytest.fixture
 def tinker_service(tinker_server: LocalServer) -> Iterator[ServiceClient]:
-    """A `ServiceClient` of `tinker_server`."""
+    """Yield a `ServiceClient` of `tinker_server`."""
     with tinker_server.service() as service:
         yield service

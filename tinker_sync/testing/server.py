@@ -1,7 +1,7 @@
-"""`LocalServer`: a real server on this machine, in which calls go wrong as planned.
+"""`LocalServer`: a real server on this machine whose calls go wrong as planned.
 
-Requests are taken, spoilt and remembered by a thread of this process; the server itself runs there too, or
-in a process of its own. Time on the wire is real; pauses are not, `pace` shortens them.
+A thread of this process accepts requests, applies faults and records calls. The server behind it runs in the
+same thread or in a child process. Time on the wire is real; `pace` shortens pauses.
 """
 
 from __future__ import annotations
@@ -16,42 +16,41 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.testing._scene import Scene
-from tinker_sync.testing.plan import EVERY, FaultPlan, Rule, check_endpoint
+from tinker_sync.testing.plan import EVERY, FaultPlan, FaultRule, check_endpoint
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from tinker_sync.clients.service import ServiceClient
     from tinker_sync.local.server.serving import ServerThread
-    from tinker_sync.testing._embedded import Embedded
-    from tinker_sync.testing._process import Separate
+    from tinker_sync.testing._backends import ProcessBackend, ThreadBackend
     from tinker_sync.testing.calls import RecordedCall
 
 PACE: Final = 0.01
-# A test that waits longer for a call waits for ever.
+# A call that has not come by then does not come.
 _PATIENCE_S: Final = 10.0
 
 
 class LocalServer:
-    """A server for tests: it trains and samples, remembers what it was asked, and fails as planned.
+    """A server for tests: it trains and samples, records calls, and fails as planned.
 
     Use it in a `with` block, or call `start` and `close`. Thread-safe once it is started.
 
-    With equal seeds equal calls give equal numbers, in each run: what clients leave to the server, such as
-    the first weights of an adapter or the seed of a sample, follows from the server's seed.
+    With equal seeds, equal calls give equal numbers in every run: the choices that clients leave to the
+    server, such as the first weights of an adapter or the seed of a sample, follow from its seed.
 
     Args:
-        plan: what is to go wrong; None: nothing.
-        model: the base model: "tinker-sync/tiny", "tinker-sync/random" (nonsense, computed at once), or a
+        plan: the faults and latencies; None: none.
+        model: the base model: "tinker-sync/tiny", "tinker-sync/random" (nonsense, computed quickly), or a
             directory in the format of Hugging Face.
-        seed: for whatever is left to the server.
-        pace: pauses of the clients that `service` makes, and times of the plan, are multiplied by this. 1 is
+        seed: decides the choices that clients leave to the server.
+        pace: the factor for pauses of the clients that `service` creates and for times of the plan. 1 is
             real time.
-        key: what clients must show; None: a new one.
-        data_dir: where checkpoints and the like are kept; None: in a directory that is removed at the end.
-        process: run the server in a process of its own: slower to start, and it can be killed.
-        json_only: speak as servers did before protobuf.
-        settings: others of the server, such as `fwdbwd_max_chunk_len=2` or `hold_s=1.0`.
+        key: the key that clients send; None: a new one.
+        data_dir: the directory for checkpoints and other state; None: one that is removed at the end.
+        process: run the server in a child process, which starts more slowly and can be killed.
+        json_only: speak JSON only, as servers before protobuf do.
+        settings: other settings of the server, such as `fwdbwd_max_chunk_len=2` or `hold_s=1.0`.
 
     >>> from tinker_sync.testing import FaultPlan, LocalServer, faults
     >>> plan = FaultPlan().on("get_server_capabilities", faults.status(503), nth=1)
@@ -59,7 +58,7 @@ class LocalServer:
     ...     [model.model_name for model in service.get_server_capabilities().supported_models]
     ['tinker-sync/random']
     >>> server.calls_to("get_server_capabilities")  # doctest: +NORMALIZE_WHITESPACE
-    [<get_server_capabilities 1: 503, Answered(status=503, body=b'{"detail": "status 503"}')>,
+    [<get_server_capabilities 1: 503, FixedReply(status=503, body=b'{"detail": "status 503"}')>,
      <get_server_capabilities 2: 200>]
     """
 
@@ -77,24 +76,24 @@ class LocalServer:
         **settings: Any,
     ) -> None:
         self.pace = pace
-        """What pauses are multiplied by."""
+        """The factor for pauses."""
         self.key = key or f"tml-local-{secrets.token_hex(16)}"
-        """The key that clients need."""
+        """The key that clients send."""
         self._model = fspath(model)
         self._data_dir = None if data_dir is None else Path(data_dir)
         self._process = process
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._settings = {"seed": seed, "json_only": json_only, **settings}
         self._scene = Scene(plan or FaultPlan())
-        self._inside: Embedded | Separate | None = None
+        self._backend: ThreadBackend | ProcessBackend | None = None
         self._thread: ServerThread | None = None
         self._port = 0
         self._services: weakref.WeakSet[ServiceClient] = weakref.WeakSet()
 
-    # -------------------------------------------------------------------------------------- its life
+    # -------------------------------------------------------------------------------------- start and end
 
     def start(self) -> Self:
-        """Begin to serve; returns when requests are taken."""
+        """Start the server and return when it accepts requests."""
         if self._thread is not None:
             raise ConfigurationError("this server is running already")
         if self._data_dir is None:
@@ -107,9 +106,9 @@ class LocalServer:
         return self
 
     def restart(self) -> None:
-        """End the server and begin anew at the same address, as after a crash.
+        """End the server and start it again at the same address, as after a crash.
 
-        Models and sessions are lost, checkpoints are not. A server in a process of its own is killed.
+        Models and sessions are lost; checkpoints are not. A child process is killed.
         """
         if self._thread is None:
             raise ConfigurationError("this server is not running")
@@ -117,10 +116,10 @@ class LocalServer:
         self._begin()
 
     def close(self) -> None:
-        """End the clients of `service`, and the server. May be called twice, and `start` again after it.
+        """Close the clients of `service` and end the server. Idempotent; `start` may follow.
 
         Raises:
-            Exception: what a predicate of the plan has raised.
+            Exception: a predicate of the plan has raised it.
         """
         if self._thread is None:
             return
@@ -133,14 +132,13 @@ class LocalServer:
 
     def _begin(self) -> None:
         from tinker_sync.local.server.serving import ServerThread
-        from tinker_sync.testing._embedded import Embedded
-        from tinker_sync.testing._middleware import Faults
-        from tinker_sync.testing._process import Separate
+        from tinker_sync.testing._backends import ProcessBackend, ThreadBackend
+        from tinker_sync.testing._middleware import FaultMiddleware
 
         directory = self._data_dir or Path(self._temporary.name if self._temporary else "") / "data"
-        kind = Separate if self._process else Embedded
-        self._inside = kind(model=self._model, key=self.key, data_dir=directory, settings=self._settings)
-        app = Faults(self._inside.app, self._scene, pace=self.pace)
+        kind = ProcessBackend if self._process else ThreadBackend
+        self._backend = kind(model=self._model, key=self.key, data_dir=directory, settings=self._settings)
+        app = FaultMiddleware(self._backend.app, self._scene, pace=self.pace)
         # The same port after a restart, so that clients find it again.
         thread = ServerThread(app, key=self.key, port=self._port)
         try:
@@ -151,14 +149,16 @@ class LocalServer:
         self._thread, self._port = thread, thread.port
 
     def _end(self, *, kill: bool = False) -> None:
+        from tinker_sync.testing._backends import ProcessBackend
+
         thread, self._thread = self._thread, None
-        inside, self._inside = self._inside, None
-        if kill and self._process:
-            inside.kill()  # type: ignore[union-attr]  # it is of that kind
+        backend, self._backend = self._backend, None
+        if kill and isinstance(backend, ProcessBackend):
+            backend.kill()
         if thread is not None:
             thread.stop()
-        if inside is not None:
-            inside.close()
+        if backend is not None:
+            backend.close()
 
     def _remove_state(self) -> None:
         if self._temporary is not None:
@@ -176,23 +176,23 @@ class LocalServer:
         try:
             self.close()
         except Exception:
-            if exc_type is None:  # else the test's own failure says more
+            if exc_type is None:  # the test's own failure is more useful
                 raise
 
     # -------------------------------------------------------------------------------------- for clients
 
     @property
     def url(self) -> str:
-        """The base URL."""
+        """The base URL of the server."""
         if self._thread is None:
             raise ConfigurationError("this server is not running: use it in a `with` block")
         return self._thread.url
 
     def service(self, **options: Any) -> ServiceClient:
-        """A new client of this server; closed with the server, at the latest.
+        """Create a client of this server; `close` also closes the client.
 
         Args:
-            options: as for `ServiceClient`.
+            options: arguments of `ServiceClient`.
         """
         from tinker_sync.clients.service import ServiceClient
 
@@ -202,7 +202,7 @@ class LocalServer:
         return service
 
     def environment(self) -> dict[str, str]:
-        """Environment variables by which clients of any kind find this server.
+        """Return environment variables that point clients of any kind at this server.
 
         >>> with LocalServer(model="tinker-sync/random") as server:
         ...     sorted(server.environment())
@@ -219,7 +219,7 @@ class LocalServer:
 
     @property
     def plan(self) -> FaultPlan:
-        """What is to go wrong. Assign another one at any time; its counting then begins with 1."""
+        """The plan. Assign another one at any time; its counts begin at 1."""
         return self._scene.plan
 
     @plan.setter
@@ -228,14 +228,14 @@ class LocalServer:
 
     @property
     def calls(self) -> list[RecordedCall]:
-        """Everything that was asked, in order of arrival."""
+        """All recorded calls, in order of arrival."""
         return self._scene.calls
 
     def calls_to(self, endpoint: str) -> list[RecordedCall]:
-        """What was asked of one endpoint, in order of arrival.
+        """Return the recorded calls of one endpoint, in order of arrival.
 
         Args:
-            endpoint: its name in `tinker_sync.wire.endpoints`.
+            endpoint: the name in `tinker_sync.wire.endpoints`.
         """
         check_endpoint(endpoint)
         return [call for call in self.calls if endpoint in (EVERY, call.endpoint)]
@@ -243,15 +243,15 @@ class LocalServer:
     def wait_for_calls(
         self, endpoint: str, count: int = 1, *, timeout: float = _PATIENCE_S
     ) -> list[RecordedCall]:
-        """The calls to an endpoint, as soon as so many have arrived.
+        """Wait for a number of calls to an endpoint, and return its calls.
 
         Args:
-            endpoint: its name.
-            count: how many.
-            timeout: how long to wait for them, seconds.
+            endpoint: the name of the endpoint.
+            count: the number of calls to wait for.
+            timeout: the longest wait in seconds.
 
         Raises:
-            TimeoutError: they did not come.
+            TimeoutError: fewer calls have arrived by then.
         """
         check_endpoint(endpoint)
 
@@ -260,16 +260,16 @@ class LocalServer:
 
         if not self._scene.wait_until(enough, timeout):
             came = len(self.calls_to(endpoint))
-            raise TimeoutError(f"{count} calls to {endpoint} were awaited, {came} came in {timeout:g} s")
+            raise TimeoutError(f"expected {count} calls to {endpoint}, received {came} in {timeout:g} s")
         return self.calls_to(endpoint)
 
     @property
-    def pending_faults(self) -> tuple[Rule, ...]:
-        """Faults of the plan that have not happened yet: none, where a test met all it was written for."""
+    def pending_faults(self) -> tuple[FaultRule, ...]:
+        """The rules of the plan that have not struck yet; assert that it is empty at the end of a test."""
         return self._scene.pending
 
     def forget(self) -> None:
-        """Begin anew: no plan, no calls, no session has expired. Models and checkpoints stay."""
+        """Drop the plan, the recorded calls and the expiry of sessions. Models and checkpoints stay."""
         self._scene.follow(FaultPlan())
         self._scene.forget()
 

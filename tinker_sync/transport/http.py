@@ -29,7 +29,7 @@ from tinker_sync.transport.session import SessionRules
 from tinker_sync.transport.socket_line import Limits
 
 if TYPE_CHECKING:
-    from tinker_sync.launch.server import LocalServer
+    from tinker_sync.launch.server import EmbeddedServer
 
 __all__ = ["Call", "Credentials", "Exchange", "Http", "Reply", "SendFailed"]
 
@@ -122,7 +122,7 @@ class Http:
             self._keys.renewed if self._keys and ours and call.credential == "usual" else None,
         )
 
-    def _wake(self, server: LocalServer) -> None:
+    def _wake(self, server: EmbeddedServer) -> None:
         """An embedded server that nobody has started yet answers nobody; nor does one that is no more."""
         try:
             server.start()

@@ -1,7 +1,7 @@
-"""kill -9 of the whole server, at random moments, while clients train and save over HTTP.
+"""kill -9 of the server, at random moments, while clients train and save over HTTP.
 
-`KILL_ROUNDS=100` for the whole proof; one round by default. All rounds use one directory, so what one has
-left is there in the next.
+`KILL_ROUNDS` sets the number of rounds; the default is one. All rounds use one directory, so each round
+finds the state of the round before.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no kill -9"
 
 
 class Promises:
-    """What the server has said it keeps, by path. Thread-safe."""
+    """The checkpoints that the server has acknowledged, by path. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.digests: dict[str, str | None] = {}  # guarded by _lock; None: deleted
-        self.losses: dict[str, float] = {}  # guarded by _lock; what the model with these weights computes
-        self.open: set[str] = set()  # guarded by _lock; asked for and not answered
+        self.losses: dict[str, float] = {}  # guarded by _lock; the loss with these weights
+        self.open: set[str] = set()  # guarded by _lock; requests without a reply
         self.kept = 0  # guarded by _lock
         self.in_flight = 0
         self.under_way = threading.Event()
@@ -63,7 +63,7 @@ class Promises:
                 self.losses[path] = loss
 
     def settle(self, found: dict[str, str]) -> None:
-        """What was under way is now one or the other."""
+        """Settle requests in flight by the checkpoints that were found."""
         self.in_flight += len(self.open)
         for path in self.open:
             self.losses.pop(path, None)
@@ -72,7 +72,7 @@ class Promises:
 
 
 def digests_on_disk(directory: Path) -> dict[str, str]:
-    """The training checkpoints that lie in a directory, whoever knows them, and what is in their files."""
+    """Return the digests of all training checkpoints in a directory, listed or not."""
     found = {}
     for folder in (directory / "checkpoints").iterdir():
         try:
@@ -89,7 +89,7 @@ def digests_on_disk(directory: Path) -> dict[str, str]:
 def train_and_save(
     service: ServiceClient, directory: Path, promises: Promises, seed: int, over: threading.Event
 ) -> None:
-    """Until the server is no more."""
+    """Train, save and delete until the server has gone."""
     rng, rest = random.Random(seed), RestClient(service.holder)
     try:
         client = service.create_lora_training_client(TINY, rank=2, seed=seed).result()
@@ -123,8 +123,8 @@ def loss_of(client: TrainingClient) -> float:
     return client.forward([DATUM], "cross_entropy").result(PATIENCE_S).metrics["loss:sum"]
 
 
-def found_in(directory: Path) -> dict[str, str]:
-    """What the store lists; everything is loaded."""
+def load_all(directory: Path) -> dict[str, str]:
+    """Load every checkpoint that the store lists, and return their digests."""
     found = {}
     with Store(directory) as store:
         on_disk = digests_on_disk(directory)  # now: opening has swept what was never finished
@@ -140,8 +140,8 @@ def found_in(directory: Path) -> dict[str, str]:
     return found
 
 
-def goes_on_where_it_was(service: ServiceClient, promises: Promises, rng: random.Random) -> None:
-    """One of the kept checkpoints, with its optimizer, computes what it computed when it was saved."""
+def check_resumed_loss(service: ServiceClient, promises: Promises, rng: random.Random) -> None:
+    """Check that a saved checkpoint, with its optimizer, gives the loss that it gave before."""
     if promises.losses:
         path = rng.choice(sorted(promises.losses))
         client = service.create_training_client_from_state_with_optimizer(path).result()
@@ -154,7 +154,7 @@ def one_round(directory: Path, promises: Promises, seed: int) -> None:
     with served("--data-dir", directory) as (process, url), ThreadPoolExecutor(CLIENTS) as pool:
         services = [ServiceClient(base_url=url, max_retries=0, pace=0.001) for _ in range(CLIENTS)]
         try:
-            goes_on_where_it_was(services[0], promises, rng)
+            check_resumed_loss(services[0], promises, rng)
             workers = [
                 pool.submit(train_and_save, service, directory, promises, seed * CLIENTS + number, over)
                 for number, service in enumerate(services)
@@ -163,7 +163,7 @@ def one_round(directory: Path, promises: Promises, seed: int) -> None:
             while promises.kept - before < after and all(not worker.done() for worker in workers):
                 promises.under_way.clear()
                 assert promises.under_way.wait(PATIENCE_S)
-            # The moment that is drawn: somewhere within what is done next.
+            # A random moment within the next operation.
             threading.Event().wait(rng.uniform(0, 0.03))
             over.set()
             process.kill()
@@ -174,13 +174,13 @@ def one_round(directory: Path, promises: Promises, seed: int) -> None:
                 service.close("interrupted", timeout=0.1).result(PATIENCE_S)
         for worker in workers:
             worker.result(PATIENCE_S)
-    found = found_in(directory)
+    found = load_all(directory)
     for path in {*promises.digests, *found} - promises.open:
         assert found.get(path) == promises.digests.get(path), f"round {seed}: {path}"
     promises.settle(found)
 
 
-def test_a_killed_server_has_everything_it_has_acknowledged(
+def test_a_killed_server_keeps_acknowledged_checkpoints(
     tmp_path: Path, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
     promises = Promises()

@@ -1,4 +1,4 @@
-"""`serve` and `python -m tinker_sync.local`: a server that stays."""
+"""`serve` and `python -m tinker_sync.local`: a server that a user starts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import pytest
 from support.clock import PATIENCE_S
 from support.served import served
 
-from tinker_sync import AuthenticationError, ConfigurationError, ServiceClient
+from tinker_sync import AuthenticationError, ConfigurationError, ServiceClient, launch
 from tinker_sync._secret import Secret
-from tinker_sync.launch import known
+from tinker_sync.launch import key_files
 from tinker_sync.local import serve
 from tinker_sync.local.launch import command
 
@@ -28,18 +28,19 @@ def ended(process: subprocess.Popen[str], how: signal.Signals) -> tuple[int, str
     process.send_signal(how)
     assert process.stdout is not None
     assert process.stderr is not None
-    # Not communicate(): that does not know what reading a line has read beyond it.
+    # Not communicate(): readline() may have buffered more than its line.
     output, errors = process.stdout.read(), process.stderr.read()
     return process.wait(PATIENCE_S), output, errors
 
 
-def test_it_serves_until_it_is_told_to_end_and_its_users_need_no_key(tmp_path: Path) -> None:
+def test_it_serves_until_a_signal_and_clients_find_the_key(tmp_path: Path) -> None:
     with served("--data-dir", tmp_path / "data") as (process, url):
-        place = known.place_of(int(url.rpartition(":")[2]))
+        place = key_files.locate(int(url.rpartition(":")[2]))
         with ServiceClient(base_url=url) as client:
             assert client.get_server_capabilities().supported_models
-        key = launch_key(url)
-        assert key is not None
+        found = launch.find_key(url)
+        assert found is not None
+        key = found.reveal()
         code, output, errors = ended(process, signal.SIGTERM)
         assert (code, output) == (0, "")
         assert key not in errors
@@ -48,15 +49,10 @@ def test_it_serves_until_it_is_told_to_end_and_its_users_need_no_key(tmp_path: P
     assert (tmp_path / "data" / "state.sqlite").exists()
 
 
-def launch_key(url: str) -> str | None:
-    found = known.at(url)
-    return None if found is None else found.key.reveal()
-
-
-def test_a_key_that_was_given_is_the_one_and_is_shown_once_when_asked(tmp_path: Path) -> None:
+def test_the_key_of_a_key_file(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("tml-mine-0123456789\nmore\n")
-    told = ["--data-dir", tmp_path / "data", "--show-key", "--key-file", tmp_path / "key"]
-    with served(*told, TINKER_LOCAL_KEY="tml-less-important") as (process, url):
+    arguments = ["--data-dir", tmp_path / "data", "--show-key", "--key-file", tmp_path / "key"]
+    with served(*arguments, TINKER_LOCAL_KEY="tml-less-important") as (process, url):
         with pytest.raises(AuthenticationError):
             ServiceClient(base_url=url, api_key="tml-wrong").get_server_capabilities()
         with ServiceClient(base_url=url, api_key="tml-mine-0123456789") as client:
@@ -66,7 +62,7 @@ def test_a_key_that_was_given_is_the_one_and_is_shown_once_when_asked(tmp_path: 
     assert "tml-mine" not in errors
 
 
-def test_the_environment_may_hold_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Secret] = []
     monkeypatch.setattr(command, "serve", lambda **options: given.append(options["key"]))
     for value in ("tml-mine-0123456789", " "):
@@ -75,9 +71,7 @@ def test_the_environment_may_hold_the_key(monkeypatch: pytest.MonkeyPatch) -> No
     assert given == [Secret("tml-mine-0123456789"), None]
 
 
-def test_a_second_one_on_the_same_directory_or_port_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_directory_or_port_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with in_thread(data_dir=tmp_path / "data") as (url, _):
         assert command.main(["--data-dir", str(tmp_path / "data")]) == 1
         assert f"another server (process {os.getpid()}) uses" in capsys.readouterr().err
@@ -87,11 +81,11 @@ def test_a_second_one_on_the_same_directory_or_port_says_so(
             f"Error: 127.0.0.1:{port} cannot be listened on: another program uses the port; "
             "choose another one (--port), or 0 for one that is free\n"
         )
-        assert launch_key(url)  # the first one's key file is untouched
-    assert launch_key(url) is None
+        assert launch.find_key(url)  # the first one's key file is untouched
+    assert launch.find_key(url) is None
 
 
-def test_a_directory_that_cannot_be_used_is_told_with_the_way_to_name_another(
+def test_an_unusable_directory_is_refused_with_advice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "file"
@@ -105,7 +99,7 @@ def test_a_directory_that_cannot_be_used_is_told_with_the_way_to_name_another(
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "example.org", "::", ""])
-def test_what_others_can_reach_is_refused_unless_it_is_meant(tmp_path: Path, host: str) -> None:
+def test_a_remote_host_is_refused(tmp_path: Path, host: str) -> None:
     with pytest.raises(ConfigurationError, match="allow_remote=True"):
         serve(host=host, data_dir=tmp_path / "data")
     assert not (tmp_path / "data").exists()
@@ -113,7 +107,7 @@ def test_what_others_can_reach_is_refused_unless_it_is_meant(tmp_path: Path, hos
 
 @contextmanager
 def in_thread(**options: Any) -> Iterator[tuple[str, Secret]]:
-    """`serve` in a thread of this process that is not the main one."""
+    """Run `serve` in a thread of this process that is not the main one."""
     ready, stops, addresses = threading.Event(), [], []
 
     def listens(url: str, key: Secret) -> None:
@@ -134,7 +128,7 @@ def in_thread(**options: Any) -> Iterator[tuple[str, Secret]]:
             ended.result(PATIENCE_S)
 
 
-def test_others_may_reach_it_where_that_is_meant_and_threads_can_end_it(tmp_path: Path) -> None:
+def test_allow_remote_and_stop_from_a_thread(tmp_path: Path) -> None:
     options = {"host": "0.0.0.0", "allow_remote": True, "json_only": True, "data_dir": tmp_path / "data"}
     with in_thread(**options) as (url, key):
         assert url.startswith("http://0.0.0.0:")
@@ -142,13 +136,13 @@ def test_others_may_reach_it_where_that_is_meant_and_threads_can_end_it(tmp_path
         with ServiceClient(base_url=address, api_key=key.reveal()) as client:
             assert client.get_server_capabilities().supported_models
             assert not client.holder.dialect.protobuf
-        assert launch_key(address) is None  # whoever is to reach it has to be told
+        assert launch.find_key(address) is None  # a remote server publishes no key file
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5)
 
 
 @pytest.mark.parametrize("content", [None, "", "\n \n"])
-def test_a_key_file_without_a_key(
+def test_a_key_file_without_a_key_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
 ) -> None:
     if content is not None:
@@ -157,7 +151,7 @@ def test_a_key_file_without_a_key(
     assert str(tmp_path / "key") in capsys.readouterr().err
 
 
-def test_a_model_of_ones_own_stands_beside_the_built_in_one(tmp_path: Path) -> None:
+def test_a_model_directory_is_offered_beside_the_built_in_model(tmp_path: Path) -> None:
     from tinker_sync.local import tiny
 
     (tmp_path / "mine").mkdir()
@@ -170,6 +164,6 @@ def test_a_model_of_ones_own_stands_beside_the_built_in_one(tmp_path: Path) -> N
         assert client.create_lora_training_client("mine", rank=2).result() is not None
 
 
-def test_a_model_that_is_none_is_named(tmp_path: Path) -> None:
+def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=rf"there is no model in {tmp_path}"):
         serve(data_dir=tmp_path / "data", model=tmp_path)

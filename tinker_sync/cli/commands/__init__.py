@@ -1,3 +1,3 @@
-"""The commands, a module for each noun."""
+"""The commands: one module for each noun."""
 
 from __future__ import annotations

@@ -1,17 +1,22 @@
-"""`tinker-sync auth`: the keys in the credentials file, which the reference client shares."""
+"""`tinker-sync auth`: keys in the credentials file, which the reference client uses too."""
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from tinker_sync.cli.failures import CliError
-from tinker_sync.cli.lazy import Cli, Group, command
+from tinker_sync.cli.framework import Cli, Group, command
 
 if TYPE_CHECKING:
     from tinker_sync.auth import KeyDetails
     from tinker_sync.config.credentials_file import StoredKey
 
+_CTRL_C, _CTRL_D, _ESCAPE = "\x03", "\x04", "\x1b"
+_BACKSPACES = ("\b", "\x7f")
 _HERE: Final = "tinker_sync.cli.commands.auth:"
 auth = Group(
     "auth",
@@ -19,7 +24,7 @@ auth = Group(
     {
         "login": (f"{_HERE}login", "Store an API key."),
         "logout": (f"{_HERE}logout", "Forget the stored API key."),
-        "status": (f"{_HERE}status", "Is there a key, and does the server take it?"),
+        "status": (f"{_HERE}status", "Check that there is a key and that the server accepts it."),
         "whoami": (f"{_HERE}whoami", "Show the user and organization of the key in use."),
     },
 )
@@ -29,12 +34,11 @@ auth = Group(
 def login(cli: Cli) -> None:
     """Store an API key.
 
-    Make one at the address shown, then paste it; from a pipe it is read as a line. It is checked with the
-    server and kept in ~/.tinker/credentials.json, readable by you alone.
+    Make one at the address shown, then paste it; a pipe gives it as a line. The server checks it before it
+    is stored in ~/.tinker/credentials.json, which only you can read.
     """
     from tinker_sync._secret import Secret
     from tinker_sync.auth import describe_key
-    from tinker_sync.cli.secret_prompt import ask_for_key
     from tinker_sync.config.credentials_file import CredentialsFile, StoredKey
     from tinker_sync.types._console import new_api_key_url
 
@@ -43,7 +47,7 @@ def login(cli: Cli) -> None:
         raise CliError("you are logged in already", "Run tinker-sync auth logout first.")
     machine = socket.gethostname().partition(".")[0].strip() or "unknown"
     cli.sink.say(f"Make an API key here: {new_api_key_url(f'tinker-cli-{machine}')}\n")
-    key = Secret(ask_for_key("Paste it: ").strip())
+    key = Secret(_ask_for_key("Paste it: ").strip())
     if not key.reveal():
         raise CliError("the key is empty")
     known: KeyDetails = describe_key(key.reveal(), base_url=cli.base_url)
@@ -51,17 +55,15 @@ def login(cli: Cli) -> None:
         key=key, name=known.name, note=known.note, organization=known.organization, email=known.email
     )
     file.add(known.key_id, stored, make_default=True)
-    cli.sink.say(
-        f"Logged in as {known.email} ({known.organization}); the key {known.name!r} is used from now on."
-    )
+    cli.sink.say(f"Logged in as {known.email} ({known.organization}); the key {known.name!r} is now in use.")
 
 
 @command("logout", example="tinker-sync auth logout")
 def logout(cli: Cli) -> None:
     """Forget the stored API key.
 
-    A key you pasted stays valid: delete it at the address shown. One that an older command line made for
-    itself is deleted on the server too.
+    A key that you pasted stays valid: delete it at the address shown. A key that an older command line
+    created is also deleted on the server.
     """
     from tinker_sync.config.credentials_file import CredentialsFile
     from tinker_sync.types._console import api_key_url
@@ -71,7 +73,7 @@ def logout(cli: Cli) -> None:
     if key_id is None or stored is None:
         raise CliError("no key is stored", "There is nothing to log out from.")
     where = f"Its organization: {stored.organization or 'unknown'}. Delete it here: {api_key_url(key_id)}"
-    problem = _deleted_on_server(stored, cli.base_url) if stored.type == "generated" else None
+    problem = _delete_on_server(stored, cli.base_url) if stored.type == "generated" else None
     file.delete(key_id)
     if problem is not None:
         raise CliError(f"the key {stored.name!r} is forgotten here, but still valid: {problem}", where)
@@ -81,7 +83,7 @@ def logout(cli: Cli) -> None:
         cli.sink.say(f"The key {stored.name!r} is forgotten here. It is still valid.\n{where}")
 
 
-def _deleted_on_server(stored: StoredKey, base_url: str | None) -> Exception | None:
+def _delete_on_server(stored: StoredKey, base_url: str | None) -> Exception | None:
     from tinker_sync.auth import delete_key
     from tinker_sync.errors import TinkerError
 
@@ -94,14 +96,14 @@ def _deleted_on_server(stored: StoredKey, base_url: str | None) -> Exception | N
 
 @command("status", example="tinker-sync auth status")
 def status(cli: Cli) -> None:
-    """Is there a key, and does the server take it? Fails when not."""
+    """Check that there is a key and that the server accepts it; fail if not."""
     from tinker_sync.auth import raise_if_tinker_not_accessible, tinker_has_credentials
 
     has_key = tinker_has_credentials(base_url=cli.base_url)
     failure: Exception | None = None
     try:
-        raise_if_tinker_not_accessible(base_url=cli.base_url)  # without a key it says why and asks nobody
-    except Exception as error:  # noqa: BLE001  # said first, then raised
+        raise_if_tinker_not_accessible(base_url=cli.base_url)  # without a key this raises without a request
+    except Exception as error:  # noqa: BLE001  # raised after the report
         failure = error
     if cli.sink.for_people:
         cli.sink.raw(f"Credentials available: {'yes' if has_key else 'no'}")
@@ -116,10 +118,71 @@ def status(cli: Cli) -> None:
 @command("whoami", example="tinker-sync auth whoami")
 def whoami(cli: Cli) -> None:
     """Show the user and organization of the key in use."""
+    from tinker_sync.cli.formatting import MISSING
     from tinker_sync.cli.table import record
-    from tinker_sync.cli.words import MISSING
 
     with cli.rest() as rest:
         you = rest.whoami().result()
     pairs = [("E-mail", you.email or MISSING), ("User", you.user_urn), ("Organization", you.org_urn)]
     cli.sink.show(you.model_dump(), record("", pairs))
+
+
+# ------------------------------------------------------------------------------------------ the prompt
+
+
+def _ask_for_key(question: str) -> str:
+    """Read a key from the terminal, shown as stars, or a line from a pipe."""
+    if not sys.stdin.isatty():
+        return sys.stdin.readline()
+    try:
+        import termios
+        import tty
+    except ImportError:  # Windows
+        import getpass
+
+        return getpass.getpass(question)
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        # Set before the question, and without dropping early input: a pasted key is neither shown nor lost.
+        tty.setcbreak(descriptor, termios.TCSADRAIN)
+        attributes = termios.tcgetattr(descriptor)
+        attributes[3] &= ~termios.ISIG  # so that Ctrl-C first restores the terminal
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, attributes)
+        sys.stderr.write(question)
+        sys.stderr.flush()
+        return read_masked(lambda: os.read(descriptor, 4096).decode("utf-8", "replace"), sys.stderr.write)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        sys.stderr.write("\n")
+        sys.stderr.flush()
+
+
+def read_masked(read: Callable[[], str], write: Callable[[str], object]) -> str:
+    """Read keystrokes to the end of the line, and write a star for each character.
+
+    >>> typed = iter(["tml-ab", "x", "\\x7f", "c\\r"])
+    >>> shown = []
+    >>> read_masked(lambda: next(typed), shown.append), "".join(shown).count("*")
+    ('tml-abc', 8)
+    """
+    typed: list[str] = []
+    while True:
+        entered = read()
+        if entered.startswith(_ESCAPE):
+            continue  # an arrow key or another control sequence
+        for character in entered or _CTRL_D:
+            if character in "\r\n":
+                return "".join(typed)
+            if character == _CTRL_C:
+                raise KeyboardInterrupt
+            if character == _CTRL_D:
+                raise EOFError
+            if character in _BACKSPACES:
+                if typed:
+                    typed.pop()
+                    write("\b \b")
+            elif character.isprintable():
+                typed.append(character)
+                write("*")
+        sys.stderr.flush()

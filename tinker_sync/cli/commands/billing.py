@@ -1,4 +1,4 @@
-"""`tinker-sync billing`."""
+"""`tinker-sync billing`: usage by the hour and checkpoint storage, as tables, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tinker_sync.cli import words
-from tinker_sync.cli.lazy import Cli, Group, command
+from tinker_sync.cli.formatting import MISSING, format_count, format_size
+from tinker_sync.cli.framework import Cli, Group, command
 
 if TYPE_CHECKING:
     from tinker_sync.cli.output import Sink
@@ -22,7 +22,7 @@ billing = Group(
     "See what was used, and what it costs.",
     {
         "usage": (f"{_HERE}usage", "Show what was used, hour by hour."),
-        "checkpoint-storage": (f"{_HERE}checkpoint_storage", "Show what checkpoints take up now."),
+        "checkpoint-storage": (f"{_HERE}checkpoint_storage", "Show the storage that checkpoints use now."),
     },
 )
 _CSV: Final = "Write the rows as CSV to PATH instead; - is stdout."
@@ -46,10 +46,9 @@ def usage(
 ) -> None:
     """Show what was used, hour by hour.
 
-    STARTING_ON and ENDING_BEFORE are moments on the hour, at most 14 days apart, such as
-    2026-07-13T00:00:00Z. There is a row for each hour, kind of use, model, session and user. Costs are
-    estimates before credits; one that the service does not know yet is shown as "null". You need to be
-    allowed to see the bill.
+    STARTING_ON and ENDING_BEFORE are full hours, at most 14 days apart, such as 2026-07-13T00:00:00Z. There
+    is a row for each hour, kind of use, model, session and user. Costs are estimates before credits; "null"
+    is a cost that the service does not know yet. You need permission to see the bill.
     """
     with cli.admin() as admin:
         bill = admin.get_billing_usage(starting_on, ending_before).result()
@@ -65,16 +64,16 @@ def usage(
         ]
         _write_csv(cli.sink, sessions, sessions_csv)
     if csv_path is not None:
-        _write_csv(cli.sink, [_flat(each.model_dump(mode="json")) for each in bill.data], csv_path)
+        _write_csv(cli.sink, [_flatten(each.model_dump(mode="json")) for each in bill.data], csv_path)
     if csv_path is None and sessions_csv is None:
-        cli.sink.show(bill.model_dump(mode="json"), _used(bill.data), items="data")
+        cli.sink.show(bill.model_dump(mode="json"), _make_usage_table(bill.data), items="data")
 
 
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: value for name, value in row.items() if name != "event_info"}, **row["event_info"]}
 
 
-def _used(events: Sequence[BillingUsageEvent]) -> Table:
+def _make_usage_table(events: Sequence[BillingUsageEvent]) -> Table:
     from tinker_sync.cli.table import Column, Table
 
     columns = (
@@ -90,35 +89,35 @@ def _used(events: Sequence[BillingUsageEvent]) -> Table:
     )
     rows = [
         (
-            _hour(each.bucket_start),
-            *_amount(each.event_info.model_dump()),
-            each.base_model or words.MISSING,
-            *_cost(each),
-            each.user_name or each.user_id or words.MISSING,
-            each.project_id or words.MISSING,
+            _format_hour(each.bucket_start),
+            *_format_amount(each.event_info.model_dump()),
+            each.base_model or MISSING,
+            *_format_cost(each),
+            each.user_name or each.user_id or MISSING,
+            each.project_id or MISSING,
             each.session_id or "",
         )
         for each in events
     ]
-    return Table(columns, rows, words.counted(len(rows), "row") if rows else "nothing was used")
+    return Table(columns, rows, format_count(len(rows), "row") if rows else "nothing was used")
 
 
-def _hour(moment: datetime) -> str:
+def _format_hour(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%d %H:%M")
 
 
-def _amount(info: Mapping[str, Any]) -> tuple[str, str]:
+def _format_amount(info: Mapping[str, Any]) -> tuple[str, str]:
     kind = info["type"].replace("_", " ") + (" (cached)" if info.get("cached") else "")
     if "gigabyte_hours" in info:
         return kind, f"{info['gigabyte_hours']:,.2f} GB h"
     return kind, f"{info['token_count']:,}" if "token_count" in info else f"{info['count']:,}"
 
 
-def _cost(event: BillingUsageEvent) -> tuple[str, str]:
-    """Rate and cost; "null" is one that belongs here and is not known yet."""
+def _format_cost(event: BillingUsageEvent) -> tuple[str, str]:
+    """Format the rate and the cost; "null" is a value that the service does not know yet."""
     kind = event.event_info.type
     if kind == "checkpoint":
-        return words.MISSING, words.MISSING
+        return MISSING, MISSING
     storage = kind == "storage"
     rate = (
         event.effective_rate_usd_per_gigabyte_month
@@ -126,13 +125,13 @@ def _cost(event: BillingUsageEvent) -> tuple[str, str]:
         else event.effective_rate_usd_per_million_tokens
     )
     unit = "GB mo" if storage else "M"
-    return ("null" if rate is None else f"${rate:g}/{unit}"), _usd(event.estimated_cost_usd)
+    return ("null" if rate is None else f"${rate:g}/{unit}"), _format_usd(event.estimated_cost_usd)
 
 
-def _usd(amount: float | None) -> str:
+def _format_usd(amount: float | None) -> str:
     if amount is None:
         return "null"
-    # Small amounts are what most rows have; zero digits would say that they are free.
+    # Most amounts are small; with two digits they would look free.
     return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.6f}"
 
 
@@ -143,9 +142,9 @@ def _usd(amount: float | None) -> str:
 @click.option("--project-id", metavar="PROJECT", help="Only this project.")
 @click.option("--csv", "csv_path", metavar="PATH", help=_CSV)
 def checkpoint_storage(cli: Cli, project_id: str | None, csv_path: str | None) -> None:
-    """Show what checkpoints take up now, and what that costs a month.
+    """Show the storage that checkpoints use now, and its monthly cost.
 
-    Of the whole organization, by project and user. The figures are behind by an hour or two.
+    For the whole organization, by project and user. The figures are one or two hours old.
     """
     from tinker_sync.cli.table import Column, Table
 
@@ -166,16 +165,18 @@ def checkpoint_storage(cli: Cli, project_id: str | None, csv_path: str | None) -
     )
     title = "checkpoints in storage" if stored.data else "no checkpoints in storage"
     note = "" if rate is None else f"at ${rate:g} for a gigabyte a month"
-    cli.sink.show(data, Table(columns, [_stored(each) for each in stored.data], title, note), items="data")
+    cli.sink.show(
+        data, Table(columns, [_make_storage_row(each) for each in stored.data], title, note), items="data"
+    )
 
 
-def _stored(item: CurrentCheckpointStorageUsageItem) -> tuple[str, ...]:
+def _make_storage_row(item: CurrentCheckpointStorageUsageItem) -> tuple[str, ...]:
     return (
-        item.project_id or words.MISSING,
-        item.user_email or item.user_name or item.org_user_urn or words.MISSING,
+        item.project_id or MISSING,
+        item.user_email or item.user_name or item.org_user_urn or MISSING,
         f"{item.checkpoint_count:,}",
-        words.size(item.size_bytes),
-        _usd(item.estimated_monthly_cost_usd),
+        format_size(item.size_bytes),
+        _format_usd(item.estimated_monthly_cost_usd),
     )
 
 
@@ -185,21 +186,21 @@ def _write_csv(sink: Sink, rows: Sequence[Mapping[str, Any]], path: str) -> None
     import sys
     from pathlib import Path
 
-    from tinker_sync.cli.output import whole_file
+    from tinker_sync.cli.output import write_whole
 
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fieldnames=_columns(rows), restval="")
+    writer = csv.DictWriter(text, fieldnames=_list_columns(rows), restval="")
     writer.writeheader()
     writer.writerows(rows)
     if path == "-":
         sys.stdout.write(text.getvalue())
         sys.stdout.flush()
         return
-    with whole_file(Path(path)) as file:
+    with write_whole(Path(path)) as file:
         file.write(text.getvalue().encode())
-    sink.say(f"wrote {words.counted(len(rows), 'row')} to {path}")
+    sink.say(f"wrote {format_count(len(rows), 'row')} to {path}")
 
 
-def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The names of all columns, in the order in which they first occur."""
+def _list_columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of all columns, in the order of their first occurrence."""
     return list(dict.fromkeys(name for row in rows for name in row))

@@ -1,18 +1,18 @@
-"""`tinker-sync completion`."""
+"""`tinker-sync completion`: the completion script of a shell."""
 
 from __future__ import annotations
 
 import click
 
-from tinker_sync.cli.lazy import Cli, command
+from tinker_sync.cli.framework import Cli, command
 
 
 @command("completion", example='eval "$(tinker-sync completion bash)"')
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(cli: Cli, shell: str) -> None:
-    """Print what makes a shell complete commands and options.
+    """Print the script with which a shell completes commands and options.
 
-    Put the line of the example into the file that your shell reads at its start; for fish:
+    Add the line of the example to the start-up file of your shell; for fish:
     tinker-sync completion fish > ~/.config/fish/completions/tinker-sync.fish
     """
     from click.shell_completion import get_completion_class
@@ -20,5 +20,5 @@ def completion(cli: Cli, shell: str) -> None:
     from tinker_sync.cli.main import COMPLETE_VARIABLE, root
 
     kind = get_completion_class(shell)
-    assert kind is not None  # noqa: S101  # it is one of the three above
+    assert kind is not None  # noqa: S101  # one of the three choices
     cli.sink.raw(kind(root(), {}, "tinker-sync", COMPLETE_VARIABLE).source())

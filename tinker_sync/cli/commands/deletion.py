@@ -1,4 +1,4 @@
-"""`tinker-sync checkpoint delete`."""
+"""`tinker-sync checkpoint delete`: name the checkpoints, ask, delete, and list every failure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tinker_sync.cli import words
-from tinker_sync.cli.commands.checkpoint import path_argument
+from tinker_sync.cli.commands.checkpoint import check_paths
 from tinker_sync.cli.failures import PARTIAL, CliError
-from tinker_sync.cli.lazy import Cli, command
+from tinker_sync.cli.formatting import format_age, format_count, format_size
+from tinker_sync.cli.framework import Cli, command
 
 if TYPE_CHECKING:
     from tinker_sync.cli.output import Sink
@@ -27,12 +27,12 @@ _KINDS: Final = {
     "sampler": "sampler",
     "external": "external",
 }
-# So many are named in the question; of more, the number.
+# The question names this many checkpoints at most.
 _NAMED: Final = 30
 
 
-def _moment(ctx: click.Context, parameter: click.Parameter, value: str | None) -> datetime | None:
-    """A date or a moment; without a zone it is UTC, and a date is its midnight."""
+def _parse_time(ctx: click.Context, parameter: click.Parameter, value: str | None) -> datetime | None:
+    """Parse a date, which means its midnight, or a time; UTC unless it has a zone."""
     from tinker_sync.types._moment import parse_moment
 
     if value is None:
@@ -40,7 +40,9 @@ def _moment(ctx: click.Context, parameter: click.Parameter, value: str | None) -
     try:
         moment = parse_moment(value.strip())
     except (ValueError, OverflowError) as error:
-        raise click.BadParameter(f"no date: {value!r}. Write 2026-01-31 or 2026-01-31T12:00:00Z.") from error
+        raise click.BadParameter(
+            f"not a date: {value!r}. Write 2026-01-31 or 2026-01-31T12:00:00Z."
+        ) from error
     return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
 
 
@@ -49,11 +51,11 @@ def _moment(ctx: click.Context, parameter: click.Parameter, value: str | None) -
     example="tinker-sync checkpoint delete tinker://RUN/weights/NAME\n"
     "tinker-sync checkpoint delete --run-id RUN --type sampler --before 2026-01-31",
 )
-@click.argument("checkpoint_paths", nargs=-1, callback=path_argument)
-@click.option("--run-id", metavar="RUN", help="All checkpoints of this run that fit the options below.")
+@click.argument("checkpoint_paths", nargs=-1, callback=check_paths)
+@click.option("--run-id", metavar="RUN", help="All checkpoints of this run that match the options below.")
 @click.option("--type", "kind", type=click.Choice(list(_KINDS)), help="Only of this kind.")
-@click.option("--before", callback=_moment, metavar="DATE", help="Only those saved before; UTC.")
-@click.option("--after", callback=_moment, metavar="DATE", help="Only those saved after; UTC.")
+@click.option("--before", callback=_parse_time, metavar="DATE", help="Only those saved before; UTC.")
+@click.option("--after", callback=_parse_time, metavar="DATE", help="Only those saved after; UTC.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def delete(
     cli: Cli,
@@ -64,9 +66,9 @@ def delete(
     after: datetime | None,
     yes: bool,
 ) -> None:
-    """Delete checkpoints for good: those at the paths, or those of a run.
+    """Delete checkpoints permanently, by path or by run.
 
-    Names what goes and asks first. Exit code 3 says that some could not be deleted; each is listed.
+    It lists the checkpoints and asks first. Exit code 3: some could not be deleted; each is listed.
     """
     if bool(checkpoint_paths) == bool(run_id):
         raise click.UsageError("give either paths or --run-id RUN")
@@ -75,23 +77,23 @@ def delete(
     with cli.rest() as rest:
         if run_id:
             listed = rest.list_checkpoints(run_id).result().checkpoints
-            found = [each for each in listed if _fits(each, kind, before, after)]
+            found = [each for each in listed if _matches(each, kind, before, after)]
             paths = [each.tinker_path for each in found]
-            shown = [_described(each) for each in found]
+            shown = [_describe(each, cli.now()) for each in found]
             size = sum(each.size_bytes or 0 for each in found)
         else:
             paths = shown = list(dict.fromkeys(checkpoint_paths))
             size = 0
         if not paths:
-            cli.sink.say(f"No checkpoint of run {run_id} fits.")
-        elif not yes and not _agreed(cli.sink, shown, size):
+            cli.sink.say(f"No checkpoint of run {run_id} matches.")
+        elif not yes and not _confirm(cli.sink, shown, size):
             cli.sink.say("Nothing was deleted.")
             return
         failed = _delete(cli.sink, rest, paths)
     _report(cli.sink, paths, failed)
 
 
-def _fits(each: Checkpoint, kind: str | None, before: datetime | None, after: datetime | None) -> bool:
+def _matches(each: Checkpoint, kind: str | None, before: datetime | None, after: datetime | None) -> bool:
     moment = each.time if each.time.tzinfo else each.time.replace(tzinfo=timezone.utc)
     return (
         (kind is None or each.checkpoint_type == _KINDS[kind])
@@ -100,31 +102,31 @@ def _fits(each: Checkpoint, kind: str | None, before: datetime | None, after: da
     )
 
 
-def _described(each: Checkpoint) -> str:
-    about = f"{words.size(each.size_bytes)}, saved {words.age(each.time, words.utc_now())}"
+def _describe(each: Checkpoint, now: datetime) -> str:
+    about = f"{format_size(each.size_bytes)}, saved {format_age(each.time, now)}"
     return f"{each.tinker_path}\n    {about}"
 
 
-def _agreed(sink: Sink, shown: Sequence[str], size: int) -> bool:
-    what = words.counted(len(shown), "checkpoint") + (f", {words.size(size)}" if size else "")
+def _confirm(sink: Sink, shown: Sequence[str], size: int) -> bool:
+    what = format_count(len(shown), "checkpoint") + (f", {format_size(size)}" if size else "")
     lines = [f"  {each}" for each in shown[:_NAMED]]
     if len(shown) > _NAMED:
         lines.append(f"  and {len(shown) - _NAMED:,} more")
-    sink.complain("\n".join([f"To be deleted for good: {what}", *lines]))
+    sink.complain("\n".join([f"To be deleted permanently: {what}", *lines]))
     return sink.confirm("Delete them?" if len(shown) > 1 else "Delete it?")
 
 
 def _delete(sink: Sink, rest: RestClient, paths: Sequence[str]) -> dict[str, str]:
-    """Delete side by side; give what failed, and why."""
+    """Delete in parallel; return the error of each path that failed."""
     done = 0
     with sink.progress("Deleting", len(paths), unit="checkpoints") as bar:
 
-        def tell(state: BulkProgress) -> None:
+        def show(state: BulkProgress) -> None:
             nonlocal done
             done = state.done - state.failed
             bar.update(state.done)
 
-        future = rest.delete_checkpoints(paths, progress=tell)
+        future = rest.delete_checkpoints(paths, progress=show)
         try:
             outcomes = future.result()
         except KeyboardInterrupt:
@@ -138,13 +140,13 @@ def _report(sink: Sink, paths: Sequence[str], failed: dict[str, str]) -> None:
     deleted = len(paths) - len(failed)
     listed = [{"tinker_path": path, "error": error} for path, error in failed.items()]
     if sink.for_people:
-        sink.say(f"{words.counted(deleted, 'checkpoint')} deleted")
+        sink.say(f"{format_count(deleted, 'checkpoint')} deleted")
         for path, error in failed.items():
             sink.complain(f"  not deleted: {path}: {error}")
     else:
-        # One line, also of the indented kind: it always was.
+        # One line in both forms, as in earlier versions and the reference client.
         sink.item({"deleted_count": deleted, "failed": listed})
     if failed:
         raise CliError(
-            f"{words.counted(len(failed), 'checkpoint')} of {len(paths)} could not be deleted", code=PARTIAL
+            f"{format_count(len(failed), 'checkpoint')} of {len(paths)} could not be deleted", code=PARTIAL
         )

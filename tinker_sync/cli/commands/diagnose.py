@@ -1,4 +1,4 @@
-"""`tinker-sync probe` and `tinker-sync doctor`."""
+"""`tinker-sync probe` and `tinker-sync doctor`: the reports of `tinker_sync.diagnose` as tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 from attrs import asdict
 
 from tinker_sync.cli.failures import CliError
-from tinker_sync.cli.lazy import Cli, command
+from tinker_sync.cli.framework import Cli, command
 
 if TYPE_CHECKING:
     from tinker_sync.cli.table import Table
@@ -20,22 +20,22 @@ _MARKS: Final = {"ok": "ok", "warning": "!", "failure": "FAIL", "skipped": "-"}
 @command("probe", example="tinker-sync probe http://localhost:8000")
 @click.argument("url", required=False)
 def probe(cli: Cli, url: str | None) -> None:
-    """Ask a server what it speaks, and print which calls and features it has.
+    """Print the calls and features that a server has.
 
-    URL is the server; without it, the one in use. It is harmless: nothing is made, changed or billed.
+    URL is the server; default: the one in use. It is harmless: it creates, changes and bills nothing.
     """
-    from tinker_sync.diagnose import probe as ask
+    from tinker_sync.diagnose import probe as run_probe
 
-    report = ask(url or cli.base_url)
+    report = run_probe(url or cli.base_url)
     if not cli.sink.for_people:
         cli.sink.show_data(asdict(report))
         return
-    for table in (_facts(report), _calls(report), _features(report)):
+    for table in (_make_facts(report), _make_calls(report), _make_features(report)):
         cli.sink.show({}, table)
         cli.sink.raw("")
 
 
-def _facts(report: ProbeReport) -> Table:
+def _make_facts(report: ProbeReport) -> Table:
     from tinker_sync.cli.table import record
 
     flags = [f"{name}={value}" for name, value in report.flags.items()]
@@ -49,43 +49,45 @@ def _facts(report: ProbeReport) -> Table:
     return record("", pairs)
 
 
-def _calls(report: ProbeReport) -> Table:
+def _make_calls(report: ProbeReport) -> Table:
     from tinker_sync.cli.table import Column, Table
 
-    rows = [(call.name, call.method, call.there, _remark(call)) for call in report.calls]
+    rows = [(call.name, call.method, call.there, _explain_call(call)) for call in report.calls]
     found = sum(1 for call in report.calls if call.there == "yes")
     title = f"{found} of {len(report.calls)} calls"
     return Table((Column("Call"), Column("Method"), Column("There"), Column("")), rows, title)
 
 
-def _remark(call: CallFound) -> str:
+def _explain_call(call: CallFound) -> str:
     if call.there == "unknown":
         return (
-            f"its answer ({call.status}) does not tell" if call.status else "cannot be asked without doing it"
+            f"its answer ({call.status}) is not conclusive"
+            if call.status
+            else "cannot be tried without doing it"
         )
     if call.there == "no":
         return "of older servers" if call.legacy else "" if not call.expected else "expected of this version"
     return "of older servers" if call.legacy else "" if call.expected else "newer than its version"
 
 
-def _features(report: ProbeReport) -> Table:
+def _make_features(report: ProbeReport) -> Table:
+    from tinker_sync.cli.formatting import format_flag
     from tinker_sync.cli.table import Column, Table
-    from tinker_sync.cli.words import yes_no
 
-    rows = [(each.name, each.since, yes_no(each.known)) for each in report.features]
+    rows = [(each.name, each.since, format_flag(each.known)) for each in report.features]
     return Table(
         (Column("Feature"), Column("Since"), Column("Known")),
         rows,
         "Features of requests",
-        note="The others are refused before they are sent: servers skip them silently.",
+        note="The client refuses the other features, because servers ignore them silently.",
     )
 
 
 @command("doctor", example="tinker-sync doctor")
 def doctor(cli: Cli) -> None:
-    """Look at the key, the address, the proxy, the clocks, the versions and the way to the server.
+    """Check the key, the address, the proxy, the clocks, the versions and the connection to the server.
 
-    Says of each what is wrong and what to do. Fails if anything is.
+    For each problem it prints what to do. Fails if there is a failure.
     """
     from tinker_sync.cli.table import Column, Table
     from tinker_sync.diagnose import examine

@@ -1,11 +1,11 @@
-"""`tinker-sync model`."""
+"""`tinker-sync model`: the models of a server."""
 
 from __future__ import annotations
 
 import click
 
 from tinker_sync.cli.failures import CliError
-from tinker_sync.cli.lazy import Cli, Group, command
+from tinker_sync.cli.framework import Cli, Group, command
 
 _HERE = "tinker_sync.cli.commands.model:"
 model = Group("model", "See the models you can use.", {"list": (f"{_HERE}list_models", "List the models.")})
@@ -16,10 +16,10 @@ model = Group("model", "See the models you can use.", {"list": (f"{_HERE}list_mo
 def list_models(cli: Cli, substring: str | None) -> None:
     """List the models.
 
-    SUBSTRING keeps those whose name contains it, in either case.
+    With SUBSTRING, only models whose name contains it, in upper or lower case.
     """
+    from tinker_sync.cli.formatting import MISSING, format_count, format_flag
     from tinker_sync.cli.table import Column, Table
-    from tinker_sync.cli.words import MISSING, counted, yes_no
 
     with cli.service() as service:
         models = service.get_server_capabilities().supported_models
@@ -30,11 +30,11 @@ def list_models(cli: Cli, substring: str | None) -> None:
         (
             each.model_name or MISSING,
             MISSING if each.max_context_length is None else f"{each.max_context_length:,}",
-            yes_no(each.trainable),
-            yes_no(each.sampleable),
+            format_flag(each.trainable),
+            format_flag(each.sampleable),
         )
         for each in wanted
     ]
     columns = (Column("Model"), Column("Context", right=True), Column("Train"), Column("Sample"))
-    table = Table(columns, rows, counted(len(rows), "model"))
+    table = Table(columns, rows, format_count(len(rows), "model"))
     cli.sink.show({"models": [each.model_dump() for each in wanted]}, table, items="models")

@@ -1,4 +1,4 @@
-"""`tinker-sync sample`."""
+"""`tinker-sync sample`: prompts from an argument, a file or a pipe, and their samples as they arrive."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from attrs import frozen
 
-from tinker_sync.cli import words
 from tinker_sync.cli.failures import PARTIAL, CliError
-from tinker_sync.cli.lazy import Cli, command
+from tinker_sync.cli.formatting import format_count
+from tinker_sync.cli.framework import Cli, command
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tinker_sync.text import Tokenizer
     from tinker_sync.types import SampleResponse, SamplingParams
 
-# A seed is for one request, and each sample is a request of its own: neighbours get seeds next to each other.
+# Each sample is a request with its own seed: the samples of a prompt get consecutive seeds.
 _SEEDS: Final = 2**31
 
 
@@ -43,18 +43,25 @@ class _Prompt:
 @click.option(
     "--file", "file", type=click.Path(dir_okay=False), help="Read the prompt from a file; - is stdin."
 )
-@click.option("--lines", is_flag=True, help="Every line of the file is a prompt of its own.")
-@click.option("--tokens", is_flag=True, help="Prompts are token ids separated by blanks; so are the samples.")
-@click.option("--chat", is_flag=True, help="The prompt is what a user says to the model.")
+@click.option("--lines", is_flag=True, help="Each line of the file is a prompt.")
+@click.option("--tokens", is_flag=True, help="Prompts and samples are token ids, separated by blanks.")
+@click.option("--chat", is_flag=True, help="The prompt is a user message of a chat.")
 @click.option(
-    "-n", "--num-samples", type=click.IntRange(min=1), default=1, show_default=True, help="A prompt."
+    "-n",
+    "--num-samples",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Samples of each prompt.",
 )
-@click.option("--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="A sample.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Tokens of each sample."
+)
 @click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True)
 @click.option("--top-p", type=click.FloatRange(0, 1), default=1.0, show_default=True)
-@click.option("--top-k", type=int, default=-1, help="Of the likeliest so many; -1: of all.")
+@click.option("--top-k", type=int, default=-1, help="Sample from this many of the likeliest tokens; -1: all.")
 @click.option("--seed", type=click.IntRange(min=0), help="Equal seeds give equal samples.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="End a sample here; may be given again.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="End a sample here; repeatable.")
 def sample(
     cli: Cli,
     prompt: str | None,
@@ -68,42 +75,42 @@ def sample(
     stop: Sequence[str],
     **params: Any,
 ) -> None:
-    """Sample continuations of PROMPT, of a file, or of what comes in through a pipe.
+    """Sample continuations of PROMPT, of a file, or of a prompt from a pipe.
 
-    Each sample is printed as soon as it is there. With --format jsonl each is a line with its text, tokens,
-    log-probabilities and reason to stop. Where the model's tokenizer is not to be had, prompts and samples
-    are token ids. Exit code 3 says that some samples failed; each is listed.
+    Each sample is printed when it arrives. With --format jsonl each is a line with its text, tokens,
+    log-probabilities and stop reason. If the tokenizer of the model is not available, prompts and samples
+    are token ids. Exit code 3: some samples failed; each is listed.
     """
     if bool(model) == bool(path):
         raise click.UsageError("give either --model NAME or --path PATH")
-    texts = list(_texts(prompt, file, lines))
+    texts = list(_read_prompts(prompt, file, lines))
     with cli.service() as service:
         client = service.create_sampling_client(path, model)
-        tokenizer = None if tokens else _tokenizer(cli, client)
-        prompts = [_Prompt(number, _encoded(text, tokenizer, chat)) for number, text in enumerate(texts)]
-        wanted = _params(params, stop, tokenizer)
-        futures = _asked(client, prompts, num_samples, wanted, params["seed"])
-        failed = _shown(cli, futures, tokenizer, many=len(futures) > 1)
+        tokenizer = None if tokens else _load_tokenizer(cli, client)
+        prompts = [_Prompt(number, _encode(text, tokenizer, chat)) for number, text in enumerate(texts)]
+        wanted = _make_params(params, stop, tokenizer)
+        futures = _submit(client, prompts, num_samples, wanted, params["seed"])
+        failed = _print_samples(cli, futures, tokenizer, many=len(futures) > 1)
     if failed:
-        raise CliError(f"{words.counted(failed, 'sample')} of {len(futures)} failed", code=PARTIAL)
+        raise CliError(f"{format_count(failed, 'sample')} of {len(futures)} failed", code=PARTIAL)
 
 
 # ------------------------------------------------------------------------------------------ prompts
 
 
-def _texts(prompt: str | None, file: str | None, lines: bool) -> Iterator[str]:
+def _read_prompts(prompt: str | None, file: str | None, lines: bool) -> Iterator[str]:
     if prompt is not None and file is not None:
         raise click.UsageError("give either PROMPT or --file FILE")
     if prompt is not None and prompt != "-":
         text = prompt
     elif file is not None and file != "-":
-        text = _read(lambda: Path(file).read_text(encoding="utf-8"))
+        text = _read_text(lambda: Path(file).read_text(encoding="utf-8"))
     elif sys.stdin.isatty():
         raise click.UsageError("give a PROMPT, --file FILE, or a prompt through a pipe")
     else:
-        text = _read(sys.stdin.read)
+        text = _read_text(sys.stdin.read)
     if not lines:
-        # The last line break of a file is no part of what is to be continued.
+        # The last line break of a file is not part of the prompt.
         yield text if prompt is not None else text.removesuffix("\n")
         return
     found = [line for line in text.splitlines() if line.strip()]
@@ -112,10 +119,10 @@ def _texts(prompt: str | None, file: str | None, lines: bool) -> Iterator[str]:
     yield from found
 
 
-def _read(read: Callable[[], str]) -> str:
+def _read_text(read: Callable[[], str]) -> str:
     try:
         text = read()
-        text.encode()  # in some locales bytes that are no text come from a pipe as halves of surrogate pairs
+        text.encode()  # in some locales a pipe turns invalid bytes into lone surrogates
     except UnicodeError as error:
         raise CliError(
             f"the prompt is not text in UTF-8 from position {getattr(error, 'start', 0)} on",
@@ -124,7 +131,7 @@ def _read(read: Callable[[], str]) -> str:
     return text
 
 
-def _tokenizer(cli: Cli, client: SamplingClient) -> Tokenizer | None:
+def _load_tokenizer(cli: Cli, client: SamplingClient) -> Tokenizer | None:
     from tinker_sync.errors import TinkerError
 
     try:
@@ -134,7 +141,7 @@ def _tokenizer(cli: Cli, client: SamplingClient) -> Tokenizer | None:
         return None
 
 
-def _encoded(text: str, tokenizer: Tokenizer | None, chat: bool) -> list[int]:
+def _encode(text: str, tokenizer: Tokenizer | None, chat: bool) -> list[int]:
     if tokenizer is None:
         try:
             tokens = [int(part) for part in text.replace(",", " ").split()]
@@ -155,7 +162,7 @@ def _encoded(text: str, tokenizer: Tokenizer | None, chat: bool) -> list[int]:
     return tokens
 
 
-def _params(params: dict[str, Any], stop: Sequence[str], tokenizer: Tokenizer | None) -> SamplingParams:
+def _make_params(params: dict[str, Any], stop: Sequence[str], tokenizer: Tokenizer | None) -> SamplingParams:
     from tinker_sync.types import SamplingParams
 
     ends: Any = list(stop) or None
@@ -170,10 +177,10 @@ def _params(params: dict[str, Any], stop: Sequence[str], tokenizer: Tokenizer | 
 # ------------------------------------------------------------------------------------------ samples
 
 
-def _asked(
+def _submit(
     client: SamplingClient, prompts: Sequence[_Prompt], count: int, params: SamplingParams, seed: int | None
 ) -> dict[Future[SampleResponse], tuple[int, int]]:
-    """A request for each sample, so that each can be shown when it is there."""
+    """Submit a request for each sample, so that each can be printed when it arrives."""
     from tinker_sync.types import ModelInput
 
     futures: dict[Future[SampleResponse], tuple[int, int]] = {}
@@ -185,14 +192,14 @@ def _asked(
     return futures
 
 
-def _shown(
+def _print_samples(
     cli: Cli,
     futures: dict[Future[SampleResponse], tuple[int, int]],
     tokenizer: Tokenizer | None,
     *,
     many: bool,
 ) -> int:
-    """Print each sample as it arrives, or all of them as JSON at the end; give how many failed."""
+    """Print each sample as it arrives, or all as JSON at the end; return the number of failures."""
     from concurrent.futures import as_completed
 
     failed = 0
@@ -202,8 +209,8 @@ def _shown(
             place = futures[future]
             problem = future.exception()
             if problem is None:
-                item = _item(place, future.result(), tokenizer)
-                bar.aside(partial(_print, cli, item, many))
+                item = _make_item(place, future.result(), tokenizer)
+                bar.aside(partial(_print_item, cli, item, many))
                 gathered[place] = item
             else:
                 failed += 1
@@ -215,7 +222,9 @@ def _shown(
     return failed
 
 
-def _item(place: tuple[int, int], response: SampleResponse, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _make_item(
+    place: tuple[int, int], response: SampleResponse, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
     sequence = response.sequences[0]
     item: dict[str, Any] = {"prompt": place[0], "sample": place[1]}
     if tokenizer is not None:
@@ -228,12 +237,12 @@ def _item(place: tuple[int, int], response: SampleResponse, tokenizer: Tokenizer
     }
 
 
-def _print(cli: Cli, item: dict[str, Any], many: bool) -> None:
+def _print_item(cli: Cli, item: dict[str, Any], many: bool) -> None:
     if cli.sink.form == "jsonl":
         cli.sink.item(item)
     elif cli.sink.form == "table":
         if many:
-            about = f"{words.counted(len(item['tokens']), 'token')}, {item['stop_reason']}"
+            about = f"{format_count(len(item['tokens']), 'token')}, {item['stop_reason']}"
             cli.sink.text(
                 f"--- prompt {item['prompt'] + 1}, sample {item['sample'] + 1}: {about}", "bright_black"
             )

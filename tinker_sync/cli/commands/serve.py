@@ -1,4 +1,4 @@
-"""`tinker-sync serve`."""
+"""`tinker-sync serve`: `tinker_sync.local.serve` until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tinker_sync.cli.failures import CliError
-from tinker_sync.cli.lazy import Cli, command
+from tinker_sync.cli.framework import Cli, command
 
 if TYPE_CHECKING:
     from tinker_sync._secret import Secret
@@ -17,16 +17,18 @@ KEY_VARIABLE = "TINKER_LOCAL_KEY"
 
 
 @command("serve", example="tinker-sync serve --port 8000 --data-dir ./tinker-data")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Where to listen; 0: a free one.")
-@click.option("--data-dir", metavar="DIR", help="Where checkpoints are kept; default: ~/.tinker/local.")
-@click.option("--model", metavar="DIR", help="Offer a model in the format of Hugging Face, too.")
 @click.option(
-    "--key", metavar="KEY", help=f"What clients send; others can see it here: better set {KEY_VARIABLE}."
+    "--port", type=click.IntRange(0, 65535), default=0, help="The port to listen on; 0: a free one."
+)
+@click.option("--data-dir", metavar="DIR", help="The directory for checkpoints; default: ~/.tinker/local.")
+@click.option("--model", metavar="DIR", help="A Hugging Face directory to offer beside the built-in model.")
+@click.option(
+    "--key", metavar="KEY", help=f"The key for clients; others can see it here: better set {KEY_VARIABLE}."
 )
 @click.option("--show-key", is_flag=True, help="Print the key.")
-@click.option("--json-only", is_flag=True, help="Be like older servers, which speak JSON alone.")
+@click.option("--json-only", is_flag=True, help="Speak JSON only, as older servers do.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--allow-remote", is_flag=True, help="Let --host be one that other machines reach.")
+@click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines reach.")
 @click.option(
     "--log", type=click.Choice(["debug", "info", "warning", "error"]), default="warning", show_default=True
 )
@@ -34,10 +36,10 @@ def serve(
     cli: Cli, port: int, data_dir: str | None, model: str | None, key: str | None, show_key: bool,
     json_only: bool, host: str, allow_remote: bool, log: str,
 ) -> None:  # fmt: skip
-    """Run a server on this machine until Ctrl-C: it trains and samples like the hosted one, only smaller.
+    """Run a server on this machine until Ctrl-C. It trains and samples small models like the hosted service.
 
-    Programs of yours on this machine find its key by its address. With --format json the address is printed
-    as JSON once requests are taken, and with --show-key the key.
+    Your programs on this machine find its key by its address. With --format json it prints the address as
+    JSON when it is ready, and with --show-key also the key.
     """
     import logging
 

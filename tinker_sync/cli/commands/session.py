@@ -1,17 +1,22 @@
-"""`tinker-sync session`."""
+"""`tinker-sync session`: sessions, and their timelines as files."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tinker_sync.cli import words
 from tinker_sync.cli.failures import CliError
-from tinker_sync.cli.lazy import Cli, Group, command
+from tinker_sync.cli.formatting import format_count, format_size
+from tinker_sync.cli.framework import Cli, Group, command
+
+if TYPE_CHECKING:
+    from tinker_sync.cli.output import Sink
+    from tinker_sync.config import Settings
 
 _HERE: Final = "tinker_sync.cli.commands.session:"
+_ADVICE: Final = "Its address is valid for about an hour; try again."
 session = Group(
     "session",
     "See what happened in sessions.",
@@ -26,18 +31,17 @@ session = Group(
 @click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="How many; 0: all.")
 def list_sessions(cli: Cli, limit: int) -> None:
     """List your sessions, by their ids."""
-    from tinker_sync.cli.pages import show_list
     from tinker_sync.cli.table import Column, Table
 
     def table(found: list[str], _: str) -> Table:
-        title = words.counted(len(found), "session") if found else "no sessions"
-        # The server does not say how many there are.
+        title = format_count(len(found), "session") if found else "no sessions"
+        # The server does not report the number of sessions.
         note = "There may be more; --limit 0 shows all." if limit and len(found) >= limit else ""
         return Table([Column("Session")], [(each,) for each in found], title, note)
 
     with cli.rest() as rest:
         entries = rest.iter_sessions(limit=limit or None)
-        show_list(cli.sink, entries, "sessions", table, limit=limit, data=lambda each: {"session_id": each})
+        cli.sink.show_list(entries, "sessions", table, limit=limit, data=lambda each: {"session_id": each})
 
 
 @command(
@@ -46,57 +50,61 @@ def list_sessions(cli: Cli, limit: int) -> None:
     'curl -o timeline.pftrace "$(tinker-sync session export-trace SESSION --url-only)"',
 )
 @click.argument("session_id")
-@click.option("-o", "--output", metavar="FILE", help="Where to put it; default: SESSION.pftrace here.")
-@click.option("--url-only", is_flag=True, help="Print the address, good for about an hour; fetch nothing.")
+@click.option("-o", "--output", metavar="FILE", help="The file to write; default: SESSION.pftrace here.")
+@click.option(
+    "--url-only", is_flag=True, help="Print the address, which is valid for about an hour; fetch nothing."
+)
 def export_trace(cli: Cli, session_id: str, output: str | None, url_only: bool) -> None:
-    """Fetch a session's timeline as a Perfetto trace, to be opened at https://ui.perfetto.dev."""
+    """Fetch a session's timeline as a Perfetto trace. Open it at https://ui.perfetto.dev."""
     from tinker_sync.cli.table import record
+    from tinker_sync.clients.rest import RestClient
 
     if cli.sink.for_people:
         cli.sink.say("The server writes the trace; this may take minutes.")
-    with cli.rest() as rest:
-        url = rest.export_session_trace(session_id).result()
-    if url_only:
-        if cli.sink.for_people:
-            cli.sink.raw(url)
-        else:
-            cli.sink.show_data({"session_id": session_id, "url": url})
-        return
-    # Without an output the id is the name of a file, and servers may have slashes in ids.
-    target = Path(output) if output else Path.cwd() / f"{session_id.replace('/', '_')}.pftrace"
-    size = _fetch(cli, url, target)
+    with cli.service() as service:
+        url = RestClient(service.holder).export_session_trace(session_id).result()
+        if url_only:
+            if cli.sink.for_people:
+                cli.sink.raw(url)
+            else:
+                cli.sink.show_data({"session_id": session_id, "url": url})
+            return
+        # Without --output the id becomes the name of a file, and an id may have slashes.
+        target = Path(output) if output else Path.cwd() / f"{session_id.replace('/', '_')}.pftrace"
+        size = _fetch(cli.sink, service.holder.settings, url, target)
     data: dict[str, Any] = {"session_id": session_id, "destination": str(target)}
     if size:
         data["file_size_bytes"] = size
-    pairs = [("Session", session_id), ("Saved to", str(target)), ("Size", words.size(size))]
+    pairs = [("Session", session_id), ("Saved to", str(target)), ("Size", format_size(size))]
     cli.sink.show(data, record("", pairs))
 
 
-def _fetch(cli: Cli, url: str, target: Path) -> int:
-    """Fetch a file from a signed address, which needs no key and must get none."""
-    import requests
-
-    from tinker_sync.cli.output import whole_file
+def _fetch(sink: Sink, settings: Settings, url: str, target: Path) -> int:
+    """Fetch a signed address, which must not receive the key; return the number of bytes."""
+    from tinker_sync.cli.output import write_whole
+    from tinker_sync.transfer.signed import Broken, SignedHttp
 
     done = 0
+    http = SignedHttp(settings)
     try:
         with (
-            requests.get(url, stream=True, timeout=60) as reply,
-            whole_file(target) as file,
-            cli.sink.progress("Fetching the trace", None, unit="bytes") as bar,
+            http.get(url, {}) as answer,
+            write_whole(target) as file,
+            sink.progress("Fetching the trace", None, unit="bytes") as bar,
         ):
-            reply.raise_for_status()
-            said = reply.headers.get("content-length")
-            for block in reply.iter_content(1 << 16):
+            if answer.status != 200:
+                raise CliError(
+                    f"the trace could not be fetched: the server answered {answer.status}", _ADVICE
+                )
+            length = answer.headers.get("content-length")
+            while block := answer.read(1 << 16):
                 file.write(block)
                 done += len(block)
-                bar.update(done, int(said) if said else None)
-            if said and "content-encoding" not in reply.headers and done != int(said):
-                raise CliError(f"the trace was cut short: {done} of {said} bytes", "Try again.")
-    except requests.RequestException as error:
-        status = getattr(error.response, "status_code", None)
-        why = f"the server answered {status}" if status else type(error).__name__
-        raise CliError(
-            f"the trace could not be fetched: {why}", "Its address is good for about an hour; try again."
-        ) from None
+                bar.update(done, int(length) if length else None)
+            if length and done != int(length):
+                raise CliError(f"the trace was cut short: {done} of {length} bytes", "Try again.")
+    except Broken as error:
+        raise CliError(f"the trace could not be fetched: {error}", _ADVICE) from None
+    finally:
+        http.close()
     return done

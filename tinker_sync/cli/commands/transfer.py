@@ -1,4 +1,4 @@
-"""`tinker-sync checkpoint download` and `tinker-sync checkpoint push-hf`."""
+"""`tinker-sync checkpoint download` and `push-hf`: the files of a checkpoint, here or on the hub."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinker_sync.cli import words
-from tinker_sync.cli.commands.checkpoint import path_argument
+from tinker_sync.cli.commands.checkpoint import check_paths
 from tinker_sync.cli.failures import CliError
-from tinker_sync.cli.lazy import Cli, command
+from tinker_sync.cli.formatting import format_flag, format_size
+from tinker_sync.cli.framework import Cli, command
 
 if TYPE_CHECKING:
     from tinker_sync.clients.rest import RestClient
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     "download",
     example="tinker-sync checkpoint download tinker://RUN/weights/NAME --output models",
 )
-@click.argument("checkpoint_path", callback=path_argument)
-@click.option("-o", "--output", metavar="DIR", help="Where its directory is made; default: here.")
-@click.option("--force", is_flag=True, help="Replace a directory that is there.")
+@click.argument("checkpoint_path", callback=check_paths)
+@click.option("-o", "--output", metavar="DIR", help="The directory to put it in; default: here.")
+@click.option("--force", is_flag=True, help="Replace an existing directory.")
 def download(cli: Cli, checkpoint_path: str, output: str | None, force: bool) -> None:
     """Fetch the files of a checkpoint into a directory named after it.
 
-    A training checkpoint is exported first. What is interrupted leaves no half directory, but one beside it
-    that ends in .partial: the same command goes on from there.
+    The server exports a training checkpoint first. An interrupted download leaves a directory that ends in
+    .partial; the same command continues from there.
     """
     from tinker_sync.cli.table import record
     from tinker_sync.transfer.download import default_target
@@ -45,30 +45,30 @@ def download(cli: Cli, checkpoint_path: str, output: str | None, force: bool) ->
         data["file_size_bytes"] = done.size_bytes
     pairs = [
         ("Checkpoint", checkpoint_path),
-        ("Size", words.size(done.size_bytes)),
+        ("Size", format_size(done.size_bytes)),
         ("Saved to", str(target)),
     ]
     if done.bytes_resumed:
-        pairs.append(("From before", words.size(done.bytes_resumed)))
+        pairs.append(("From before", format_size(done.bytes_resumed)))
     cli.sink.show(data, record("", pairs))
 
 
 def fetch(
     cli: Cli, rest: RestClient, path: str, target: Path, *, overwrite: bool = False
 ) -> CheckpointDownload:
-    """Fetch a checkpoint behind a bar."""
+    """Fetch a checkpoint with a progress bar."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with cli.sink.progress(f"Fetching {target.name[-30:]}", None, unit="bytes") as bar:
 
-        def tell(state: TransferProgress) -> None:
+        def show(state: TransferProgress) -> None:
             bar.update(state.bytes_done, state.bytes_total)
 
-        future = rest.download_checkpoint(path, target, overwrite=overwrite, progress=tell)
+        future = rest.download_checkpoint(path, target, overwrite=overwrite, progress=show)
         try:
             return future.result()
         except KeyboardInterrupt:
             future.cancel()
-            cli.sink.complain("\ninterrupted; the same command goes on from here.")
+            cli.sink.complain("\ninterrupted; the same command continues from here.")
             raise
 
 
@@ -76,19 +76,21 @@ def fetch(
     "push-hf",
     example="tinker-sync checkpoint push-hf tinker://RUN/weights/NAME --repo NAME/my-adapter",
 )
-@click.argument("checkpoint_path", callback=path_argument)
-@click.option("-r", "--repo", "repo_id", metavar="REPO", help="Where to; default: named after model and run.")
-@click.option("--public", is_flag=True, help="Let everybody see a repository that is made for it.")
-@click.option("--revision", metavar="BRANCH", help="The branch to upload to; made if need be.")
-@click.option("--commit-message", metavar="TEXT", help="Of the commit.")
-@click.option("--create-pr", is_flag=True, help="Make a pull request to main instead of a commit.")
+@click.argument("checkpoint_path", callback=check_paths)
 @click.option(
-    "--allow-pattern", "allow", multiple=True, metavar="GLOB", help="Only files like this; repeatable."
+    "-r", "--repo", "repo_id", metavar="REPO", help="The repository; default: named after model and run."
+)
+@click.option("--public", is_flag=True, help="Make a new repository public.")
+@click.option("--revision", metavar="BRANCH", help="The branch to upload to; created if needed.")
+@click.option("--commit-message", metavar="TEXT", help="The message of the commit.")
+@click.option("--create-pr", is_flag=True, help="Open a pull request to main instead of a commit.")
+@click.option(
+    "--allow-pattern", "allow", multiple=True, metavar="GLOB", help="Upload only matching files; repeatable."
 )
 @click.option(
-    "--ignore-pattern", "ignore", multiple=True, metavar="GLOB", help="No files like this; repeatable."
+    "--ignore-pattern", "ignore", multiple=True, metavar="GLOB", help="Upload no matching files; repeatable."
 )
-@click.option("--no-model-card", is_flag=True, help="Write no README.md where there is none.")
+@click.option("--no-model-card", is_flag=True, help="Do not write a README.md.")
 def push_hf(
     cli: Cli,
     checkpoint_path: str,
@@ -103,7 +105,7 @@ def push_hf(
 ) -> None:
     """Upload a checkpoint to the Hugging Face hub, as a PEFT adapter.
 
-    Needs huggingface_hub, and that you are logged in there: hf auth login.
+    It needs huggingface_hub and a login there: hf auth login.
     """
     import tempfile
 
@@ -112,16 +114,16 @@ def push_hf(
 
     if create_pr and revision not in (None, "main"):
         raise click.UsageError(
-            "give either --revision or --create-pr: the hub opens pull requests to main alone"
+            "give either --revision or --create-pr: the hub opens pull requests to main only"
         )
-    api = hub.connected()
+    api = hub.connect()
     with tempfile.TemporaryDirectory() as place, cli.rest() as rest:
         folder = Path(place) / "adapter"
         fetch(cli, rest, checkpoint_path, folder)
-        about = hub.about(rest, checkpoint_path)
-        hub.refuse_no_adapter(folder)
+        about = hub.describe(rest, checkpoint_path)
+        hub.check_adapter(folder)
         hub.name_base_model(folder, about)
-        wanted = hub.target_of(about, repo_id, revision, create_pr=create_pr)
+        wanted = hub.choose_target(about, repo_id, revision, create_pr=create_pr)
         target = hub.make_repository(api, wanted, private=not public)
         if not no_model_card:
             hub.write_card(folder, about, target)
@@ -141,4 +143,4 @@ def push_hf(
     data["public"] = public
     pairs = [("Checkpoint", checkpoint_path), ("Repository", target.repo_id)]
     pairs += [("Branch", target.revision)] if target.revision else []
-    cli.sink.show(data, record("", [*pairs, ("Public", words.yes_no(public))]))
+    cli.sink.show(data, record("", [*pairs, ("Public", format_flag(public))]))

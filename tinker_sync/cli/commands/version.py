@@ -1,15 +1,15 @@
-"""`tinker-sync version`."""
+"""`tinker-sync version`: the version of the package and of the protocol."""
 
 from __future__ import annotations
 
-from tinker_sync.cli.lazy import Cli, command
+from tinker_sync.cli.framework import Cli, command
 
 
 @command("version", example="tinker-sync version")
 def version(cli: Cli) -> None:
     """Print the version.
 
-    JSON also has the version of the protocol that is spoken.
+    JSON also has the version of the protocol.
     """
     from tinker_sync._version import __version__
 

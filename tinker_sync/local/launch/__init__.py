@@ -1,9 +1,13 @@
-"""Running an embedded server in a process of its own.
+"""The code that runs an embedded server in a process.
 
-serving   `serve`: one that stays, in this process
-command   `python -m tinker_sync.local`
-child     one that belongs to the process that started it; `tinker_sync.launch` is the other side of that
-assembly  the parts of a server, put together
+    child      the server that another process has started; `tinker_sync.launch` is the other end
+    serving    `serve`: a server that a user starts, in this process
+    command    `python -m tinker_sync.local`, which calls `serve`
+    running    the event loop of either, from the start to the end
+    assembly   a store, a host and the application over them
+    models     base models by name
+
+Everything runs in the thread that calls it, except that the child watches its owner from a thread of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A server that belongs to the process that started it, and ends with it.
+"""`main`: an embedded server in a child process, which ends when its owner lets go of it.
 
-What it needs to know has come through the standard input. The end of that input is the end of the server:
-then its owner has let go of it, or is no more.
+The orders of the owner have come through standard input, see `tinker_sync.launch.process`. The end of that
+input means that the owner has closed the pipe or has died; the server then ends too. The main thread serves;
+the thread `tinker-owner` reads standard input.
 """
 
 from __future__ import annotations
@@ -21,87 +22,93 @@ from typing import Any, Final
 from tinker_sync.errors import TinkerError
 
 _GRACE_S: Final = 5.0
-"""What is under way may take so long once the owner is gone."""
+"""How long work in progress may take after the owner has gone."""
 
 
-def main(told: dict[str, Any]) -> None:
-    """Serve, and report on the standard output: once that it listens, or why it does not."""
-    place = Path(told["place"])
-    report = _Report()
-    owner = _Owner(lambda: _vanish(place))
-    owner.watch()
+def main(orders: dict[str, Any]) -> None:
+    """Serve, and report on standard output, once, that the server listens or why it does not.
+
+    Args:
+        orders: "place" (the directory of this process, removed at the end), "fd" (the bound socket, or None),
+            "port", "key", "models", "data_dir" (None: a directory in "place") and "flags" (settings).
+    """
+    place = Path(orders["place"])
+    report = _StartReport()
+    watch = _OwnerWatch(lambda: _abort(place))
+    watch.start()
     try:
-        _serve(told, place, report, owner)
+        _serve(orders, place, report, watch)
     except ImportError as problem:
-        report.say("missing", str(problem))
+        report.send("missing", str(problem))
     except (TinkerError, ValueError, OSError) as problem:
-        report.say("failed", str(problem))
+        report.send("failed", str(problem))
     finally:
-        _tidy(place)
-    owner.excuse()
+        _remove_place(place)
+    watch.mark_expected_exit()
 
 
-def _serve(told: dict[str, Any], place: Path, report: _Report, owner: _Owner) -> None:
-    from tinker_sync.local.launch.assembly import assembled
+def _serve(orders: dict[str, Any], place: Path, report: _StartReport, watch: _OwnerWatch) -> None:
+    from tinker_sync.local.launch.assembly import assemble
     from tinker_sync.local.launch.running import run
 
-    descriptor = told["fd"]
+    descriptor = orders["fd"]
     listening = None if descriptor is None else socket.socket(fileno=descriptor)
-    data_dir = Path(told["data_dir"] or place / "data")
-    with assembled(data_dir, key=told["key"], model=told["model"]) as app:
+    data_dir = Path(orders["data_dir"] or place / "data")
+    with assemble(data_dir, key=orders["key"], models=orders["models"], flags=orders.get("flags")) as app:
         run(
             app,
             host="127.0.0.1",
-            port=told["port"],
+            port=orders["port"],
             listening=listening,
-            ready=lambda _: report.say("ready", ""),
-            begun=owner.on_end,
+            ready=lambda _: report.send("ready", ""),
+            begun=watch.on_end,
         )
 
 
-class _Report:
-    """The one line that is said. What others print from now on goes where errors go."""
+class _StartReport:
+    """The one line on standard output. Later prints of any library go to standard error."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = os.dup(1)
         os.dup2(2, 1)
 
-    def say(self, state: str, message: str) -> None:
+    def send(self, state: str, message: str) -> None:
+        """Write the report. Later calls do nothing."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            with suppress(OSError):  # nobody listens any more
+            with suppress(OSError):  # the owner has closed the pipe
                 os.write(descriptor, json.dumps({"state": state, "message": message}).encode() + b"\n")
             os.close(descriptor)
 
 
-class _Owner:
-    """Notices when the owner has gone. Thread-safe.
+class _OwnerWatch:
+    """Notices that the owner has gone. Thread-safe.
 
     Args:
-        otherwise: what to do when everybody was told and the process is still here.
+        abort: called when this process still runs `_GRACE_S` after that.
     """
 
-    def __init__(self, otherwise: Callable[[], None]) -> None:
-        self._otherwise = otherwise
+    def __init__(self, abort: Callable[[], None]) -> None:
+        self._abort = abort
         self._lock = threading.Lock()
         self._gone = False  # guarded by _lock
         self._stop: Callable[[], None] | None = None  # guarded by _lock
-        self._excused = threading.Event()
+        self._exiting = threading.Event()
 
-    def watch(self) -> None:
-        """Begin."""
+    def start(self) -> None:
+        """Start the thread that reads standard input."""
         threading.Thread(target=self._wait, name="tinker-owner", daemon=True).start()
 
     def on_end(self, stop: Callable[[], None]) -> None:
-        """Have this called when the owner goes, at once if it has gone."""
+        """Call `stop` when the owner goes, or now if it has gone already."""
         with self._lock:
             self._stop, gone = stop, self._gone
         if gone:
             stop()
 
-    def excuse(self) -> None:
-        """The process is ending by itself."""
-        self._excused.set()
+    def mark_expected_exit(self) -> None:
+        """Record that this process ends by itself, so that it is not aborted."""
+        self._exiting.set()
 
     def _wait(self) -> None:
         with suppress(OSError):
@@ -111,19 +118,19 @@ class _Owner:
             self._gone, stop = True, self._stop
         if stop is not None:
             stop()
-        if not self._excused.wait(_GRACE_S):
-            self._otherwise()
+        if not self._exiting.wait(_GRACE_S):
+            self._abort()
 
 
-def _tidy(place: Path) -> None:
-    """Remove the server's own directory, with the state in it if that was nowhere else."""
+def _remove_place(place: Path) -> None:
+    """Remove the directory of this process, with the state in it if the orders named no other place."""
     with suppress(OSError):
         os.chdir(tempfile.gettempdir())
     shutil.rmtree(place, ignore_errors=True)
 
 
-def _vanish(place: Path) -> None:
-    """The end, whatever is under way: what was acknowledged is safe at every moment."""
-    _tidy(place)
+def _abort(place: Path) -> None:
+    """Exit without waiting for work in progress: acknowledged state is safe at every moment."""
+    _remove_place(place)
     sys.stderr.flush()
     os._exit(1)

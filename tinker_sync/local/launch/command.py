@@ -1,4 +1,4 @@
-"""`python -m tinker_sync.local`: a server from the command line."""
+"""`python -m tinker_sync.local`: `serve` from the command line, without the extra `cli`."""
 
 from __future__ import annotations
 
@@ -19,69 +19,70 @@ _LEVELS: Final = ("debug", "info", "warning", "error")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code.
+    """Run the command and return its exit code.
 
     Args:
-        arguments: instead of those of this process.
+        arguments: the command line; None: the command line of this process.
+
+    >>> main(["--host", "0.0.0.0"])
+    1
     """
-    asked = _parser().parse_args(arguments)
-    logging.basicConfig(level=asked.log.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    key = None if asked.key is None else Secret(asked.key)
-    asked.key = None
+    options = _make_parser().parse_args(arguments)
+    logging.basicConfig(level=options.log.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    key = None if options.key is None else Secret(options.key)
+    options.key = None
 
     def ready(url: str, secret: Secret) -> None:
-        _say(f"Serving on {url} - Ctrl-C ends it.")
-        if asked.show_key:
+        _print(f"Serving on {url} - Ctrl-C ends it.")
+        if options.show_key:
             sys.stdout.write(f"{secret.reveal()}\n")
             sys.stdout.flush()
         else:
-            _say("Your own programs on this machine find the key by themselves; --show-key prints it.")
+            _print("Your programs on this machine find the key by the address; --show-key prints it.")
 
     try:
         serve(
-            port=asked.port,
-            data_dir=asked.data_dir,
-            model=asked.model,
-            key=key or _key_from(asked.key_file),
-            json_only=asked.json_only,
-            host=asked.host,
-            allow_remote=asked.allow_remote,
+            port=options.port,
+            data_dir=options.data_dir,
+            model=options.model,
+            key=key or _read_key(options.key_file),
+            json_only=options.json_only,
+            host=options.host,
+            allow_remote=options.allow_remote,
             ready=ready,
         )
     except TinkerError as problem:
-        _say(f"Error: {problem}")
+        _print(f"Error: {problem}")
         return 1
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tinker_sync.local",
         description="Run an embedded server: it trains and samples on this machine.",
     )
-    parser.add_argument("--port", type=int, default=0, help="where to listen; 0, the default, is a free port")
+    parser.add_argument("--port", type=int, default=0, help="the port to listen on; default: a free one")
     parser.add_argument(
-        "--data-dir", default=DEFAULT_DATA_DIR, help="where checkpoints are kept (default: %(default)s)"
+        "--data-dir", default=DEFAULT_DATA_DIR, help="the directory for checkpoints (default: %(default)s)"
     )
     parser.add_argument("--model", help="a Hugging Face directory to offer beside the built-in model")
     parser.add_argument(
-        "--key", help=f"what clients have to send; other users can see it here: better set {KEY_VARIABLE}"
+        "--key", help=f"the key for clients; other users can see it here: better set {KEY_VARIABLE}"
     )
     parser.add_argument("--key-file", help="a file with the key in its first line")
     parser.add_argument("--show-key", action="store_true", help="print the key, once, to standard output")
-    parser.add_argument(
-        "--json-only", action="store_true", help="be like older servers, which speak JSON alone"
-    )
+    parser.add_argument("--json-only", action="store_true", help="speak JSON only, as older servers do")
     parser.add_argument(
         "--log", choices=_LEVELS, default="warning", help="what to log (default: %(default)s)"
     )
     parser.add_argument("--host", default=LOOPBACK, help="the address to listen on (default: %(default)s)")
-    parser.add_argument("--allow-remote", action="store_true", help="let --host be one that others can reach")
+    parser.add_argument("--allow-remote", action="store_true", help="allow a --host that others can reach")
     return parser
 
 
-def _key_from(path: str | None) -> Secret | None:
-    """The key from a file, else from the environment, else none."""
+def _read_key(path: str | None) -> Secret | None:
+    """Read the key from a file, or else from the environment."""
     if path is None:
         text = os.environ.get(KEY_VARIABLE, "").strip()
         return Secret(text) if text else None
@@ -94,6 +95,6 @@ def _key_from(path: str | None) -> Secret | None:
     return Secret(lines[0])
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()

@@ -1,4 +1,7 @@
-"""Serving until somebody says that it is enough. Runs in the thread that calls it."""
+"""`run`: serve an application until a signal or another thread stops it.
+
+The event loop runs in the thread that calls `run`. This module does not know what the application answers.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,14 @@ def run(
     ready: Callable[[int], None],
     begun: Callable[[Stop], object] | None = None,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C, or until somebody calls what `begun` was given.
+    """Serve until SIGTERM, Ctrl-C, or a call of the function that `begun` receives.
 
     Args:
         app: the application.
-        host, port: where to listen.
-        listening: a socket that has an address already, instead of these.
-        ready: called with the port, once requests are taken.
-        begun: given what ends it; any thread may call that, at any time.
+        host, port: the address to listen on.
+        listening: a bound socket to use instead of `host` and `port`.
+        ready: called with the port once the server accepts requests.
+        begun: called with a function that stops the server; any thread may call that function at any time.
     """
     from tinker_sync.local.server.serving import serve
 
@@ -39,22 +42,22 @@ def run(
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
-            _end_by_signal(loop, stopped)
+            _stop_on_signals(loop, stopped)
         if begun is not None:
-            begun(lambda: _from_thread(loop, stopped))
+            begun(lambda: _stop_from_thread(loop, stopped))
         await serve(app, stopped=stopped, host=host, port=port, ready=ready, listening=listening)
 
     asyncio.run(main())
 
 
-def _end_by_signal(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
+def _stop_on_signals(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         try:
             loop.add_signal_handler(number, stopped.set)
         except NotImplementedError:  # Windows
-            signal.signal(number, lambda *_: _from_thread(loop, stopped))
+            signal.signal(number, lambda *_: _stop_from_thread(loop, stopped))
 
 
-def _from_thread(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
+def _stop_from_thread(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(stopped.set)

@@ -1,4 +1,7 @@
-"""`serve`: a server that stays, in this process."""
+"""`serve`: an embedded server that a user starts, in this process, until a signal ends it.
+
+`serve` blocks the thread that calls it. It publishes a key file, so that clients need only the address.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ import ipaddress
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tinker_sync._secret import Secret, veiled
 from tinker_sync.errors import ConfigurationError
-from tinker_sync.launch import known
-from tinker_sync.launch.server import KnownServer
+from tinker_sync.launch import key_files
+from tinker_sync.launch.server import BUILT_IN_MODEL, ServerRecord
 
 if TYPE_CHECKING:
     from tinker_sync.local.launch.running import Stop
@@ -37,66 +40,56 @@ def serve(
 ) -> None:
     """Run an embedded server until SIGTERM or Ctrl-C.
 
-    Processes of the same user on the same machine find its key by its address, so that
-    `ServiceClient(base_url="http://127.0.0.1:PORT")` is enough for them.
+    Processes of the same user on this machine find the key by the address, so that they need only
+    `ServiceClient(base_url="http://127.0.0.1:PORT")`.
 
     Args:
-        port: where to listen; 0 is a free one.
-        data_dir: where sessions and checkpoints are kept; None: `~/.tinker/local`. One server at a time.
-        model: a Hugging Face directory, offered under its name beside the built-in model.
-        key: what clients have to send; None: a random one.
-        json_only: be like older servers, which speak JSON alone.
+        port: the port to listen on; 0: a free one.
+        data_dir: the directory for sessions and checkpoints, for one server at a time; None:
+            `~/.tinker/local`.
+        model: a Hugging Face directory to offer, under its own name, beside the built-in model.
+        key: the key that clients send; None: a random one.
+        json_only: speak JSON only, as older servers do.
         host: the address to listen on.
-        allow_remote: let it be one that other machines reach.
-        ready: called with the address and the key once requests are taken.
-        begun: given a function that ends the server, for other threads.
+        allow_remote: allow a `host` that other machines can reach.
+        ready: called with the address and the key once the server accepts requests.
+        begun: called with a function that stops the server from any thread.
 
     Raises:
-        ConfigurationError: something of that cannot be used.
-        MissingExtraError: something is not installed that the server needs.
+        ConfigurationError: the directory, the model, the host or the port cannot be used.
+        MissingExtraError: a package that the server needs is not installed.
+
+    >>> serve(host="0.0.0.0")
+    Traceback (most recent call last):
+    tinker_sync.errors.ConfigurationError: '0.0.0.0' can be reached from other machines...
     """
     secret = key if isinstance(key, Secret) else Secret(veiled(key) or f"tml-local-{os.urandom(24).hex()}")
     key = None
     _check_host(host, allow_remote)
-    from tinker_sync.local.launch.assembly import assembled
+    from tinker_sync.local.launch.assembly import assemble
     from tinker_sync.local.launch.running import run
 
     directory = Path(data_dir if data_dir is not None else DEFAULT_DATA_DIR).expanduser().absolute()
     flags = {"json_only": json_only}
-    with (
-        _Published(secret) as published,
-        assembled(directory, key=secret.reveal(), model=model, flags=flags) as app,
-    ):
+    models = [BUILT_IN_MODEL, *([] if model is None else [str(model)])]
+    with ExitStack() as cleanup, assemble(directory, key=secret.reveal(), models=models, flags=flags) as app:
 
-        def listens(actual: int) -> None:
-            url = f"http://{_in_url(host)}:{actual}"
-            published.at(url)
+        def announce(actual: int) -> None:
+            url = f"http://{f'[{host}]' if ':' in host else host}:{actual}"
+            _publish_key(url, secret, cleanup)
             if ready is not None:
                 ready(url, secret)
 
-        with _as_configuration(host, port):
-            run(app, host=host, port=port, ready=listens, begun=begun)
+        with _translate_errors(host, port):
+            run(app, host=host, port=port, ready=announce, begun=begun)
 
 
-class _Published:
-    """The key file of a server, as long as it runs."""
-
-    def __init__(self, key: Secret) -> None:
-        self._key = key
-        self._place: Path | None = None
-
-    def at(self, url: str) -> None:
-        """It listens there. A machine without a place for such files does without."""
-        if url.startswith(f"http://{LOOPBACK}:"):
-            with suppress(ConfigurationError):
-                self._place = known.publish(KnownServer(url, self._key, os.getpid()))
-
-    def __enter__(self) -> _Published:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._place is not None:
-            shutil.rmtree(self._place, ignore_errors=True)
+def _publish_key(url: str, key: Secret, cleanup: ExitStack) -> None:
+    """Write the key file of a loopback server. Without a directory for it, clients need the key."""
+    if url.startswith(f"http://{LOOPBACK}:"):
+        with suppress(ConfigurationError):
+            place = key_files.publish(ServerRecord(url, key, os.getpid()))
+            cleanup.callback(shutil.rmtree, place, ignore_errors=True)
 
 
 def _check_host(host: str, allow_remote: bool) -> None:
@@ -108,17 +101,13 @@ def _check_host(host: str, allow_remote: bool) -> None:
         local = False
     if not local:
         raise ConfigurationError(
-            f"{host!r} can be reached from other machines, and whoever has the key can use the server; "
-            "say so with allow_remote=True (--allow-remote) if that is meant"
+            f"{host!r} can be reached from other machines, where anyone with the key can use the server; "
+            "if you want that, set allow_remote=True (--allow-remote)"
         )
 
 
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
 @contextmanager
-def _as_configuration(host: str, port: int) -> Iterator[None]:
+def _translate_errors(host: str, port: int) -> Iterator[None]:
     try:
         yield
     except OSError as problem:

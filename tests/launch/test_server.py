@@ -1,18 +1,16 @@
-"""`base_url="local"` within one process: one server, with the first request, gone with the last client."""
+"""`base_url="local"` within one process: from the first request to the last client."""
 
 from __future__ import annotations
 
 import gc
 import os
 import pickle
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier, Event
-from typing import Any
 
 import pytest
 from support.clock import PATIENCE_S
@@ -25,10 +23,9 @@ from tinker_sync import (
     ServiceClient,
     launch,
 )
-from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
-from tinker_sync.launch import known
-from tinker_sync.launch.server import LocalServer
+from tinker_sync.launch import key_files
+from tinker_sync.launch.server import EmbeddedServer
 
 TINY = "tinker-sync/tiny"
 
@@ -36,13 +33,12 @@ TINY = "tinker-sync/tiny"
 @pytest.fixture(autouse=True)
 def a_process_without_server() -> Iterator[None]:
     yield
-    gc.collect()  # clients that a failed test has left
-    launch.stop_all()
-    launch._current = None
+    gc.collect()  # drops the clients of a failed test
+    launch.stop_server()
 
 
-def current() -> LocalServer:
-    server = launch._current
+def current() -> EmbeddedServer:
+    server = launch.current_server()
     assert server is not None
     return server
 
@@ -55,8 +51,8 @@ def gone(pid: int) -> bool:
     return False
 
 
-def await_stopped(server: LocalServer) -> None:
-    """What is dropped is shut by another thread."""
+def await_stopped(server: EmbeddedServer) -> None:
+    """Wait for another thread to stop the server of a dropped client."""
     never = Event()
     for _ in range(int(PATIENCE_S * 100)):
         if not server.running:
@@ -65,16 +61,16 @@ def await_stopped(server: LocalServer) -> None:
     raise AssertionError("the server still runs")
 
 
-def test_one_server_for_all_clients_from_the_first_request_to_the_last_close() -> None:
+def test_clients_share_a_server_from_the_first_request_to_the_last_close() -> None:
     one, two = ServiceClient(base_url="local"), ServiceClient(base_url="local")
     server = current()
     assert not server.running
-    assert not known.place_of(int(server.base_url.rpartition(":")[2])).exists()  # nothing was touched
+    assert not key_files.locate(int(server.base_url.rpartition(":")[2])).exists()  # nothing was touched
     names = [model.model_name for model in one.get_server_capabilities().supported_models]
     assert names == [TINY]
     pid = server.pid
     assert pid is not None
-    place = known.place_of(int(server.base_url.rpartition(":")[2]))
+    place = key_files.locate(int(server.base_url.rpartition(":")[2]))
     two.get_server_capabilities()
     assert current() is server
     assert server.pid == pid
@@ -92,7 +88,7 @@ def test_one_server_for_all_clients_from_the_first_request_to_the_last_close() -
     three.close().result(PATIENCE_S)
 
 
-def test_threads_that_race_share_one() -> None:
+def test_racing_threads_share_a_server() -> None:
     gate = Barrier(8)
 
     def use(_: int) -> tuple[ServiceClient, int | None]:
@@ -109,7 +105,7 @@ def test_threads_that_race_share_one() -> None:
     assert not current().running
 
 
-def test_a_client_that_is_dropped_lets_go_too() -> None:
+def test_a_dropped_client_lets_go() -> None:
     client = ServiceClient(base_url="local")
     client.get_server_capabilities()
     server = current()
@@ -119,37 +115,39 @@ def test_a_client_that_is_dropped_lets_go_too() -> None:
     await_stopped(server)
 
 
-def test_the_key_is_in_no_command_line_and_no_environment() -> None:
+def test_the_key_stays_secret() -> None:
     with ServiceClient(base_url="local") as client:
         client.get_server_capabilities()
         server = current()
         key = server.key.reveal()
-        place = known.place_of(int(server.base_url.rpartition(":")[2]))
+        place = key_files.locate(int(server.base_url.rpartition(":")[2]))
         if Path("/proc/self/cmdline").exists():
             for name in ("cmdline", "environ"):
                 assert key.encode() not in Path(f"/proc/{server.pid}/{name}").read_bytes()
         assert key not in (place / "server.log").read_text()
         if os.name != "nt":
             assert (place / "server.json").stat().st_mode & 0o077 == 0
-            assert place.stat().st_mode & 0o077 == known.root().stat().st_mode & 0o077 == 0
+            assert place.stat().st_mode & 0o077 == key_files.open_root().stat().st_mode & 0o077 == 0
         for shown in (repr(server), repr(client), repr(client.holder.settings), repr(vars(server))):
             assert key not in shown
-        other = ServiceClient(base_url=server.base_url, api_key="tml-wrong")  # it is meant, then
+        other = ServiceClient(
+            base_url=server.base_url, api_key="tml-wrong"
+        )  # an explicit key is used as it is
         with pytest.raises(AuthenticationError):
             other.get_server_capabilities()
         other.close().result(PATIENCE_S)
 
 
-def test_a_script_for_the_hosted_service_runs_unchanged_and_its_pickles_find_the_key(
+def test_a_script_for_the_hosted_service_runs_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TINKER_BASE_URL", "local")
     monkeypatch.setenv("TINKER_API_KEY", "tml-of-the-hosted-service")
     monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "exit 3")
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # where nobody answers
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # closed
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     settings = Settings.resolve(api_key="tml-of-the-hosted-service")
-    content = pickle.dumps(settings)  # starts it: whoever loads this can only use what runs
+    content = pickle.dumps(settings)  # pickling starts the server
     assert current().running
     assert settings.api_key == current().key
     assert current().key.reveal().encode() not in content
@@ -162,7 +160,7 @@ def test_a_script_for_the_hosted_service_runs_unchanged_and_its_pickles_find_the
             assert other.get_server_capabilities().supported_models
 
 
-def test_a_server_that_is_killed_is_said_to_be_gone_and_the_next_client_has_another() -> None:
+def test_a_killed_server_is_reported_and_replaced() -> None:
     client = ServiceClient(base_url="local")
     client.get_server_capabilities()
     server = current()
@@ -180,9 +178,7 @@ def test_a_server_that_is_killed_is_said_to_be_gone_and_the_next_client_has_anot
     client.close().result(PATIENCE_S)
 
 
-def test_a_directory_keeps_checkpoints_and_can_be_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("mine")
     monkeypatch.setenv("TINKER_LOCAL_DATA_DIR", str(tmp_path / "file"))
     client = ServiceClient(base_url="local")
@@ -200,9 +196,7 @@ def test_a_directory_keeps_checkpoints_and_can_be_wrong(
         assert later.create_training_client_from_state_with_optimizer(path).result() is not None
 
 
-def test_what_is_not_installed_is_named_with_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sqlite3.py").write_text("import _sqlite3_of_another_python")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     client = ServiceClient(base_url="local")
@@ -213,20 +207,22 @@ def test_what_is_not_installed_is_named_with_what_to_install(
     client.close().result(PATIENCE_S)
 
 
-def test_last_words_of_a_server_that_dies_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_shows_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sqlite3.py").write_text(
         "import os, sys; print('I cannot go on', file=sys.stderr); os._exit(9)"
     )
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    server = launch.local_server()
-    with pytest.raises(ConfigurationError, match=r"did not start \(exit code 9\). It said:\nI cannot go on"):
+    server = launch.get_server()
+    with pytest.raises(
+        ConfigurationError, match=r"did not start \(exit code 9\). The end of its log:\nI cannot go on"
+    ):
         server.start()
     assert not server.running
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has other rights")
 @pytest.mark.parametrize("what", ["link", "open", "file"])
-def test_a_directory_for_keys_that_is_not_ours_alone_is_refused(
+def test_a_key_directory_open_to_others_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -240,32 +236,17 @@ def test_a_directory_for_keys_that_is_not_ours_alone_is_refused(
     else:
         place.write_text("")
     with pytest.raises(ConfigurationError, match=r"tinker-sync-\d+ cannot be used"):
-        launch.local_server().start()
-    assert launch.known_key("http://127.0.0.1:1") is None
+        launch.get_server().start()
+    assert launch.find_key("http://127.0.0.1:1") is None
 
 
-def test_another_process_may_sweep_at_the_same_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    read = known._read
-
-    def read_and_lose(place: Path) -> Any:
-        found = read(place)
-        shutil.rmtree(place)
-        return found
-
+def test_files_of_killed_servers_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    server = known.KnownServer("http://127.0.0.1:1", Secret("k"), 2**22 + 1, None, None)
-    known.publish(server)
-    monkeypatch.setattr(known, "_read", read_and_lose)
-    assert known.publish(server._replace(base_url="http://127.0.0.1:2")).exists()
-
-
-def test_leftovers_of_the_killed_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    server = LocalServer()
-    dead = server._known._replace(owner=2**22 + 1, base_url="http://127.0.0.1:1")  # no such process
-    place = known.publish(dead)
-    assert launch.known_key("http://127.0.0.1:1") == dead.key
-    other = known.publish(server._known)
+    server = EmbeddedServer()
+    dead = server.record._replace(owner=2**22 + 1, base_url="http://127.0.0.1:1")  # no such process
+    place = key_files.publish(dead)
+    assert launch.find_key("http://127.0.0.1:1") == dead.key
+    other = key_files.publish(server.record)
     assert not place.exists()
     assert other.exists()
     server.stop()

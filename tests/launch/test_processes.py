@@ -1,4 +1,4 @@
-"""`base_url="local"` and the end of processes, forked and spawned children: programs of their own."""
+"""`base_url="local"` in separate programs: exits, signals, forked and spawned children."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="has no fork")
 
 @contextmanager
 def program(directory: Path, code: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A running program; its output is read line by line."""
+    """Run a program; the test reads its output line by line."""
     path = directory / "program.py"
     path.write_text(textwrap.dedent(code), encoding="utf-8")
     process = subprocess.Popen(
@@ -46,8 +46,8 @@ def program(directory: Path, code: str, **environment: str) -> Iterator[subproce
         process.kill()
 
 
-def said(process: subprocess.Popen[str]) -> list[str]:
-    """What it prints until it has ended well."""
+def finish(process: subprocess.Popen[str]) -> list[str]:
+    """Wait for a successful end, and return the words of the output."""
     output, errors = process.communicate(timeout=PATIENCE_S * 2)
     assert process.returncode == 0, errors
     assert errors == ""
@@ -66,18 +66,18 @@ def await_gone(pid: int, place: Path) -> None:
 SHOW = """
 import json, os, sys
 from tinker_sync import ServiceClient, launch
-from tinker_sync.launch import known
+from tinker_sync.launch import key_files
 
 def shown():
-    server = launch._current
+    server = launch.current_server()
     port = int(server.base_url.rpartition(":")[2])
-    return json.dumps({"pid": server.pid, "url": server.base_url, "place": str(known.place_of(port))})
+    return json.dumps({"pid": server.pid, "url": server.base_url, "place": str(key_files.locate(port))})
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes")
 @pytest.mark.parametrize("how", ["killed", "ends"])
-def test_a_process_takes_its_server_with_it_however_it_ends(tmp_path: Path, how: str) -> None:
+def test_the_server_ends_with_its_owner(tmp_path: Path, how: str) -> None:
     code = f"""{SHOW}
 client = ServiceClient(base_url="local")
 training = client.create_lora_training_client("tinker-sync/tiny", rank=2)
@@ -93,11 +93,11 @@ sys.stdin.readline()
             process.kill()
             process.wait(PATIENCE_S)
         else:
-            assert said(process) == []
+            assert finish(process) == []
         await_gone(server["pid"], Path(server["place"]))
     with Store(tmp_path / "data") as store:
         [session] = store.list_sessions(10, 0)[0]
-        # A program that ends says goodbye while its server still listens.
+        # A program that ends closes its session while the server still listens.
         ended = {"type": "client_finished", "reason": {"type": "success"}, "detail": None}
         assert session.status == ({"type": "active"} if how == "killed" else ended)
         [run] = store.session_runs(session.session_id)
@@ -106,7 +106,7 @@ sys.stdin.readline()
 
 
 @needs_fork
-def test_forked_children_share_the_server_also_where_it_had_not_begun(tmp_path: Path) -> None:
+def test_forked_children_share_a_server_that_had_not_started(tmp_path: Path) -> None:
     code = f"""{SHOW}
 import threading
 client = ServiceClient(base_url="local")
@@ -120,22 +120,22 @@ for number in range(2):
         same = again.holder.settings.base_url == client.holder.settings.base_url
         again.close().result()
         client.close().result()
-        # In one write, wherever output goes unbuffered: the other child prints at the same time.
-        print("shared\\n" if same and launch._current.pid is None else "apart\\n", end="", flush=True)
+        # In one write: the other child prints at the same time.
+        print("shared\\n" if same and launch.current_server().pid is None else "apart\\n", end="", flush=True)
         os._exit(0)
     children.append(child)
 for child in children:
     os.waitpid(child, 0)
 client.get_server_capabilities()  # what children close is closed for them alone
-print("alive" if launch._current.running else "gone")
+print("alive" if launch.current_server().running else "gone")
 client.close().result()
 """
     with program(tmp_path, code) as process:
-        assert said(process) == ["shared", "shared", "alive"]
+        assert finish(process) == ["shared", "shared", "alive"]
 
 
 @needs_fork
-def test_a_forked_child_has_one_of_its_own_when_the_parents_is_gone(tmp_path: Path) -> None:
+def test_a_forked_child_starts_its_own_server_after_the_parent_closed(tmp_path: Path) -> None:
     code = f"""{SHOW}
 from tinker_sync import APIConnectionError
 client = ServiceClient(base_url="local")
@@ -151,18 +151,18 @@ if child == 0:
         print("refused" if "belongs to the process" in str(error) else error, flush=True)
     with ServiceClient(base_url="local") as own:
         own.get_server_capabilities()
-        print("own" if launch._current.running else "none", flush=True)
+        print("own" if launch.current_server().running else "none", flush=True)
     os._exit(0)
 client.close().result()
-print("stopped" if not launch._current.running else "runs", flush=True)
+print("stopped" if not launch.current_server().running else "runs", flush=True)
 os.close(writer)
 os.waitpid(child, 0)
 """
     with program(tmp_path, code) as process:
-        assert said(process) == ["stopped", "refused", "own"]
+        assert finish(process) == ["stopped", "refused", "own"]
 
 
-def test_spawned_children_share_the_server_and_pickled_clients_work_there(tmp_path: Path) -> None:
+def test_spawned_children_share_the_server_and_use_pickled_clients(tmp_path: Path) -> None:
     code = f"""{SHOW}
 import multiprocessing
 
@@ -186,10 +186,10 @@ if __name__ == "__main__":
         print("alive")
 """
     with program(tmp_path, code) as process:
-        assert said(process) == ["shared", "alive"]
+        assert finish(process) == ["shared", "alive"]
 
 
-def test_ctrl_c_is_for_the_program_and_its_server_hears_its_goodbye(tmp_path: Path) -> None:
+def test_ctrl_c_reaches_the_program_and_not_its_server(tmp_path: Path) -> None:
     code = f"""{SHOW}
 client = ServiceClient(base_url="local")
 client.create_lora_training_client("tinker-sync/tiny", rank=2)
@@ -203,7 +203,7 @@ except KeyboardInterrupt:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        assert said(process) == []
+        assert finish(process) == []
     with Store(tmp_path / "data") as store:
         [session] = store.list_sessions(10, 0)[0]
         assert session.status["reason"] == {"type": "interrupted"}

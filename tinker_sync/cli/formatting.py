@@ -1,0 +1,121 @@
+"""Numbers and times as text for people. Pure functions, except `utc_now`."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Final
+
+MISSING: Final = "-"
+
+_UNITS: Final = ("B", "KB", "MB", "GB", "TB", "PB", "EB")
+_MINUTE_S: Final = 60
+_HOUR_S: Final = 3600
+_DAY_S: Final = 86400
+_WEEK_S: Final = 7 * _DAY_S
+# Beyond this a date is clearer than a number of weeks.
+_LONG_AGO_S: Final = 31 * _DAY_S
+
+
+def format_size(size_bytes: int | None) -> str:
+    """Format a size in steps of 1024.
+
+    >>> format_size(5), format_size(1536), format_size(10 * 1024**3), format_size(None)
+    ('5 B', '1.5 KB', '10.0 GB', '-')
+    """
+    if size_bytes is None or size_bytes < 0:
+        return MISSING
+    if size_bytes < 1024:
+        return f"{size_bytes} B"
+    value = float(size_bytes)
+    for unit in _UNITS[1:]:
+        value /= 1024
+        # A value that rounds to 1024.0 belongs to the next unit.
+        if value < 1023.95 or unit == _UNITS[-1]:
+            return f"{value:.1f} {unit}"
+    raise AssertionError("the last unit has no limit")
+
+
+def format_age(time: datetime | None, now: datetime) -> str:
+    """Format a time relative to now, or as a date if it is far away. A time without a zone is in UTC.
+
+    >>> now = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+    >>> format_age(datetime(2026, 3, 1, 10, tzinfo=timezone.utc), now)
+    '2 hours ago'
+    >>> format_age(datetime(2026, 3, 8, 13, tzinfo=timezone.utc), now), format_age(datetime(2025, 3, 1), now)
+    ('in 7 days', '2025-03-01')
+    """
+    if time is None:
+        return MISSING
+    time = time if time.tzinfo else time.replace(tzinfo=timezone.utc)
+    apart_s = (now - time).total_seconds()
+    distance_s = abs(apart_s)
+    if distance_s >= _LONG_AGO_S:
+        return time.astimezone(timezone.utc).strftime("%Y-%m-%d")
+    if distance_s < _MINUTE_S:
+        return "just now" if apart_s >= 0 else "in a moment"
+    text = _format_span(distance_s)
+    return f"{text} ago" if apart_s > 0 else f"in {text}"
+
+
+def _format_span(seconds: float) -> str:
+    for unit_s, name in ((2 * _WEEK_S, "week"), (_DAY_S, "day"), (_HOUR_S, "hour"), (_MINUTE_S, "minute")):
+        if seconds >= unit_s:
+            return format_count(int(seconds // (_WEEK_S if name == "week" else unit_s)), name)
+    return format_count(int(seconds), "second")
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration in its one or two largest units.
+
+    >>> [format_duration(seconds) for seconds in (0.25, 42, 125, 7260)]
+    ['0.2 s', '42 s', '2 min 5 s', '2 h 1 min']
+    >>> [format_duration(seconds) for seconds in (3600, 86400, 604800, 90000)]
+    ['1 h', '1 day', '7 days', '1 day 1 h']
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < _MINUTE_S:
+        return f"{whole} s"
+    if whole < _HOUR_S:
+        large, small = f"{whole // _MINUTE_S} min", f"{whole % _MINUTE_S} s"
+    elif whole < _DAY_S:
+        large, small = f"{whole // _HOUR_S} h", f"{whole % _HOUR_S // _MINUTE_S} min"
+    else:
+        large, small = format_count(whole // _DAY_S, "day"), f"{whole % _DAY_S // _HOUR_S} h"
+    return large if small.startswith("0 ") else f"{large} {small}"
+
+
+def format_count(number: int, noun: str, plural: str | None = None) -> str:
+    """Format a number with its noun.
+
+    >>> format_count(1, "run"), format_count(25000, "checkpoint"), format_count(2, "copy", "copies")
+    ('1 run', '25,000 checkpoints', '2 copies')
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def format_flag(value: bool | None) -> str:
+    """Format a flag as a word.
+
+    >>> format_flag(True), format_flag(None)
+    ('yes', '-')
+    """
+    return MISSING if value is None else "yes" if value else "no"
+
+
+def note_hidden(total: int, shown: int) -> str:
+    """Return a note about the entries that a list leaves out.
+
+    >>> note_hidden(25, 20), note_hidden(3, 3)
+    ('5 more are not shown; --limit 0 shows all.', '')
+    """
+    more = total - shown
+    if more <= 0:
+        return ""
+    return f"{more:,} more {'is' if more == 1 else 'are'} not shown; --limit 0 shows all."
+
+
+def utc_now() -> datetime:
+    """Return the present time. Commands call `Cli.now`."""
+    return datetime.now(timezone.utc)

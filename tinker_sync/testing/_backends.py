@@ -1,0 +1,72 @@
+"""The two servers that `LocalServer` puts its faults in front of: in this process, or in one of its own.
+
+`app` is the ASGI application of either. Faults and the record of calls stay in the process of the test.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tinker_sync.local.server.http1 import Asgi
+
+
+class ThreadBackend:
+    """A store, a host and the application over them, in this process. For one owner.
+
+    Args:
+        model: the base model, see `tinker_sync.local.launch.models`.
+        key: the key that clients send.
+        data_dir: the directory for the state.
+        settings: settings of the server, by name.
+    """
+
+    def __init__(self, *, model: str, key: str, data_dir: Path, settings: dict[str, Any]) -> None:
+        from tinker_sync.local.launch.assembly import assemble
+        from tinker_sync.local.launch.models import load_base_model
+
+        load_base_model(model)  # so that a wrong model is reported as an argument, not as a setting
+        self._parts = ExitStack()
+        self.app: Asgi = self._parts.enter_context(
+            assemble(data_dir, key=key, models=[model], flags=settings)
+        )
+
+    def close(self) -> None:
+        """Close the files. The server that runs `app` must have stopped."""
+        self._parts.close()
+
+
+class ProcessBackend:
+    """A server in a child process; `app` forwards requests to it. Arguments as for `ThreadBackend`."""
+
+    def __init__(self, *, model: str, key: str, data_dir: Path, settings: dict[str, Any]) -> None:
+        from tinker_sync.launch.process import ServerProcess
+        from tinker_sync.launch.server import bind_port
+        from tinker_sync.testing._forward import Forward
+
+        if Path(model).exists():  # the child has another working directory
+            model = str(Path(model).absolute())
+        listening = bind_port()
+        port = listening.getsockname()[1]
+        orders = {
+            "port": port,
+            "key": key,
+            "data_dir": str(data_dir.absolute()),
+            "models": [model],
+            "flags": settings,
+        }
+        self._process = ServerProcess.start(Path(tempfile.mkdtemp(prefix="tinker-sync-")), listening, orders)
+        self.app: Asgi = Forward(port)
+
+    def kill(self) -> None:
+        """Kill the process, as a crash does."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End the process in order."""
+        from tinker_sync.launch.server import STOP_LIMIT_S
+
+        self._process.end(STOP_LIMIT_S)
