@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.text.chat import Chat, Message, generated
+from tinker_sync.text.chat import Chat, Message, find_generated
 from tinker_sync.text.tokenizer import Tokenizer
 
 _TAGS: Final = "give a chat_template with {% generation %} tags around what the assistant says"
@@ -86,8 +86,8 @@ def _tagged(
     if not isinstance(tokenizer, Tokenizer):
         raise InvalidInputError("tokenizer: generation tags are read by this package's own tokenizers only")
     variables = {name: value for name, value in options.items() if name not in ("tools", "chat_template")}
-    rendering = Chat(tokenizer).rendering(template, options["tools"], None, variables)
-    return generated(rendering, messages, text)
+    rendering = Chat(tokenizer).make_rendering(template, options["tools"], None, variables)
+    return find_generated(rendering, messages, text)
 
 
 # ------------------------------------------------------------------------------------------- by growth
