@@ -118,7 +118,7 @@ def test_truncation_keeps_special_tokens(plain: Tokenizer) -> None:
     assert plain.encode("a b c", truncation=True) == [0, 4, 5, 6, 1]  # the model has no limit
     plain.model_max_length = 3
     assert plain.encode("a b c", truncation=True) == [0, 6, 1]
-    with pytest.raises(InvalidInputError, match="less than the special tokens take"):
+    with pytest.raises(InvalidInputError, match="less than the number of special tokens"):
         plain.encode("a b", truncation=True, max_length=1)
     with pytest.raises(InvalidInputError, match="pairs of texts cannot be cut"):
         plain("a b c", "b", truncation=True, max_length=3)
@@ -143,7 +143,7 @@ def test_padding_needs_a_token(plain: Tokenizer) -> None:
         ({"truncation": "tail"}, "truncation: expected True or False"),
         (
             {"padding": True, "truncation": True, "max_length": 5, "pad_to_multiple_of": 4},
-            "max_length: 5 is no multiple of 4",
+            "max_length: 5 is not a multiple of 4",
         ),
     ],
 )
