@@ -1,4 +1,4 @@
-"""Every rule for traced losses, with the line of the function that breaks it."""
+"""The rules for traced losses; each error shows the line that breaks its rule."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from tinker_sync.errors import InvalidInputError, MissingExtraError
-from tinker_sync.losses.graph import encode_graph
-from tinker_sync.losses.trace import trace
+from tinker_sync.losses.trace import encode_graph, trace
 from tinker_sync.types import CustomLossInput
 
 torch = pytest.importorskip("torch")
@@ -28,7 +27,7 @@ LOGPROBS_ALONE = inspect.signature(lambda logprobs: None)
 
 
 def refusal(fn: Any, ranks: Any = None, line: str | None = None) -> str:
-    """What is said about a loss; it ends with this line of it."""
+    """Return the error for a loss, which must end with the given line."""
     with pytest.raises(InvalidInputError) as caught:
         encode_graph("loss", trace(fn, ONE if ranks is None else ranks, "session-1").graph)
     text = str(caught.value)
@@ -48,10 +47,10 @@ def with_parameters(text: str) -> Any:
     return made["loss"]
 
 
-# ------------------------------------------------------------------------------------------ what passes
+# ------------------------------------------------------------------------------------------ valid losses
 
 
-def test_a_loss_and_its_handle() -> None:
+def test_loss_and_handle() -> None:
     def nll(logprobs: Any, /, weights: Any) -> Any:
         loss = -(logprobs * weights).sum()
         return loss, {"custom/nll:sum": loss}
@@ -79,7 +78,7 @@ def test_sixteen_parameters_and_long_names_are_allowed() -> None:
     assert [each.name for each in handle.inputs] == names
 
 
-def test_functions_of_torch_math_and_operators_and_shapes() -> None:
+def test_allowed_functions() -> None:
     def busy(logprobs: Any) -> Any:
         scaled = torch.nn.functional.relu(logprobs) * math.sqrt(logprobs.shape[0])
         return torch.special.entr(scaled.exp()).sum(), {"custom/a_b/c.d-1:mean": scaled[0]}
@@ -87,7 +86,7 @@ def test_functions_of_torch_math_and_operators_and_shapes() -> None:
     trace(busy, ONE, "session-1")
 
 
-def test_a_list_for_a_pair() -> None:
+def test_list_in_place_of_a_pair() -> None:
     trace(lambda logprobs: [logprobs.sum(), {}], ONE, "session-1")
 
 
@@ -96,7 +95,7 @@ def test_a_list_for_a_pair() -> None:
 
 class TestParameters:
     @pytest.mark.parametrize("text", ["weights, logprobs", "p", "", "Logprobs"])
-    def test_the_first_is_logprobs(self, text: str) -> None:
+    def test_first_parameter_is_logprobs(self, text: str) -> None:
         assert "must take logprobs as its first parameter" in refusal(with_parameters(text))
 
     def test_at_most_sixteen(self) -> None:
@@ -122,15 +121,15 @@ class TestParameters:
         said = refusal(with_parameters("logprobs, beta=0.1"), {"logprobs": 1, "beta": 0})
         assert "the parameter beta of loss has a default" in said
 
-    def test_the_definition_is_shown(self) -> None:
+    def test_error_shows_the_definition(self) -> None:
         def late(weights: Any, logprobs: Any) -> Any:
             return (logprobs * weights).sum(), {}
 
         refusal(late, line="def late(weights: Any, logprobs: Any) -> Any:")
 
-    def test_something_without_a_signature(self) -> None:
-        assert "has no signature that can be read" in refusal(dict)
-        assert "int has no signature" in refusal(3) or "has no signature" in refusal(3)
+    def test_signature_must_be_readable(self) -> None:
+        assert "has no readable signature" in refusal(dict)
+        assert "has no readable signature" in refusal(3)
 
 
 class TestRanks:
@@ -146,7 +145,7 @@ class TestRanks:
         said = refusal(with_parameters("logprobs, weights"), {"logprobs": 1, "weights": rank})
         assert f"input_ranks['weights'] must be 0 (a scalar), 1 or 2, got {rank!r}" in said
 
-    def test_logprobs_are_no_scalar(self) -> None:
+    def test_logprobs_must_not_be_a_scalar(self) -> None:
         assert "input_ranks['logprobs'] must be 1" in refusal(with_parameters("logprobs"), {"logprobs": 0})
 
 
@@ -203,19 +202,19 @@ class TestCalls:
         said = refusal(loss, line="if total > 0:")
         assert "A custom loss neither branches on the values of tensors" in said
 
-    def test_an_error_of_the_function_itself(self) -> None:
+    def test_error_inside_the_function(self) -> None:
         def loss(logprobs: Any) -> Any:
             broken = {}["beta"]
             return logprobs.sum() * broken, {}
 
         assert "cannot be traced: 'beta'" in refusal(loss, line='broken = {}["beta"]')
 
-    def test_the_cause_is_kept(self) -> None:
+    def test_cause_is_kept(self) -> None:
         with pytest.raises(InvalidInputError) as caught:
             trace(lambda logprobs: ({}["a"], {}), ONE, "session-1")
         assert isinstance(caught.value.__cause__, KeyError)
 
-    def test_the_line_of_a_function_that_is_called(self) -> None:
+    def test_error_shows_the_line_of_a_called_function(self) -> None:
         def inner(x: Any) -> Any:
             return x.tolist()
 
@@ -224,7 +223,7 @@ class TestCalls:
 
         refusal(loss, line="return x.tolist()")
 
-    def test_methods_that_tensors_do_not_have(self) -> None:
+    def test_unknown_methods(self) -> None:
         def loss(logprobs: Any) -> Any:
             summed = logprobs.summe()
             return summed, {}
@@ -317,7 +316,7 @@ class TestOutput:
         said = refusal(lambda logprobs: (logprobs.sum(), {name: logprobs.sum()}))
         assert f"returns the metric {name!r}; metrics are named custom/NAME:sum or custom/NAME:mean" in said
 
-    def test_names_that_are_no_text(self) -> None:
+    def test_metric_names_must_be_text(self) -> None:
         said = refusal(lambda logprobs: (logprobs.sum(), {3: logprobs.sum()}))
         assert "metric 3" in said or "cannot be traced" in said
 
@@ -325,7 +324,7 @@ class TestOutput:
         said = refusal(lambda logprobs: (logprobs.sum(), {"custom/a:sum": 1.0}))
         assert "returns 1.0 as the metric 'custom/a:sum'; it must be a tensor that is computed" in said
 
-    def test_the_line_is_that_of_the_function_where_there_is_no_other(self) -> None:
+    def test_error_falls_back_to_the_definition(self) -> None:
         def loss(logprobs: Any) -> Any:
             return logprobs.sum(), {"a": logprobs.sum()}
 
@@ -336,7 +335,7 @@ class TestOutput:
 
 
 class TestEncoding:
-    def test_every_form(self) -> None:
+    def test_every_encoding(self) -> None:
         def loss(logprobs: Any) -> Any:
             a = logprobs.to(torch.float64, memory_format=torch.contiguous_format)
             b = torch.zeros_like(a, device=torch.device("cpu"), layout=torch.strided)
@@ -372,17 +371,17 @@ class TestEncoding:
         assert found["output"] == ("output", "output", [pair], {})
         assert [node.name for node in graph.nodes][-1] == "output"
 
-    def test_what_cannot_be_written_down(self) -> None:
+    def test_unsupported_value_is_refused(self) -> None:
         handle = trace(lambda logprobs: (logprobs.sum(), {}), ONE, "session-1")
         node = next(each for each in handle.graph.graph.nodes if each.op == "call_method")
         node.args = (*node.args, 1j)
         with pytest.raises(
-            InvalidInputError, match="create_custom_loss: mine gives a complex to sum, which no"
+            InvalidInputError, match="create_custom_loss: mine passes a complex to sum, which cannot"
         ):
             encode_graph("mine", handle.graph)
 
 
-def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(sys.modules, "torch.fx", None)
     with pytest.raises(MissingExtraError, match=r"create_custom_loss: not installed.*\[torch\]"):
