@@ -8,9 +8,8 @@ from __future__ import annotations
 from tinker_sync._secret import HeaderMap, Secret
 from tinker_sync.config.address import CONSOLE_URL, DEFAULT_BASE_URL
 from tinker_sync.config.credentials_file import CredentialsFile, StoredKey
-from tinker_sync.config.request_options import RequestOptions
 from tinker_sync.config.settings import Settings
-from tinker_sync.config.timeout import Timeout
+from tinker_sync.config.timeout import RequestOptions, Timeout
 
 __all__ = [
     "CONSOLE_URL",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import TypedDict
 
 from attrs import Attribute, field, frozen
 
@@ -69,3 +71,20 @@ class Timeout:
                 raise ConfigurationError(f"timeout takes a pair (connect, read), not {len(value)} values")
             return cls(connect=value[0], read=value[1])
         return cls(read=value)
+
+
+class RequestOptions(TypedDict, total=False):
+    """Settings of one request, as scripts written for the reference client name them.
+
+    No method here takes one: headers, retries and timeouts are settings of a client.
+
+    >>> options: RequestOptions = {"max_retries": 2, "timeout": 5.0}
+    """
+
+    headers: Mapping[str, str]
+    max_retries: int
+    timeout: float | Timeout | None
+    params: Mapping[str, object]
+    extra_json: Mapping[str, object]
+    idempotency_key: str
+    follow_redirects: bool
