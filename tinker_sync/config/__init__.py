@@ -1,6 +1,7 @@
-"""What the user configured: arguments, environment variables and the credentials file, resolved once.
+"""The user's configuration: arguments, environment variables and the credentials file, resolved once.
 
-Nothing here opens a connection or starts a process. `Settings` is frozen, so every thread may read it.
+`Settings` is frozen, so any thread may read it. Resolving the base URL "local" prepares the embedded server
+of this process (see `launch`); apart from that, nothing here opens a connection.
 """
 
 from __future__ import annotations
