@@ -102,11 +102,14 @@ def test_numpy_losses_match_the_server(server: Running) -> None:
             ("ppo", PPO()),
         ):
             data = supervised() if name == "cross_entropy" else sampled(trainer(client))
-            theirs, ours = trained(trainer(client), data, name), trained(trainer(client), data, loss)
-            assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
+            server_side, client_side = (
+                trained(trainer(client), data, name),
+                trained(trainer(client), data, loss),
+            )
+            assert client_side[0] == pytest.approx(server_side[0], rel=1e-5)
             # Rounding errors grow from step to step.
-            np.testing.assert_allclose(ours, theirs, rtol=1e-3)
-            assert theirs[0][1] > 0.1
+            np.testing.assert_allclose(client_side, server_side, rtol=1e-3)
+            assert server_side[0][1] > 0.1
 
 
 @needs_torch
@@ -124,9 +127,10 @@ def test_torch_losses_match_the_server(server: Running) -> None:
 
     with service(server) as client:
         data = sampled(trainer(client))
-        theirs, ours = trained(trainer(client), data, "ppo"), trained(trainer(client), data, ppo)
-        assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
-        np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+        server_side = trained(trainer(client), data, "ppo")
+        client_side = trained(trainer(client), data, ppo)
+        assert client_side[0] == pytest.approx(server_side[0], rel=1e-5)
+        np.testing.assert_allclose(client_side, server_side, rtol=1e-3)
 
 
 @needs_torch

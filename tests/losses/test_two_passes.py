@@ -53,7 +53,7 @@ class Gate:
         assert self.entered.wait(PATIENCE_S)
 
 
-class TestWhatComesOut:
+class TestResult:
     def test_gradients_become_weights(self) -> None:
         with world() as (stub, trainer):
             output = trainer.forward_backward_custom(data(2), squares).result(PATIENCE_S)
@@ -255,43 +255,30 @@ class TestEndings:
         with world() as (_, trainer), pytest.raises(SystemExit):
             trainer.forward_backward_custom(data(1), leave).result(PATIENCE_S)
 
-    def test_failed_forward_pass(self) -> None:
-        with world() as (stub, trainer):
-            stub.script("/retrieve_future", Answer(body={"error": "no room", "category": "user"}))
-            custom = trainer.forward_backward_custom(data(1), squares)
-            with pytest.raises(RequestFailedError, match="no room"):
-                custom.result(PATIENCE_S)
-            trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
-            assert arrived(stub) == ["1 forward", "2 step"]
-
-    def test_unsent_forward_pass(self) -> None:
-        with world() as (stub, trainer):
-            stub.script("/forward_backward", Answer(422, {"detail": "no"}))
-            custom = trainer.forward_backward_custom(data(1), squares)
-            step = trainer.optim_step(types.AdamParams())
-            with pytest.raises(TinkerError, match="422"):
-                custom.result(PATIENCE_S)
-            with pytest.raises(EarlierCallFailedError):
-                step.result(PATIENCE_S)
-
-    def test_unsent_backward_pass(self) -> None:
-        with world() as (stub, trainer):
-            stub.script("/forward_backward", Answer(usual=True), Answer(422, {"detail": "no"}))
-            custom = trainer.forward_backward_custom(data(1), squares)
-            step = trainer.optim_step(types.AdamParams())
-            with pytest.raises(TinkerError, match="422"):
-                custom.result(PATIENCE_S)
-            with pytest.raises(EarlierCallFailedError):
-                step.result(PATIENCE_S)
-
-    def test_failed_backward_pass(self) -> None:
+    @pytest.mark.parametrize(
+        ("before", "requests"),
+        [([], ["1 forward", "2 step"]), ([Answer(usual=True)], ["1 forward", "2 backward", "3 step"])],
+        ids=["forward", "backward"],
+    )
+    def test_failed_pass(self, before: list[Answer], requests: list[str]) -> None:
         with world() as (stub, trainer):
             failure = Answer(body={"error": "no room", "category": "server"})
-            stub.script("/retrieve_future", Answer(usual=True), failure)
+            stub.script("/retrieve_future", *before, failure)
             with pytest.raises(RequestFailedError, match="no room"):
                 trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
             trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
-            assert arrived(stub) == ["1 forward", "2 backward", "3 step"]
+            assert arrived(stub) == requests
+
+    @pytest.mark.parametrize("before", [[], [Answer(usual=True)]], ids=["forward", "backward"])
+    def test_unsent_pass(self, before: list[Answer]) -> None:
+        with world() as (stub, trainer):
+            stub.script("/forward_backward", *before, Answer(422, {"detail": "no"}))
+            custom = trainer.forward_backward_custom(data(1), squares)
+            step = trainer.optim_step(types.AdamParams())
+            with pytest.raises(TinkerError, match="422"):
+                custom.result(PATIENCE_S)
+            with pytest.raises(EarlierCallFailedError):
+                step.result(PATIENCE_S)
 
     def test_answer_without_logprobs(self) -> None:
         with world(proto_results=False) as (stub, trainer):

@@ -101,9 +101,9 @@ def test_user_errors_are_recognized(error: Exception, users: bool) -> None:
 
 
 def test_events_of_both_kinds() -> None:
-    ours = draft_failure(status(503), 12.5)
-    assert (ours.event, ours.severity, ours.time_s) == ("UNHANDLED_EXCEPTION", "ERROR", 12.5)
-    assert ours.fields["error_type"] == "InternalServerError"
+    failure = draft_failure(status(503), 12.5)
+    assert (failure.event, failure.severity, failure.time_s) == ("UNHANDLED_EXCEPTION", "ERROR", 12.5)
+    assert failure.fields["error_type"] == "InternalServerError"
     users = draft_failure(status(422), 12.5)
     assert (users.event, users.severity) == ("GENERIC_EVENT", "WARNING")
     assert users.fields["event_name"] == "user_error"
@@ -112,7 +112,7 @@ def test_events_of_both_kinds() -> None:
         "message": "status 422, POST, /pre/api/v1/asample, request r-9, 3 attempts",
         "status_code": 422,
     }
-    assert ours.key != users.key
+    assert failure.key != users.key
 
 
 def test_locations_are_of_this_package_only() -> None:

@@ -97,11 +97,11 @@ def test_default_target_is_named_after_the_path(tmp_path: Path, monkeypatch: pyt
 
 
 def test_progress_arrives_on_a_worker(tmp_path: Path) -> None:
-    told: list[tuple[str, TransferProgress]] = []
+    reports: list[tuple[str, TransferProgress]] = []
     done = threading.Event()
 
     def listen(state: TransferProgress) -> None:
-        told.append((threading.current_thread().name, state))
+        reports.append((threading.current_thread().name, state))
         if state.stage == "done":
             done.set()
         raise RuntimeError("the listener's own error")
@@ -109,7 +109,7 @@ def test_progress_arrives_on_a_worker(tmp_path: Path) -> None:
     with FileServer({"a": 3 * MIB, "b": 5}, checksums=("x-checksum-sha256",)) as server:
         fetch(server, tmp_path / "out", progress=listen)
         assert done.wait(10)
-    names, states = zip(*told, strict=True)
+    names, states = zip(*reports, strict=True)
     assert all(name.startswith("tinker-callback") for name in names)
     assert states[0].stage == "preparing"
     last = states[-1]
@@ -475,16 +475,11 @@ def test_unsafe_names_are_refused(tmp_path: Path, name: str) -> None:
     assert files_below(tmp_path) == {}
 
 
-def test_names_equal_but_for_case_are_refused(tmp_path: Path) -> None:
-    with (
-        FileServer({"Model": 5, "model": 5}) as server,
-        pytest.raises(errors.TransferError, match="there already"),
-    ):
-        fetch(server, tmp_path / "out")
-
-
-def test_checkpoint_without_files_fails(tmp_path: Path) -> None:
-    with FileServer({}) as server, pytest.raises(errors.TransferError, match="no files"):
+@pytest.mark.parametrize(
+    ("files", "problem"), [({}, "no files"), ({"Model": 5, "model": 5}, "there already")]
+)
+def test_unusable_lists_of_files_fail(tmp_path: Path, files: dict[str, int], problem: str) -> None:
+    with FileServer(files) as server, pytest.raises(errors.TransferError, match=problem):
         fetch(server, tmp_path / "out")
     assert os.listdir(tmp_path) == []
 

@@ -46,17 +46,27 @@ def send(server: FileServer, place: Path, **options: Any) -> str:
         )
 
 
-def test_all_files_are_uploaded(server: FileServer, weights: Path) -> None:
-    told: list[TransferProgress] = []
-    done = threading.Event()
+class States:
+    """A progress listener that keeps the last state."""
 
-    def listen(state: TransferProgress) -> None:
-        told.append(state)
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._last: TransferProgress
+
+    def __call__(self, state: TransferProgress) -> None:
+        self._last = state
         if state.stage == "done":
-            done.set()
+            self._done.set()
 
-    path = send(server, weights, destination_project_id="p-1", progress=listen)
-    assert done.wait(10)
+    def last(self) -> TransferProgress:
+        assert self._done.wait(10)
+        return self._last
+
+
+def test_all_files_are_uploaded(server: FileServer, weights: Path) -> None:
+    states = States()
+    path = send(server, weights, destination_project_id="p-1", progress=states)
+    last = states.last()
     assert server.puts == FILES
     assert path == "tinker://run/external_weights/up-0"
     start = next(seen for seen in server.seen if seen.path.endswith("_start")).start
@@ -65,7 +75,7 @@ def test_all_files_are_uploaded(server: FileServer, weights: Path) -> None:
         8,
         "p-1",
     )
-    assert (told[-1].bytes_done, told[-1].bytes_total, told[-1].files_done) == (700_002, 700_002, 2)
+    assert (last.bytes_done, last.bytes_total, last.files_done) == (700_002, 700_002, 2)
     for put in server.asked():
         assert "tml-mine-alone" not in str(put.headers)
         assert {name.lower() for name in put.headers} <= {
@@ -80,19 +90,12 @@ def test_all_files_are_uploaded(server: FileServer, weights: Path) -> None:
 def test_interrupted_file_is_sent_again(server: FileServer, weights: Path, trouble: dict[str, Any]) -> None:
     for name, value in trouble.items():
         setattr(server, name, value)
-    told: list[TransferProgress] = []
-    done = threading.Event()
-
-    def listen(state: TransferProgress) -> None:
-        told.append(state)
-        if state.stage == "done":
-            done.set()
-
-    assert send(server, weights, progress=listen)
+    states = States()
+    assert send(server, weights, progress=states)
     assert server.puts == FILES
     assert len(server.asked()) > 2
-    assert done.wait(10)
-    assert told[-1].bytes_done == told[-1].bytes_total == 700_002
+    last = states.last()
+    assert last.bytes_done == last.bytes_total == 700_002
 
 
 def test_expired_addresses_begin_a_new_upload(server: FileServer, weights: Path) -> None:

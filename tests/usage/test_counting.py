@@ -248,12 +248,12 @@ def test_reconcile_reads_the_bill_of_the_session(
                 "bucket_start": "2026-01-30T00:00:00Z",
                 "bucket_end": "2026-01-30T01:00:00Z",
                 "base_model": "stub/model",
-                "session_id": whose,
+                "session_id": session_id,
                 "estimated_cost_usd": 0.5,
                 "event_info": {"type": kind, **info},
             }
             for kind, info in billed
-            for whose in (session, "somebody-else")
+            for session_id in (session, "another-session")
         ]
         return Answer(body={"data": events})
 

@@ -127,9 +127,9 @@ class Telemetry:
         try:
             self._post(batch, limit_s)
         except APIStatusError as error:
-            return self._refused(batch, error)
+            return self._note_refusal(batch, error)
         except Exception as error:  # noqa: BLE001  # telemetry never raises into the user's program
-            return self._failed(batch, error)
+            return self._note_failure(batch, error)
         self._failures = 0
         return True
 
@@ -144,7 +144,7 @@ class Telemetry:
         call = make_call("telemetry", self._settings, request, deadline_s=limit_s)
         self._caller.call(evolve(call, max_retries=0))
 
-    def _refused(self, batch: Sequence[NumberedEvent], error: APIStatusError) -> bool:
+    def _note_refusal(self, batch: Sequence[NumberedEvent], error: APIStatusError) -> bool:
         status = error.status_code
         if status in _UNWANTED:
             _log.debug("the server refuses telemetry; sending stops: %s", error)
@@ -153,9 +153,9 @@ class Telemetry:
         if 400 <= status < 500 and status not in _PASSING:
             _log.debug("the server rejects this batch of telemetry; it is dropped: %s", error)
             return True
-        return self._failed(batch, error)
+        return self._note_failure(batch, error)
 
-    def _failed(self, batch: Sequence[NumberedEvent], error: Exception) -> bool:
+    def _note_failure(self, batch: Sequence[NumberedEvent], error: Exception) -> bool:
         _log.debug("telemetry could not be sent: %s", error)
         self._failures += 1
         self._buffer.put_back(batch)
