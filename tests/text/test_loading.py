@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -22,13 +23,6 @@ from tinker_sync import InvalidInputError, Tokenizer, TokenizerError, get_tokeni
 from tinker_sync.text import loading
 
 THREADS = 32
-
-
-@pytest.fixture(autouse=True)
-def no_loaded_tokenizers() -> Iterator[None]:
-    loading.clear_tokenizers()
-    yield
-    loading.clear_tokenizers()
 
 
 class Loads:
@@ -63,8 +57,10 @@ def ask_at_once(*asks: Callable[[], Any]) -> list[Any]:
         return [future.result(60) for future in [pool.submit(run, ask) for ask in asks]]
 
 
-def test_32_threads_load_a_tokenizer_once(folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = str(folders["byte-level"])
+def test_32_threads_load_a_tokenizer_once(
+    folders: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = str(shutil.copytree(folders["byte-level"], tmp_path / "model"))
     loads = Loads(monkeypatch, THREADS)
     made = ask_at_once(*[lambda: get_tokenizer(place)] * THREADS)
     assert loads.directories == [place]

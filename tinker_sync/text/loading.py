@@ -50,11 +50,6 @@ class LoadedOnce(Generic[T]):
                 self._kept.popitem(last=False)
         return once.get(load)
 
-    def clear(self) -> None:
-        """Remove all values."""
-        with self._lock:
-            self._kept.clear()
-
     def renew_after_fork(self) -> None:
         """Replace the lock, which a thread of the parent may hold."""
         self._lock = threading.Lock()
@@ -95,11 +90,6 @@ def get_tokenizer(model_name: str, tokenizer_id: str | None = None, *, backend: 
         raise TokenizerError("the server names neither a model nor a tokenizer")
     source = resolve(model_name, tokenizer_id)
     return _loaded.get((source, backend), partial(_load, source, backend))
-
-
-def clear_tokenizers() -> None:
-    """Remove all loaded tokenizers from memory; callers keep those they hold."""
-    _loaded.clear()
 
 
 def _load(source: TokenizerSource, backend: str) -> Any:
