@@ -1,4 +1,4 @@
-"""The credentials file: its form, its rights, and what happens when it is broken."""
+"""The credentials file: its form, its permissions, and errors for a broken file."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def key(text: str = KEY, **more: Any) -> StoredKey:
     return StoredKey(key=Secret(text), name="laptop", **more)
 
 
-def test_a_missing_file_is_an_empty_store(file: CredentialsFile) -> None:
+def test_missing_file_is_empty(file: CredentialsFile) -> None:
     assert file.keys() == {}
     assert file.default_key() is None
     assert file.default_id() is None
     assert not file.path.exists()
 
 
-def test_what_is_written_has_the_documented_form(file: CredentialsFile) -> None:
+def test_written_form(file: CredentialsFile) -> None:
     file.add("k1", key(note="mine", organization="Acme", email="a@acme.example"), make_default=True)
     file.add("k2", key("tml-2"))
     assert json.loads(file.path.read_text()) == {
@@ -49,7 +49,7 @@ def test_what_is_written_has_the_documented_form(file: CredentialsFile) -> None:
     assert file.path.read_text().startswith('{\n  "version": 1,\n')
 
 
-def test_what_was_written_is_read(file: CredentialsFile) -> None:
+def test_written_keys_are_read(file: CredentialsFile) -> None:
     first = key(note="mine", organization="Acme", email="a@acme.example")
     file.add("k1", first)
     file.add("k2", key("tml-2"), make_default=True)
@@ -58,7 +58,7 @@ def test_what_was_written_is_read(file: CredentialsFile) -> None:
     assert file.default_key() == key("tml-2")
 
 
-def test_what_the_reference_client_writes_is_read(file: CredentialsFile) -> None:
+def test_keys_of_the_reference_client_are_read(file: CredentialsFile) -> None:
     file.path.parent.mkdir(parents=True)
     tree = {
         "version": 1,
@@ -71,7 +71,7 @@ def test_what_the_reference_client_writes_is_read(file: CredentialsFile) -> None
     )
 
 
-def test_a_byte_order_mark_does_no_harm(file: CredentialsFile) -> None:
+def test_byte_order_mark_is_ignored(file: CredentialsFile) -> None:
     file.add("k1", key(), make_default=True)
     file.path.write_bytes(b"\xef\xbb\xbf" + file.path.read_bytes())
     assert file.default_key() == key()
@@ -84,7 +84,7 @@ def test_absent_fields_have_defaults(file: CredentialsFile, tree: Any) -> None:
     assert (file.keys(), file.default_key()) == ({}, None)
 
 
-def test_a_default_that_is_not_stored_is_no_default(file: CredentialsFile) -> None:
+def test_default_must_be_stored(file: CredentialsFile) -> None:
     file.add("k1", key())
     tree = json.loads(file.path.read_text())
     file.path.write_text(json.dumps({**tree, "default": "gone"}))
@@ -114,7 +114,7 @@ def test_deleting_the_default_key_clears_the_default(file: CredentialsFile) -> N
         file.delete("k1")
 
 
-def test_what_others_put_into_the_file_survives(file: CredentialsFile) -> None:
+def test_unknown_entries_survive(file: CredentialsFile) -> None:
     file.path.parent.mkdir(parents=True)
     record = {"type": "manual", "key": KEY, "name": "n", "since": 2027}
     file.path.write_text(json.dumps({"version": 1, "theme": "dark", "keys": {"k": record}}))
@@ -124,7 +124,7 @@ def test_what_others_put_into_the_file_survives(file: CredentialsFile) -> None:
 
 
 @posix
-def test_only_the_owner_may_read(file: CredentialsFile) -> None:
+def test_file_is_private(file: CredentialsFile) -> None:
     before = os.umask(0)
     try:
         file.add("k1", key())
@@ -138,7 +138,7 @@ def test_only_the_owner_may_read(file: CredentialsFile) -> None:
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
 
 
-def test_a_write_replaces_the_file_at_once(file: CredentialsFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_replaces_the_file_in_one_step(file: CredentialsFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.add("k1", key())
     before = file.path.read_bytes()
     seen: list[tuple[bytes, bytes]] = []
@@ -158,9 +158,7 @@ def test_a_write_replaces_the_file_at_once(file: CredentialsFile, monkeypatch: p
     assert [path.name for path in file.path.parent.iterdir()] == ["credentials.json"]
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(
-    file: CredentialsFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_keeps_the_old_file(file: CredentialsFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.add("k1", key())
     before = file.path.read_bytes()
 
@@ -175,7 +173,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
 
 
 @posix
-def test_a_link_is_followed(file: CredentialsFile, tmp_path: Path) -> None:
+def test_symbolic_link_is_followed(file: CredentialsFile, tmp_path: Path) -> None:
     target = tmp_path / "dotfiles" / "credentials.json"
     target.parent.mkdir()
     target.write_text("{}")
@@ -196,15 +194,15 @@ def test_a_link_is_followed(file: CredentialsFile, tmp_path: Path) -> None:
         (b'["' + KEY.encode() + b'"]', "does not hold a JSON object"),
         (b'{"version": 2}', "version other than 1"),
         (b'{"version": "1"}', "version other than 1"),
-        (b'{"default": 3}', "'default' that is no text"),
-        (b'{"keys": ["' + KEY.encode() + b'"]}', "'keys' that are no object"),
-        (b'{"keys": {"k1": "' + KEY.encode() + b'"}}', r"wrong entry keys\['k1'\]: no object"),
+        (b'{"default": 3}', "'default' that is not text"),
+        (b'{"keys": ["' + KEY.encode() + b'"]}', "'keys' that are not an object"),
+        (b'{"keys": {"k1": "' + KEY.encode() + b'"}}', r"wrong entry keys\['k1'\]: not an object"),
         (b'{"keys": {"k1": {"key": "%s", "name": "n"}}}' % KEY.encode(), "'type' is neither"),
         (b'{"keys": {"k1": {"type": "stolen", "key": "%s"}}}' % KEY.encode(), "'type' is neither"),
-        (b'{"keys": {"k1": {"type": "manual", "name": "n"}}}', "'key' is missing or no text"),
-        (b'{"keys": {"k1": {"type": "manual", "key": 3, "name": "n"}}}', "'key' is missing or no text"),
+        (b'{"keys": {"k1": {"type": "manual", "name": "n"}}}', "'key' is missing or not text"),
+        (b'{"keys": {"k1": {"type": "manual", "key": 3, "name": "n"}}}', "'key' is missing or not text"),
         (b'{"keys": {"k1": {"type": "manual", "key": "%s"}}}' % KEY.encode(), "'name' is missing"),
-        (b'{"keys": {"k1": {"type": "manual", "key": "k", "name": "n", "note": 3}}}', "'note' is no text"),
+        (b'{"keys": {"k1": {"type": "manual", "key": "k", "name": "n", "note": 3}}}', "'note' is not text"),
         (b'{"keys": {"k1": {"type": "generated", "key": "k", "name": "n"}}}', "'details' are missing"),
         (
             b'{"keys": {"k1": {"type": "manual", "key": "k", "name": "n", "details": {}}}}',
@@ -212,7 +210,7 @@ def test_a_link_is_followed(file: CredentialsFile, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_broken_file_is_named_but_not_shown(file: CredentialsFile, content: bytes, complaint: str) -> None:
+def test_broken_file_is_named_without_content(file: CredentialsFile, content: bytes, complaint: str) -> None:
     file.path.parent.mkdir(parents=True)
     file.path.write_bytes(content)
     for use in (
@@ -226,26 +224,26 @@ def test_a_broken_file_is_named_but_not_shown(file: CredentialsFile, content: by
             use()
         assert str(file.path) in str(caught.value)
         assert KEY not in str(caught.value)
-        # Parsers' exceptions carry the whole text.
+        # The exceptions of parsers hold the whole text.
         assert caught.value.__cause__ is None
         assert caught.value.__context__ is None
     assert file.path.read_bytes() == content
 
 
-def test_a_directory_in_its_place(file: CredentialsFile) -> None:
+def test_directory_in_place_of_the_file(file: CredentialsFile) -> None:
     file.path.mkdir(parents=True)
     with pytest.raises(ConfigurationError, match="cannot be read"):
         file.keys()
 
 
-def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_home(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file, not a directory")
     file = CredentialsFile(tmp_path / "home" / ".tinker" / "credentials.json")
     with pytest.raises(ConfigurationError, match="cannot be"):
         file.add("k", key())
 
 
-def test_only_whole_keys_are_stored(file: CredentialsFile) -> None:
+def test_incomplete_keys_are_refused(file: CredentialsFile) -> None:
     with pytest.raises(ConfigurationError, match="'details' are missing"):
         file.add("k", key(type="generated"))
     assert not file.path.exists()

@@ -1,4 +1,4 @@
-"""Where each setting comes from, and what is refused."""
+"""Sources of settings, invalid values, pickles, and console logs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_defaults() -> None:
     assert settings == Settings()
 
 
-def test_the_real_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_the_default_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_BASE_URL", "http://localhost:1/")
     monkeypatch.setenv("TINKER_API_KEY", KEY)
     settings = Settings.resolve()
@@ -90,7 +90,7 @@ def test_the_real_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) ->
         ("cf_access_secret", "CLOUDFLARE_ACCESS_CLIENT_SECRET", "s-variable", "s-argument"),
     ],
 )
-def test_texts(field: str, variable: str, from_variable: str, argument: str) -> None:
+def test_argument_overrides_variable(field: str, variable: str, from_variable: str, argument: str) -> None:
     def value(settings: Settings) -> object:
         found = getattr(settings, field)
         return found.reveal() if isinstance(found, Secret) else found
@@ -103,7 +103,7 @@ def test_texts(field: str, variable: str, from_variable: str, argument: str) -> 
 
 
 @pytest.mark.parametrize("field", ["api_key", "credential_cmd", "cf_access_id", "cf_access_secret"])
-def test_secrets_are_wrapped_also_when_they_come_wrapped(field: str) -> None:
+def test_secrets_are_wrapped_once(field: str) -> None:
     assert getattr(resolve(**{field: "abc"}), field) == Secret("abc")
     assert getattr(resolve(**{field: Secret("abc")}), field) == Secret("abc")
     assert getattr(resolve(**{field: "  abc\n"}), field) == Secret("abc")
@@ -111,23 +111,18 @@ def test_secrets_are_wrapped_also_when_they_come_wrapped(field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "tags"),
+    ("variable", "argument", "tags"),
     [
-        (None, ()),
-        ("", ()),
-        ("a", ("a",)),
-        ("b,a,b", ("b", "a")),
-        (",b,, a ,", ("b", "a")),
+        ("", None, ()),
+        ("a", None, ("a",)),
+        (",b,, a ,b", None, ("b", "a")),
+        ("v", ["b", "", "a", "b"], ("b", "a")),
+        ("v", [], ()),
+        ("v", "b,a", ("b", "a")),
     ],
 )
-def test_tags_of_the_variable_w47(value: str | None, tags: tuple[str, ...]) -> None:
-    assert resolve({} if value is None else {"TINKER_TAGS": value}).tags == tags
-
-
-def test_tags_of_the_argument() -> None:
-    assert resolve({"TINKER_TAGS": "v"}, tags=["b", "", "a", "b"]).tags == ("b", "a")
-    assert resolve({"TINKER_TAGS": "v"}, tags=[]).tags == ()
-    assert resolve(tags="b,a").tags == ("b", "a")
+def test_tags(variable: str, argument: Any, tags: tuple[str, ...]) -> None:
+    assert resolve({"TINKER_TAGS": variable}, tags=argument).tags == tags
 
 
 @pytest.mark.parametrize(
@@ -184,7 +179,7 @@ def test_base_url(given: str, kept: str) -> None:
         ("http://h/a\r\nX: y", "not a valid address"),
     ],
 )
-def test_base_url_refused(given: str, complaint: str) -> None:
+def test_invalid_base_url_is_refused(given: str, complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint) as by_argument:
         resolve(base_url=given)
     assert str(by_argument.value).startswith("base_url ")
@@ -211,7 +206,7 @@ def test_vendor_hosts(url: str, vendor: bool) -> None:
     assert resolve(base_url=url).is_vendor_host is vendor
 
 
-def test_direct_construction_is_checked_too() -> None:
+def test_direct_construction_is_checked() -> None:
     with pytest.raises(ConfigurationError, match="does not start with http"):
         Settings(base_url="nonsense")
     with pytest.raises(ConfigurationError, match="ends with a slash"):
@@ -223,7 +218,7 @@ def test_direct_construction_is_checked_too() -> None:
 # ------------------------------------------------------------------------------------------------ keys
 
 
-def test_where_the_key_was_found(stored: CredentialsFile) -> None:
+def test_source_of_the_key(stored: CredentialsFile) -> None:
     def found(environ: dict[str, str], **arguments: Any) -> tuple[object, object]:
         settings = resolve(environ, credentials_file=stored, **arguments)
         return settings.api_key and settings.api_key.reveal(), settings.api_key_source
@@ -238,13 +233,13 @@ def test_where_the_key_was_found(stored: CredentialsFile) -> None:
     assert found({}, credential_cmd="true") == (None, None)
 
 
-def test_the_credentials_file_of_the_home_directory_is_the_default() -> None:
+def test_default_credentials_file() -> None:
     CredentialsFile().add("k", StoredKey(key=Secret("tml-home"), name="n"), make_default=True)
     assert (Path(os.environ["HOME"]) / ".tinker" / "credentials.json").is_file()
     assert resolve().api_key == Secret("tml-home")
 
 
-def test_a_broken_credentials_file_matters_only_when_it_is_needed(tmp_path: Path) -> None:
+def test_broken_credentials_file_matters_only_when_needed(tmp_path: Path) -> None:
     broken = CredentialsFile(tmp_path / "credentials.json")
     broken.path.write_text(f'{{"keys": "{KEY}", ')
     assert resolve(api_key="tml-a", credentials_file=broken).api_key == Secret("tml-a")
@@ -256,7 +251,7 @@ def test_a_broken_credentials_file_matters_only_when_it_is_needed(tmp_path: Path
 
 @pytest.mark.parametrize("key", ["tml-a b", "tml-a\nb", "tml-ü", "tml-a\x00"])
 @pytest.mark.parametrize("variable", ["TINKER_API_KEY", "CLOUDFLARE_ACCESS_CLIENT_SECRET"])
-def test_keys_that_cannot_stand_in_a_header(key: str, variable: str) -> None:
+def test_unsendable_keys_are_refused(key: str, variable: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{variable} holds blanks") as caught:
         resolve({variable: key})
     assert key not in str(caught.value)
@@ -290,37 +285,26 @@ def test_keys_that_cannot_stand_in_a_header(key: str, variable: str) -> None:
         ({"default_headers": {"": "a"}}, "cannot be sent"),
     ],
 )
-def test_refused(arguments: dict[str, Any], complaint: str) -> None:
+def test_invalid_values_are_refused(arguments: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         resolve(**arguments)
 
 
-def test_a_mistyped_name_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="api_kye"):
-        resolve(api_kye="x")
-
-
 @pytest.mark.parametrize(
-    ("given", "timeout"),
+    ("given", "connect", "read", "idle_s"),
     [
-        (None, Timeout()),
-        (7, Timeout(read=7.0)),
-        (0.5, Timeout(read=0.5)),
-        ((3, 9), Timeout(connect=3.0, read=9.0)),
-        (Timeout(1, 2, 3), Timeout(1.0, 2.0, 3.0)),
+        (None, 5.0, 60.0, 60.0),
+        (7, 5.0, 7.0, 7.0),
+        ((3, 9), 3.0, 9.0, 9.0),
+        (Timeout(1, 2, 3), 1.0, 2.0, 3.0),
     ],
 )
-def test_timeout_forms(given: Any, timeout: Timeout) -> None:
-    assert resolve(timeout=given).timeout == timeout
-    assert all(isinstance(v, float) for v in (timeout.connect, timeout.read, timeout.idle_s))
+def test_timeout_forms(given: Any, connect: float, read: float, idle_s: float) -> None:
+    timeout = resolve(timeout=given).timeout
+    assert (timeout.connect, timeout.read, timeout.idle_s) == (connect, read, idle_s)
 
 
-def test_idle_follows_read() -> None:
-    assert Timeout(read=9).idle_s == 9.0
-    assert Timeout(read=9, idle=2).idle_s == 2.0
-
-
-def test_dialect_objects_pass() -> None:
+def test_dialect_objects_are_accepted() -> None:
     marker = object()
     assert resolve(dialect=marker).dialect is marker
 
@@ -328,24 +312,24 @@ def test_dialect_objects_pass() -> None:
 # -------------------------------------------------------------------------------- frozen, equal, moved
 
 
-def test_frozen_and_equal_by_value() -> None:
+def test_settings_are_frozen_values() -> None:
     settings = resolve(api_key=KEY, default_headers={"X-A": "1"})
     assert settings == resolve(api_key=KEY, default_headers={"x-a": "1"})
     assert settings != resolve(api_key=KEY + "x", default_headers={"X-A": "1"})
     assert len({settings, resolve(api_key=KEY, default_headers={"X-A": "1"})}) == 1
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
-        settings.base_url = "x"  # type: ignore[misc]  # what is tested
+        settings.base_url = "x"  # type: ignore[misc]  # the test
     assert copy.copy(settings) is copy.deepcopy(settings) is settings
 
 
-def test_default_headers_of_the_caller_may_change_afterwards() -> None:
+def test_default_headers_are_copied() -> None:
     headers = {"X-A": "1"}
     settings = resolve(default_headers=headers)
     headers["X-A"] = "2"
     assert settings.default_headers["X-A"] == "1"
 
 
-def test_a_pickle_takes_everything_but_secrets_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickle_omits_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = resolve(
         base_url="http://h/pre",
         api_key=KEY,
@@ -408,12 +392,12 @@ def our_logger() -> Iterator[logging.Logger]:
     before = (logger.level, list(logger.handlers))
     yield logger
     logger.level, logger.handlers = before
-    logger.setLevel(before[0])  # also forgets what children have cached
+    logger.setLevel(before[0])  # also clears the levels cached by child loggers
 
 
 @contextmanager
 def bare_root() -> Iterator[logging.Logger]:
-    """The root logger of a program that has set up no logging. The test runner sets it up for each phase."""
+    """The root logger of a program without logging; the test runner adds handlers for each phase."""
     root = logging.getLogger()
     before = list(root.handlers)
     root.handlers = []
@@ -446,14 +430,12 @@ def test_tinker_log(
     assert logging.getLogger().level != logging.DEBUG
 
 
-def test_the_argument_goes_before_tinker_log(our_logger: logging.Logger) -> None:
+def test_argument_overrides_tinker_log(our_logger: logging.Logger) -> None:
     assert resolve({"TINKER_LOG": "debug"}, log="info").log == "info"
     assert our_logger.level == logging.INFO
 
 
-def test_records_are_printed_once_in_the_documented_form(
-    our_logger: logging.Logger, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_records_are_printed_once(our_logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     with bare_root() as root:
         for _ in range(3):
             resolve({"TINKER_LOG": "info"})
@@ -469,7 +451,7 @@ def test_records_are_printed_once_in_the_documented_form(
     assert rest == "INFO] hello 3"
 
 
-def test_a_program_with_its_own_logging_sees_each_record_once(
+def test_programs_with_logging_print_each_record_once(
     our_logger: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[str] = []
@@ -480,15 +462,13 @@ def test_a_program_with_its_own_logging_sees_each_record_once(
 
     with bare_root() as root:
         resolve({"TINKER_LOG": "debug"})
-        root.addHandler(Keeper())  # after our set-up, as programs do
+        root.addHandler(Keeper())  # after the client, as programs do
         logging.getLogger("tinker_sync.x").debug("hello")
     assert seen == ["hello"]
     assert capsys.readouterr().err == ""
 
 
-def test_a_broken_stderr_does_not_break_the_program(
-    our_logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_stderr_is_ignored(our_logger: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
     resolve({"TINKER_LOG": "debug"})
     monkeypatch.setattr(logging, "raiseExceptions", False)
     monkeypatch.setattr(sys, "stderr", None)

@@ -1,4 +1,4 @@
-"""Chats: hand-made masks, by tags and by growth, and the templates of which nothing can be known."""
+"""`from_chat`: masks by generation tags and by growth, and templates whose masks are uncertain."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def trained(datum: Datum, tokenizer: Tokenizer) -> list[str]:
-    """The runs of text that are trained on."""
+    """Return the runs of trained text."""
     targets = datum.loss_fn_inputs["target_tokens"].tolist()
     weights = datum.loss_fn_inputs["weights"].tolist()
     assert set(weights) <= {0.0, 1.0}
@@ -49,29 +49,27 @@ def trained(datum: Datum, tokenizer: Tokenizer) -> list[str]:
 
 
 def whole(datum: Datum) -> list[int]:
-    """The row of tokens again; fails unless it was shifted by one."""
-    read, said = datum.model_input.to_ints(), datum.loss_fn_inputs["target_tokens"].tolist()
-    assert read[1:] == said[:-1]
-    return [*read, said[-1]]
+    """Return the row of tokens, which must be shifted by one."""
+    read, after = datum.model_input.to_ints(), datum.loss_fn_inputs["target_tokens"].tolist()
+    assert read[1:] == after[:-1]
+    return [*read, after[-1]]
 
 
-SAID = ["hello world<|im_end|>", "the quick brown fox<|im_end|>"]
+TURNS = ["hello world<|im_end|>", "the quick brown fox<|im_end|>"]
 
 
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, UNTAGGED, CHATML], ids=["tags", "growth", "newline"])
-def test_what_the_assistant_says_is_trained_up_to_the_end_of_its_turn(
-    tokenizer: Tokenizer, template: str
-) -> None:
+def test_turns_are_trained_to_their_end(tokenizer: Tokenizer, template: str) -> None:
     datum = from_chat(CHAT, tokenizer, chat_template=template)
-    assert trained(datum, tokenizer) == SAID
+    assert trained(datum, tokenizer) == TURNS
     assert whole(datum) == tokenizer.apply_chat_template(CHAT, chat_template=template, return_dict=False)
     datum.validate()
     last = from_chat(CHAT, tokenizer, chat_template=template, train_on="last")
-    assert trained(last, tokenizer) == SAID[1:]
+    assert trained(last, tokenizer) == TURNS[1:]
     assert whole(last) == whole(datum)
 
 
-def test_one_turn_by_hand(tokenizer: Tokenizer) -> None:
+def test_weights_of_one_turn(tokenizer: Tokenizer) -> None:
     start, end = (tokenizer.convert_tokens_to_ids(token) for token in ("<|im_start|>", "<|im_end|>"))
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
@@ -79,17 +77,17 @@ def test_one_turn_by_hand(tokenizer: Tokenizer) -> None:
         return tokenizer.encode(text, add_special_tokens=False)  # type: ignore[no-any-return]
 
     prompt = [start, *ids("user\na"), end, *ids("\n"), start, *ids("assistant\n")]
-    said = [*ids("b"), end]
-    row = [*prompt, *said, *ids("\n")]
+    after = [*ids("b"), end]
+    row = [*prompt, *after, *ids("\n")]
     datum = from_chat(chat, tokenizer, chat_template=CHATML)
     assert datum.model_input.to_ints() == row[:-1]
     assert datum.loss_fn_inputs["target_tokens"].tolist() == row[1:]
-    weights = [0.0] * (len(prompt) - 1) + [1.0] * len(said) + [0.0]
+    weights = [0.0] * (len(prompt) - 1) + [1.0] * len(after) + [0.0]
     assert datum.loss_fn_inputs["weights"].tolist() == weights
 
 
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, UNTAGGED])
-def test_tools_thoughts_and_calls_are_the_assistants(tokenizer: Tokenizer, template: str) -> None:
+def test_reasoning_and_tool_calls_are_trained(tokenizer: Tokenizer, template: str) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     chat = [
         {"role": "user", "content": "what is it?"},
@@ -109,9 +107,9 @@ def test_tools_thoughts_and_calls_are_the_assistants(tokenizer: Tokenizer, templ
     assert tokenizer.decode(whole(datum)).startswith("<|im_start|>system\n# Tools")
 
 
-def test_what_the_tokenizer_was_made_of_does_not_matter(tokenizer: Tokenizer) -> None:
+def test_other_tokenizer_classes(tokenizer: Tokenizer) -> None:
     class Other:
-        """A tokenizer of another make, with the methods that count."""
+        """A tokenizer of another class with the same methods."""
 
         def __init__(self) -> None:
             self.all_special_ids = tokenizer.all_special_ids
@@ -125,7 +123,7 @@ def test_what_the_tokenizer_was_made_of_does_not_matter(tokenizer: Tokenizer) ->
     assert from_chat(CHAT, Other(), chat_template=UNTAGGED) == from_chat(
         CHAT, tokenizer, chat_template=UNTAGGED
     )
-    with pytest.raises(InvalidInputError, match="generation tags are read by this package's own"):
+    with pytest.raises(InvalidInputError, match="generation tags needs this package's"):
         from_chat(CHAT, Other(), chat_template=CHAT_TEMPLATE)
 
 
@@ -136,54 +134,54 @@ PROMPT = "{% if add_generation_prompt %}assistant: {% endif %}"
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        # Earlier answers are shortened when more follows.
+        # The template shortens earlier answers when more messages follow.
         (
             (
                 "{% for m in messages %}<|im_start|>{{ m.role }}\n"
                 "{{ m.content if loop.last or m.role == 'user' else m.content[:3] }}<|im_end|>{% endfor %}"
                 "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
             ),
-            r"messages\[2\]: the template writes it otherwise .* train_on='last'",
+            r"messages\[2\]: the template changes it .* train_on='last'",
         ),
-        # The prompt opens a thought that the finished text does not have.
+        # The prompt opens a tag that the finished text lacks.
         (
             SHOW + "{% if add_generation_prompt %}assistant: <think>{% endif %}",
-            "does not begin with the prompt",
+            "does not begin with the template's",
         ),
-        # No prompt at all, and a heading that the model would be taught to write.
+        # There is no prompt, and the model would learn to write the heading.
         (SHOW, r"messages\[2\]: the template has no generation prompt and writes a heading"),
-        # The prompt ends within a token: " hello" is one.
-        (SHOW + PROMPT, "no boundary of tokens, between"),
-        # Tags whose content is changed by what stands around them.
+        # The prompt ends inside the token " hello".
+        (SHOW + PROMPT, "inside a token, between"),
+        # The template changes the text between its tags.
         (
             (
                 "{% for m in messages %}{% set s %}{% generation %}{{ m.content }}{% endgeneration %}"
                 "{% endset %}{{ s | length }}{% endfor %}"
             ),
-            "works on what stands between its generation tags",
+            "changes the text between its generation tags",
         ),
         (
             "{{ messages | length }}{% if false %}{% generation %}x{% endgeneration %}{% endif %}",
-            "nothing stands",
+            "no text between",
         ),
     ],
     ids=["rewritten", "opened", "heading", "inside a token", "measured", "nothing"],
 )
-def test_what_cannot_be_known_is_refused(tokenizer: Tokenizer, template: str, words: str) -> None:
+def test_uncertain_masks_are_refused(tokenizer: Tokenizer, template: str, words: str) -> None:
     chat = [message | {"content": message["content"].strip()} for message in CHAT]
     with pytest.raises(InvalidInputError, match=words):
         from_chat(chat, tokenizer, chat_template=template)
 
 
-def test_a_template_without_headings_needs_no_prompt(tokenizer: Tokenizer) -> None:
+def test_template_without_headings_needs_no_prompt(tokenizer: Tokenizer) -> None:
     template = (
         "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}<|im_end|>"
         "{% else %}<|im_start|>{{ m.content }}<|im_start|>{% endif %}{% endfor %}"
     )
-    assert trained(from_chat(CHAT, tokenizer, chat_template=template), tokenizer) == SAID
+    assert trained(from_chat(CHAT, tokenizer, chat_template=template), tokenizer) == TURNS
 
 
-def test_white_space_is_trained_where_it_is_what_ends_a_turn(tokenizer: Tokenizer) -> None:
+def test_white_space_that_ends_a_turn_is_trained(tokenizer: Tokenizer) -> None:
     template = (
         "{% for m in messages %}{{ m.role }}:\n{{ m.content }}\n\n{% endfor %}"
         "{% if add_generation_prompt %}assistant:\n{% endif %}"
@@ -195,17 +193,17 @@ def test_white_space_is_trained_where_it_is_what_ends_a_turn(tokenizer: Tokenize
 @pytest.mark.parametrize(
     ("chat", "options", "words"),
     [
-        ([{"role": "user", "content": "hi"}], {}, "the assistant says nothing"),
-        ([{"role": "assistant", "content": "hi"}], {}, r"messages\[0\]: nothing comes before it"),
+        ([{"role": "user", "content": "hi"}], {}, "no message of the assistant"),
+        ([{"role": "assistant", "content": "hi"}], {}, r"messages\[0\]: no message before it"),
         (CHAT, {"train_on": "some"}, "train_on: expected 'all' or 'last'"),
         ([*CHAT, {"role": "user", "content": "\ufdd0"}], {"chat_template": CHAT_TEMPLATE}, "U\\+FDD0"),
     ],
 )
-def test_chats_that_are_no_examples(tokenizer: Tokenizer, chat: Any, options: Any, words: str) -> None:
+def test_invalid_chats_are_refused(tokenizer: Tokenizer, chat: Any, options: Any, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
         from_chat(chat, tokenizer, **{"chat_template": UNTAGGED, **options})
 
 
-def test_an_assistant_that_speaks_first_is_found_by_tags(tokenizer: Tokenizer) -> None:
+def test_tags_find_a_first_message_of_the_assistant(tokenizer: Tokenizer) -> None:
     chat = [{"role": "assistant", "content": "hello"}]
     assert trained(from_chat(chat, tokenizer, chat_template=CHAT_TEMPLATE), tokenizer) == ["hello<|im_end|>"]

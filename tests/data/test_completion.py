@@ -1,4 +1,4 @@
-"""Prompts with completions: hand-made examples, shifted once."""
+"""`from_completion`: examples, images, invalid arguments, and the shift."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IMAGE = ImageChunk(data=b"...", format="png", expected_tokens=3)
 
 
 class Letters:
-    """A tokenizer by hand: a letter is its place in the alphabet, 90 goes before a text, 91 ends one."""
+    """A tokenizer of letters: their places in the alphabet, 90 before a text, 91 at the end."""
 
     eos_token_id: int | None = 91
 
@@ -45,11 +45,11 @@ def parts(datum: Datum) -> tuple[list[int], list[int], list[float]]:
         ([1, 2], [3, 4], {"weights": 0.25}, ([1, 2, 3], [2, 3, 4], [0, 0.25, 0.25])),
         ([1, 2], [3, 4], {"weights": [0.5, 2]}, ([1, 2, 3], [2, 3, 4], [0, 0.5, 2])),
         ([1], "b", {"append_eos": True, "weights": np.array([1, 3])}, ([1, 2], [2, 91], [1, 3])),
-        # Nothing predicts the first token where nothing comes before it, so its weight is not used.
+        # No position predicts the first token of a completion without a prompt, so its weight is not used.
         ([], [1, 2, 3], {"weights": [7, 8, 9]}, ([1, 2], [2, 3], [8, 9])),
     ],
 )
-def test_hand_made_examples(prompt: Any, completion: Any, options: Any, expected: Any) -> None:
+def test_examples(prompt: Any, completion: Any, options: Any, expected: Any) -> None:
     datum = from_completion(prompt, completion, Letters(), **options)
     assert parts(datum) == expected
     assert len(datum.model_input.chunks) == 1
@@ -59,7 +59,7 @@ def test_hand_made_examples(prompt: Any, completion: Any, options: Any, expected
     )
 
 
-def test_images_take_their_positions_and_are_not_predicted() -> None:
+def test_images_are_not_predicted() -> None:
     prompt = ModelInput(chunks=[EncodedTextChunk(tokens=[1, 2]), IMAGE, EncodedTextChunk(tokens=[3])])
     datum = from_completion(prompt, [4, 5])
     #        reads     1  2  i  i  i  3  4
@@ -90,19 +90,19 @@ def test_images_take_their_positions_and_are_not_predicted() -> None:
         (ModelInput(chunks=[ImageChunk(data=b"", format="png")]), [2], {}, "set expected_tokens"),
     ],
 )
-def test_what_cannot_be_an_example(prompt: Any, completion: Any, options: Any, words: str) -> None:
+def test_invalid_arguments_are_refused(prompt: Any, completion: Any, options: Any, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
         from_completion(prompt, completion, options.pop("tokenizer", Letters()), **options)
 
 
-def test_a_tokenizer_without_an_end_token_cannot_append_it() -> None:
+def test_append_eos_needs_an_end_token() -> None:
     letters = Letters()
     letters.eos_token_id = None
     with pytest.raises(InvalidInputError, match="append_eos: the tokenizer has no end token"):
         from_completion("a", "b", letters, append_eos=True)
 
 
-def test_the_shift_is_one_position_for_any_split() -> None:
+def test_shift_is_one_position_for_any_split() -> None:
     row = list(range(10, 20))
     for cut in range(len(row)):
         shifted = shift(ModelInput.from_ints(row[:cut]), row[cut:])

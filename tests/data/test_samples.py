@@ -1,4 +1,4 @@
-"""Samples with advantages: hand-made examples, spans, and everything that does not fit."""
+"""`from_sample` and `from_samples`: examples, provenance spans, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sampled(tokens: list[int], logprobs: Any, sequence_id: str | None = "seq-1")
     )
 
 
-def test_a_sample_with_one_advantage() -> None:
+def test_one_advantage() -> None:
     datum = from_sample(ModelInput.from_ints([1, 2, 3]), sampled([4, 5], [-0.5, -0.25]), 2)
     inputs = datum.loss_fn_inputs
     assert datum.model_input.to_ints() == [1, 2, 3, 4]
@@ -42,7 +42,7 @@ def test_a_sample_with_one_advantage() -> None:
         "logprobs": "float32",
         "advantages": "float32",
     }
-    # It reads three of the prompt and one sampled, and predicts two of the prompt and two sampled.
+    # The input has three prompt tokens and a sampled one, the targets two of each.
     assert datum.model_input_spans == [
         PromptProvenanceSpan(sequence_id="seq-1", length=3),
         SampledProvenanceSpan(sequence_id="seq-1", length=1),
@@ -54,7 +54,7 @@ def test_a_sample_with_one_advantage() -> None:
     datum.validate()
 
 
-def test_an_advantage_for_each_token_and_lists_in_place_of_arrays() -> None:
+def test_advantages_for_each_token_and_plain_lists() -> None:
     sequence = SampledSequence("length", "s", _tokens_list=[3, 4, 5], _logprobs_list=[-1.0, -2.0, -3.0])
     datum = from_sample([1, 2], sequence, [0.5, 0.0, -0.5])
     assert datum.model_input.to_ints() == [1, 2, 3, 4]
@@ -63,19 +63,19 @@ def test_an_advantage_for_each_token_and_lists_in_place_of_arrays() -> None:
     assert datum.loss_fn_inputs["advantages"].tolist() == [0, 0.5, 0, -0.5]
 
 
-def test_the_shortest_sample_has_no_empty_spans() -> None:
+def test_shortest_sample_has_no_empty_spans() -> None:
     datum = from_sample([1], sampled([2], [-1.0]), 1.0)
     assert datum.model_input_spans == [PromptProvenanceSpan(sequence_id="seq-1", length=1)]
     assert datum.loss_fn_input_spans == [SampledProvenanceSpan(sequence_id="seq-1", length=1)]
     datum.validate()
 
 
-def test_no_spans_without_a_name_or_a_wish() -> None:
+def test_spans_need_a_sequence_id_and_the_option() -> None:
     assert from_sample([1], sampled([2], [-1.0], None), 1.0).model_input_spans is None
     assert from_sample([1], sampled([2], [-1.0]), 1.0, provenance=False).loss_fn_input_spans is None
 
 
-def test_images_in_the_prompt_count_for_nothing() -> None:
+def test_images_in_the_prompt_have_no_advantage() -> None:
     image = ImageChunk(data=b"...", format="png", expected_tokens=2)
     prompt = ModelInput(chunks=[image, EncodedTextChunk(tokens=[7])])
     datum = from_sample(prompt, sampled([8, 9], [-1.0, -2.0]), 3.0)
@@ -98,18 +98,18 @@ def test_images_in_the_prompt_count_for_nothing() -> None:
         (
             sampled([1, 2], [-1.0, 0.5]),
             1.0,
-            ["sequence: logprobs[1] is 0.5, which is no log-probability"],
+            ["sequence: logprobs[1] is 0.5, which is not a log-probability"],
         ),
         (
             sampled([1], [float("nan")]),
             1.0,
-            ["sequence: logprobs[0] is nan, which is no log-probability"],
+            ["sequence: logprobs[0] is nan, which is not a log-probability"],
         ),
         (
             sampled([1, 2], [-1.0, float("-inf")]),
             [1.0, float("inf"), 2.0],
             [
-                "sequence: logprobs[1] is -inf, which is no log-probability",
+                "sequence: logprobs[1] is -inf, which is not a log-probability",
                 "advantages: expected one number or 2, one for each sampled token, got shape [3]",
                 "advantages: expected finite numbers, got inf",
             ],
@@ -117,7 +117,7 @@ def test_images_in_the_prompt_count_for_nothing() -> None:
         (sampled([1], [-1.0]), "much", None),
     ],
 )
-def test_what_does_not_fit_is_said_all_at_once(
+def test_all_problems_are_listed(
     sequence: SampledSequence, advantages: Any, problems: list[str] | None
 ) -> None:
     with pytest.raises(InvalidInputError) as caught:
@@ -126,16 +126,16 @@ def test_what_does_not_fit_is_said_all_at_once(
         assert list(caught.value.problems) == problems
 
 
-def test_nothing_is_sampled_from_nothing() -> None:
+def test_empty_prompt_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="prompt: is empty"):
         from_sample([], sampled([1, 2], [-1.0, -1.0]), 1.0)
 
 
-def test_rounding_above_zero_is_no_fault() -> None:
+def test_rounding_above_zero_is_accepted() -> None:
     from_sample([1], sampled([1], [1e-7]), 1.0)
 
 
-def test_a_group_of_samples() -> None:
+def test_group_of_samples() -> None:
     response = SampleResponse([sampled([3], [-1.0], "a"), sampled([4, 5], [-1.0, -2.0], "b")])
     first, second = from_samples([1, 2], response, np.array([0.5, -0.5]))
     assert first.loss_fn_inputs["advantages"].tolist() == [0, 0.5]
@@ -156,7 +156,7 @@ def test_a_group_of_samples() -> None:
         ([1.0, [1.0, 2.0]], r"sequences\[1\]: advantages: expected one number or 1"),
     ],
 )
-def test_a_group_that_does_not_fit(advantages: Any, words: str) -> None:
+def test_invalid_groups_are_refused(advantages: Any, words: str) -> None:
     group = [sampled([3], [-1.0]), sampled([4], [-1.0])]
     with pytest.raises(InvalidInputError, match=words):
         from_samples([1], group, advantages)

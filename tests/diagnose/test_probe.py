@@ -30,7 +30,7 @@ def test_the_embedded_server(json_only: bool) -> None:
         asked = {call.endpoint for call in server.calls}
     assert report.bodies == ("json" if json_only else "protobuf")
     assert report.client_config is not json_only
-    assert report.version == ("0.17" if json_only else "0.36")
+    assert report.version == ("0.17" if json_only else "0.38")
     found = there(report)
     # The address of another call hides these two; a GET there would reach that call.
     hidden = {"search_sessions", "revoke_api_key"}

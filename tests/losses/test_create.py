@@ -1,4 +1,4 @@
-"""`create_custom_loss` and its handles: the whole client against a stub."""
+"""`create_custom_loss` and its handles: the whole client against a stub server."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def weighted(count: int) -> list[types.Datum]:
 
 
 def sent_loss(stub: Stub) -> tuple[Any, Any]:
-    """Loss and text settings of the last pass."""
+    """Return the loss and the text settings of the last pass."""
     fields = list(_fields(stub.asked("/forward_backward")[-1].body))
     name = next(octets.decode() for number, octets in fields if number == 4)
     settings = {}
@@ -59,9 +59,9 @@ def sent_loss(stub: Stub) -> tuple[Any, Any]:
 
 
 class TestHere:
-    """Where the server computes no losses."""
+    """Losses that this process computes."""
 
-    def test_a_handle_runs_between_two_passes(self) -> None:
+    def test_handle_runs_between_two_passes(self) -> None:
         with world() as (stub, trainer):
             handle = make(trainer)
             assert handle.loss_id is None
@@ -75,7 +75,7 @@ class TestHere:
             assert output.metrics["custom/nll:mean"] == pytest.approx(sum(losses) / 2)
             assert output.metrics["surrogate_loss:sum"] == pytest.approx(sum(losses))
 
-    def test_as_a_loss_of_forward_backward(self) -> None:
+    def test_forward_backward_accepts_a_handle(self) -> None:
         with world() as (stub, trainer):
             handle = make(trainer)
             output = trainer.forward_backward(weighted(1), handle).result(PATIENCE_S)
@@ -88,17 +88,15 @@ class TestHere:
                 with pytest.raises(TypeError, match="is for forward_backward, without loss_fn_config"):
                     call()
 
-    def test_each_loss_once(self) -> None:
+    def test_second_creation_is_refused(self) -> None:
         with world() as (_, trainer):
             make(trainer)
-            with pytest.raises(
-                InvalidInputError, match="has already made nll with these inputs; keep its handle"
-            ):
+            with pytest.raises(InvalidInputError, match="already has nll with these inputs; keep its handle"):
                 make(trainer)
             make(trainer, ranks={"logprobs": 2, "weights": 2})
             make(trainer, lambda logprobs: (logprobs.sum(), {}), {"logprobs": 1})
 
-    def test_a_refused_one_may_be_mended(self) -> None:
+    def test_refused_loss_can_be_corrected(self) -> None:
         with world() as (_, trainer):
             with pytest.raises(InvalidInputError, match="create_custom_loss: "):
                 make(trainer, ranks={"logprobs": 1})
@@ -106,7 +104,7 @@ class TestHere:
 
 
 class TestOnTheServer:
-    def test_it_is_stored_and_used_by_its_id(self) -> None:
+    def test_stored_loss_is_used_by_id(self) -> None:
         with world(SERVER_SIDE) as (stub, trainer):
             handle = make(trainer)
             assert handle.loss_id == "loss-0"
@@ -133,12 +131,12 @@ class TestOnTheServer:
             assert all(b"rewards" in datum for datum in sent)
             assert "surrogate_loss:sum" not in output.metrics
 
-    def test_as_a_loss_of_forward_backward(self) -> None:
+    def test_forward_backward_accepts_a_handle(self) -> None:
         with world(SERVER_SIDE) as (stub, trainer):
             trainer.forward_backward(weighted(1), make(trainer)).result(PATIENCE_S)
             assert sent_loss(stub)[0] == "custom"
 
-    def test_numbers_count_what_is_stored(self) -> None:
+    def test_numbers_count_stored_losses(self) -> None:
         with world(SERVER_SIDE) as (stub, trainer):
             make(trainer)
             with pytest.raises(InvalidInputError):
@@ -155,38 +153,38 @@ class TestOnTheServer:
         ],
         ids=["refused", "failed"],
     )
-    def test_one_that_was_not_stored_may_be_made_again(self, path: str, answer: Answer, error: Any) -> None:
+    def test_failed_loss_can_be_created_again(self, path: str, answer: Answer, error: Any) -> None:
         with world(SERVER_SIDE) as (stub, trainer):
             stub.script(path, answer)
             with pytest.raises(error):
                 make(trainer)
             assert make(trainer).loss_id is not None
 
-    def test_a_repetition_has_the_same_number(self) -> None:
+    def test_retry_keeps_the_number(self) -> None:
         with world(SERVER_SIDE) as (stub, trainer):
             stub.script("/create_custom_loss", Answer(503, {}), Answer(abort="after"))
             assert make(trainer).loss_id == "loss-1"
             bodies = {asked.body for asked in stub.asked("/create_custom_loss")}
             assert len(bodies) == 1
 
-    def test_an_argument_that_cannot_be_sent(self) -> None:
+    def test_unsupported_argument_is_refused(self) -> None:
         def odd(logprobs: Any) -> Any:
             return (logprobs * 1j).real.sum(), {}
 
         with world() as (_, trainer):
             make(trainer, odd, {"logprobs": 1})
         with world(SERVER_SIDE) as (stub, trainer):
-            with pytest.raises(InvalidInputError, match="odd gives a complex"):
+            with pytest.raises(InvalidInputError, match="odd passes a complex"):
                 make(trainer, odd, {"logprobs": 1})
             assert stub.asked("/create_custom_loss") == []
 
-    def test_a_deadline(self) -> None:
+    def test_deadline(self) -> None:
         with world(SERVER_SIDE) as (stub, trainer):
             stub.script("/retrieve_future", *[Answer(408, {"queue_state": "active"})] * 400)
             with pytest.raises(DeadlineError):
                 make(trainer, deadline=60.0)
 
-    def test_a_server_that_does_not_know_the_call(self) -> None:
+    def test_older_server_is_reported(self) -> None:
         with world(SERVER_SIDE) as (_, trainer):
             core = trainer.service.holder  # type: ignore[attr-defined]
             from attrs import evolve
@@ -199,7 +197,7 @@ class TestOnTheServer:
 
 
 class TestHandles:
-    def test_of_another_session(self) -> None:
+    def test_handle_of_another_session_is_refused(self) -> None:
         with world() as (_, first):
             handle = make(first)
             with world() as (_, second):
@@ -211,7 +209,7 @@ class TestHandles:
                         call(weighted(1), foreign)
 
     @pytest.mark.parametrize("flags", [{}, SERVER_SIDE], ids=["here", "server"])
-    def test_data_that_do_not_fit(self, flags: dict[str, Any]) -> None:
+    def test_unsuitable_data_are_refused(self, flags: dict[str, Any]) -> None:
         wide = types.Datum(
             types.ModelInput.from_ints([1, 2]),
             {
@@ -241,7 +239,7 @@ class TestHandles:
                 trainer.forward_backward_custom([candidates], handle)
             assert arrived(stub) == []
 
-    def test_the_twin_of_forward_backward(self) -> None:
+    def test_async_twin(self) -> None:
         async def main(trainer: Any, handle: LossHandle) -> Any:
             return await (await trainer.forward_backward_async(weighted(1), handle))
 

@@ -1,10 +1,10 @@
-"""What the two passes of a custom loss send, and what is read from the first."""
+"""The data of the two passes of a custom loss, and the log-probabilities read from the first."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tinker_sync.losses.data import backward_data, forward_data, logprobs_of
+from tinker_sync.losses.data import backward_data, forward_data, read_logprobs
 from tinker_sync.types import (
     Datum,
     ForwardBackwardOutput,
@@ -26,7 +26,7 @@ def datum(**inputs: object) -> Datum:
     return Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4], **inputs}, spans, targets)  # type: ignore[dict-item]
 
 
-def test_tokens_and_spans_go_along_and_other_inputs_stay_here() -> None:
+def test_forward_data_keep_tokens_and_spans_only() -> None:
     given = datum(weights=[0.0, 1.0, 2.0], rewards=[1.0])
     gradient = np.array([0.5, -1.0, 0.0], dtype=np.float32)
     for made, weights in (
@@ -41,7 +41,7 @@ def test_tokens_and_spans_go_along_and_other_inputs_stay_here() -> None:
         assert made[0].loss_fn_inputs["weights"].data == weights
 
 
-def test_gradients_of_candidates_are_sparse_where_that_is_smaller() -> None:
+def test_gradients_are_sparse_when_smaller() -> None:
     wide = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": np.ones((3, 8), dtype=int)})
     gradient = np.zeros((3, 8), dtype=np.float32)
     gradient[1, 5] = 2.0
@@ -50,7 +50,7 @@ def test_gradients_of_candidates_are_sparse_where_that_is_smaller() -> None:
     assert not backward_data([wide], [gradient + 1])[0].loss_fn_inputs["weights"].is_sparse
 
 
-def test_w7_zeros_for_weights_have_the_layout_of_the_targets() -> None:
+def test_default_weights_have_the_layout_of_the_targets() -> None:
     dense = np.zeros((6, 6), dtype=int)
     dense[2, 3], dense[4, 1] = 7, 9
     targets = TensorData.from_numpy_sparse(dense)
@@ -62,8 +62,8 @@ def test_w7_zeros_for_weights_have_the_layout_of_the_targets() -> None:
     assert (weights.dtype, weights.shape, set(weights.data)) == ("float32", targets.shape, {0.0})
 
 
-def test_flat_values_of_older_servers_get_the_shape_of_the_targets() -> None:
+def test_flat_logprobs_get_the_shape_of_the_targets() -> None:
     given = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": CANDIDATES})
     flat = TensorData(np.arange(-6.0, 0.0), "float32", [6])
-    (found,) = logprobs_of(ForwardBackwardOutput("ArrayRecord", [{"logprobs": flat}]), [given])
+    (found,) = read_logprobs(ForwardBackwardOutput("ArrayRecord", [{"logprobs": flat}]), [given])
     assert (found.dtype, found.tolist()) == (np.float64, [[-6, -5], [-4, -3], [-2, -1]])

@@ -1,4 +1,4 @@
-"""Losses of the user's train the embedded server's model, as the same losses on the server do."""
+"""Custom losses train the embedded server's model like the server's own losses."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def supervised() -> list[types.Datum]:
 
 
 def sampled(training: tinker_sync.TrainingClient) -> list[types.Datum]:
-    """With log-probabilities of a sampler that is not quite the model, and advantages."""
+    """Data with advantages and the log-probabilities of a slightly different sampler."""
     bare = supervised()
     scored = training.forward(bare, "cross_entropy").result(PATIENCE_S).loss_fn_outputs
     rng = np.random.default_rng(7)
@@ -80,7 +80,7 @@ def sampled(training: tinker_sync.TrainingClient) -> list[types.Datum]:
 def trained(
     training: tinker_sync.TrainingClient, data: list[types.Datum], loss: Any
 ) -> list[tuple[float, float]]:
-    """Three steps, all asked for at once: the loss and the norm of the gradients of each."""
+    """Request three steps at once, and return the loss and the gradient norm of each."""
     one_pass = training.forward_backward if isinstance(loss, str) else training.forward_backward_custom
     asked = [
         (one_pass(data, loss), training.optim_step(types.AdamParams(learning_rate=1e-3))) for _ in range(3)
@@ -94,7 +94,7 @@ def trained(
     ]
 
 
-def test_losses_in_numpy_train_as_those_of_the_server(server: Running) -> None:
+def test_numpy_losses_match_the_server(server: Running) -> None:
     with service(server) as client:
         for name, loss in (
             ("cross_entropy", CrossEntropy()),
@@ -102,15 +102,18 @@ def test_losses_in_numpy_train_as_those_of_the_server(server: Running) -> None:
             ("ppo", PPO()),
         ):
             data = supervised() if name == "cross_entropy" else sampled(trainer(client))
-            theirs, ours = trained(trainer(client), data, name), trained(trainer(client), data, loss)
-            assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
-            # Later steps see what the roundings of earlier ones have become.
-            np.testing.assert_allclose(ours, theirs, rtol=1e-3)
-            assert theirs[0][1] > 0.1
+            server_side, client_side = (
+                trained(trainer(client), data, name),
+                trained(trainer(client), data, loss),
+            )
+            assert client_side[0] == pytest.approx(server_side[0], rel=1e-5)
+            # Rounding errors grow from step to step.
+            np.testing.assert_allclose(client_side, server_side, rtol=1e-3)
+            assert server_side[0][1] > 0.1
 
 
 @needs_torch
-def test_losses_in_torch_train_as_those_of_the_server(server: Running) -> None:
+def test_torch_losses_match_the_server(server: Running) -> None:
     import torch
 
     def ppo(data: Any, logprobs: Any) -> Any:
@@ -124,13 +127,14 @@ def test_losses_in_torch_train_as_those_of_the_server(server: Running) -> None:
 
     with service(server) as client:
         data = sampled(trainer(client))
-        theirs, ours = trained(trainer(client), data, "ppo"), trained(trainer(client), data, ppo)
-        assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
-        np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+        server_side = trained(trainer(client), data, "ppo")
+        client_side = trained(trainer(client), data, ppo)
+        assert client_side[0] == pytest.approx(server_side[0], rel=1e-5)
+        np.testing.assert_allclose(client_side, server_side, rtol=1e-3)
 
 
 @needs_torch
-def test_traced_losses_train_alike_here_and_on_the_server(tmp_path: Path) -> None:
+def test_traced_losses_match_on_both_sides(tmp_path: Path) -> None:
     def nll(logprobs: Any, weights: Any) -> Any:
         loss = -(logprobs * weights).sum()
         return loss, {"custom/nll:sum": loss, "custom/best:mean": logprobs.max()}
@@ -155,14 +159,14 @@ def test_traced_losses_train_alike_here_and_on_the_server(tmp_path: Path) -> Non
 
 
 @needs_torch
-def test_what_the_server_does_not_compute_is_refused_when_it_is_uploaded(tmp_path: Path) -> None:
+def test_unsupported_operation_is_refused_at_upload(tmp_path: Path) -> None:
     import torch
 
     def noisy(logprobs: Any) -> Any:
         return (logprobs + torch.rand_like(logprobs)).sum(), {}
 
     with running(tmp_path, seed=1, custom_loss_server_side=True) as server, service(server) as client:
-        for _ in range(2):  # what was refused may be made again
+        for _ in range(2):  # a refused loss may be created again
             with pytest.raises(
                 RequestFailedError, match=r"torch.rand_like.*not computed by this server"
             ) as caught:
@@ -171,7 +175,7 @@ def test_what_the_server_does_not_compute_is_refused_when_it_is_uploaded(tmp_pat
 
 
 def preferences() -> tuple[list[types.Datum], list[types.Datum]]:
-    """Prompts with two answers of random tokens; the prompt's tokens have no weight."""
+    """Prompts with two answers of random tokens. The prompt's tokens have weight 0."""
     rng = np.random.default_rng(11)
     answers: tuple[list[types.Datum], list[types.Datum]] = ([], [])
     for _ in range(4):
@@ -203,7 +207,7 @@ def test_dpo_improves_its_margin(server: Running) -> None:
         assert metrics[-1]["loss:sum"] < 0.5 * metrics[0]["loss:sum"]
 
 
-def test_a_sum_of_losses_holds_a_policy_back(server: Running) -> None:
+def test_weighted_sum_restrains_a_policy(server: Running) -> None:
     def apart(weight: float) -> float:
         training = trainer(client)
         before = training.forward(supervised(), "cross_entropy").result(PATIENCE_S)
@@ -221,7 +225,7 @@ def test_a_sum_of_losses_holds_a_policy_back(server: Running) -> None:
         assert 0 < 2 * apart(30.0) < apart(0.0)
 
 
-def test_data_the_server_would_refuse_are_refused_here(server: Running) -> None:
+def test_unsuitable_data_are_refused_before_sending(server: Running) -> None:
     with service(server) as client:
         training = trainer(client)
         with pytest.raises(InvalidInputError, match=r"reference_logprobs.*is missing"):

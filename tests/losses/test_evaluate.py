@@ -1,4 +1,4 @@
-"""What a loss in numpy may return, and what is said where it returns something else."""
+"""Results of numpy losses, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tinker_sync.errors import InvalidInputError, MissingExtraError
 from tinker_sync.losses import numpy_loss
-from tinker_sync.losses.evaluate import evaluator
+from tinker_sync.losses.evaluate import make_evaluator
 
 LOGPROBS = [np.array([-1.0, -2.0]), np.array([[-1.0], [-2.0], [-3.0]])]
 ZEROS = [np.zeros(2), np.zeros((3, 1))]
@@ -21,13 +21,13 @@ def returning(value: Any) -> Any:
     def my_loss(data: Any, logprobs: Any) -> Any:
         return value
 
-    return evaluator(my_loss)([], LOGPROBS)
+    return make_evaluator(my_loss)([], LOGPROBS)
 
 
 @pytest.mark.parametrize(
     "loss", [1.5, 3, np.float32(1.5), np.array(1.5), np.array([1.5]), np.int64(2)], ids=repr
 )
-def test_a_loss_is_one_number(loss: Any) -> None:
+def test_loss_is_one_number(loss: Any) -> None:
     found = returning((loss, {}, ZEROS)).loss
     assert (type(found), found) == (float, float(np.asarray(loss).reshape(())))
 
@@ -35,9 +35,9 @@ def test_a_loss_is_one_number(loss: Any) -> None:
 @pytest.mark.parametrize(
     ("returned", "complaint"),
     [
-        (None, r"my_loss returned None; a loss that takes numpy returns \(loss, metrics, gradients\)"),
-        (1.0, "my_loss returned a float; a loss"),
-        ((1.0, {}), "my_loss returned a tuple of 2; a loss"),
+        (None, r"my_loss returned None; a numpy loss returns \(loss, metrics, gradients\)"),
+        (1.0, "my_loss returned a float; a numpy loss"),
+        ((1.0, {}), "my_loss returned a tuple of 2; a numpy loss"),
         ((np.ones(3), {}, ZEROS), r"a ndarray of shape \(3,\) as its loss; return one number"),
         (("1.0", {}, ZEROS), "a str as its loss"),
         ((None, {}, ZEROS), "None as its loss"),
@@ -64,16 +64,19 @@ def test_a_loss_is_one_number(loss: Any) -> None:
         ((1.0, {}, [[[1.0], [1.0, 2.0]], ZEROS[1]]), r"gradients\[0\]: expected an array"),
         (
             (1.0, {}, [np.array([0.0, np.nan]), ZEROS[1]]),
-            r"gradients\[0\]\[1\]: nan is no finite float32, one of 1 such derivatives",
+            r"gradients\[0\]\[1\]: nan is not a finite float32, one of 1 such derivatives",
         ),
         (
             (1.0, {}, [ZEROS[0], np.array([[0.0], [np.inf], [-np.inf]])]),
             r"gradients\[1\]\[1\]\[0\]: inf .* one of 2",
         ),
-        ((1.0, {}, [np.array([1e39, 0.0]), ZEROS[1]]), r"gradients\[0\]\[0\]: 1e\+39 is no finite float32"),
+        (
+            (1.0, {}, [np.array([1e39, 0.0]), ZEROS[1]]),
+            r"gradients\[0\]\[0\]: 1e\+39 is not a finite float32",
+        ),
     ],
 )
-def test_what_is_wrong_is_said(returned: Any, complaint: str) -> None:
+def test_wrong_results_are_explained(returned: Any, complaint: str) -> None:
     with pytest.raises(InvalidInputError, match=complaint):
         returning(returned)
 
@@ -84,7 +87,7 @@ def test_gradients_become_float32_of_their_shape() -> None:
     assert [each.shape for each in found] == [(2,), (3, 1)]
 
 
-def test_metrics_become_plain_numbers_where_they_are_numbers() -> None:
+def test_numeric_metrics_become_plain_numbers() -> None:
     given = {"a": np.float32(0.5), "b": np.array([2]), "c": 3, "d": True, 5: float("nan"), "e": "text"}
     found = returning((1.0, given, ZEROS)).metrics
     assert found.pop("5") != found.get("5")
@@ -93,7 +96,7 @@ def test_metrics_become_plain_numbers_where_they_are_numbers() -> None:
 
 
 class TestKinds:
-    def test_the_mark_alone_decides(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_mark_decides_the_kind(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "torch", None)
 
         def unmarked(data: Any, logprobs: Any) -> Any:
@@ -105,8 +108,8 @@ class TestKinds:
             r"pip install 'tinker-sync\[torch\]', or write it in numpy, without torch, and mark it with "
             r"tinker_sync\.losses\.numpy_loss$",
         ):
-            evaluator(unmarked)
-        assert evaluator(numpy_loss(unmarked))([], LOGPROBS).loss == 1.0
+            make_evaluator(unmarked)
+        assert make_evaluator(numpy_loss(unmarked))([], LOGPROBS).loss == 1.0
 
     def test_methods_and_instances(self) -> None:
         class Mine:
@@ -119,14 +122,14 @@ class TestKinds:
             def method(self, data: Any, logprobs: Any) -> Any:
                 return 3.0, {}, ZEROS
 
-        assert evaluator(Mine())([], LOGPROBS).loss == 2.0
-        assert evaluator(Mine().method)([], LOGPROBS).loss == 3.0
+        assert make_evaluator(Mine())([], LOGPROBS).loss == 2.0
+        assert make_evaluator(Mine().method)([], LOGPROBS).loss == 3.0
 
-    def test_what_cannot_be_called(self) -> None:
+    def test_loss_must_be_callable(self) -> None:
         with pytest.raises(TypeError, match="expected a function or a LossHandle, got int"):
-            evaluator(3)
+            make_evaluator(3)
 
-    def test_an_instance_is_called_by_its_class(self) -> None:
+    def test_instances_are_named_after_their_class(self) -> None:
         class Mine:
             takes_numpy = True
 
@@ -134,4 +137,4 @@ class TestKinds:
                 return None
 
         with pytest.raises(InvalidInputError, match="Mine returned None"):
-            evaluator(Mine())([], LOGPROBS)
+            make_evaluator(Mine())([], LOGPROBS)

@@ -1,4 +1,4 @@
-"""Ready losses: by their formulas, their derivatives by differences, and what they claim to estimate."""
+"""Ready-made losses: formulas, derivatives by finite differences, estimates, and errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def several(rng: np.random.Generator, *, sparse: bool = False, **inputs: Any) ->
 
 
 def batch(shape: str) -> tuple[list[Datum], list[Any]]:
-    """Four data with every input a loss may want, and log-probabilities."""
+    """Four data with the inputs of every loss, and log-probabilities."""
     rng = np.random.default_rng(11)
     size = (4, 3) if shape != "tokens" else (4,)
     data, logprobs = [], []
@@ -86,7 +86,7 @@ CANDIDATES = [
     [*((loss, "tokens") for loss in TOKENS), *((loss, "candidates") for loss in CANDIDATES)],
     ids=str,
 )
-def test_gradients_are_the_derivatives(loss: Any, shape: str) -> None:
+def test_gradients_match_finite_differences(loss: Any, shape: str) -> None:
     data, logprobs = batch(shape)
     _, metrics, gradients = loss(data, logprobs)
     assert all(np.isfinite(value) for value in metrics.values())
@@ -154,7 +154,7 @@ def test_label_smoothing() -> None:
         pytest.approx(expected),
         {"label_smoothing:mean": pytest.approx(expected / 4)},
     )
-    # Rows of three, one, no and one listed tokens; in the last one the right token is not among them.
+    # Rows with three, one, zero and one listed tokens; the last one lacks the right token.
     sparse = several(rng, sparse=True)
     expected = -(0.9 * p[0, 0] + 0.1 * p[0].mean()) - p[1, 0]
     assert LabelSmoothing(0.1)([sparse], [p])[0] == pytest.approx(expected)
@@ -192,7 +192,7 @@ def test_dpo() -> None:
     assert free == pytest.approx(-log_sigmoid(0.5 * s))
 
 
-def test_dpo_of_margins_beyond_all_bounds() -> None:
+def test_dpo_of_extreme_margins() -> None:
     data = [one(), one()]
     for sign in (1.0, -1.0):
         far = np.full(4, 1e6)
@@ -201,7 +201,7 @@ def test_dpo_of_margins_beyond_all_bounds() -> None:
         assert gradients[0].tolist() == [0.0 if sign > 0 else -1.0] * 4
 
 
-def test_a_weighted_sum_has_every_metric() -> None:
+def test_weighted_sum_has_every_metric() -> None:
     datum = one(reference_logprobs=Q, weights=W)
     both = WeightedSum({"nll": (2.0, CrossEntropy()), "near": (-0.5, KLToReference("k2"))})
     loss, metrics, gradients = both([datum], [P])
@@ -216,7 +216,7 @@ def test_a_weighted_sum_has_every_metric() -> None:
     }
 
 
-def test_a_loss_in_a_sum_harms_no_other() -> None:
+def test_losses_in_a_sum_get_their_own_arrays() -> None:
     @numpy_loss
     def greedy(data: Any, logprobs: Any) -> Any:
         for each in logprobs:
@@ -246,13 +246,13 @@ def entropy(logits: Any) -> float:
 
 
 def slope_of(function: Any) -> Any:
-    """By the logits, by differences."""
+    """Return the derivative by the logits, from finite differences."""
     moves = np.eye(5) * 1e-6
     return np.array([(function(LOGITS + move) - function(LOGITS - move)) / 2e-6 for move in moves])
 
 
 def expected(loss: Any) -> tuple[float, float, Any]:
-    """Value, metric and derivative by the logits, on average over a token that the model samples itself."""
+    """Return the expected value, metric and derivative by the logits for a token that the model samples."""
     p, q = log_softmax(LOGITS), log_softmax(OTHER)
     value, metric, slope = 0.0, 0.0, np.zeros(5)
     for token in range(5):
@@ -268,24 +268,24 @@ def expected(loss: Any) -> tuple[float, float, Any]:
     return value, metric, slope
 
 
-def test_k3_estimates_the_divergence_and_pulls_by_the_other_one() -> None:
+def test_k3_estimates_forward_value_and_reverse_gradient() -> None:
     value, metric, slope = expected(KLToReference("k3"))
     assert (value, metric) == (pytest.approx(kl(LOGITS, OTHER), rel=1e-6),) * 2
     np.testing.assert_allclose(slope, slope_of(lambda logits: kl(OTHER, logits)), atol=1e-6)
 
 
-def test_k2_pulls_by_the_divergence() -> None:
+def test_k2_gradient_estimates_the_divergence() -> None:
     _, _, slope = expected(KLToReference("k2"))
     np.testing.assert_allclose(slope, slope_of(lambda logits: kl(logits, OTHER)), atol=1e-6)
 
 
-def test_the_entropy_bonus_pulls_by_the_entropy_and_shows_it() -> None:
+def test_entropy_bonus_estimates_entropy() -> None:
     _, metric, slope = expected(EntropyBonus())
     assert metric == pytest.approx(entropy(LOGITS), rel=1e-6)
     np.testing.assert_allclose(slope, -slope_of(entropy), atol=1e-6)
 
 
-def test_with_all_of_the_vocabulary_listed_they_are_exact() -> None:
+def test_listed_estimators_are_exact_for_the_vocabulary() -> None:
     p, q = log_softmax(LOGITS)[None], log_softmax(OTHER)[None]
     datum = Datum(ModelInput.from_ints([0]), {"target_tokens": np.arange(5)[None], "reference_logprobs": q})
     for loss, exact, sign in (
@@ -299,7 +299,7 @@ def test_with_all_of_the_vocabulary_listed_they_are_exact() -> None:
         np.testing.assert_allclose(by_logits, sign * slope_of(exact), atol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------------------------------ errors
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_with_all_of_the_vocabulary_listed_they_are_exact() -> None:
         (
             KLToReference(),
             {},
-            r"\['reference_logprobs'\]: is missing; tinker_sync.losses.with_reference puts",
+            r"\['reference_logprobs'\]: is missing; tinker_sync.losses.with_reference adds",
         ),
         (
             KLToReference(),
@@ -325,24 +325,24 @@ def test_with_all_of_the_vocabulary_listed_they_are_exact() -> None:
             r"KLToReference\('listed'\) is for several targets a token, of shape \[T, K\]",
         ),
         (EntropyBonus("listed"), {}, r"EntropyBonus\('listed'\) is for several"),
-        (DPO(), {"reference_logprobs": P}, "DPO: 1 data make no pairs; give each chosen answer followed by"),
+        (DPO(), {"reference_logprobs": P}, "DPO: expected pairs, got 1 data; put each rejected answer after"),
     ],
     ids=str,
 )
-def test_data_that_do_not_fit(loss: Any, inputs: dict[str, Any], complaint: str) -> None:
+def test_unsuitable_data_are_refused(loss: Any, inputs: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InvalidInputError, match=complaint):
         loss([one(**inputs)], [P])
 
 
 @pytest.mark.parametrize("loss", [KLToReference("k2"), KLToReference(), EntropyBonus()], ids=str)
-def test_estimates_of_samples_are_for_one_target_a_token(loss: Any) -> None:
+def test_sampled_estimators_need_one_target_a_token(loss: Any) -> None:
     data, logprobs = batch("candidates")
     with pytest.raises(InvalidInputError, match=r"data\[0\].*is for one target a token, of shape \[T\]"):
         loss(data, logprobs)
 
 
-def test_a_reference_that_is_missing_in_a_pair() -> None:
-    with pytest.raises(InvalidInputError, match=r"data\[1\].*is missing; .* reference=None does without"):
+def test_missing_reference_is_named() -> None:
+    with pytest.raises(InvalidInputError, match=r"data\[1\].*is missing; .* reference=None needs none"):
         DPO()([one(reference_logprobs=P), one()], [P, P])
 
 
@@ -360,17 +360,17 @@ def test_a_reference_that_is_missing_in_a_pair() -> None:
         (lambda: WeightedSum({"a": (float("nan"), CrossEntropy())}), "expected a finite weight, got nan"),
         (lambda: WeightedSum({"a": (True, CrossEntropy())}), "expected a finite weight, got True"),
         (lambda: WeightedSum({"a:sum": (1.0, CrossEntropy())}), "without a colon"),
-        (lambda: WeightedSum({"": (1.0, CrossEntropy())}), "begins that of a metric"),
+        (lambda: WeightedSum({"": (1.0, CrossEntropy())}), "a name without a colon"),
         (lambda: WeightedSum({"a": (1.0, lambda data, logprobs: None)}), "<lambda> does not take numpy"),
-        (lambda: dpo_pairs([one()], []), "1 chosen and 0 rejected data make no pairs"),
+        (lambda: dpo_pairs([one()], []), "as many rejected as chosen data, got 1 and 0"),
     ],
 )
-def test_settings_that_make_no_sense(make: Any, complaint: str) -> None:
+def test_invalid_settings_are_refused(make: Any, complaint: str) -> None:
     with pytest.raises(InvalidInputError, match=complaint):
         make()
 
 
-def test_a_loss_in_a_sum_is_checked_under_its_name() -> None:
+def test_errors_in_a_sum_name_the_loss() -> None:
     @numpy_loss
     def short(data: Any, logprobs: Any) -> Any:
         return 0.0, {}, [np.zeros(1)]
@@ -384,7 +384,7 @@ def test_a_loss_in_a_sum_is_checked_under_its_name() -> None:
 # ------------------------------------------------------------------------------------------ references
 
 
-def test_a_reference_is_brought_along() -> None:
+def test_with_reference_adds_logprobs() -> None:
     data, logprobs = batch("candidates")
     output = ForwardBackwardOutput(
         "ArrayRecord", [{"logprobs": TensorData.from_numpy(p)} for p in logprobs], {}
@@ -395,5 +395,5 @@ def test_a_reference_is_brought_along() -> None:
         np.testing.assert_allclose(after.loss_fn_inputs["teacher"].to_numpy(), p, rtol=1e-6)
         assert "teacher" not in before.loss_fn_inputs
     assert KLToReference("listed", reference="teacher")(brought, logprobs)[0] == pytest.approx(0.0, abs=1e-6)
-    with pytest.raises(InvalidInputError, match="the output is of 4 data, not of these 3"):
+    with pytest.raises(InvalidInputError, match="the output has 4 entries for 3 data"):
         with_reference(data[:3], output)

@@ -1,4 +1,4 @@
-"""Losses of torch: what they may return, and that the three kinds of a loss train alike."""
+"""Torch losses: results, errors, and equality with numpy and traced losses."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.local.engine.loss_inputs import Csr, Example
 from tinker_sync.local.engine.training import LossOutput, TrainingRun
 from tinker_sync.losses import PPO, CrossEntropy, ImportanceSampling
-from tinker_sync.losses.data import backward_data, forward_data, logprobs_of
-from tinker_sync.losses.evaluate import evaluator
+from tinker_sync.losses.data import backward_data, forward_data, read_logprobs
+from tinker_sync.losses.evaluate import make_evaluator
 
 torch = pytest.importorskip("torch")
 
@@ -29,7 +29,7 @@ def torch_squares(data: Any, logprobs: Any) -> Any:
     return loss, {"squares:mean": loss.detach() / len(data)}
 
 
-def test_the_same_requests_as_in_numpy() -> None:
+def test_requests_match_those_of_numpy() -> None:
     outputs = []
     for loss in (torch_squares, squares):
         with world() as (stub, trainer):
@@ -41,21 +41,21 @@ def test_the_same_requests_as_in_numpy() -> None:
     assert one.metrics == pytest.approx(other.metrics, rel=1e-6)
 
 
-class TestWhatItMayReturn:
+class TestResults:
     @pytest.mark.parametrize(
         ("loss", "complaint"),
         [
             (
                 lambda data, p: p[0].sum(),
-                r"<lambda> returned a Tensor; a loss that takes torch tensors returns \(loss",
+                r"<lambda> returned a Tensor; a torch loss returns \(loss",
             ),
             (
                 lambda data, p: (p[0].sum(), {}, []),
-                "a tuple of 3; .* is marked with tinker_sync.losses.numpy_loss",
+                "a tuple of 3; .*Mark a numpy loss, .* with tinker_sync.losses.numpy_loss",
             ),
             (
                 lambda data, p: (p[0] * 2, {}),
-                r"a Tensor of shape \(2,\) as its loss; return a tensor with one number",
+                r"a Tensor of shape \(2,\) as its loss; return a tensor of one number",
             ),
             (lambda data, p: (1.0, {}), "a float as its loss"),
             (lambda data, p: (torch.log(p[0] - 9).sum() + p[1].sum(), {}), "a loss of nan; look for"),
@@ -70,7 +70,7 @@ class TestWhatItMayReturn:
             (lambda data, p: (p[0].sum(), {}), r"no gradient for data\[1\]; leave the datum out, or add 0.0"),
             (
                 lambda data, p: (torch.sqrt(p[0] + 1).nansum() + p[1].sum(), {}),
-                r"derivative by logprobs\[0\]\[0\]: inf is no finite float32",
+                r"derivative by logprobs\[0\]\[0\]: inf is not a finite float32",
             ),
             (lambda data, p: (p[0].sum() + p[1].sum(), None), "None as metrics"),
             (
@@ -79,22 +79,22 @@ class TestWhatItMayReturn:
             ),
         ],
     )
-    def test_what_is_wrong_is_said(self, loss: Any, complaint: str) -> None:
+    def test_wrong_results_are_explained(self, loss: Any, complaint: str) -> None:
         with pytest.raises(InvalidInputError, match=complaint):
-            evaluator(loss)([], [each.copy() for each in LOGPROBS])
+            make_evaluator(loss)([], [each.copy() for each in LOGPROBS])
 
-    def test_one_number_in_a_tensor_of_any_shape(self) -> None:
-        found = evaluator(lambda data, p: ((p[0].sum() + p[1].sum()).reshape(1), {"a": p[0].sum()}))(
+    def test_loss_of_any_shape_with_one_number(self) -> None:
+        found = make_evaluator(lambda data, p: ((p[0].sum() + p[1].sum()).reshape(1), {"a": p[0].sum()}))(
             [], LOGPROBS
         )
         assert (found.loss, found.metrics) == (-3.5, {"a": -3.0})
         assert [each.tolist() for each in found.gradients] == [[1.0, 1.0], [1.0]]
 
-    def test_a_loss_of_double_precision(self) -> None:
-        found = evaluator(lambda data, p: (torch.cat(p).double().sum(), {}))([], LOGPROBS)
+    def test_double_precision_loss(self) -> None:
+        found = make_evaluator(lambda data, p: (torch.cat(p).double().sum(), {}))([], LOGPROBS)
         assert [each.dtype for each in found.gradients] == [np.dtype("float32")] * 2
 
-    def test_whatever_is_set_for_the_calling_thread(self) -> None:
+    def test_loss_runs_under_no_grad(self) -> None:
         with world() as (_, trainer), torch.no_grad():
             future = trainer.forward_backward_custom(data(1), torch_squares)
             assert future.result(PATIENCE_S).metrics["loss:sum"] > 0
@@ -104,14 +104,14 @@ class TestWhatItMayReturn:
 
 
 class InTheEngine:
-    """What `forward_backward_custom` does, with a run of the engine for a server."""
+    """`forward_backward_custom` with the engine in place of a server."""
 
     def __init__(self) -> None:
         self.run: TrainingRun = busy_run(tiny_weights())
 
     def custom(self, given: list[types.Datum], loss: Any) -> float:
         output = self.run.forward(examples(forward_data(given)), "cross_entropy")
-        evaluated = evaluator(loss)(given, logprobs_of(as_output(output), given))
+        evaluated = make_evaluator(loss)(given, read_logprobs(as_output(output), given))
         self.run.forward_backward(examples(backward_data(given, evaluated.gradients)), "cross_entropy")
         return evaluated.loss
 
@@ -196,7 +196,7 @@ def torch_ppo(data: Any, logprobs: Any) -> Any:
     ],
     ids=["dense", "sparse", "importance_sampling", "ppo"],
 )
-def test_the_gradients_are_those_of_the_same_loss_in_the_engine(name: str, layout: str, losses: Any) -> None:
+def test_gradients_match_the_engine(name: str, layout: str, losses: Any) -> None:
     given = given_data(layout)
     built_in = InTheEngine()
     expected = built_in.built_in(given, name)
@@ -211,7 +211,7 @@ def test_the_gradients_are_those_of_the_same_loss_in_the_engine(name: str, layou
 
 
 @pytest.mark.parametrize("layout", ["dense", "sparse"])
-def test_w7_without_weights_the_loss_alone_says_what_counts(layout: str) -> None:
+def test_missing_weights_count_every_token(layout: str) -> None:
     weighted, bare = given_data(layout), given_data(layout, weights=False)
     kept = [datum.loss_fn_inputs["weights"].to_numpy() for datum in weighted]
 
@@ -236,7 +236,7 @@ def nll(logprobs: Any, weights: Any) -> Any:
     return loss, {"custom/nll:sum": loss, "custom/most:mean": logprobs.max()}
 
 
-def test_a_traced_loss_runs_on_each_datum() -> None:
+def test_traced_loss_runs_on_each_datum() -> None:
     handle = trace(nll, {"logprobs": 2, "weights": 2}, "session-1")
     given = given_data("sparse")
     built_in, custom = InTheEngine(), InTheEngine()
@@ -248,19 +248,19 @@ def test_a_traced_loss_runs_on_each_datum() -> None:
     )
 
 
-def test_metrics_of_a_traced_loss_are_put_together_by_their_names() -> None:
+def test_traced_metrics_reduce_by_name() -> None:
     handle = trace(nll, {"logprobs": 1, "weights": 1}, "session-1")
     given = [
         types.Datum(types.ModelInput.from_ints([1] * n), {"target_tokens": [1] * n, "weights": [1.0] * n})
         for n in (2, 1)
     ]
-    found = evaluator(handle)(given, LOGPROBS)
+    found = make_evaluator(handle)(given, LOGPROBS)
     assert found.metrics == {"custom/nll:sum": 3.5, "custom/most:mean": -0.75}
     assert found.loss == 3.5
 
 
-def test_a_traced_loss_that_is_no_scalar() -> None:
+def test_traced_loss_must_be_a_scalar() -> None:
     handle = trace(lambda logprobs: (logprobs, {}), {"logprobs": 1}, "session-1")
     given = given_data("tokens")[:1]
     with pytest.raises(InvalidInputError, match=r"a loss of shape \(2,\) for data\[0\]; return a scalar"):
-        evaluator(handle)(given, LOGPROBS[:1])
+        make_evaluator(handle)(given, LOGPROBS[:1])

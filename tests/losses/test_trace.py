@@ -1,4 +1,4 @@
-"""Every rule for traced losses, with the line of the function that breaks it."""
+"""The rules for traced losses; each error shows the line that breaks its rule."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from tinker_sync.errors import InvalidInputError, MissingExtraError
-from tinker_sync.losses.graph import encode_graph
-from tinker_sync.losses.trace import trace
+from tinker_sync.losses.trace import encode_graph, trace
 from tinker_sync.types import CustomLossInput
 
 torch = pytest.importorskip("torch")
@@ -28,7 +27,7 @@ LOGPROBS_ALONE = inspect.signature(lambda logprobs: None)
 
 
 def refusal(fn: Any, ranks: Any = None, line: str | None = None) -> str:
-    """What is said about a loss; it ends with this line of it."""
+    """Return the error for a loss, which must end with the given line."""
     with pytest.raises(InvalidInputError) as caught:
         encode_graph("loss", trace(fn, ONE if ranks is None else ranks, "session-1").graph)
     text = str(caught.value)
@@ -48,10 +47,10 @@ def with_parameters(text: str) -> Any:
     return made["loss"]
 
 
-# ------------------------------------------------------------------------------------------ what passes
+# ------------------------------------------------------------------------------------------ valid losses
 
 
-def test_a_loss_and_its_handle() -> None:
+def test_loss_and_handle() -> None:
     def nll(logprobs: Any, /, weights: Any) -> Any:
         loss = -(logprobs * weights).sum()
         return loss, {"custom/nll:sum": loss}
@@ -79,7 +78,7 @@ def test_sixteen_parameters_and_long_names_are_allowed() -> None:
     assert [each.name for each in handle.inputs] == names
 
 
-def test_functions_of_torch_math_and_operators_and_shapes() -> None:
+def test_allowed_functions() -> None:
     def busy(logprobs: Any) -> Any:
         scaled = torch.nn.functional.relu(logprobs) * math.sqrt(logprobs.shape[0])
         return torch.special.entr(scaled.exp()).sum(), {"custom/a_b/c.d-1:mean": scaled[0]}
@@ -87,67 +86,60 @@ def test_functions_of_torch_math_and_operators_and_shapes() -> None:
     trace(busy, ONE, "session-1")
 
 
-def test_a_list_for_a_pair() -> None:
+def test_list_in_place_of_a_pair() -> None:
     trace(lambda logprobs: [logprobs.sum(), {}], ONE, "session-1")
 
 
 # ------------------------------------------------------------------------------------------ parameters
 
 
-class TestParameters:
-    @pytest.mark.parametrize("text", ["weights, logprobs", "p", "", "Logprobs"])
-    def test_the_first_is_logprobs(self, text: str) -> None:
-        assert "must take logprobs as its first parameter" in refusal(with_parameters(text))
-
-    def test_at_most_sixteen(self) -> None:
-        names = ["logprobs", *(f"a{n}" for n in range(16))]
-        ranks = dict.fromkeys(names, 1)
-        assert "loss takes 17 parameters; at most 16" in refusal(with_parameters(", ".join(names)), ranks)
-
-    @pytest.mark.parametrize("name", ["Weights", "größe", "a" * 65, "w_E"])
-    def test_names(self, name: str) -> None:
-        ranks = {"logprobs": 1, name: 1}
-        said = refusal(with_parameters(f"logprobs, {name}"), ranks)
-        assert f"the parameter {name} of loss must be named with at most 64 lower-case letters" in said
-
-    @pytest.mark.parametrize(
-        ("text", "name"),
-        [("logprobs, *args", "args"), ("logprobs, **kwargs", "kwargs"), ("logprobs, *, weights", "weights")],
-    )
-    def test_plain_positional_ones(self, text: str, name: str) -> None:
-        said = refusal(with_parameters(text), {"logprobs": 1, name: 1})
-        assert f"the parameter {name} of loss must be a plain positional one" in said
-
-    def test_no_defaults(self) -> None:
-        said = refusal(with_parameters("logprobs, beta=0.1"), {"logprobs": 1, "beta": 0})
-        assert "the parameter beta of loss has a default" in said
-
-    def test_the_definition_is_shown(self) -> None:
-        def late(weights: Any, logprobs: Any) -> Any:
-            return (logprobs * weights).sum(), {}
-
-        refusal(late, line="def late(weights: Any, logprobs: Any) -> Any:")
-
-    def test_something_without_a_signature(self) -> None:
-        assert "has no signature that can be read" in refusal(dict)
-        assert "int has no signature" in refusal(3) or "has no signature" in refusal(3)
+PAIR = "logprobs, weights"
+NAMED = "the parameter {} of loss must be named with at most 64 lower-case letters"
+POSITIONAL = "the parameter {} of loss must be a plain positional one"
+EACH = "input_ranks must give a rank for each parameter of loss: logprobs, weights; got"
+RANK = "input_ranks['weights'] must be 0 (a scalar), 1 or 2, got {!r}"
+SEVENTEEN = ", ".join(["logprobs", *(f"a{n}" for n in range(16))])
 
 
-class TestRanks:
-    @pytest.mark.parametrize(
-        "ranks", [{}, {"logprobs": 1}, {"logprobs": 1, "weights": 1, "more": 1}, {"logprobs": 1, "weight": 1}]
-    )
-    def test_one_for_each_parameter(self, ranks: dict[str, int]) -> None:
-        said = refusal(with_parameters("logprobs, weights"), ranks)
-        assert "input_ranks must give a rank for each parameter of loss: logprobs, weights; got" in said
+@pytest.mark.parametrize(
+    ("text", "ranks", "problem"),
+    [
+        *((text, None, "must take logprobs as its first") for text in ("weights, logprobs", "p", "")),
+        ("Logprobs", None, "must take logprobs as its first"),
+        (SEVENTEEN, dict.fromkeys(SEVENTEEN.split(", "), 1), "loss takes 17 parameters; at most 16"),
+        *(
+            (f"logprobs, {name}", {"logprobs": 1, name: 1}, NAMED.format(name))
+            for name in ("Weights", "größe", "a" * 65, "w_E")
+        ),
+        ("logprobs, *args", {"logprobs": 1, "args": 1}, POSITIONAL.format("args")),
+        ("logprobs, **kwargs", {"logprobs": 1, "kwargs": 1}, POSITIONAL.format("kwargs")),
+        ("logprobs, *, weights", {"logprobs": 1, "weights": 1}, POSITIONAL.format("weights")),
+        ("logprobs, beta=0.1", {"logprobs": 1, "beta": 0}, "the parameter beta of loss has a default"),
+        *(
+            (PAIR, ranks, EACH)
+            for ranks in ({}, {"logprobs": 1}, {"logprobs": 1, "weights": 1, "more": 1}, {"weight": 1})
+        ),
+        *(
+            (PAIR, {"logprobs": 1, "weights": rank}, RANK.format(rank))
+            for rank in (3, -1, None, "1", True, 1.5)
+        ),
+        ("logprobs", {"logprobs": 0}, "input_ranks['logprobs'] must be 1"),
+    ],
+)
+def test_invalid_parameters_and_ranks(text: str, ranks: Any, problem: str) -> None:
+    assert problem in refusal(with_parameters(text), ranks)
 
-    @pytest.mark.parametrize("rank", [3, -1, None, "1", True, 1.5])
-    def test_values(self, rank: Any) -> None:
-        said = refusal(with_parameters("logprobs, weights"), {"logprobs": 1, "weights": rank})
-        assert f"input_ranks['weights'] must be 0 (a scalar), 1 or 2, got {rank!r}" in said
 
-    def test_logprobs_are_no_scalar(self) -> None:
-        assert "input_ranks['logprobs'] must be 1" in refusal(with_parameters("logprobs"), {"logprobs": 0})
+def test_error_shows_the_definition() -> None:
+    def late(weights: Any, logprobs: Any) -> Any:
+        return (logprobs * weights).sum(), {}
+
+    refusal(late, line="def late(weights: Any, logprobs: Any) -> Any:")
+
+
+@pytest.mark.parametrize("loss", [dict, 3])
+def test_signature_must_be_readable(loss: Any) -> None:
+    assert "has no readable signature" in refusal(loss)
 
 
 # ------------------------------------------------------------------------------------------ calls
@@ -158,185 +150,192 @@ def helper(x: Any) -> Any:
     return x
 
 
-class TestCalls:
-    def test_functions_of_other_modules(self) -> None:
-        def loss(logprobs: Any) -> Any:
-            bare = logprobs.sum()
-            helped = helper(bare)
-            return helped, {}
+def of_another_module(logprobs: Any) -> Any:
+    bare = logprobs.sum()
+    helped = helper(bare)
+    return helped, {}
 
-        said = refusal(loss, line="helped = helper(bare)")
-        assert f"loss calls helper of {helper.__module__}; only functions of torch and math" in said
 
-    def test_builtins_other_than_getattr(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def loss(logprobs: Any) -> Any:
-            return torch.as_tensor(abs(logprobs)).sum(), {}
+def in_numpy(logprobs: Any) -> Any:
+    grown = np.exp(logprobs)
+    return grown.sum(), {}
 
-        tracer = torch.fx.Tracer()
-        graph = tracer.trace(lambda logprobs: (logprobs.sum(), {}))
-        node = next(each for each in graph.nodes if each.op == "call_method")
-        node.op, node.target = "call_function", builtins.len
 
-        def traced(self: Any, fn: Any) -> Any:
-            self.root = torch.nn.Module()
-            return graph
+def branching(logprobs: Any) -> Any:
+    total = logprobs.sum()
+    if total > 0:
+        total = -total
+    return total, {}
 
-        monkeypatch.setattr(torch.fx.Tracer, "trace", traced)
-        assert "calls len of builtins" in refusal(loss)
-        node.target, node.args = builtins.getattr, (node.args[0], "T")
-        trace(loss, ONE, "session-1")
 
-    def test_numpy(self) -> None:
-        def loss(logprobs: Any) -> Any:
-            grown = np.exp(logprobs)
-            return grown.sum(), {}
+def with_an_error(logprobs: Any) -> Any:
+    broken = {}["beta"]
+    return logprobs.sum() * broken, {}
 
-        assert "loss cannot be traced" in refusal(loss, line="grown = np.exp(logprobs)")
 
-    def test_branching_on_values(self) -> None:
-        def loss(logprobs: Any) -> Any:
-            total = logprobs.sum()
-            if total > 0:
-                total = -total
-            return total, {}
+def calling(logprobs: Any) -> Any:
+    def inner(x: Any) -> Any:
+        return x.tolist()
 
-        said = refusal(loss, line="if total > 0:")
-        assert "A custom loss neither branches on the values of tensors" in said
+    return inner(logprobs), {}
 
-    def test_an_error_of_the_function_itself(self) -> None:
-        def loss(logprobs: Any) -> Any:
-            broken = {}["beta"]
-            return logprobs.sum() * broken, {}
 
-        assert "cannot be traced: 'beta'" in refusal(loss, line='broken = {}["beta"]')
+def with_a_typo(logprobs: Any) -> Any:
+    summed = logprobs.summe()
+    return summed, {}
 
-    def test_the_cause_is_kept(self) -> None:
-        with pytest.raises(InvalidInputError) as caught:
-            trace(lambda logprobs: ({}["a"], {}), ONE, "session-1")
-        assert isinstance(caught.value.__cause__, KeyError)
 
-    def test_the_line_of_a_function_that_is_called(self) -> None:
-        def inner(x: Any) -> Any:
-            return x.tolist()
+def with_backward(logprobs: Any) -> Any:
+    total = logprobs.sum()
+    total.backward()
+    return total, {}
 
-        def loss(logprobs: Any) -> Any:
-            return inner(logprobs), {}
 
-        refusal(loss, line="return x.tolist()")
+def capturing(logprobs: Any) -> Any:
+    scaled = logprobs * CAPTURED
+    return scaled.sum(), {}
 
-    def test_methods_that_tensors_do_not_have(self) -> None:
-        def loss(logprobs: Any) -> Any:
-            summed = logprobs.summe()
-            return summed, {}
 
-        said = refusal(loss, line="summed = logprobs.summe()")
-        assert "loss calls the method summe, which torch.Tensor does not have" in said
+class WithModule(torch.nn.Module):  # type: ignore[misc,name-defined]
+    __signature__ = LOGPROBS_ALONE
 
-    def test_backward(self) -> None:
-        def loss(logprobs: Any) -> Any:
-            total = logprobs.sum()
-            total.backward()
-            return total, {}
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.ReLU()
 
-        assert "loss calls backward(); return the loss" in refusal(loss, line="total.backward()")
+    def forward(self, logprobs: Any) -> Any:
+        held = self.inner(logprobs)
+        return held.sum(), {}
 
-    @pytest.mark.parametrize("method", ["item", "numpy", "tolist"])
-    def test_methods_that_leave_torch(self, method: str) -> None:
-        def loss(logprobs: Any) -> Any:
-            value = getattr(logprobs.sum(), method)()
-            return logprobs.sum() * value, {}
 
-        said = refusal(loss, line="value = getattr(logprobs.sum(), method)()")
-        assert f"loss calls {method}(), which leaves torch" in said
+class WithParameter(torch.nn.Module):  # type: ignore[misc,name-defined]
+    __signature__ = LOGPROBS_ALONE
 
-    def test_modules(self) -> None:
-        class Scaled(torch.nn.Module):  # type: ignore[misc,name-defined]
-            __signature__ = LOGPROBS_ALONE
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
 
-            def __init__(self) -> None:
-                super().__init__()
-                self.inner = torch.nn.ReLU()
+    def forward(self, logprobs: Any) -> Any:
+        return (logprobs * self.scale).sum(), {}
 
-            def forward(self, logprobs: Any) -> Any:
-                held = self.inner(logprobs)
-                return held.sum(), {}
 
-        said = refusal(Scaled(), line="held = self.inner(logprobs)")
-        assert "Scaled uses the module 'inner'; call functions" in said
+@pytest.mark.parametrize(
+    ("loss", "line", "problem"),
+    [
+        (
+            of_another_module,
+            "helped = helper(bare)",
+            f"calls helper of {helper.__module__}; only functions of torch and math",
+        ),
+        (in_numpy, "grown = np.exp(logprobs)", "in_numpy cannot be traced"),
+        (branching, "if total > 0:", "A custom loss neither branches on the values of tensors"),
+        (with_an_error, 'broken = {}["beta"]', "cannot be traced: 'beta'"),
+        (calling, "return x.tolist()", "calls tolist(), which leaves torch"),
+        (
+            with_a_typo,
+            "summed = logprobs.summe()",
+            "calls the method summe, which torch.Tensor does not have",
+        ),
+        (with_backward, "total.backward()", "calls backward(); return the loss"),
+        (
+            capturing,
+            "scaled = logprobs * CAPTURED",
+            "uses a tensor that is not one of its parameters",
+        ),
+        (
+            WithModule(),
+            "held = self.inner(logprobs)",
+            "WithModule uses the module 'inner'; call functions",
+        ),
+        (WithParameter(), None, "uses a tensor that is not one of its parameters ('scale')"),
+    ],
+)
+def test_forbidden_operations(loss: Any, line: str | None, problem: str) -> None:
+    assert problem in refusal(loss, line=line)
 
-    def test_captured_tensors(self) -> None:
-        def loss(logprobs: Any) -> Any:
-            scaled = logprobs * CAPTURED
-            return scaled.sum(), {}
 
-        said = refusal(loss, line="scaled = logprobs * CAPTURED")
-        assert "uses a tensor that is not one of its parameters" in said
+@pytest.mark.parametrize("method", ["item", "numpy", "tolist"])
+def test_methods_that_leave_torch(method: str) -> None:
+    def loss(logprobs: Any) -> Any:
+        value = getattr(logprobs.sum(), method)()
+        return logprobs.sum() * value, {}
 
-    def test_parameters_of_modules(self) -> None:
-        class Scaled(torch.nn.Module):  # type: ignore[misc,name-defined]
-            __signature__ = LOGPROBS_ALONE
+    problem = refusal(loss, line="value = getattr(logprobs.sum(), method)()")
+    assert f"loss calls {method}(), which leaves torch" in problem
 
-            def __init__(self) -> None:
-                super().__init__()
-                self.scale = torch.nn.Parameter(torch.ones(1))
 
-            def forward(self, logprobs: Any) -> Any:
-                return (logprobs * self.scale).sum(), {}
+def test_cause_is_kept() -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        trace(with_an_error, ONE, "session-1")
+    assert isinstance(caught.value.__cause__, KeyError)
 
-        assert "uses a tensor that is not one of its parameters ('scale')" in refusal(Scaled())
+
+def test_builtins_other_than_getattr(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(logprobs: Any) -> Any:
+        return torch.as_tensor(abs(logprobs)).sum(), {}
+
+    tracer = torch.fx.Tracer()
+    graph = tracer.trace(lambda logprobs: (logprobs.sum(), {}))
+    node = next(each for each in graph.nodes if each.op == "call_method")
+    node.op, node.target = "call_function", builtins.len
+
+    def traced(self: Any, fn: Any) -> Any:
+        self.root = torch.nn.Module()
+        return graph
+
+    monkeypatch.setattr(torch.fx.Tracer, "trace", traced)
+    assert "calls len of builtins" in refusal(loss)
+    node.target, node.args = builtins.getattr, (node.args[0], "T")
+    trace(loss, ONE, "session-1")
 
 
 # ------------------------------------------------------------------------------------------ output
 
 
-class TestOutput:
-    @pytest.mark.parametrize(
-        "returned", ["logprobs.sum()", "(logprobs.sum(),)", "(logprobs.sum(), {}, {})", "None", "{}"]
-    )
-    def test_a_pair(self, returned: str) -> None:
-        loss = eval(f"lambda logprobs: {returned}")
-        assert "must return two things, (loss, metrics)" in refusal(loss)
+METRIC_NAMES = (
+    *("nll:sum", "custom/nll", "custom/nll:max", "custom/:sum", "custom/NLL:sum", "custom/a b:sum"),
+    *(f"custom/{'a' * 65}:sum", "loss:sum", "custom/a:b:sum", "my/custom/a:sum", "custom/a:sum\n"),
+)
 
-    def test_a_computed_loss(self) -> None:
-        assert "must return a loss that is computed from its parameters, got 1.0" in refusal(
-            lambda logprobs: (1.0, {})
-        )
 
-    def test_a_dict_of_metrics(self) -> None:
-        assert "must return its metrics as a dict" in refusal(lambda logprobs: (logprobs.sum(), []))
-        assert "must return its metrics as a dict" in refusal(lambda logprobs: (logprobs.sum(), logprobs))
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        *(
+            (returned, "must return two things, (loss, metrics)")
+            for returned in ("p.sum()", "(p.sum(),)", "(p.sum(), {}, {})", "None", "{}")
+        ),
+        ("(1.0, {})", "must return a loss that is computed from its parameters, got 1.0"),
+        ("(p.sum(), [])", "must return its metrics as a dict"),
+        ("(p.sum(), p)", "must return its metrics as a dict"),
+        ("(p.sum(), {'custom/a:sum': 1.0})", "returns 1.0 as the metric 'custom/a:sum'; it must be a tensor"),
+        *(
+            (f"(p.sum(), {{{name!r}: p.sum()}})", f"returns the metric {name!r}; metrics are named custom/")
+            for name in METRIC_NAMES
+        ),
+    ],
+)
+def test_invalid_results(returned: str, problem: str) -> None:
+    assert problem in refusal(eval(f"lambda logprobs: (lambda p: {returned})(logprobs)"))
 
-    @pytest.mark.parametrize(
-        "name",
-        [
-            *("nll:sum", "custom/nll", "custom/nll:max", "custom/:sum", "custom/NLL:sum", "custom/a b:sum"),
-            *(f"custom/{'a' * 65}:sum", "loss:sum", "custom/a:b:sum", "my/custom/a:sum", "custom/a:sum\n"),
-        ],
-    )
-    def test_names_of_metrics(self, name: str) -> None:
-        said = refusal(lambda logprobs: (logprobs.sum(), {name: logprobs.sum()}))
-        assert f"returns the metric {name!r}; metrics are named custom/NAME:sum or custom/NAME:mean" in said
 
-    def test_names_that_are_no_text(self) -> None:
-        said = refusal(lambda logprobs: (logprobs.sum(), {3: logprobs.sum()}))
-        assert "metric 3" in said or "cannot be traced" in said
+def test_metric_names_must_be_text() -> None:
+    problem = refusal(lambda logprobs: (logprobs.sum(), {3: logprobs.sum()}))
+    assert "metric 3" in problem or "cannot be traced" in problem
 
-    def test_computed_metrics(self) -> None:
-        said = refusal(lambda logprobs: (logprobs.sum(), {"custom/a:sum": 1.0}))
-        assert "returns 1.0 as the metric 'custom/a:sum'; it must be a tensor that is computed" in said
 
-    def test_the_line_is_that_of_the_function_where_there_is_no_other(self) -> None:
-        def loss(logprobs: Any) -> Any:
-            return logprobs.sum(), {"a": logprobs.sum()}
+def test_error_falls_back_to_the_definition() -> None:
+    def loss(logprobs: Any) -> Any:
+        return logprobs.sum(), {"a": logprobs.sum()}
 
-        refusal(loss, line="def loss(logprobs: Any) -> Any:")
+    refusal(loss, line="def loss(logprobs: Any) -> Any:")
 
 
 # ------------------------------------------------------------------------------------------ the graph
 
 
 class TestEncoding:
-    def test_every_form(self) -> None:
+    def test_every_encoding(self) -> None:
         def loss(logprobs: Any) -> Any:
             a = logprobs.to(torch.float64, memory_format=torch.contiguous_format)
             b = torch.zeros_like(a, device=torch.device("cpu"), layout=torch.strided)
@@ -372,17 +371,17 @@ class TestEncoding:
         assert found["output"] == ("output", "output", [pair], {})
         assert [node.name for node in graph.nodes][-1] == "output"
 
-    def test_what_cannot_be_written_down(self) -> None:
+    def test_unsupported_value_is_refused(self) -> None:
         handle = trace(lambda logprobs: (logprobs.sum(), {}), ONE, "session-1")
         node = next(each for each in handle.graph.graph.nodes if each.op == "call_method")
         node.args = (*node.args, 1j)
         with pytest.raises(
-            InvalidInputError, match="create_custom_loss: mine gives a complex to sum, which no"
+            InvalidInputError, match="create_custom_loss: mine passes a complex to sum, which cannot"
         ):
             encode_graph("mine", handle.graph)
 
 
-def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(sys.modules, "torch.fx", None)
     with pytest.raises(MissingExtraError, match=r"create_custom_loss: not installed.*\[torch\]"):

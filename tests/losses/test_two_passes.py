@@ -1,4 +1,4 @@
-"""`forward_backward_custom` with losses in numpy: the whole client against a stub, numbers on the wire."""
+"""`forward_backward_custom` with numpy losses: the whole client against a stub server."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tinker_sync.errors import (
     TinkerError,
 )
 from tinker_sync.losses import numpy_loss
-from tinker_sync.losses.two_passes import TwoPassFuture, _computing
+from tinker_sync.losses.two_passes import TwoPassFuture
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.progress import FutureState
 
 
 class Gate:
-    """A loss that stands still until it may go on."""
+    """A loss that waits until the test opens its gate."""
 
     def __init__(self, failure: BaseException | None = None) -> None:
         self.entered, self.open = threading.Event(), threading.Event()
@@ -53,12 +53,12 @@ class Gate:
         assert self.entered.wait(PATIENCE_S)
 
 
-class TestWhatComesOut:
-    def test_the_gradients_are_the_weights_of_the_backward_pass(self) -> None:
+class TestResult:
+    def test_gradients_become_weights(self) -> None:
         with world() as (stub, trainer):
             output = trainer.forward_backward_custom(data(2), squares).result(PATIENCE_S)
             assert arrived(stub) == ["1 forward", "2 backward"]
-            # The stub's log-probability of a token is minus a hundredth of it: the gradients are twice that.
+            # The stub's log-probability of token n is -n / 100; the gradients are twice that.
             assert weights_sent(stub, 2) == [pytest.approx([0.02, 0.04]), pytest.approx([0.04, 0.06])]
             expected = sum((token / 100) ** 2 for token in (1, 2, 2, 3))
             assert output.metrics["loss:sum"] == pytest.approx(expected)
@@ -67,7 +67,7 @@ class TestWhatComesOut:
             assert output.metrics["surrogate_loss:sum"] == pytest.approx(surrogate)
             assert output.loss_fn_outputs[1]["logprobs"].data == pytest.approx([-0.02, -0.03])
 
-    def test_w6_the_result_is_computed_once(self) -> None:
+    def test_result_is_computed_once(self) -> None:
         calls: list[int] = []
 
         @numpy_loss
@@ -83,14 +83,14 @@ class TestWhatComesOut:
             assert future.result().metrics == kept
             assert calls == [1]
 
-    def test_the_loss_sees_the_users_data_and_arrays_of_its_own(self) -> None:
+    def test_loss_gets_original_data_and_copied_arrays(self) -> None:
         seen: list[Any] = []
 
         @numpy_loss
         def look(data: Any, logprobs: Any) -> Any:
             seen.extend([data, [each.dtype for each in logprobs]])
             for each in logprobs:
-                each[:] = 0  # harms nobody
+                each[:] = 0  # a change of its own copy has no effect
             return 0.0, {}, [np.zeros_like(each) for each in logprobs]
 
         given = [
@@ -107,14 +107,14 @@ class TestWhatComesOut:
             assert output.loss_fn_outputs[0]["logprobs"].data == pytest.approx([-0.02, -0.03])
             assert output.metrics["surrogate_loss:sum"] == 0
 
-    def test_w6_a_server_without_loss_sum(self) -> None:
+    def test_server_without_loss_sum(self) -> None:
         with world() as (stub, trainer):
             bare = {"loss_fn_output_type": "x", "loss_fn_outputs": [], "metrics": {"clock:unique": 1.0}}
             stub.script("/retrieve_future", Answer(usual=True), Answer(body=bare))
             output = trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
             assert set(output.metrics) == {"clock:unique", "squares:mean", "loss:sum"}
 
-    def test_a_metric_of_the_loss_does_not_hide_its_value(self) -> None:
+    def test_metric_cannot_replace_the_loss(self) -> None:
         @numpy_loss
         def shadow(data: Any, logprobs: Any) -> Any:
             return 3.0, {"loss:sum": 99.0, "surrogate_loss:sum": 98.0}, [0 * each for each in logprobs]
@@ -147,9 +147,9 @@ class TestWhatComesOut:
 
 
 class TestOrder:
-    """Nothing of the same training client is between the two passes."""
+    """No operation of the same training client gets between the two passes."""
 
-    def test_what_is_called_meanwhile_comes_behind(self) -> None:
+    def test_later_calls_follow_the_backward_pass(self) -> None:
         gate = Gate()
         with world() as (stub, trainer):
             before = trainer.forward_backward(data(1), "cross_entropy")
@@ -165,7 +165,7 @@ class TestOrder:
                 future.result(PATIENCE_S)
             assert arrived(stub) == ["1 backward", "2 forward", "3 backward", "4 step", "5 backward"]
 
-    def test_calls_of_other_threads_come_behind_too(self) -> None:
+    def test_calls_of_other_threads_follow_the_backward_pass(self) -> None:
         gate = Gate()
         with world() as (stub, trainer):
             custom = trainer.forward_backward_custom(data(1), gate)
@@ -186,7 +186,7 @@ class TestOrder:
                 step.result(PATIENCE_S)
             assert arrived(stub) == ["1 forward", "2 backward", *(f"{n} step" for n in range(3, 11))]
 
-    def test_several_at_once_go_one_after_the_other(self) -> None:
+    def test_custom_passes_keep_their_order(self) -> None:
         with world() as (stub, trainer):
             futures = [trainer.forward_backward_custom(data(1), squares) for _ in range(3)]
             assert not wait_for(futures, PATIENCE_S).not_done
@@ -204,7 +204,7 @@ class TestOrder:
             gate.open.set()
             custom.result(PATIENCE_S)
 
-    def test_a_loss_that_calls_its_own_client_is_told_so(self) -> None:
+    def test_loss_must_not_call_its_own_client(self) -> None:
         with world() as (stub, trainer):
 
             @numpy_loss
@@ -232,7 +232,7 @@ class TestOrder:
 
 
 class TestEndings:
-    def test_an_error_of_the_loss_reaches_the_user_with_its_traceback_and_the_client_goes_on(self) -> None:
+    def test_error_of_the_loss_keeps_its_traceback(self) -> None:
         @numpy_loss
         def broken(data: Any, logprobs: Any) -> Any:
             raise KeyError("rewards")
@@ -247,7 +247,7 @@ class TestEndings:
             assert arrived(stub) == ["1 forward", "2 step"]
             assert custom.request_ids == ("req-1",)
 
-    def test_even_system_exit(self) -> None:
+    def test_system_exit_of_the_loss(self) -> None:
         @numpy_loss
         def leave(data: Any, logprobs: Any) -> Any:
             raise SystemExit(3)
@@ -255,45 +255,32 @@ class TestEndings:
         with world() as (_, trainer), pytest.raises(SystemExit):
             trainer.forward_backward_custom(data(1), leave).result(PATIENCE_S)
 
-    def test_a_forward_pass_that_fails(self) -> None:
-        with world() as (stub, trainer):
-            stub.script("/retrieve_future", Answer(body={"error": "no room", "category": "user"}))
-            custom = trainer.forward_backward_custom(data(1), squares)
-            with pytest.raises(RequestFailedError, match="no room"):
-                custom.result(PATIENCE_S)
-            trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
-            assert arrived(stub) == ["1 forward", "2 step"]
-
-    def test_a_forward_pass_that_cannot_be_sent(self) -> None:
-        with world() as (stub, trainer):
-            stub.script("/forward_backward", Answer(422, {"detail": "no"}))
-            custom = trainer.forward_backward_custom(data(1), squares)
-            step = trainer.optim_step(types.AdamParams())
-            with pytest.raises(TinkerError, match="422"):
-                custom.result(PATIENCE_S)
-            with pytest.raises(EarlierCallFailedError):
-                step.result(PATIENCE_S)
-
-    def test_a_backward_pass_that_cannot_be_sent(self) -> None:
-        with world() as (stub, trainer):
-            stub.script("/forward_backward", Answer(usual=True), Answer(422, {"detail": "no"}))
-            custom = trainer.forward_backward_custom(data(1), squares)
-            step = trainer.optim_step(types.AdamParams())
-            with pytest.raises(TinkerError, match="422"):
-                custom.result(PATIENCE_S)
-            with pytest.raises(EarlierCallFailedError):
-                step.result(PATIENCE_S)
-
-    def test_a_backward_pass_that_fails(self) -> None:
+    @pytest.mark.parametrize(
+        ("before", "requests"),
+        [([], ["1 forward", "2 step"]), ([Answer(usual=True)], ["1 forward", "2 backward", "3 step"])],
+        ids=["forward", "backward"],
+    )
+    def test_failed_pass(self, before: list[Answer], requests: list[str]) -> None:
         with world() as (stub, trainer):
             failure = Answer(body={"error": "no room", "category": "server"})
-            stub.script("/retrieve_future", Answer(usual=True), failure)
+            stub.script("/retrieve_future", *before, failure)
             with pytest.raises(RequestFailedError, match="no room"):
                 trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
             trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
-            assert arrived(stub) == ["1 forward", "2 backward", "3 step"]
+            assert arrived(stub) == requests
 
-    def test_an_answer_without_logprobs(self) -> None:
+    @pytest.mark.parametrize("before", [[], [Answer(usual=True)]], ids=["forward", "backward"])
+    def test_unsent_pass(self, before: list[Answer]) -> None:
+        with world() as (stub, trainer):
+            stub.script("/forward_backward", *before, Answer(422, {"detail": "no"}))
+            custom = trainer.forward_backward_custom(data(1), squares)
+            step = trainer.optim_step(types.AdamParams())
+            with pytest.raises(TinkerError, match="422"):
+                custom.result(PATIENCE_S)
+            with pytest.raises(EarlierCallFailedError):
+                step.result(PATIENCE_S)
+
+    def test_answer_without_logprobs(self) -> None:
         with world(proto_results=False) as (stub, trainer):
             stub.script(
                 "/retrieve_future",
@@ -330,7 +317,7 @@ class TestCancelling:
             assert arrived(stub) == ["1 forward", "2 backward", "3 step"]
         assert [record.getMessage() for record in caplog.records if record.levelname != "DEBUG"] == []
 
-    def test_while_it_waits_for_a_thread(self) -> None:
+    def test_while_waiting_for_a_worker(self) -> None:
         gates = [Gate() for _ in range(4)]
         unused = Gate()
         with world() as (stub, trainer):
@@ -353,7 +340,7 @@ class TestCancelling:
             trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
             assert not unused.entered.is_set()
 
-    def test_while_the_loss_is_computed(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_during_the_loss(self, caplog: pytest.LogCaptureFixture) -> None:
         gate = Gate()
         with world() as (stub, trainer):
             custom = trainer.forward_backward_custom(data(1), gate)
@@ -366,7 +353,7 @@ class TestCancelling:
             assert arrived(stub) == ["1 forward", "2 step", "3 forward", "4 backward"]
         assert [record.getMessage() for record in caplog.records if record.levelname != "DEBUG"] == []
 
-    def test_not_once_the_backward_pass_is_sent(self) -> None:
+    def test_not_after_the_backward_pass_is_sent(self) -> None:
         answer = threading.Event()
         with world() as (stub, trainer):
             stub.script("/forward_backward", Answer(usual=True), Answer(usual=True, gate=answer))
@@ -376,7 +363,7 @@ class TestCancelling:
             answer.set()
             custom.result(PATIENCE_S)
 
-    def test_closing_the_client_ends_it_at_once(self) -> None:
+    def test_closing_the_client_fails_it_at_once(self) -> None:
         gate = Gate()
         with world() as (_, trainer):
             custom = trainer.forward_backward_custom(data(1), gate)
@@ -391,7 +378,7 @@ class TestCancelling:
 
 
 class TestDeadline:
-    def test_a_loss_that_takes_too_long_costs_its_backward_pass_alone(self) -> None:
+    def test_late_loss_loses_its_backward_pass_only(self) -> None:
         with world() as (stub, trainer):
 
             @numpy_loss
@@ -401,12 +388,12 @@ class TestDeadline:
 
             custom = trainer.forward_backward_custom(data(1), slow, deadline=60.0)
             step = trainer.optim_step(types.AdamParams())
-            with pytest.raises(DeadlineError, match="computed too late"):
+            with pytest.raises(DeadlineError, match="took too long"):
                 custom.result(PATIENCE_S)
             step.result(PATIENCE_S)
             assert arrived(stub) == ["1 forward", "2 step"]
 
-    def test_one_that_is_in_time(self) -> None:
+    def test_loss_in_time(self) -> None:
         with world() as (_, trainer):
 
             @numpy_loss
@@ -418,14 +405,14 @@ class TestDeadline:
 
 
 class TestThreads:
-    def test_the_loss_runs_on_a_worker_of_its_own_kind(self) -> None:
+    def test_loss_runs_on_a_loss_worker(self) -> None:
         gate = Gate()
         gate.open.set()
         with world() as (_, trainer):
             trainer.forward_backward_custom(data(1), gate).result(PATIENCE_S)
             assert gate.thread.startswith("tinker-loss-")
 
-    def test_a_loss_that_stands_still_holds_up_no_results(self) -> None:
+    def test_blocked_loss_does_not_block_results(self) -> None:
         gates = [Gate() for _ in range(4)]
         with world() as (_, trainer):
             service = trainer.service  # type: ignore[attr-defined]
@@ -445,7 +432,7 @@ class TestThreads:
                 gate.open.set()
             assert not wait_for(customs, PATIENCE_S).not_done
 
-    def test_nothing_is_kept_of_what_has_ended(self) -> None:
+    def test_ended_future_is_released(self) -> None:
         with world() as (_, trainer):
 
             @numpy_loss
@@ -462,16 +449,16 @@ class TestThreads:
                 gc.collect()
                 assert gone() is None
 
-    def test_the_thread_keeps_nothing_of_the_client(self) -> None:
+    def test_worker_of_an_ended_loss_may_use_the_client(self) -> None:
         with world() as (_, trainer):
             trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
-            # The thread that has computed the loss is the one that is idle.
-            kept = trainer.holder.loss_pool.submit(lambda: getattr(_computing, "queue", None))
-            assert kept.result(PATIENCE_S) is None
+            # The idle worker is the one that computed the loss.
+            step = trainer.holder.loss_pool.submit(lambda: trainer.optim_step(types.AdamParams()))
+            step.result(PATIENCE_S).result(PATIENCE_S)
 
 
 class TestFuture:
-    def test_status_and_ids_are_those_of_the_pass_under_way(self) -> None:
+    def test_status_and_ids_follow_the_passes(self) -> None:
         forward: APIFuture[Any] = APIFuture()
         both = TwoPassFuture(forward)
         assert (both.status().state, both.request_id) == (FutureState.QUEUED, None)
@@ -496,7 +483,7 @@ class TestFuture:
         assert (times.sending, times.accepted) == (forward.timeline.sending, backward.timeline.accepted)
         assert times.completed is not None
 
-    def test_its_end_ends_what_was_not_sent(self) -> None:
+    def test_end_cancels_unsent_passes(self) -> None:
         forward: APIFuture[Any] = APIFuture()
         both = TwoPassFuture(forward)
         both.cancel()
@@ -508,7 +495,7 @@ class TestFuture:
 
 
 class TestArguments:
-    def test_what_is_wrong_with_the_data_is_said_before_anything_is_sent(self) -> None:
+    def test_unsuitable_data_are_refused_before_sending(self) -> None:
         bare = types.Datum(types.ModelInput.from_ints([1]), {})
         short = types.Datum(types.ModelInput.from_ints([1]), {"target_tokens": [1, 2]})
         with world() as (stub, trainer):
@@ -524,15 +511,15 @@ class TestArguments:
                 trainer.forward_backward_custom(data(1), "cross_entropy")
             assert arrived(stub) == []
 
-    def test_an_argument_of_older_scripts(self) -> None:
+    def test_loss_type_input_is_deprecated(self) -> None:
         with world() as (_, trainer):
             with pytest.warns(DeprecationWarning, match="loss_type_input has no effect"):
                 future = trainer.forward_backward_custom(data(1), squares, loss_type_input="logprobs")
             future.result(PATIENCE_S)
-            with pytest.raises(ValueError, match="nothing else; got 'logits'"):
+            with pytest.raises(ValueError, match="expected 'logprobs', got 'logits'"):
                 trainer.forward_backward_custom(data(1), squares, loss_type_input="logits")
 
-    def test_the_twin(self) -> None:
+    def test_async_twin(self) -> None:
         import asyncio
 
         async def main() -> Any:

@@ -1,4 +1,4 @@
-"""The queue of events: numbered, bounded, each kind of failure once."""
+"""The queue of events: numbers, capacity, keys."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def indexes(buffer: EventBuffer, most: int = 100) -> list[int]:
     return [event.index for event in buffer.take(most)]
 
 
-def test_numbers_follow_each_other_over_all_batches() -> None:
+def test_numbers_continue_over_batches() -> None:
     buffer = EventBuffer()
     for _ in range(5):
         assert buffer.add(draft())
     assert (indexes(buffer, 3), indexes(buffer), indexes(buffer)) == ([0, 1, 2], [3, 4], [])
 
 
-def test_what_does_not_fit_is_dropped_and_takes_no_number() -> None:
+def test_excess_events_are_dropped_without_a_number() -> None:
     buffer = EventBuffer(capacity=2)
     assert [buffer.add(draft()) for _ in range(4)] == [True, True, False, False]
     assert repr(buffer) == "<EventBuffer 2 waiting, 2 dropped>"
@@ -31,16 +31,16 @@ def test_what_does_not_fit_is_dropped_and_takes_no_number() -> None:
     assert indexes(buffer) == [1, 2]
 
 
-def test_the_same_failure_waits_once() -> None:
+def test_one_event_of_a_key_waits() -> None:
     buffer = EventBuffer()
     assert [buffer.add(draft(key="a")) for _ in range(3)] == [True, False, False]
     assert buffer.add(draft(key="b"))
     assert len(buffer.take(1)) == 1
-    assert buffer.add(draft(key="a"))  # the first is on its way
+    assert buffer.add(draft(key="a"))  # the first has left the queue
     assert not buffer.add(draft(key="b"))
 
 
-def test_what_could_not_be_sent_comes_first_again() -> None:
+def test_put_back_events_come_first() -> None:
     buffer = EventBuffer()
     for key in "abc":
         buffer.add(draft(key=key))
@@ -48,11 +48,11 @@ def test_what_could_not_be_sent_comes_first_again() -> None:
     buffer.put_back(taken)
     assert not buffer.add(draft(key="a"))
     again = buffer.take(100)
-    assert again[:2] == taken  # their ids too, by which the service tells a repetition
+    assert again[:2] == taken  # with the same ids
     assert [event.index for event in again] == [0, 1, 2]
 
 
-def test_a_closed_buffer_keeps_nothing() -> None:
+def test_closed_buffer_keeps_no_events() -> None:
     buffer = EventBuffer()
     buffer.add(draft())
     taken = buffer.take(1)
@@ -62,7 +62,7 @@ def test_a_closed_buffer_keeps_nothing() -> None:
     assert (buffer.add(draft()), len(buffer), buffer.closed) == (False, 0, True)
 
 
-def test_a_child_begins_anew() -> None:
+def test_child_process_begins_empty() -> None:
     buffer = EventBuffer()
     buffer.add(draft(key="a"))
     buffer._lock.acquire()
@@ -72,7 +72,7 @@ def test_a_child_begins_anew() -> None:
     assert indexes(buffer) == [0]
 
 
-def test_many_threads_draw_dense_numbers() -> None:
+def test_threads_draw_dense_numbers() -> None:
     buffer = EventBuffer(capacity=10_000)
     together(*[lambda: [buffer.add(draft()) for _ in range(200)]] * 16)
     assert indexes(buffer, 10_000) == list(range(3200))

@@ -1,4 +1,4 @@
-"""What is told of an error, and above all what is not."""
+"""Reports of errors, which contain no text of the user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tinker_sync.errors import (
     RequestInfo,
     TinkerError,
 )
-from tinker_sync.telemetry.reports import describe, draft_of_failure, is_users_fault, whereabouts
+from tinker_sync.telemetry.reports import describe, draft_failure, is_user_error, locate
 from tinker_sync.wire import json as wire_json
 
 KEY = "tml-planted-key-0123456789"
@@ -39,7 +39,7 @@ def status(code: int) -> APIStatusError:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "description"),
     [
         (status(500), "status 500, POST, /pre/api/v1/asample, request r-9, 3 attempts"),
         (RequestFailedError(PROMPT, "r-7", "server"), "category server, request r-7"),
@@ -49,8 +49,8 @@ def status(code: int) -> APIStatusError:
         (attrs.evolve, ""),
     ],
 )
-def test_an_error_is_described_by_what_is_known_of_it(error: object, said: str) -> None:
-    assert describe(error) == said  # type: ignore[arg-type]
+def test_description_of_errors(error: object, description: str) -> None:
+    assert describe(error) == description  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_an_error_is_described_by_what_is_known_of_it(error: object, said: str) 
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_w31_no_header_no_key_no_prompt(error: Exception) -> None:
-    secret, prompt = KEY, PROMPT  # as in a frame of the user's
+def test_reports_hide_headers_keys_and_prompts(error: Exception) -> None:
+    secret, prompt = KEY, PROMPT  # local variables of a user's frame
     with pytest.raises(type(error)) as caught:
         raise error
-    shown = repr(draft_of_failure(caught.value, 0.0))
+    shown = repr(draft_failure(caught.value, 0.0))
     assert secret not in shown
     assert prompt not in shown
     assert "planted" not in shown
@@ -96,15 +96,15 @@ def test_w31_no_header_no_key_no_prompt(error: Exception) -> None:
         (chained(KeyError("a"), chained(ValueError(), InvalidInputError("m"))), True),
     ],
 )
-def test_whose_fault_it_is(error: Exception, users: bool) -> None:
-    assert is_users_fault(error) is users
+def test_user_errors_are_recognized(error: Exception, users: bool) -> None:
+    assert is_user_error(error) is users
 
 
-def test_the_events_of_both_kinds() -> None:
-    ours = draft_of_failure(status(503), 12.5)
-    assert (ours.event, ours.severity, ours.time_s) == ("UNHANDLED_EXCEPTION", "ERROR", 12.5)
-    assert ours.fields["error_type"] == "InternalServerError"
-    users = draft_of_failure(status(422), 12.5)
+def test_events_of_both_kinds() -> None:
+    failure = draft_failure(status(503), 12.5)
+    assert (failure.event, failure.severity, failure.time_s) == ("UNHANDLED_EXCEPTION", "ERROR", 12.5)
+    assert failure.fields["error_type"] == "InternalServerError"
+    users = draft_failure(status(422), 12.5)
     assert (users.event, users.severity) == ("GENERIC_EVENT", "WARNING")
     assert users.fields["event_name"] == "user_error"
     assert users.fields["event_data"] == {
@@ -112,24 +112,24 @@ def test_the_events_of_both_kinds() -> None:
         "message": "status 422, POST, /pre/api/v1/asample, request r-9, 3 attempts",
         "status_code": 422,
     }
-    assert ours.key != users.key
+    assert failure.key != users.key
 
 
-def test_where_it_came_by_is_told_for_our_own_frames_only() -> None:
+def test_locations_are_of_this_package_only() -> None:
     try:
         wire_json.loads(b"{")
     except TinkerError as caught:
-        found = whereabouts(caught)
+        found = locate(caught)
     lines = found.splitlines()
     assert lines[0] == "WireError:"
     assert all(line.startswith("  tinker_sync.wire.json") for line in lines[1:2])
     assert "test_reports" not in found
-    assert whereabouts(KeyError("never raised")) == ""
+    assert locate(KeyError("never raised")) == ""
 
 
-def test_texts_are_bounded_and_circles_end() -> None:
+def test_texts_and_chains_are_bounded() -> None:
     error = APIStatusError("m", status_code=500, path="/" + "x" * 10_000)
     assert len(describe(error)) <= 2000
     first, second = KeyError("a"), ValueError("b")
     first.__context__, second.__context__ = second, first
-    assert is_users_fault(first) is False
+    assert is_user_error(first) is False

@@ -1,4 +1,4 @@
-"""Tokenizers that several tests read, made once."""
+"""Tokenizer files shared by several tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.vocabularies import KINDS
 
 
 class Folders(dict[str, Path]):
-    """The directory of each kind of tokenizer, made when it is first asked for."""
+    """The directory of each kind of tokenizer, created at the first use."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

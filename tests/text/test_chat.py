@@ -1,4 +1,4 @@
-"""Chat templates by hand-made examples; the interop suite compares them with transformers."""
+"""Chat templates on small examples; the interop suite compares them with transformers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokenizers import models, pre_tokenizers
 
 from tinker_sync import InvalidInputError, MissingExtraError, Tokenizer
 from tinker_sync.text.schemas import schema_of
-from tinker_sync.text.template import plain
+from tinker_sync.text.template import to_plain
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}] "
@@ -46,7 +46,7 @@ def shown(tokenizer: Tokenizer, template: str, messages: Any = CHAT, **options: 
     return text
 
 
-def test_a_chat_as_text_ids_and_masks(tokenizer: Tokenizer) -> None:
+def test_chat_as_text_ids_and_masks(tokenizer: Tokenizer) -> None:
     assert tokenizer.apply_chat_template(CHAT, tokenize=False) == "<s>[user] a b [assistant] c ! "
     assert tokenizer.apply_chat_template(CHAT, return_dict=False) == [1, 2, 4, 5, 3, 6, 7]
     made = tokenizer.apply_chat_template(CHAT[:1], add_generation_prompt=True)
@@ -60,7 +60,7 @@ def test_a_chat_as_text_ids_and_masks(tokenizer: Tokenizer) -> None:
     assert tokenizer.apply_chat_template(CHAT, truncation=True, max_length=3, return_dict=False) == [1, 2, 4]
 
 
-def test_an_open_message(tokenizer: Tokenizer) -> None:
+def test_last_message_can_stay_open(tokenizer: Tokenizer) -> None:
     options = {"tokenize": False, "continue_final_message": True}
     assert tokenizer.apply_chat_template(CHAT, **options) == "<s>[user] a b [assistant] c"
     trimming = "{% for m in messages %}{{ m.content | trim }}|{% endfor %}"
@@ -76,7 +76,7 @@ def test_an_open_message(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("messages", "options", "words"),
     [
-        ([], {}, "there is no message"),
+        ([], {}, "expected at least one message"),
         ("hello", {}, "expected a list of messages, got a str"),
         (["hello"], {}, r"messages\[0\]: expected a dictionary, got a str"),
         (
@@ -96,12 +96,12 @@ def test_an_open_message(tokenizer: Tokenizer) -> None:
         (CHAT, {"documents": ["d"]}, "documents: expected dictionaries, got a str"),
     ],
 )
-def test_what_cannot_be_shown(tokenizer: Tokenizer, messages: Any, options: Any, words: str) -> None:
+def test_invalid_chats_are_refused(tokenizer: Tokenizer, messages: Any, options: Any, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
         tokenizer.apply_chat_template(messages, **options)
 
 
-def test_a_template_is_chosen_by_name_tools_and_default(tokenizer: Tokenizer) -> None:
+def test_template_choice(tokenizer: Tokenizer) -> None:
     tokenizer.chat_template = {"default": "d", "tool_use": "t", "rag": "r"}
     assert tokenizer.get_chat_template() == "d"
     assert tokenizer.get_chat_template(tools=[{}]) == "t"
@@ -139,14 +139,14 @@ def test_the_sandbox(tokenizer: Tokenizer, template: str, words: str) -> None:
         shown(tokenizer, template)
 
 
-def test_what_is_none_is_not_there(tokenizer: Tokenizer) -> None:
+def test_none_values_are_dropped(tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": None, "tool_calls": None}]
     assert shown(tokenizer, "{{ messages[0] | list }}{{ messages[0].content is defined }}", messages) == (
         "['role']False"
     )
 
 
-def test_the_users_messages_stay_as_they_are(tokenizer: Tokenizer) -> None:
+def test_messages_are_not_modified(tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}], "tool_calls": None}]
     before = repr(messages)
     shown(tokenizer, "{{ messages }}", messages, continue_final_message=False)
@@ -189,12 +189,12 @@ class Dumped:
     ],
 )
 def test_templates_see_plain_data(value: Any, expected: Any) -> None:
-    made = plain(value)
+    made = to_plain(value)
     assert made == expected
     assert type(made) is type(expected)
 
 
-def test_without_jinja_the_extra_is_named(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_jinja_names_the_extra(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(
         MissingExtraError, match=r"chat templates: not installed\. pip install 'tinker-sync\[chat\]'"
@@ -202,7 +202,7 @@ def test_without_jinja_the_extra_is_named(tokenizer: Tokenizer, monkeypatch: pyt
         tokenizer.apply_chat_template(CHAT)
 
 
-def test_threads_render_at_the_same_time(tokenizer: Tokenizer) -> None:
+def test_threads_render_concurrently(tokenizer: Tokenizer) -> None:
     gate = threading.Barrier(16)
 
     def work(number: int) -> Any:
@@ -222,7 +222,7 @@ def test_threads_render_at_the_same_time(tokenizer: Tokenizer) -> None:
 # ------------------------------------------------------------------------------------------- tools
 
 
-def test_a_functions_schema() -> None:
+def test_schema_of_a_function() -> None:
     def search(query: str, limit: int = 5, order: Literal["new", "old"] | None = None) -> list[str]:
         """
         Search the archive
@@ -290,12 +290,12 @@ def odd(x: object) -> None:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (silent, "silent has no docstring"),
-        (untyped, "untyped says no type for 'x'"),
+        (silent, "silent needs a docstring"),
+        (untyped, "untyped has no type for 'x'"),
         (undescribed, "the docstring of undescribed does not describe 'x'"),
         (odd, "no JSON schema for the type <class 'object'>"),
     ],
 )
-def test_functions_that_leave_something_unsaid(function: Any, words: str) -> None:
+def test_incomplete_functions_are_refused(function: Any, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
         schema_of(function)

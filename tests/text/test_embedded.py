@@ -1,4 +1,4 @@
-"""The embedded server's model: its tokenizer through clients, and steps on a chat and on samples."""
+"""Training on a chat and on samples, with the tokenizer of the embedded server's model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tinker_sync.local import tiny
 from tinker_sync.testing import LocalServer
 
 
-def test_from_the_clients_tokenizer_to_a_step_that_learns() -> None:
+def test_chat_training_learns() -> None:
     with LocalServer() as server, server.service() as service:
         training = service.create_lora_training_client(tiny.NAME, rank=4).result()
         tokenizer = training.get_tokenizer()
@@ -21,7 +21,7 @@ def test_from_the_clients_tokenizer_to_a_step_that_learns() -> None:
         assert tokenizer.name_or_path == str(tiny.directory())
 
         sampling = service.create_sampling_client(base_model=tiny.NAME).result()
-        assert sampling.get_tokenizer() is tokenizer  # loaded once, though asked for in two ways
+        assert sampling.get_tokenizer() is tokenizer  # loaded once for both clients
 
         chat: list[dict[str, Any]] = [
             {"role": "user", "content": "2 + 3?"},

@@ -1,4 +1,4 @@
-"""Where the files of a tokenizer are found, when they are fetched, and what is said when they cannot be."""
+"""Tokenizer files in directories and in the hub's cache, downloads, and messages about missing files."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ import tinker_sync
 from tinker_sync import TokenizerError
 from tinker_sync.text import hub
 from tinker_sync.text.hub import CONFIG_FILE, TEMPLATE_FILE, TOKENIZER_FILE
-from tinker_sync.text.resolve import Source
+from tinker_sync.text.resolve import TokenizerSource
 
 COMMIT = "c" * 40
-SOURCE = Source("org/model")
+SOURCE = TokenizerSource("org/model")
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def put(
     cache: Path, *names: str, absent: tuple[str, ...] = (), commit: str = COMMIT, ref: str = "main"
 ) -> Path:
-    """Files in the cache as the hub's library lays them out; gives the snapshot."""
+    """Put files into the cache in the layout of the hub's library, and return the snapshot."""
     root = cache / "models--org--model"
     for folder, files in ((root / "snapshots" / commit, names), (root / ".no_exist" / commit, absent)):
         folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def put(
     return root / "snapshots" / commit
 
 
-class LibraryErrors:
+class HubErrors:
     class EntryNotFoundError(Exception):
         pass
 
@@ -61,7 +61,7 @@ class LibraryErrors:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, cache: Path) -> list[tuple[str, str | None]]:
-    """What the library is asked for; `answer` of the list decides, and by default it has everything."""
+    """Record requests to the hub's library. Its `answer` replies; the default has every file."""
 
     class Log(list[tuple[str, str | None]]):
         answer: Callable[[str], Any] = staticmethod(lambda name: put(cache, name))
@@ -76,7 +76,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, cache: Path) -> list[tuple[str, str |
     library: Any = types.ModuleType("huggingface_hub")
     library.hf_hub_download = hf_hub_download
     monkeypatch.setitem(sys.modules, "huggingface_hub", library)
-    monkeypatch.setitem(sys.modules, "huggingface_hub.utils", LibraryErrors)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "huggingface_hub.utils", HubErrors)  # type: ignore[arg-type]
     return log
 
 
@@ -96,7 +96,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, cache: Path) -> list[tuple[str, str |
         ({"HF_HOME": "", "HOME": "/d"}, "/d/.cache/huggingface/hub"),
     ],
 )
-def test_the_cache_is_where_the_hubs_library_has_it(
+def test_cache_directory_follows_the_hubs_variables(
     variables: dict[str, str], place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
@@ -104,42 +104,42 @@ def test_the_cache_is_where_the_hubs_library_has_it(
     assert hub.cache_directory() == Path(place)
 
 
-def test_what_the_cache_has_is_used_and_nobody_asked(cache: Path, asked: list[Any]) -> None:
+def test_cached_files_need_no_network(cache: Path, asked: list[Any]) -> None:
     snapshot = put(cache, TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE)
     assert hub.find(SOURCE).directory == snapshot
     assert asked == []
 
 
-def test_a_file_known_not_to_exist_is_not_asked_for(cache: Path, asked: list[Any]) -> None:
+def test_absent_file_is_not_requested(cache: Path, asked: list[Any]) -> None:
     put(cache, TOKENIZER_FILE, CONFIG_FILE, absent=(TEMPLATE_FILE,))
     hub.find(SOURCE)
     assert asked == []
 
 
 @pytest.mark.parametrize("revision", [COMMIT, "v1"])
-def test_a_pinned_revision_is_found_by_commit_and_by_name(cache: Path, revision: str) -> None:
+def test_revision_is_found_by_commit_and_name(cache: Path, revision: str) -> None:
     put(cache, *hub.WANTED, commit="d" * 40)
     snapshot = put(cache, *hub.WANTED, ref="v1")
-    assert hub.find(Source("org/model", revision)).directory == snapshot
+    assert hub.find(TokenizerSource("org/model", revision)).directory == snapshot
 
 
-def test_only_what_is_missing_is_fetched(cache: Path, asked: list[Any]) -> None:
+def test_missing_files_are_fetched(cache: Path, asked: list[Any]) -> None:
     put(cache, TOKENIZER_FILE)
     assert hub.find(SOURCE).unknown(hub.WANTED) == []
     assert asked == [(CONFIG_FILE, None), (TEMPLATE_FILE, None)]
 
 
-def test_everything_is_fetched_at_the_wanted_revision(cache: Path, asked: list[Any]) -> None:
-    place = hub.find(Source("org/model", COMMIT))
+def test_files_are_fetched_at_the_revision(cache: Path, asked: list[Any]) -> None:
+    place = hub.find(TokenizerSource("org/model", COMMIT))
     assert asked == [(name, COMMIT) for name in hub.WANTED]
     assert place.directory.name == COMMIT
 
 
-def test_files_that_do_not_exist_upstream_do_no_harm(cache: Path, asked: Any) -> None:
+def test_files_absent_upstream_are_optional(cache: Path, asked: Any) -> None:
     def answer(name: str) -> None:
         if name != TOKENIZER_FILE:
             put(cache, absent=(name,))
-            raise LibraryErrors.EntryNotFoundError(name)
+            raise HubErrors.EntryNotFoundError(name)
         put(cache, name)
 
     asked.answer = answer
@@ -153,12 +153,12 @@ def test_files_that_do_not_exist_upstream_do_no_harm(cache: Path, asked: Any) ->
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
-def test_offline_uses_what_there_is_and_says_what_is_missing(
+def test_offline_uses_the_cache_or_explains(
     cache: Path, asked: list[Any], monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.setenv(variable, "yes")
     with pytest.raises(TokenizerError) as caught:
-        hub.find(Source("org/model", COMMIT))
+        hub.find(TokenizerSource("org/model", COMMIT))
     text = str(caught.value)
     for words in (
         str(cache),
@@ -173,18 +173,18 @@ def test_offline_uses_what_there_is_and_says_what_is_missing(
     assert asked == []
 
 
-def test_an_unreachable_hub_is_the_same_as_offline_but_said_aloud(
+def test_unreachable_hub_uses_the_cache_with_a_warning(
     cache: Path, asked: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def answer(_: str) -> None:
-        raise LibraryErrors.LocalEntryNotFoundError("no route to host\nlong story")
+        raise HubErrors.LocalEntryNotFoundError("no route to host\nlong story")
 
     asked.answer = answer
     with pytest.raises(
         TokenizerError, match=r"could not be fetched \(no route to host\)\. On a machine with"
     ):
         hub.find(SOURCE)
-    assert len(asked) == 1  # the other files would only wait in vain, too
+    assert len(asked) == 1  # the other files are not requested
     snapshot = put(cache, TOKENIZER_FILE, CONFIG_FILE)
     assert hub.find(SOURCE).directory == snapshot
     assert "no route to host" in caplog.text
@@ -194,14 +194,18 @@ def test_an_unreachable_hub_is_the_same_as_offline_but_said_aloud(
 @pytest.mark.parametrize(
     ("error", "source", "words"),
     [
-        (LibraryErrors.EntryNotFoundError("404"), SOURCE, "it has no tokenizer.json. get_tokenizer(backend="),
-        (LibraryErrors.RepositoryNotFoundError("401 Unauthorized"), SOURCE, "401 Unauthorized"),
-        (LibraryErrors.RevisionNotFoundError("no such revision"), SOURCE, "no such revision"),
-        (LibraryErrors.EntryNotFoundError("404"), Source("org/model", None, True), "Code of the repository"),
+        (HubErrors.EntryNotFoundError("404"), SOURCE, "it has no tokenizer.json. get_tokenizer(backend="),
+        (HubErrors.RepositoryNotFoundError("401 Unauthorized"), SOURCE, "401 Unauthorized"),
+        (HubErrors.RevisionNotFoundError("no such revision"), SOURCE, "no such revision"),
+        (
+            HubErrors.EntryNotFoundError("404"),
+            TokenizerSource("org/model", None, True),
+            "Code of the repository",
+        ),
     ],
 )
-def test_a_repository_that_cannot_be_used_says_why(
-    asked: Any, error: Exception, source: Source, words: str
+def test_unusable_repository_is_explained(
+    asked: Any, error: Exception, source: TokenizerSource, words: str
 ) -> None:
     def answer(_: str) -> None:
         raise error
@@ -212,33 +216,33 @@ def test_a_repository_that_cannot_be_used_says_why(
     assert words in str(caught.value)
 
 
-def test_a_library_that_is_not_there_is_no_crash(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_hub_library_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(TokenizerError, match="huggingface_hub"):
         hub.find(SOURCE)
 
 
 @pytest.mark.parametrize("name", ["../../etc", "a/b/c", "a b/c", "", "org/../x", "https://h/x"])
-def test_names_that_are_no_ids_touch_nothing(name: str, asked: list[Any]) -> None:
+def test_invalid_ids_are_refused(name: str, asked: list[Any]) -> None:
     with pytest.raises(TokenizerError):
-        hub.find(Source(name))
+        hub.find(TokenizerSource(name))
     assert asked == []
 
 
-def test_a_directory_says_what_it_lacks(tmp_path: Path) -> None:
+def test_incomplete_directory_is_explained(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"does not exist; put the model's tokenizer\.json"):
-        hub.find(Source(str(tmp_path / "no")))
+        hub.find(TokenizerSource(str(tmp_path / "no")))
     with pytest.raises(TokenizerError, match=r"has no tokenizer\.json"):
-        hub.find(Source(str(tmp_path)))
+        hub.find(TokenizerSource(str(tmp_path)))
     (tmp_path / TOKENIZER_FILE).touch()
-    assert hub.find(Source(str(tmp_path))).unknown(hub.WANTED) == []
+    assert hub.find(TokenizerSource(str(tmp_path))).unknown(hub.WANTED) == []
 
 
 # ------------------------------------------------------------------------------------------- the real library
 
 
 class Upstream(http.server.BaseHTTPRequestHandler):
-    """A hub that has two files of one repository at one commit."""
+    """A hub with two files of one repository at one commit."""
 
     files: dict[str, bytes]
     log: list[str]
@@ -268,9 +272,7 @@ class Upstream(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_the_real_library_fetches_what_is_missing_and_then_never_asks_again(
-    folders: Any, tmp_path: Path
-) -> None:
+def test_real_library_fetches_once(folders: Any, tmp_path: Path) -> None:
     folder = folders["word-piece"]
     Upstream.files = {name: (folder / name).read_bytes() for name in (TOKENIZER_FILE, CONFIG_FILE)}
     Upstream.log = []
@@ -305,9 +307,9 @@ def test_the_real_library_fetches_what_is_missing_and_then_never_asks_again(
             server.shutdown()
             thread.join()
     ours = tinker_sync.Tokenizer.from_directory(folder)
-    said = f"{ours.encode('hello world')} [SEP] org/model\n"
-    assert (first.stdout, first.stderr) == (f"{said}True\n", "")
-    assert (second.stdout, second.stderr) == (f"{said}False\n", "")
+    printed = f"{ours.encode('hello world')} [SEP] org/model\n"
+    assert (first.stdout, first.stderr) == (f"{printed}True\n", "")
+    assert (second.stdout, second.stderr) == (f"{printed}False\n", "")
     assert f"HEAD {TEMPLATE_FILE}" in Upstream.log
     assert [line for line in Upstream.log if line in {f"GET {name}" for name in hub.WANTED}] == [
         f"GET {name}" for name in (TOKENIZER_FILE, CONFIG_FILE)

@@ -1,8 +1,12 @@
-"""One load for each tokenizer: many threads, several names, failures, other backends, clients."""
+"""`get_tokenizer`: one load for many threads and names, other backends, clients, memory."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import shutil
+import subprocess
 import sys
 import threading
 import types
@@ -16,41 +20,30 @@ from support.tinker_stub import Answer, Stub, StubServer
 
 import tinker_sync
 from tinker_sync import InvalidInputError, Tokenizer, TokenizerError, get_tokenizer
-from tinker_sync.runtime.once import Once
 from tinker_sync.text import loading
-from tinker_sync.text.cache import LoadedOnce
 
 THREADS = 32
 
 
-@pytest.fixture(autouse=True)
-def nothing_loaded() -> Iterator[None]:
-    loading._loaded.clear()
-    yield
-    loading._loaded.clear()
-
-
 class Loads:
-    """Counts loads; the first goes on when so many other threads wait for it."""
+    """Counts loads; the first one waits until all threads have asked."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-        self.sources: list[str] = []
-        waiting = threading.Semaphore(0)
-        others = [threads - 1]
-        real_await, real_load = Once._await, loading._load
+        self.directories: list[str] = []
+        asked = threading.Semaphore(0)
+        resolve, from_directory = loading.resolve, Tokenizer.from_directory
 
-        def wait(*arguments: Any) -> None:
-            waiting.release()
-            real_await(*arguments)
+        def resolve_together(*names: Any) -> Any:
+            asked.release()
+            return resolve(*names)
 
-        def load(source: Any) -> Any:
-            self.sources.append(source.id)
-            for _ in range(others.pop() if others else 0):
-                assert waiting.acquire(timeout=30)
-            return real_load(source)
+        def load(directory: Any, **options: Any) -> Tokenizer:
+            self.directories.append(str(directory))
+            assert all(asked.acquire(timeout=30) for _ in range(threads))
+            return from_directory(directory, **options)
 
-        monkeypatch.setattr(Once, "_await", staticmethod(wait))
-        monkeypatch.setattr(loading, "_load", load)
+        monkeypatch.setattr(loading, "resolve", resolve_together)
+        monkeypatch.setattr(Tokenizer, "from_directory", load)
 
 
 def ask_at_once(*asks: Callable[[], Any]) -> list[Any]:
@@ -58,27 +51,23 @@ def ask_at_once(*asks: Callable[[], Any]) -> list[Any]:
 
     def run(ask: Callable[[], Any]) -> Any:
         gate.wait(30)
-        try:
-            return ask()
-        except TokenizerError as error:
-            return error
+        return ask()
 
     with ThreadPoolExecutor(len(asks)) as pool:
         return [future.result(60) for future in [pool.submit(run, ask) for ask in asks]]
 
 
-def test_32_threads_asking_for_a_new_tokenizer_load_it_once(
-    folders: Any, monkeypatch: pytest.MonkeyPatch
+def test_32_threads_load_a_tokenizer_once(
+    folders: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    place = str(folders["byte-level"])
+    place = str(shutil.copytree(folders["byte-level"], tmp_path / "model"))
     loads = Loads(monkeypatch, THREADS)
     made = ask_at_once(*[lambda: get_tokenizer(place)] * THREADS)
-    assert loads.sources == [place]
+    assert loads.directories == [place]
     assert len(set(map(id, made))) == 1
-    assert isinstance(made[0], Tokenizer)
 
 
-def test_names_that_resolve_to_one_id_load_it_once(
+def test_names_of_one_tokenizer_load_it_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folders: Any
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
@@ -94,25 +83,20 @@ def test_names_that_resolve_to_one_id_load_it_once(
         lambda: get_tokenizer("else/thing", "org/model:131072"),
     ]
     made = ask_at_once(*names * (THREADS // len(names)))
-    assert loads.sources == ["org/model"]
+    assert loads.directories == [str(snapshot)]
     assert len(set(map(id, made))) == 1
 
 
-def test_a_failure_is_told_to_all_who_waited_and_then_forgotten(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folders: Any
-) -> None:
+def test_failure_is_not_kept(tmp_path: Path, folders: Any) -> None:
     place = tmp_path / "later"
-    loads = Loads(monkeypatch, THREADS)
-    made = ask_at_once(*[lambda: get_tokenizer(str(place))] * THREADS)
-    assert loads.sources == [str(place)]
-    assert [str(error) for error in made] == [str(made[0])] * THREADS
-    assert isinstance(made[0], TokenizerError)
+    with pytest.raises(TokenizerError):
+        get_tokenizer(str(place))
     place.symlink_to(folders["unigram"])
     assert isinstance(get_tokenizer(str(place)), Tokenizer)
 
 
-def test_the_last_ones_are_kept() -> None:
-    cache: LoadedOnce[str] = LoadedOnce(2)
+def test_cache_keeps_the_last_values() -> None:
+    cache: loading.LoadedOnce[str] = loading.LoadedOnce(2)
     made = []
 
     def load(key: str) -> str:
@@ -124,16 +108,7 @@ def test_the_last_ones_are_kept() -> None:
     assert made == ["a", "b", "c", "b"]
 
 
-def test_a_forked_child_can_load(folders: Any) -> None:
-    cache: LoadedOnce[int] = LoadedOnce(2)
-    with cache._lock:  # as a thread that only the parent has may leave it
-        cache.renew_after_fork()
-    assert cache.get("a", lambda: 1) == 1
-
-
-def test_older_repositories_are_asked_for_their_older_files(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folders: Any
-) -> None:
+def test_legacy_files_are_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folders: Any) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     asked = []
 
@@ -157,7 +132,7 @@ def test_older_repositories_are_asked_for_their_older_files(
     usual = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
     older = get_tokenizer("org/older")
     assert asked == [*usual, "special_tokens_map.json", "added_tokens.json"]
-    assert older.extra_special_tokens == ["<extra_0>"]  # which only the older file has
+    assert older.extra_special_tokens == ["<extra_0>"]  # only the older file has it
     asked.clear()
     get_tokenizer("org/newer")
     assert asked == usual
@@ -166,7 +141,7 @@ def test_older_repositories_are_asked_for_their_older_files(
 # ------------------------------------------------------------------------------------------- other backends
 
 
-def test_transformers_makes_its_own_class(monkeypatch: pytest.MonkeyPatch, folders: Any) -> None:
+def test_transformers_backend(monkeypatch: pytest.MonkeyPatch, folders: Any) -> None:
     calls = []
 
     def from_pretrained(name: str, **options: Any) -> object:
@@ -179,9 +154,9 @@ def test_transformers_makes_its_own_class(monkeypatch: pytest.MonkeyPatch, folde
     library.AutoTokenizer = types.SimpleNamespace(from_pretrained=from_pretrained)
     monkeypatch.setitem(sys.modules, "transformers", library)
     place = str(folders["unigram"])
-    theirs = get_tokenizer(place, backend="transformers")
-    assert get_tokenizer(place, backend="transformers") is theirs
-    assert get_tokenizer(place) is not theirs
+    foreign = get_tokenizer(place, backend="transformers")
+    assert get_tokenizer(place, backend="transformers") is foreign
+    assert get_tokenizer(place) is not foreign
     get_tokenizer("moonshotai/Kimi-K3", backend="transformers")
     revision = "f831ab66814297da540d832a5235f8e904f29d06"
     assert calls == [
@@ -192,26 +167,26 @@ def test_transformers_makes_its_own_class(monkeypatch: pytest.MonkeyPatch, folde
         get_tokenizer("no/such", backend="transformers")
 
 
-def test_without_transformers_its_backend_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_transformers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(TokenizerError, match="pip install transformers"):
         get_tokenizer("org/model", backend="transformers")
 
 
-def test_the_vendors_own_models_need_the_vendors_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vendor_tokenizers_need_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TokenizerError, match="tml_tokenizers, which is not installed; tml-renderers"):
         get_tokenizer("TML/base")
-    theirs: Any = types.ModuleType("tml_tokenizers.tinker_tokenizers")
-    theirs.get_tinker_tokenizer = lambda name: None if name == "TML/open" else f"made for {name}"
+    vendor: Any = types.ModuleType("tml_tokenizers.tinker_tokenizers")
+    vendor.get_tinker_tokenizer = lambda name: None if name == "TML/open" else f"made for {name}"
     monkeypatch.setitem(sys.modules, "tml_tokenizers", types.ModuleType("tml_tokenizers"))
-    monkeypatch.setitem(sys.modules, "tml_tokenizers.tinker_tokenizers", theirs)
+    monkeypatch.setitem(sys.modules, "tml_tokenizers.tinker_tokenizers", vendor)
     assert get_tokenizer("any", "TML/base") == "made for TML/base"  # type: ignore[comparison-overlap]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(TokenizerError, match="'TML/open' is not in"):  # left to the hub
+    with pytest.raises(TokenizerError, match="'TML/open' is not in"):  # the vendor leaves it to the hub
         get_tokenizer("TML/open")
 
 
-def test_what_cannot_be_asked_for() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="backend: expected"):
         get_tokenizer("org/model", backend="tokenizer")  # type: ignore[call-overload]
     with pytest.raises(TokenizerError, match="names neither"):
@@ -238,9 +213,7 @@ def info(model_name: str | None, tokenizer_id: str | None) -> Answer:
     return Answer(200, {"type": "get_info", "model_data": data, "model_id": "m"})
 
 
-def test_a_training_client_asks_the_server_each_time_and_loads_once(
-    stub: Stub, service: tinker_sync.ServiceClient, folders: Any
-) -> None:
+def test_training_client_loads_once(stub: Stub, service: tinker_sync.ServiceClient, folders: Any) -> None:
     place = str(folders["byte-level"])
     training = service.create_lora_training_client("stub/model", rank=8).result()
     stub.script("/get_info", info("org/model", place), info(place, None), info(place, None))
@@ -255,7 +228,7 @@ def test_a_training_client_asks_the_server_each_time_and_loads_once(
         training.get_tokenizer()
 
 
-def test_a_sampling_client_goes_by_the_base_models_name_or_what_the_server_says(
+def test_sampling_client_uses_base_model_or_tokenizer_id(
     stub: Stub, service: tinker_sync.ServiceClient, folders: Any
 ) -> None:
     place = str(folders["byte-level"])
@@ -268,3 +241,53 @@ def test_a_sampling_client_goes_by_the_base_models_name_or_what_the_server_says(
     made = sampling.get_tokenizer()
     assert isinstance(made, Tokenizer)
     assert asyncio.run(sampling.get_tokenizer_async()) is made
+
+
+# ------------------------------------------------------------------------------------------- memory
+
+RESIDENT = """
+import sys
+from tinker_sync.text import loading
+def resident():
+    with open("/proc/self/status") as status:
+        return int(next(line.split()[1] for line in status if line.startswith("VmRSS:")))
+if sys.argv[2] == "kept":
+    loading.trim_malloc = lambda: False
+before = resident()
+tokenizer = loading.get_tokenizer(sys.argv[1])
+print(resident() - before, len(tokenizer))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc gives memory back")
+def test_large_vocabulary_leaves_little_memory(tmp_path: Path) -> None:
+    letters = [chr(point) for point in range(0x4E00, 0x4E00 + 245)]
+    pairs = [(one, other) for one in letters for other in letters][: 60_000 - len(letters)]
+    tokens = [*letters, *map("".join, pairs)]
+    model = {
+        "type": "BPE",
+        "vocab": {token: index for index, token in enumerate(tokens)},
+        "merges": [" ".join(pair) for pair in pairs],
+    }
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps({"version": "1.0", "added_tokens": [], "normalizer": None, "model": model})
+    )
+    grown = {}
+    for how in ("kept", "trimmed"):
+        done = subprocess.run(
+            [sys.executable, "-c", RESIDENT, str(tmp_path), how],
+            env=os.environ | {"PYTHONPATH": str(Path(tinker_sync.__file__).parents[1])},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        grown[how], size = map(int, done.stdout.split())
+        assert size == 60_000
+    assert grown["trimmed"] < 0.9 * grown["kept"]
+
+
+def test_other_systems_trim_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert loading.trim_malloc() is False

@@ -1,5 +1,7 @@
-"""`Tokenizer` by hand-made examples: ids, texts, special tokens, shapes, threads, forks. The interop suite
-compares it with transformers on texts of every script."""
+"""`Tokenizer` on small examples: ids, texts, special tokens, shapes, threads, forks.
+
+The interop suite compares it with transformers on texts of every script.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ THREADS = 32
 
 @pytest.fixture
 def plain() -> Tokenizer:
-    """Words and what is around them: 0 goes before a text, 1 after it."""
+    """A vocabulary of words, with the special token 0 before a text and 1 after it."""
     words = ["<s>", "</s>", "<pad>", "?", "a", "b", "c", "."]
     backend: Any = Backend(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -65,7 +67,7 @@ def test_ids_and_texts(plain: Tokenizer) -> None:
         {"input_ids": [0, 4, 5, 1]},
     ],
 )
-def test_ids_may_come_in_any_container(plain: Tokenizer, ids: Any) -> None:
+def test_ids_in_any_container(plain: Tokenizer, ids: Any) -> None:
     assert plain.decode(ids) == "<s> a b </s>"
     assert plain.decode(ids, skip_special_tokens=True) == "a b"
     assert plain.convert_ids_to_tokens(ids if not isinstance(ids, dict) else ids["input_ids"])[1] == "a"
@@ -82,7 +84,7 @@ def test_one_id_rows_of_ids_and_ranges(plain: Tokenizer) -> None:
     assert plain.decode([np.int32(4), np.int32(5)]) == "a b"
 
 
-def test_spaces_before_marks_go_if_the_files_say_so(plain: Tokenizer) -> None:
+def test_clean_up_follows_the_files(plain: Tokenizer) -> None:
     assert plain.decode([4, 7]) == "a ."
     assert plain.decode([4, 7], clean_up_tokenization_spaces=True) == "a."
     plain.clean_up_tokenization_spaces = True
@@ -102,13 +104,13 @@ def test_arrays_have_a_row_for_each_text(plain: Tokenizer) -> None:
         plain("a", return_tensors="tf")
 
 
-def test_torch_is_asked_for_by_name(plain: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_names_the_extra(plain: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtraError, match=r"tinker-sync\[torch\]"):
         plain("a", return_tensors="pt")
 
 
-def test_texts_are_cut_with_their_frame_kept(plain: Tokenizer) -> None:
+def test_truncation_keeps_special_tokens(plain: Tokenizer) -> None:
     assert plain.encode("a b c a", truncation=True, max_length=4) == [0, 4, 5, 1]
     plain.truncation_side = "left"
     assert plain.encode("a b c a", truncation=True, max_length=4) == [0, 6, 4, 1]
@@ -116,7 +118,7 @@ def test_texts_are_cut_with_their_frame_kept(plain: Tokenizer) -> None:
     assert plain.encode("a b c", truncation=True) == [0, 4, 5, 6, 1]  # the model has no limit
     plain.model_max_length = 3
     assert plain.encode("a b c", truncation=True) == [0, 6, 1]
-    with pytest.raises(InvalidInputError, match="less than the special tokens take"):
+    with pytest.raises(InvalidInputError, match="less than the number of special tokens"):
         plain.encode("a b", truncation=True, max_length=1)
     with pytest.raises(InvalidInputError, match="pairs of texts cannot be cut"):
         plain("a b c", "b", truncation=True, max_length=3)
@@ -141,11 +143,11 @@ def test_padding_needs_a_token(plain: Tokenizer) -> None:
         ({"truncation": "tail"}, "truncation: expected True or False"),
         (
             {"padding": True, "truncation": True, "max_length": 5, "pad_to_multiple_of": 4},
-            "max_length: 5 is no multiple of 4",
+            "max_length: 5 is not a multiple of 4",
         ),
     ],
 )
-def test_options_that_mean_nothing(plain: Tokenizer, options: Any, words: str) -> None:
+def test_invalid_options_are_refused(plain: Tokenizer, options: Any, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
         plain("a", **options)
 
@@ -165,13 +167,13 @@ def test_options_that_mean_nothing(plain: Tokenizer, options: Any, words: str) -
         ),
     ],
 )
-def test_what_is_no_text(plain: Tokenizer, text: Any, words: str) -> None:
+def test_invalid_texts_are_refused(plain: Tokenizer, text: Any, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
         plain.encode(text)
 
 
 @pytest.mark.parametrize("ids", [[-1], [2**40], ["a"], [1.5]])
-def test_what_are_no_ids(plain: Tokenizer, ids: Any) -> None:
+def test_invalid_ids_are_refused(plain: Tokenizer, ids: Any) -> None:
     with pytest.raises(InvalidInputError, match="decode: expected token ids"):
         plain.decode(ids)
 
@@ -226,7 +228,7 @@ def test_prompts_from_text(plain: Tokenizer) -> None:
 # ------------------------------------------------------------------------------------------- files
 
 
-def test_settings_of_the_files_for_cutting_and_padding_are_for_whoever_asks(folders: Any) -> None:
+def test_files_do_not_switch_on_truncation(folders: Any) -> None:
     tokenizer = Tokenizer.from_directory(folders["word-piece"])
     long = " ".join(["hello"] * 50)
     assert len(tokenizer.encode(long)) > 24
@@ -234,7 +236,7 @@ def test_settings_of_the_files_for_cutting_and_padding_are_for_whoever_asks(fold
     assert tokenizer.pad_token == "[PAD]"
 
 
-def test_what_is_saved_loads_again(folders: Any, tmp_path: Path) -> None:
+def test_saved_tokenizer_loads_again(folders: Any, tmp_path: Path) -> None:
     for kind in KINDS:
         tokenizer = Tokenizer.from_directory(folders[kind])
         paths = tokenizer.save_pretrained(tmp_path / kind)
@@ -246,7 +248,7 @@ def test_what_is_saved_loads_again(folders: Any, tmp_path: Path) -> None:
         assert again.encode("hello <tool> ¶ world") == tokenizer.encode("hello <tool> ¶ world")
 
 
-def test_a_name_of_a_template_leads_nowhere_else(plain: Tokenizer, tmp_path: Path) -> None:
+def test_template_names_stay_in_the_directory(plain: Tokenizer, tmp_path: Path) -> None:
     plain.chat_template = {"default": "a", "../../evil": "b"}
     paths = plain.save_pretrained(tmp_path / "deep" / "er")
     assert {Path(path).parent for path in paths} <= {
@@ -266,7 +268,7 @@ def test_a_name_of_a_template_leads_nowhere_else(plain: Tokenizer, tmp_path: Pat
         ("tokenizer_config.json", '{"added_tokens_decoder": {"1": "x"}}', "expected an added token"),
     ],
 )
-def test_damaged_files_say_which_one_is(
+def test_damaged_files_are_named(
     folders: Any, tmp_path: Path, name: str, content: str | None, words: str
 ) -> None:
     Tokenizer.from_directory(folders["byte-level"]).save_pretrained(tmp_path)
@@ -279,7 +281,7 @@ def test_damaged_files_say_which_one_is(
     assert name in str(caught.value)
 
 
-def test_templates_of_older_files(folders: Any, tmp_path: Path) -> None:
+def test_legacy_template_files(folders: Any, tmp_path: Path) -> None:
     Tokenizer.from_directory(folders["byte-level"]).save_pretrained(tmp_path)
     (tmp_path / "chat_template.json").write_text('{"chat_template": "older"}')
     assert Tokenizer.from_directory(tmp_path).chat_template == "older"
@@ -295,7 +297,7 @@ def test_templates_of_older_files(folders: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
-def test_copies_are_the_same_tokenizer(folders: Any, copied: Any) -> None:
+def test_copies_are_equal(folders: Any, copied: Any) -> None:
     tokenizer = Tokenizer.from_directory(folders["chat"])
     again = copied(tokenizer)
     assert again.encode("hello world") == tokenizer.encode("hello world")
@@ -304,7 +306,7 @@ def test_copies_are_the_same_tokenizer(folders: Any, copied: Any) -> None:
     assert again.image_token_id == tokenizer.image_token_id
 
 
-def test_32_threads_share_one_object(folders: Any) -> None:
+def test_32_threads_share_a_tokenizer(folders: Any) -> None:
     tokenizer = Tokenizer.from_directory(folders["word-piece"])
     sample = texts(200)
     expected = [tokenizer(sample), tokenizer(sample, padding=True, truncation=True, max_length=12)]
@@ -315,7 +317,7 @@ def test_32_threads_share_one_object(folders: Any) -> None:
     def work(number: int) -> bool:
         gate.wait(30)
         for round_ in range(4):
-            # Neighbours ask for different things at the same time, which must not meet in the shared object.
+            # Neighbouring threads use different options of the shared object at the same time.
             match (number + round_) % 4:
                 case 0:
                     assert tokenizer(sample) == expected[0]
@@ -363,7 +365,7 @@ for thread in threads:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing to fork")
 @pytest.mark.parametrize("parallelism", [None, "false", "true"])
-def test_forked_children_encode_and_load(folders: Any, parallelism: str | None) -> None:
+def test_forked_children_work(folders: Any, parallelism: str | None) -> None:
     variables = {"PYTHONPATH": str(Path(tinker_sync.__file__).parents[1])}
     if parallelism is not None:
         variables["TOKENIZERS_PARALLELISM"] = parallelism

@@ -1,4 +1,4 @@
-"""Archives: good ones come out as they went in; hostile ones leave nothing behind, nowhere."""
+"""Good archives unpack completely; hostile and broken ones leave no file behind."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ HOSTILE: dict[str, list[bytes]] = {
     "a character device": [member("null", kind=b"3")],
     "a block device": [member("disk", kind=b"4")],
     "a pipe": [member("pipe", kind=b"6")],
-    "a kind nobody knows": [member("what", kind=b"Z")],
+    "an unknown kind": [member("what", kind=b"Z")],
     "a sparse file": [member("sparse", b"x" * 512, kind=b"S")],
     "a sparse file by an extended header": [
         pax({"GNU.sparse.realsize": "999999999999"}),
@@ -91,15 +91,15 @@ HOSTILE: dict[str, list[bytes]] = {
 
 @pytest.mark.parametrize("compress", [True, False], ids=["gzip", "plain"])
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_hostile_archive_leaves_nothing_anywhere(tmp_path: Path, what: str, compress: bool) -> None:
+def test_hostile_archive_leaves_nothing(tmp_path: Path, what: str, compress: bool) -> None:
     if not compress and "bomb" in what and "entries" not in what and "claims" not in what:
-        pytest.skip("as large as it is, it is no bomb")
+        pytest.skip("without compression it is not a bomb")
     (tmp_path / "outside").write_bytes(b"untouched")
     archive = write(tmp_path / "a.tar.gz", FINE, *HOSTILE[what], compress=compress)
     before = everything_below(tmp_path)
     with pytest.raises(UnsafeArchiveError) as caught:
         unpack(archive, tmp_path / "in" / "to", limits=SMALL)
-    (tmp_path / "in").rmdir()  # which was made for it, and is empty
+    (tmp_path / "in").rmdir()  # raises unless it is empty
     assert everything_below(tmp_path) == before
     assert "not unpacked" in str(caught.value)
 
@@ -121,7 +121,7 @@ BROKEN: dict[str, tuple[list[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_archive_leaves_nothing(tmp_path: Path, what: str) -> None:
+def test_broken_archive_leaves_nothing(tmp_path: Path, what: str) -> None:
     members, end = BROKEN[what]
     archive = write(tmp_path / "a.tar.gz", *members, end=end)
     with pytest.raises(TransferError):
@@ -142,7 +142,7 @@ def test_broken_compression_leaves_nothing(tmp_path: Path, damage: Callable[[byt
 
 @pytest.mark.parametrize("style", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_what_went_in_comes_out(tmp_path: Path, style: int, mode: Any) -> None:
+def test_archives_unpack_completely(tmp_path: Path, style: int, mode: Any) -> None:
     draw = random.Random(style)
     contents = {
         "adapter_model.safetensors": draw.randbytes(3_000_000),
@@ -169,8 +169,8 @@ def test_what_went_in_comes_out(tmp_path: Path, style: int, mode: Any) -> None:
             info.type, info.linkname = kind, target
             tar.addfile(info)
     contents |= {"deep/hard": b"{}", "deep/er/soft": b"", "chain": b""}
-    went_on: list[int] = []
-    found = unpack(tmp_path / "a.tar", tmp_path / "to", went_on=went_on.append)
+    on_progress: list[int] = []
+    found = unpack(tmp_path / "a.tar", tmp_path / "to", on_progress=on_progress.append)
     assert found == [Unpacked(name, len(content)) for name, content in sorted(contents.items())]
     read = {
         path.relative_to(tmp_path / "to").as_posix(): path.read_bytes()
@@ -180,10 +180,10 @@ def test_what_went_in_comes_out(tmp_path: Path, style: int, mode: Any) -> None:
     assert read == contents
     assert not any(path.is_symlink() for path in (tmp_path / "to").rglob("*"))
     assert not (tmp_path / "to" / "empty").stat().st_mode & 0o7111
-    assert sum(went_on) == sum(len(content) for name, content in contents.items()) - len(b"{}")
+    assert sum(on_progress) == sum(len(content) for name, content in contents.items()) - len(b"{}")
 
 
-def test_very_old_archives(tmp_path: Path) -> None:
+def test_pre_posix_archive(tmp_path: Path) -> None:
     old = b"\0" * 8
     archive = write(
         tmp_path / "a", member("d/", kind=b"\0", magic=old), member("d/f", b"x", kind=b"\0", magic=old)
@@ -191,7 +191,7 @@ def test_very_old_archives(tmp_path: Path) -> None:
     assert unpack(archive, tmp_path / "to") == [Unpacked("d/f", 1)]
 
 
-def test_a_sum_of_signed_bytes(tmp_path: Path) -> None:
+def test_signed_header_checksum(tmp_path: Path) -> None:
     plain = member("caf\u00e9", b"x")
     header = plain[:148] + b" " * 8 + plain[156:512]
     signed = sum(byte - 256 if byte > 127 else byte for byte in header)
@@ -211,32 +211,32 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_it_can_be_stopped(tmp_path: Path) -> None:
+def test_progress_callback_can_stop_it(tmp_path: Path) -> None:
     def stop(_: int) -> None:
         raise InterruptedError(4, "stopped")
 
     archive = write(tmp_path / "a", FINE)
     with pytest.raises(TransferError, match="stopped"):
-        unpack(archive, tmp_path / "to", went_on=stop)
+        unpack(archive, tmp_path / "to", on_progress=stop)
     assert not (tmp_path / "to").exists()
 
 
-def test_a_full_disk_is_noticed_before_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10})())
     archive = write(tmp_path / "a", member("f", b"x" * 11))
     with pytest.raises(TransferError, match="too full"):
         unpack(archive, tmp_path / "to")
 
 
-def test_an_honest_archive_that_compresses_well(tmp_path: Path) -> None:
-    """Half of a fresh adapter is zeros, and the whole optimizer state."""
+def test_archive_of_zeros_is_accepted(tmp_path: Path) -> None:
+    """Half of a fresh adapter and its whole optimizer state are zeros."""
     archive = write(
         tmp_path / "a", member("zeros", ZEROS * 30), member("rest", random.Random(1).randbytes(9000))
     )
     assert len(unpack(archive, tmp_path / "to")) == 2
 
 
-def test_more_members_of_gzip_behind_each_other(tmp_path: Path) -> None:
+def test_concatenated_gzip_members(tmp_path: Path) -> None:
     archive = tmp_path / "a"
     archive.write_bytes(gzip.compress(FINE) + gzip.compress(member("f", b"x") + END))
     assert len(unpack(archive, tmp_path / "to")) == 2

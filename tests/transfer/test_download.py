@@ -1,29 +1,34 @@
-"""Downloads that get there, over lines and from servers that do their worst; and those that must not."""
+"""Downloads over broken connections and from unusual servers, and downloads that must fail."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
+from support.clock import FakeClock
 from support.file_server import Content, FileServer, Tar
 from support.tars import member, write
 
 import tinker_sync
 from tinker_sync import errors
+from tinker_sync._clock import SystemClock
 from tinker_sync.clients.rest import RestClient
+from tinker_sync.config import Settings
+from tinker_sync.runtime.workers import Workers
 from tinker_sync.transfer import file as transfer_file
-from tinker_sync.transfer import tries
+from tinker_sync.transfer import retry
 from tinker_sync.transfer.download import CheckpointDownload, DownloadedFile
-from tinker_sync.transfer.progress import TransferProgress
+from tinker_sync.transfer.progress import ProgressReporter, TransferProgress
+from tinker_sync.transfer.signed import Cancellation, SignedHttp, SignedLinks, SignedUrls
 
 EXTERNAL = "tinker://run/external_weights/final"
 SAMPLER = "tinker://run/sampler_weights/final"
@@ -49,10 +54,10 @@ def files_below(place: Path) -> dict[str, bytes]:
 @pytest.fixture(autouse=True)
 def _small_parts_and_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer_file, "PART_BYTES", MIB)
-    monkeypatch.setattr(tries, "delay_s", lambda *_, **__: 0.001)
+    monkeypatch.setattr(retry, "delay_s", lambda *_, **__: 0.001)
 
 
-# ------------------------------------------------------------------------------------------- what arrives
+# ------------------------------------------------------------------------------------------- success
 
 
 def test_all_files_arrive(tmp_path: Path) -> None:
@@ -71,8 +76,8 @@ def test_all_files_arrive(tmp_path: Path) -> None:
     assert server.sent == got.size_bytes
 
 
-def test_parts_come_side_by_side(tmp_path: Path) -> None:
-    barrier = threading.Barrier(3)  # the first part comes alone
+def test_parts_are_fetched_in_parallel(tmp_path: Path) -> None:
+    barrier = threading.Barrier(3)  # the other parts start after the first
 
     def wait(asked: Any) -> None:
         if asked.headers["range"] != f"bytes=0-{MIB - 1}":
@@ -83,7 +88,7 @@ def test_parts_come_side_by_side(tmp_path: Path) -> None:
         assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
 
 
-def test_without_a_name_it_goes_where_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_target_is_named_after_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with FileServer({"a": 5}) as server, client_of(server) as rest:
         got = rest.download_checkpoint(EXTERNAL).result(20)
@@ -91,20 +96,20 @@ def test_without_a_name_it_goes_where_one_is(tmp_path: Path, monkeypatch: pytest
     assert got.path.is_dir()
 
 
-def test_progress_is_told_in_plain_values_on_a_worker(tmp_path: Path) -> None:
-    told: list[tuple[str, TransferProgress]] = []
+def test_progress_arrives_on_a_worker(tmp_path: Path) -> None:
+    reports: list[tuple[str, TransferProgress]] = []
     done = threading.Event()
 
     def listen(state: TransferProgress) -> None:
-        told.append((threading.current_thread().name, state))
+        reports.append((threading.current_thread().name, state))
         if state.stage == "done":
             done.set()
-        raise RuntimeError("a listener's own trouble")
+        raise RuntimeError("the listener's own error")
 
     with FileServer({"a": 3 * MIB, "b": 5}, checksums=("x-checksum-sha256",)) as server:
         fetch(server, tmp_path / "out", progress=listen)
         assert done.wait(10)
-    names, states = zip(*told, strict=True)
+    names, states = zip(*reports, strict=True)
     assert all(name.startswith("tinker-callback") for name in names)
     assert states[0].stage == "preparing"
     last = states[-1]
@@ -119,9 +124,7 @@ def test_progress_is_told_in_plain_values_on_a_worker(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------- secrets
 
 
-def test_nothing_of_the_user_goes_to_the_host_of_the_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_host_gets_no_user_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password hunter2\n")
     session = requests.Session()
@@ -143,7 +146,7 @@ def test_nothing_of_the_user_goes_to_the_host_of_the_files(
     assert all(KEY in head and "team-alone" in head for head in api)
 
 
-def test_addresses_are_in_no_error(tmp_path: Path) -> None:
+def test_errors_hide_addresses(tmp_path: Path) -> None:
     with FileServer({"a": 5}, refusal=403) as server:
         server.life_s = -5
         with pytest.raises(errors.TransferError) as caught:
@@ -158,10 +161,7 @@ def test_addresses_are_in_no_error(tmp_path: Path) -> None:
 
 
 def test_unprotected_addresses_are_refused(tmp_path: Path) -> None:
-    settings = tinker_sync.config.Settings.resolve(base_url="https://service.invalid", api_key="tml-a")
-    from tinker_sync.transfer.signed import SignedHttp
-
-    http = SignedHttp(settings)
+    http = SignedHttp(Settings.resolve(base_url="https://service.invalid", api_key="tml-a"))
     for url in ("http://files.invalid/a?signature=s3cr3t", "ftp://files.invalid/a", "file:///etc/passwd"):
         with pytest.raises(errors.TransferError) as caught:
             http.get(url, {})
@@ -169,10 +169,10 @@ def test_unprotected_addresses_are_refused(tmp_path: Path) -> None:
     http.close()
 
 
-# ------------------------------------------------------------------------------------------- bad lines
+# ------------------------------------------------------------------------------------------- interruptions
 
 
-def test_a_line_that_is_cut_again_and_again(tmp_path: Path) -> None:
+def test_broken_connections_are_retried(tmp_path: Path) -> None:
     with FileServer({"a": 6 * MIB}, cut=300_000, checksums=("x-checksum-sha256",)) as server:
         got = fetch(server, tmp_path / "out")
         assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
@@ -181,7 +181,7 @@ def test_a_line_that_is_cut_again_and_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("refusal", [400, 401, 403, 404, 410])
-def test_addresses_that_wear_out(tmp_path: Path, refusal: int) -> None:
+def test_refused_addresses_are_renewed(tmp_path: Path, refusal: int) -> None:
     with FileServer({"a": 6 * MIB, "b": 9}, uses=2, refusal=refusal) as server:
         got = fetch(server, tmp_path / "out")
         assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
@@ -189,17 +189,22 @@ def test_addresses_that_wear_out(tmp_path: Path, refusal: int) -> None:
     assert got.interruptions >= 2
 
 
-def test_addresses_are_renewed_before_they_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinker_sync.transfer.signed._MARGIN_S", 0.0)
-    with FileServer({"a": 5, "b": 5, "c": 5}, life_s=-1.0, before=lambda _: None) as server:
-        server.is_good = lambda _: True  # type: ignore[method-assign]  # our clock is wrong, not the server's
-        got = fetch(server, tmp_path / "out")
-    assert got.interruptions == 0
-    assert server.signed == 3 * 4
+def test_expired_addresses_are_renewed() -> None:
+    clock, numbers = FakeClock(), iter(range(1, 9))
+
+    def sign() -> SignedUrls:
+        expires = datetime.fromtimestamp(clock.time() + 60, tz=timezone.utc)
+        return SignedUrls({"a": f"http://files.invalid/{next(numbers)}"}, expires)
+
+    links = SignedLinks(sign, clock)
+    assert links.get("a") == ("http://files.invalid/1", 1)
+    clock.advance(29)
+    assert links.get("a")[1] == 1
+    clock.advance(2)
+    assert links.get("a") == ("http://files.invalid/2", 2)
 
 
-def test_a_wrong_clock_costs_no_more_than_that(tmp_path: Path) -> None:
-    """What has just been signed is used, however old our clock says it is."""
+def test_fresh_addresses_are_used_despite_a_wrong_clock(tmp_path: Path) -> None:
     with FileServer({"a": 5, "b": 5, "c": 5}, life_s=-1000.0) as server:
         server.is_good = lambda _: True  # type: ignore[method-assign]
         assert fetch(server, tmp_path / "out").interruptions == 0
@@ -207,20 +212,20 @@ def test_a_wrong_clock_costs_no_more_than_that(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
-def test_a_server_that_asks_for_patience_gets_it(tmp_path: Path, status: int) -> None:
+def test_temporary_errors_are_retried(tmp_path: Path, status: int) -> None:
     with FileServer({"a": 3 * MIB}, statuses=[status]) as server:
         got = fetch(server, tmp_path / "out")
         assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
     assert got.interruptions == 1
 
 
-def test_a_server_that_refuses_for_good(tmp_path: Path) -> None:
+def test_constant_refusal_fails(tmp_path: Path) -> None:
     with FileServer({"a": 5}, life_s=-5) as server, pytest.raises(errors.TransferError, match="403"):
         fetch(server, tmp_path / "out")
     assert len(server.asked()) == 4
 
 
-def test_redirects_are_followed_a_while(tmp_path: Path) -> None:
+def test_redirects_are_followed_up_to_a_limit(tmp_path: Path) -> None:
     with FileServer({"a": 5}, redirect="") as server:
         fetch(server, tmp_path / "out")
         assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
@@ -229,11 +234,11 @@ def test_redirects_are_followed_a_while(tmp_path: Path) -> None:
             fetch(server, tmp_path / "two")
 
 
-# ------------------------------------------------------------------------------------------- going on
+# ------------------------------------------------------------------------------------------- resuming
 
 
 def stopped_halfway(server: FileServer, to: Path, after: int = 3) -> None:
-    """Begin a download and give it up after some parts."""
+    """Begin a download and cancel it after some parts."""
     seen, halted = threading.Semaphore(0), threading.Event()
     count = iter(range(1000))
 
@@ -261,7 +266,7 @@ def await_quiet() -> None:
             thread.join(20)
 
 
-def test_a_download_that_was_given_up_goes_on(tmp_path: Path) -> None:
+def test_cancelled_download_resumes(tmp_path: Path) -> None:
     with FileServer({"a": 6 * MIB, "b": 5}) as server:
         stopped_halfway(server, tmp_path / "out")
         assert os.listdir(tmp_path) == ["out.partial"]
@@ -298,7 +303,7 @@ NEW = Content(6 * MIB, seed=7)
     ],
     ids=["etag", "weak etag", "date", "nothing"],
 )
-def test_two_versions_are_never_put_together(tmp_path: Path, version: dict[str, Any]) -> None:
+def test_versions_never_mix(tmp_path: Path, version: dict[str, Any]) -> None:
     with FileServer({"a": 6 * MIB}, **version) as server:
         if server.etag:
             server.etag = server.etag.replace("v2", "v1")
@@ -310,13 +315,13 @@ def test_two_versions_are_never_put_together(tmp_path: Path, version: dict[str, 
         before = len(server.asked())
         fetch(server, tmp_path / "out")
     assert (tmp_path / "out" / "a").read_bytes() == NEW.read()
-    # Who names a version that can be relied on is asked for that alone.
+    # Only a strong version name goes into If-Range.
     asked = server.asked()[before].headers["if-range"]
     assert asked == {'"v2"': '"v1"', None: "Thu, 01 Jan 2026 00:00:00 GMT"}.get(version["etag"]) or not asked
     assert bool(asked) == (version["etag"] == '"v2"' or "modified" in version)
 
 
-def test_what_stays_the_same_is_not_fetched_again_where_nothing_names_it(tmp_path: Path) -> None:
+def test_unnamed_version_resumes_when_unchanged(tmp_path: Path) -> None:
     with FileServer({"a": 6 * MIB}, etag=None) as server:
         stopped_halfway(server, tmp_path / "out")
         fetch(server, tmp_path / "out")
@@ -324,29 +329,43 @@ def test_what_stays_the_same_is_not_fetched_again_where_nothing_names_it(tmp_pat
     assert server.sent < 4 * MIB
 
 
-def test_nothing_else_is_fetched_while_what_is_there_is_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_comparison_starts_no_workers(
+    tmp_path: Path,
 ) -> None:
-    """Or it would be written into a file that is about to begin again, and nobody would wait for it."""
-    busy: list[int] = []
-    compare = transfer_file.FileDownload._compare_sample
+    """A worker started too early could write into a file that is about to begin again."""
+    begun: list[int] = []
 
-    def watched(file: Any, stretch: Any) -> None:
-        compare(file, stretch)
-        busy.append(file._helping)
+    class CountingWorkers(Workers):
+        def run(self, job: Any) -> None:
+            begun.append(len(server.asked()))
+            super().run(job)
 
-    monkeypatch.setattr(transfer_file.FileDownload, "_compare_sample", watched)
     with FileServer({"a": 6 * MIB}, etag=None) as server:
         stopped_halfway(server, tmp_path / "out")
-        # Whoever came too early would still be at it when the comparison is over.
-        server.before = lambda seen: None if len(server.asked()) <= first else gate.wait(0.2)
-        first, gate = len(server.asked()) + 1, threading.Event()
-        fetch(server, tmp_path / "out")
-        assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
-    assert busy == [0]
+        before = len(server.asked())
+        settings = Settings.resolve(base_url=server.url, api_key=KEY)
+        context = transfer_file.FetchContext(
+            links=SignedLinks(lambda: SignedUrls({"a": server.sign("a")}, None), SystemClock()),
+            http=SignedHttp(settings),
+            workers=CountingWorkers("part", 3),
+            parts=4,
+            clock=SystemClock(),
+            cancellation=Cancellation(),
+            reporter=ProgressReporter(
+                None, CountingWorkers.run, SystemClock(), TransferProgress(tinker_path="", stage="done")
+            ),
+        )
+        work = tmp_path / "out.partial"
+        place = work / "files" / "a"
+        transfer_file.FileDownload("a", place, work / "journals" / "a.json", context).run()
+        assert place.read_bytes() == server.files["a"].read()
+        assert context.workers.close(10)
+        context.http.close()
+    assert begun
+    assert min(begun) > before + 1  # the first request is the comparison
 
 
-def test_a_file_that_changes_under_way_begins_again(tmp_path: Path) -> None:
+def test_changed_file_begins_again(tmp_path: Path) -> None:
     with FileServer({"a": 6 * MIB}) as server:
         count = iter(range(1000))
 
@@ -359,7 +378,7 @@ def test_a_file_that_changes_under_way_begins_again(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "a").read_bytes() == NEW.read()
 
 
-def test_a_whole_file_of_before_is_not_taken_for_that_of_now(tmp_path: Path) -> None:
+def test_complete_file_of_old_version_is_replaced(tmp_path: Path) -> None:
     with FileServer({"a": 1000, "b": 6 * MIB}) as server:
         stopped_halfway(server, tmp_path / "out", after=4)
         server.files["a"] = Content(1000, seed=9)
@@ -368,7 +387,7 @@ def test_a_whole_file_of_before_is_not_taken_for_that_of_now(tmp_path: Path) -> 
         assert files_below(tmp_path / "out") == {name: file.read() for name, file in server.files.items()}
 
 
-def test_files_that_are_listed_no_more_are_dropped(tmp_path: Path) -> None:
+def test_unlisted_files_are_dropped(tmp_path: Path) -> None:
     with FileServer({"a": 1000, "b": 6 * MIB}) as server:
         stopped_halfway(server, tmp_path / "out", after=4)
         del server.files["a"]
@@ -377,7 +396,7 @@ def test_files_that_are_listed_no_more_are_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["partial", "journal", "both", "another"])
-def test_damaged_remains_are_not_built_upon(tmp_path: Path, damage: str) -> None:
+def test_damaged_state_is_discarded(tmp_path: Path, damage: str) -> None:
     with FileServer({"a": 6 * MIB}) as server:
         stopped_halfway(server, tmp_path / "out")
         work = tmp_path / "out.partial"
@@ -405,7 +424,7 @@ def test_damaged_remains_are_not_built_upon(tmp_path: Path, damage: str) -> None
     ],
     ids=str,
 )
-def test_servers_that_know_no_parts(tmp_path: Path, behaviour: dict[str, Any]) -> None:
+def test_servers_without_ranges(tmp_path: Path, behaviour: dict[str, Any]) -> None:
     with FileServer({"a": 3 * MIB}, **behaviour) as server:
         fetch(server, tmp_path / "out")
         assert (tmp_path / "out" / "a").read_bytes() == server.files["a"].read()
@@ -417,7 +436,7 @@ def test_servers_that_know_no_parts(tmp_path: Path, behaviour: dict[str, Any]) -
     [{"ranges": False, "length": False}, {"encoding": "gzip"}, {"statuses": [418]}],
     ids=["no length", "compressed", "a teapot"],
 )
-def test_servers_that_cannot_be_trusted_with_it(tmp_path: Path, behaviour: dict[str, Any]) -> None:
+def test_unusable_answers_fail(tmp_path: Path, behaviour: dict[str, Any]) -> None:
     with FileServer({"a": 1000}, **behaviour) as server, pytest.raises(errors.TransferError):
         fetch(server, tmp_path / "out")
     assert os.listdir(tmp_path) == []
@@ -435,8 +454,8 @@ def test_servers_that_cannot_be_trusted_with_it(tmp_path: Path, behaviour: dict[
         "content-md5",
     ],
 )
-def test_checksums_are_compared(tmp_path: Path, header: str) -> None:
-    ranges = header != "content-md5"  # which with parts is that of the part
+def test_checksums_are_verified(tmp_path: Path, header: str) -> None:
+    ranges = header != "content-md5"  # with ranges it is the checksum of the part
     with FileServer({"a": 3 * MIB}, checksums=(header,), ranges=ranges) as server:
         got = fetch(server, tmp_path / "out")
         assert got.files[0].checked == ("md5" if "md5" in header else "sha256")
@@ -449,23 +468,18 @@ def test_checksums_are_compared(tmp_path: Path, header: str) -> None:
 @pytest.mark.parametrize(
     "name", ["../outside", "/outside", "a/../../outside", "..\\outside", "C:outside", "nul", "a\x00b"]
 )
-def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
+def test_unsafe_names_are_refused(tmp_path: Path, name: str) -> None:
     with FileServer({"a": 5, name: 5}) as server, pytest.raises(errors.TransferError, match="the name"):
         fetch(server, tmp_path / "in" / "out")
     assert server.asked() == []
     assert files_below(tmp_path) == {}
 
 
-def test_names_that_are_one_name_elsewhere_are_refused(tmp_path: Path) -> None:
-    with (
-        FileServer({"Model": 5, "model": 5}) as server,
-        pytest.raises(errors.TransferError, match="there already"),
-    ):
-        fetch(server, tmp_path / "out")
-
-
-def test_a_checkpoint_without_files(tmp_path: Path) -> None:
-    with FileServer({}) as server, pytest.raises(errors.TransferError, match="no files"):
+@pytest.mark.parametrize(
+    ("files", "problem"), [({}, "no files"), ({"Model": 5, "model": 5}, "there already")]
+)
+def test_unusable_lists_of_files_fail(tmp_path: Path, files: dict[str, int], problem: str) -> None:
+    with FileServer(files) as server, pytest.raises(errors.TransferError, match=problem):
         fetch(server, tmp_path / "out")
     assert os.listdir(tmp_path) == []
 
@@ -473,7 +487,7 @@ def test_a_checkpoint_without_files(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------- the disk
 
 
-def test_what_is_there_stays_unless_told_otherwise(tmp_path: Path) -> None:
+def test_existing_target_needs_overwrite(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("mine")
     with FileServer({"a": 5}) as server:
@@ -486,7 +500,7 @@ def test_what_is_there_stays_unless_told_otherwise(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_a_disk_without_room_is_noticed_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_refused_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=66 * MIB))
     with FileServer({"a": 3 * MIB}) as server, pytest.raises(errors.TransferError, match="are needed"):
@@ -494,7 +508,7 @@ def test_a_disk_without_room_is_noticed_before(tmp_path: Path, monkeypatch: pyte
     assert len(server.asked()) == 1
 
 
-def test_two_downloads_do_not_share_a_place(tmp_path: Path) -> None:
+def test_second_download_to_same_target_fails(tmp_path: Path) -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def before(_: Any) -> None:
@@ -511,7 +525,7 @@ def test_two_downloads_do_not_share_a_place(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_a_place_that_cannot_be(tmp_path: Path) -> None:
+def test_unwritable_target_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with FileServer({"a": 5}) as server, pytest.raises(errors.TransferError, match="cannot be written"):
         fetch(server, tmp_path / "file" / "out")
@@ -521,7 +535,7 @@ def test_a_place_that_cannot_be(tmp_path: Path) -> None:
     ("arguments", "options"),
     [(("tinker://run/final",), {}), ((EXTERNAL,), {"parts": 0}), ((EXTERNAL, "/"), {})],
 )
-def test_what_cannot_be_meant_is_refused_at_once(arguments: tuple[str, ...], options: dict[str, Any]) -> None:
+def test_invalid_arguments_are_refused_at_once(arguments: tuple[str, ...], options: dict[str, Any]) -> None:
     with FileServer({}) as server, client_of(server) as rest, pytest.raises(errors.InvalidInputError):
         rest.download_checkpoint(*arguments, **options)
     assert server.seen == []
@@ -531,7 +545,7 @@ def test_what_cannot_be_meant_is_refused_at_once(arguments: tuple[str, ...], opt
 
 
 @pytest.mark.parametrize("expires_header", [True, False])
-def test_an_archive_is_unpacked(tmp_path: Path, expires_header: bool) -> None:
+def test_archive_is_unpacked(tmp_path: Path, expires_header: bool) -> None:
     tar = Tar(3 * MIB + 5)
     with FileServer({"archive": tar}, cut=MIB, expires_header=expires_header) as server:
         got = fetch(server, tmp_path / "out", SAMPLER)
@@ -540,7 +554,7 @@ def test_an_archive_is_unpacked(tmp_path: Path, expires_header: bool) -> None:
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_an_archive_may_stay_one(tmp_path: Path) -> None:
+def test_archive_can_be_kept_packed(tmp_path: Path) -> None:
     tar = Tar(3 * MIB + 5)
     with FileServer({"archive": tar}, encoding="gzip") as server:
         got = fetch(server, tmp_path / "a.tar", SAMPLER, unpack=False)
@@ -560,7 +574,7 @@ class Bytes(Content):
     ("bad", "error"),
     [(member("../outside", b"x"), errors.UnsafeArchiveError), (b"?" * 512, errors.TransferError)],
 )
-def test_a_hostile_archive_leaves_nothing(tmp_path: Path, bad: bytes, error: type[Exception]) -> None:
+def test_bad_archive_leaves_nothing(tmp_path: Path, bad: bytes, error: type[Exception]) -> None:
     data = write(tmp_path / "made", bad).read_bytes()
     (tmp_path / "made").unlink()
     with FileServer({"archive": Bytes(data)}) as server, pytest.raises(error):
@@ -569,7 +583,7 @@ def test_a_hostile_archive_leaves_nothing(tmp_path: Path, bad: bytes, error: typ
     assert not (tmp_path / "in" / "out").exists()
 
 
-def test_open_servers_know_checkpoints_by_their_bare_name(tmp_path: Path) -> None:
+def test_bare_checkpoint_name_is_the_fallback(tmp_path: Path) -> None:
     asked: list[str] = []
 
     class Open(FileServer):
@@ -592,7 +606,7 @@ def test_open_servers_know_checkpoints_by_their_bare_name(tmp_path: Path) -> Non
     ]
 
 
-def test_servers_without_archives_are_said_to_be(tmp_path: Path) -> None:
+def test_missing_archive_support_is_reported(tmp_path: Path) -> None:
     with FileServer({}, archive=False) as server:
         with pytest.raises(errors.UnsupportedByServerError, match="save_weights_external"):
             fetch(server, tmp_path / "out", SAMPLER)
@@ -600,7 +614,3 @@ def test_servers_without_archives_are_said_to_be(tmp_path: Path) -> None:
         with pytest.raises(errors.NotFoundError):
             fetch(server, tmp_path / "out", SAMPLER)
     assert os.listdir(tmp_path) == []
-
-
-def test_checksums_of_python_agree() -> None:
-    assert Content(100_000).sum("sha256") == hashlib.sha256(Content(100_000).read()).digest()

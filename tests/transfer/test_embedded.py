@@ -1,7 +1,8 @@
-"""Downloads and uploads of real weights, from and to the embedded server."""
+"""Downloads and uploads of real weights against the embedded server."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from support.embedded import BASE, KEY, Running, running
 import tinker_sync
 from tinker_sync import types
 from tinker_sync.clients.rest import RestClient
-from tinker_sync.transfer.download import Download
 
 pytestmark = pytest.mark.filterwarnings("ignore::tinker_sync.errors.ExperimentalWarning")
 LORA = types.LoraConfig(rank=4)
@@ -29,7 +29,7 @@ def service(server: Running) -> Iterator[tinker_sync.ServiceClient]:
         yield service
 
 
-def test_every_kind_of_checkpoint(tmp_path: Path, service: tinker_sync.ServiceClient) -> None:
+def test_every_kind_of_checkpoint_downloads(tmp_path: Path, service: tinker_sync.ServiceClient) -> None:
     rest = RestClient(service.holder)
     trainer = service.create_lora_training_client(BASE, rank=4).result()
     example = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4]})
@@ -48,12 +48,12 @@ def test_every_kind_of_checkpoint(tmp_path: Path, service: tinker_sync.ServiceCl
         assert [file.size_bytes for file in got.files] == [(got.path / name).stat().st_size for name in names]
         weights.append((got.path / "adapter_model.safetensors").read_bytes())
     assert weights[0] == weights[1] == weights[2]
-    # The export that the training checkpoint took is gone again, and so is its run's session.
+    # The download deletes the export it made of the training checkpoint.
     kept = {entry.tinker_path for entry in rest.iter_user_checkpoints()}
     assert kept == set(paths)
 
 
-def test_what_was_downloaded_can_be_brought_back(tmp_path: Path, service: tinker_sync.ServiceClient) -> None:
+def test_download_can_be_uploaded_again(tmp_path: Path, service: tinker_sync.ServiceClient) -> None:
     rest = RestClient(service.holder)
     trainer = service.create_lora_training_client(BASE, rank=4).result()
     path = trainer.save_weights_external("export").result(60).path
@@ -67,19 +67,23 @@ def test_what_was_downloaded_can_be_brought_back(tmp_path: Path, service: tinker
     assert {entry.base_model for entry in found.checkpoints} == {BASE}
 
 
-def test_an_interrupted_export_is_taken_up(
+def test_interrupted_export_is_reused(
     tmp_path: Path, service: tinker_sync.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second try finds the export of the first, and makes none."""
+    """The second attempt finds the export of the first and makes no other."""
     rest = RestClient(service.holder)
     trainer = service.create_lora_training_client(BASE, rank=4).result()
     path = trainer.save_state("state").result(60).path
 
-    def fail(*_: object) -> None:
-        raise tinker_sync.TransferError("in the last moment")
+    replace = os.replace
+
+    def fail_at_the_end(source: Path, target: Path) -> None:
+        if target == tmp_path / "out":
+            raise OSError(5, "at the last moment")
+        replace(source, target)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Download, "_reveal", fail)
+        patched.setattr("os.replace", fail_at_the_end)
         with pytest.raises(tinker_sync.TransferError, match="last moment"):
             rest.download_checkpoint(path, tmp_path / "out").result(60)
     exports = [kept for kept in paths_of(rest) if "external_weights" in kept]

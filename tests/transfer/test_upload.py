@@ -1,4 +1,4 @@
-"""Weights brought to the service: every file gets there whole, and nothing else of this machine does."""
+"""Uploads send every file completely, and send nothing outside the directory."""
 
 from __future__ import annotations
 
@@ -46,17 +46,27 @@ def send(server: FileServer, place: Path, **options: Any) -> str:
         )
 
 
-def test_all_files_get_there(server: FileServer, weights: Path) -> None:
-    told: list[TransferProgress] = []
-    done = threading.Event()
+class States:
+    """A progress listener that keeps the last state."""
 
-    def listen(state: TransferProgress) -> None:
-        told.append(state)
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._last: TransferProgress
+
+    def __call__(self, state: TransferProgress) -> None:
+        self._last = state
         if state.stage == "done":
-            done.set()
+            self._done.set()
 
-    path = send(server, weights, destination_project_id="p-1", progress=listen)
-    assert done.wait(10)
+    def last(self) -> TransferProgress:
+        assert self._done.wait(10)
+        return self._last
+
+
+def test_all_files_are_uploaded(server: FileServer, weights: Path) -> None:
+    states = States()
+    path = send(server, weights, destination_project_id="p-1", progress=states)
+    last = states.last()
     assert server.puts == FILES
     assert path == "tinker://run/external_weights/up-0"
     start = next(seen for seen in server.seen if seen.path.endswith("_start")).start
@@ -65,7 +75,7 @@ def test_all_files_get_there(server: FileServer, weights: Path) -> None:
         8,
         "p-1",
     )
-    assert (told[-1].bytes_done, told[-1].bytes_total, told[-1].files_done) == (700_002, 700_002, 2)
+    assert (last.bytes_done, last.bytes_total, last.files_done) == (700_002, 700_002, 2)
     for put in server.asked():
         assert "tml-mine-alone" not in str(put.headers)
         assert {name.lower() for name in put.headers} <= {
@@ -77,36 +87,29 @@ def test_all_files_get_there(server: FileServer, weights: Path) -> None:
 
 
 @pytest.mark.parametrize("trouble", [{"cut": 900_000, "sent": 500_000}, {"statuses": [503, 500]}])
-def test_what_breaks_is_sent_again(server: FileServer, weights: Path, trouble: dict[str, Any]) -> None:
+def test_interrupted_file_is_sent_again(server: FileServer, weights: Path, trouble: dict[str, Any]) -> None:
     for name, value in trouble.items():
         setattr(server, name, value)
-    told: list[TransferProgress] = []
-    done = threading.Event()
-
-    def listen(state: TransferProgress) -> None:
-        told.append(state)
-        if state.stage == "done":
-            done.set()
-
-    assert send(server, weights, progress=listen)
+    states = States()
+    assert send(server, weights, progress=states)
     assert server.puts == FILES
     assert len(server.asked()) > 2
-    assert done.wait(10)
-    assert told[-1].bytes_done == told[-1].bytes_total == 700_002
+    last = states.last()
+    assert last.bytes_done == last.bytes_total == 700_002
 
 
-def test_addresses_that_end_begin_a_new_upload(server: FileServer, weights: Path) -> None:
+def test_expired_addresses_begin_a_new_upload(server: FileServer, weights: Path) -> None:
     server.statuses = [403]
     assert send(server, weights) == "tinker://run/external_weights/up-2"
     assert server.puts == FILES
 
 
-def test_a_server_that_refuses(server: FileServer, weights: Path) -> None:
+def test_refusing_server_fails_the_upload(server: FileServer, weights: Path) -> None:
     server.statuses = [507]
     with pytest.raises(errors.TransferError, match="507"):
         send(server, weights)
     server.life_s = -5
-    with pytest.raises(errors.TransferError, match="refused each time") as caught:
+    with pytest.raises(errors.TransferError, match="refused at each attempt") as caught:
         send(server, weights)
     assert "s3cr3t" not in str(caught.value)
     server.life_s, server.statuses = 60, [503] * 20
@@ -115,7 +118,7 @@ def test_a_server_that_refuses(server: FileServer, weights: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "link/outside"])
-def test_a_server_gets_nothing_it_must_not_ask_for(weights: Path, name: str) -> None:
+def test_files_outside_the_directory_are_refused(weights: Path, name: str) -> None:
     (weights.parent / "outside").write_text("private")
     (weights / "link").symlink_to(weights.parent)
     with FileServer({name: 0}) as server, pytest.raises(errors.TransferError):
@@ -123,7 +126,7 @@ def test_a_server_gets_nothing_it_must_not_ask_for(weights: Path, name: str) -> 
     assert server.asked() == []
 
 
-def test_files_that_are_missing_are_all_named(weights: Path) -> None:
+def test_all_missing_files_are_named(weights: Path) -> None:
     with FileServer({"x.bin": 0, "y.bin": 0, "adapter_config.json": 0}) as server:
         with pytest.raises(errors.InvalidInputError) as caught:
             send(server, weights)
@@ -142,7 +145,7 @@ CALLS: list[Callable[[RestClient], Any]] = [
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("status", [404, 405, 501])
-def test_servers_that_have_no_such_call(status: int, call: Callable[[RestClient], Any]) -> None:
+def test_missing_call_is_reported(status: int, call: Callable[[RestClient], Any]) -> None:
     from support.tinker_stub import Answer, StubServer
 
     with StubServer() as stub:
@@ -155,7 +158,7 @@ def test_servers_that_have_no_such_call(status: int, call: Callable[[RestClient]
                 future.result(20)
 
 
-def test_experimental_calls_where_there_are_some() -> None:
+def test_experimental_calls() -> None:
     from support.tinker_stub import Answer, StubServer
 
     cursor = {"last_created_at": "2026-01-01T00:00:00Z", "last_checkpoint_uuid": "u"}

@@ -1,6 +1,6 @@
-"""What clients count is what the embedded server bills, to the token, however much goes wrong on the way.
+"""Clients count the same tokens as the embedded server bills, in spite of faults on the way.
 
-`USAGE_ROUNDS=200 pytest tests/usage/test_billed.py` tries more plans than the default suite does.
+`USAGE_ROUNDS=200 pytest tests/usage/test_billed.py` runs more fault plans than the default suite.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tinker_sync.usage import TokenCounts
 MODEL = "tinker-sync/random"
 ROUNDS = int(os.environ.get("USAGE_ROUNDS", "3"))
 SUBMITS = ("forward_backward", "asample", "optim_step", "save_weights_for_sampler", "create_model")
-# None of these makes the server do anything twice that was done, or lose what was done for good.
+# With these faults the server never repeats finished work and never loses a result.
 WRONG = (
     faults.too_many_requests(),
     faults.too_many_requests(retry_after=0.1, form="milliseconds"),
@@ -57,7 +57,7 @@ def own_loss(data: Any, logprobs: Any) -> Any:
 
 
 def work(service: tinker_sync.ServiceClient, draw: random.Random) -> TokenCounts:
-    """Train and sample; give what of it can be known beforehand."""
+    """Train and sample, and return the token counts known in advance."""
     training = service.create_lora_training_client(MODEL, rank=2).result()
     lengths = [[draw.randint(1, 20) for _ in range(draw.randint(1, 8))] for _ in range(4)]
     pending: list[Any] = [
@@ -70,7 +70,7 @@ def work(service: tinker_sync.ServiceClient, draw: random.Random) -> TokenCounts
     prompts = [[draw.randint(1, 200) for _ in range(draw.randint(1, 40))] for _ in range(4)]
     for number in range(12):
         params = SamplingParams(max_tokens=draw.randint(1, 12), stop=[7, 8, 9], seed=number)
-        # Prompts come again, and the server has some of their tokens still.
+        # Prompts repeat, so the server finds some of their tokens in its cache.
         prompt = ModelInput.from_ints(prompts[number % len(prompts)])
         pending.append(sampling.sample(prompt, draw.randint(1, 3), params))
     pending.append(sampling.compute_logprobs(ModelInput.from_ints(prompts[0])))
@@ -78,15 +78,15 @@ def work(service: tinker_sync.ServiceClient, draw: random.Random) -> TokenCounts
     pending.append(base.sample(ModelInput.from_ints(prompts[1]), 2, SamplingParams(max_tokens=3)))
     for future in pending:
         future.result(60)
-    # A loss of one's own takes a forward and a backward pass.
+    # A custom loss takes a forward and a backward pass.
     return TokenCounts(trained=sum(sum(batch) for batch in lengths) + 9 + 2 * 11)
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_counted_is_billed(seed: int) -> None:
+def test_counted_tokens_equal_billed_tokens(seed: int) -> None:
     draw = random.Random(seed)
     settings = {"fwdbwd_max_chunk_len": 3, "sample_use_retrieve_futures": draw.random() < 0.5}
-    # The first round without anything wrong.
+    # The first round has no faults.
     plan = wrong_plan(draw) if seed else FaultPlan()
     with (
         LocalServer(plan, model=MODEL, **settings) as server,
@@ -104,8 +104,8 @@ def test_counted_is_billed(seed: int) -> None:
     assert not seed or struck
 
 
-def test_what_the_server_lost_after_it_was_computed_is_a_difference() -> None:
-    """Billed twice, received once: nobody but the bill can know, and the comparison says it."""
+def test_lost_result_is_a_difference() -> None:
+    """The server computes a sample twice and bills both, but the client receives one."""
     plan = FaultPlan().on("retrieve_future", faults.status(410), nth=1)
     with (
         LocalServer(plan, model=MODEL, sample_use_retrieve_futures=False) as server,
@@ -124,7 +124,7 @@ def test_what_the_server_lost_after_it_was_computed_is_a_difference() -> None:
 
 
 @pytest.mark.skipif("USAGE_DEMO" not in os.environ, reason="takes a minute; USAGE_DEMO=1 runs it")
-def test_the_demo_is_billed_as_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_is_billed_as_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     from tinker_sync.clients.service import ServiceClient
     from tinker_sync.demo import run
 

@@ -1,4 +1,4 @@
-"""What clients count as results arrive, to the token, and what a budget refuses."""
+"""Token counts of clients, budgets, and comparison with the bill, against a stub server."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def sample(client: Any, length: int, longest: int | None = 4, count: int = 1) ->
     return client.sample(ModelInput.from_ints(range(length)), count, SamplingParams(max_tokens=longest))
 
 
-def test_every_result_is_counted_before_it_is_seen(service: tinker_sync.ServiceClient) -> None:
+def test_results_are_counted_before_they_resolve(service: tinker_sync.ServiceClient) -> None:
     training = service.create_lora_training_client("stub/model").result()
     assert service.usage().tokens == TokenCounts()
-    # Five data in chunks of two: three requests.
+    # Five data in chunks of two make three requests.
     training.forward_backward([datum(n) for n in (1, 2, 3, 4, 5)], "cross_entropy").result()
     assert service.usage().tokens == TokenCounts(trained=15)
     training.forward([datum(7)], "cross_entropy").result()
@@ -58,7 +58,7 @@ def test_every_result_is_counted_before_it_is_seen(service: tinker_sync.ServiceC
     assert usage.session_id == service.holder.known_session_id
 
 
-def test_an_image_counts_what_it_is_expected_to_take(service: tinker_sync.ServiceClient) -> None:
+def test_images_count_expected_tokens(service: tinker_sync.ServiceClient) -> None:
     sampling = service.create_sampling_client(base_model="stub/model").result()
     text = EncodedTextChunk(tokens=[1, 2])
     for expected in (100, None):
@@ -67,7 +67,7 @@ def test_an_image_counts_what_it_is_expected_to_take(service: tinker_sync.Servic
     assert service.usage().tokens == TokenCounts(prompt=104, sampled=2)
 
 
-def test_prompt_tokens_from_the_cache_count_apart(stub: Stub, service: tinker_sync.ServiceClient) -> None:
+def test_cached_prompt_tokens_count_separately(stub: Stub, service: tinker_sync.ServiceClient) -> None:
     stub.behaviour.proto_results = False
     sampling = service.create_sampling_client(base_model="stub/model").result()
 
@@ -80,9 +80,7 @@ def test_prompt_tokens_from_the_cache_count_apart(stub: Stub, service: tinker_sy
     assert service.usage().tokens == TokenCounts(prompt=4, cached=6, sampled=1)
 
 
-def test_what_fails_is_not_counted_and_what_is_repeated_is_counted_once(
-    stub: Stub, service: tinker_sync.ServiceClient
-) -> None:
+def test_failures_and_retries_are_not_counted_twice(stub: Stub, service: tinker_sync.ServiceClient) -> None:
     sampling = service.create_sampling_client(base_model="stub/model").result()
     stub.script("/asample", Answer(503), Answer(abort="after"))
     stub.script("/retrieve_future", Answer(abort="after"), Answer(503), Answer(408))
@@ -94,9 +92,7 @@ def test_what_fails_is_not_counted_and_what_is_repeated_is_counted_once(
     assert service.usage().tokens == TokenCounts(prompt=10, sampled=4)
 
 
-def test_a_model_from_a_checkpoint_is_asked_for_its_name_once(
-    stub: Stub, service: tinker_sync.ServiceClient
-) -> None:
+def test_model_name_is_requested_once(stub: Stub, service: tinker_sync.ServiceClient) -> None:
     stub.behaviour.config = {"create_model_via_load_weights": True, "fwdbwd_max_chunk_len": 1024}
     training = service.create_training_client_from_state("tinker://run-1/weights/a").result()
     training.forward_backward([datum(3)], "cross_entropy").result()
@@ -108,7 +104,7 @@ def test_a_model_from_a_checkpoint_is_asked_for_its_name_once(
     assert len([path for path in stub.paths() if path.startswith("/samplers/")]) == 1
 
 
-def test_without_a_server_to_ask_the_model_is_unknown(stub: Stub) -> None:
+def test_unreachable_server_leaves_the_model_unknown(stub: Stub) -> None:
     with tinker_sync.ServiceClient(base_url=stub.url, api_key="tml-usage") as service:  # type: ignore[attr-defined]
         sample(service.create_sampling_client("tinker://run-1/sampler_weights/a").result(), 2, 1).result()
     usage = service.usage(prices=TABLE)
@@ -121,27 +117,25 @@ def test_without_a_server_to_ask_the_model_is_unknown(stub: Stub) -> None:
 # ------------------------------------------------------------------------------------------ budgets
 
 
-def test_a_budget_refuses_the_next_call_and_nothing_is_sent(
-    stub: Stub, service: tinker_sync.ServiceClient
-) -> None:
+def test_budget_refuses_before_sending(stub: Stub, service: tinker_sync.ServiceClient) -> None:
     training = service.create_lora_training_client("stub/model").result()
     with service.budget(tokens=25) as budget:
         training.forward_backward([datum(10), datum(10)], "cross_entropy").result()
         before = len(stub.log)
         with pytest.raises(
             errors.BudgetExceededError, match="up to 10 tokens, but of 25 tokens 20 are spent"
-        ) as told:
+        ) as caught:
             training.forward_backward([datum(10)], "cross_entropy")
-        assert (told.value.limit, told.value.spent, told.value.unit) == (25, 20, "tokens")
+        assert (caught.value.limit, caught.value.spent, caught.value.unit) == (25, 20, "tokens")
         assert len(stub.log) == before
         assert budget.spent_tokens == 20
         training.forward_backward([datum(5)], "cross_entropy").result()
-    # Outside the block there is no limit, and the order of calls was not disturbed.
+    # Outside the block there is no limit, and the refused call took no number.
     training.forward_backward([datum(10)], "cross_entropy").result()
     assert service.usage().tokens.trained == 35
 
 
-def test_dollars(service: tinker_sync.ServiceClient) -> None:
+def test_budget_in_dollars(service: tinker_sync.ServiceClient) -> None:
     sampling = service.create_sampling_client(base_model="stub/model").result()
     with service.budget(usd=20, prices=TABLE) as budget:
         sample(sampling, 2, 9).result()
@@ -152,9 +146,7 @@ def test_dollars(service: tinker_sync.ServiceClient) -> None:
             sample(sampling, 1, 1)
 
 
-def test_what_is_under_way_counts_as_what_it_may_come_to(
-    stub: Stub, service: tinker_sync.ServiceClient
-) -> None:
+def test_pending_calls_count_at_their_maximum(stub: Stub, service: tinker_sync.ServiceClient) -> None:
     stub.behaviour.latency_s = 0.2
     sampling = service.create_sampling_client(base_model="stub/model").result()
     with service.budget(tokens=100) as budget:
@@ -166,7 +158,7 @@ def test_what_is_under_way_counts_as_what_it_may_come_to(
         assert budget.spent_tokens == 100
 
 
-def test_what_failed_gives_back_what_was_set_aside(stub: Stub, service: tinker_sync.ServiceClient) -> None:
+def test_failed_calls_release_their_reservation(stub: Stub, service: tinker_sync.ServiceClient) -> None:
     sampling = service.create_sampling_client(base_model="stub/model").result()
     with service.budget(tokens=20) as budget:
         for _ in range(3):
@@ -181,9 +173,7 @@ def test_what_failed_gives_back_what_was_set_aside(stub: Stub, service: tinker_s
         assert budget.spent_tokens == 14
 
 
-def test_shorter_samples_than_planned_give_the_rest_back(
-    stub: Stub, service: tinker_sync.ServiceClient
-) -> None:
+def test_short_samples_release_the_rest(stub: Stub, service: tinker_sync.ServiceClient) -> None:
     stub.behaviour.proto_results = False
     sampling = service.create_sampling_client(base_model="stub/model").result()
     short = {"type": "sample", "sequences": [{"stop_reason": "stop", "tokens": [7], "logprobs": [-1.0]}]}
@@ -194,7 +184,7 @@ def test_shorter_samples_than_planned_give_the_rest_back(
             assert budget.spent_tokens == 3 * done
 
 
-def test_parts_of_a_pass_give_back_what_they_took(stub: Stub, service: tinker_sync.ServiceClient) -> None:
+def test_chunks_release_their_reservation(stub: Stub, service: tinker_sync.ServiceClient) -> None:
     training = service.create_lora_training_client("stub/model").result()
     with service.budget(tokens=30) as budget:
         for done in (1, 2):
@@ -202,7 +192,7 @@ def test_parts_of_a_pass_give_back_what_they_took(stub: Stub, service: tinker_sy
             assert budget.spent_tokens == 15 * done
 
 
-def test_both_of_two_nested_budgets_have_to_agree(service: tinker_sync.ServiceClient) -> None:
+def test_nested_budgets_both_apply(service: tinker_sync.ServiceClient) -> None:
     sampling = service.create_sampling_client(base_model="stub/model").result()
     with service.budget(tokens=100) as outer, service.budget(tokens=10) as inner:
         with pytest.raises(errors.BudgetExceededError, match="of 10 tokens"):
@@ -211,7 +201,7 @@ def test_both_of_two_nested_budgets_have_to_agree(service: tinker_sync.ServiceCl
         assert (outer.spent_tokens, inner.spent_tokens) == (10, 10)
 
 
-def test_dollars_cannot_be_limited_where_a_price_is_unknown(
+def test_budget_in_dollars_needs_prices(
     service: tinker_sync.ServiceClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampling = service.create_sampling_client(base_model="stub/model").result()
@@ -231,9 +221,7 @@ def test_dollars_cannot_be_limited_where_a_price_is_unknown(
         service.budget(usd=-1)
 
 
-def test_a_cached_token_without_a_price_costs_what_a_prompt_token_does(
-    stub: Stub, service: tinker_sync.ServiceClient
-) -> None:
+def test_cached_tokens_default_to_the_prompt_price(stub: Stub, service: tinker_sync.ServiceClient) -> None:
     stub.behaviour.proto_results = False
     sampling = service.create_sampling_client(base_model="stub/model").result()
     tokens = {"type": "sample", "sequences": [{"stop_reason": "stop", "tokens": [7], "logprobs": [-1.0]}]}
@@ -246,7 +234,7 @@ def test_a_cached_token_without_a_price_costs_what_a_prompt_token_does(
 # ------------------------------------------------------------------------------------------ the bill
 
 
-def test_reconciling_asks_for_the_hours_of_the_session_and_compares(
+def test_reconcile_reads_the_bill_of_the_session(
     stub: Stub, service: tinker_sync.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked_for: list[Asked] = []
@@ -260,12 +248,12 @@ def test_reconciling_asks_for_the_hours_of_the_session_and_compares(
                 "bucket_start": "2026-01-30T00:00:00Z",
                 "bucket_end": "2026-01-30T01:00:00Z",
                 "base_model": "stub/model",
-                "session_id": whose,
+                "session_id": session_id,
                 "estimated_cost_usd": 0.5,
                 "event_info": {"type": kind, **info},
             }
             for kind, info in billed
-            for whose in (session, "somebody-else")
+            for session_id in (session, "another-session")
         ]
         return Answer(body={"data": events})
 

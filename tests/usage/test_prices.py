@@ -1,4 +1,4 @@
-"""Prices from a file: what they come to, and what is wrong with a file that is none."""
+"""Price tables from files, costs, and errors in tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tinker_sync.errors import ConfigurationError
 from tinker_sync.usage import PriceTable, TokenCounts, Usage
 
 
-def test_no_file_no_prices_but_for_the_model_in_the_box() -> None:
+def test_defaults_without_a_file() -> None:
     table = PriceTable.load()
     assert table.path == Path.home() / ".tinker" / "prices.json"
     every = TokenCounts(trained=1, prompt=1, cached=1, sampled=1)
@@ -19,9 +19,7 @@ def test_no_file_no_prices_but_for_the_model_in_the_box() -> None:
     assert table.price(None).of(TokenCounts()) == 0
 
 
-def test_the_usual_file_and_the_one_of_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_file_and_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = Path.home() / ".tinker" / "prices.json"
     usual.parent.mkdir()
     usual.write_text('{"models": {"org/*": {"trained": 3}, "tinker-sync/tiny": {"trained": 1}}}')
@@ -40,30 +38,30 @@ def test_the_usual_file_and_the_one_of_the_environment(
         ("{", "is not JSON"),
         ("[]", 'has no object "models"'),
         ('{"models": []}', 'has no object "models"'),
-        ('{"models": {"a": 1}}', r"models\['a'\] is no object"),
-        ('{"models": {"a": {"train": 1}}}', "has 'train'; there are trained, prompt, cached, sampled"),
-        ('{"models": {"a": {"trained": "1"}}}', "is no price: '1'"),
-        ('{"models": {"a": {"trained": -1}}}', "is no price: -1"),
-        ('{"models": {"a": {"trained": true}}}', "is no price: True"),
-        ('{"models": {"a": {"trained": NaN}}}', "is no price: nan"),
+        ('{"models": {"a": 1}}', r"models\['a'\] is not an object"),
+        ('{"models": {"a": {"train": 1}}}', "has 'train'; expected trained, prompt, cached, sampled"),
+        ('{"models": {"a": {"trained": "1"}}}', "is not a price: '1'"),
+        ('{"models": {"a": {"trained": -1}}}', "is not a price: -1"),
+        ('{"models": {"a": {"trained": true}}}', "is not a price: True"),
+        ('{"models": {"a": {"trained": NaN}}}', "is not a price: nan"),
     ],
 )
-def test_what_is_no_price_table_says_where(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_tables_are_explained(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "prices.json"
     path.write_text(text)
-    with pytest.raises(ConfigurationError, match=words) as told:
+    with pytest.raises(ConfigurationError, match=words) as caught:
         PriceTable.load(path)
-    assert str(path) in str(told.value)
+    assert str(path) in str(caught.value)
 
 
-def test_a_file_that_was_named_has_to_be_there(tmp_path: Path) -> None:
+def test_named_file_must_exist(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="does not exist"):
         PriceTable.load(tmp_path / "none.json")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         PriceTable.load(tmp_path)
 
 
-def test_a_sum_with_an_unknown_part_is_unknown_but_for_what_is_known() -> None:
+def test_cost_with_an_unknown_price() -> None:
     table = PriceTable.of({"a": {"trained": 2.0}})
     usage = Usage.of({"a": TokenCounts(trained=500_000), "b": TokenCounts(sampled=1)}, table)
     assert (usage.cost_usd, usage.known_cost_usd) == (None, 1.0)

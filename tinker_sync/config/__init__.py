@@ -1,6 +1,7 @@
-"""What the user configured: arguments, environment variables and the credentials file, resolved once.
+"""The user's configuration: arguments, environment variables and the credentials file, resolved once.
 
-Nothing here opens a connection or starts a process. `Settings` is frozen, so every thread may read it.
+`Settings` is frozen, so any thread may read it. Resolving the base URL "local" prepares the embedded server
+of this process (see `launch`); apart from that, nothing here opens a connection.
 """
 
 from __future__ import annotations
@@ -8,9 +9,8 @@ from __future__ import annotations
 from tinker_sync._secret import HeaderMap, Secret
 from tinker_sync.config.address import CONSOLE_URL, DEFAULT_BASE_URL
 from tinker_sync.config.credentials_file import CredentialsFile, StoredKey
-from tinker_sync.config.request_options import RequestOptions
 from tinker_sync.config.settings import Settings
-from tinker_sync.config.timeout import Timeout
+from tinker_sync.config.timeout import RequestOptions, Timeout
 
 __all__ = [
     "CONSOLE_URL",

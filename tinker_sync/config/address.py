@@ -1,4 +1,4 @@
-"""The address of a server: checked, brought into one form, and whether it is the vendor's. Pure functions."""
+"""Checks of a server's address. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ CONSOLE_URL: Final = "https://tinker.thinkingmachines.ai"
 _VENDOR_DOMAINS: Final = ("thinkingmachines.dev", "thinkingmachines.ai")
 
 
-def checked_base_url(url: Secret, name: str) -> str:
-    """Give the base URL without its trailing slashes; the path stays.
+def normalize_base_url(url: Secret, name: str) -> str:
+    """Check a base URL, and return it without trailing slashes.
 
     Args:
-        url: The address; wrapped, because a wrong one may hold a password and errors show local variables.
-        name: What to call it in the error: the argument or the environment variable.
+        url: the address, wrapped because an invalid one may hold a password, and tracebacks may show local
+            variables.
+        name: of the argument or environment variable, for the error.
 
     Raises:
-        ConfigurationError: It is no `http(s)://host[:port][/path]`. The text says what is wrong with it.
+        ConfigurationError: it is not of the form `http(s)://host[:port][/path]`. The text gives the reason.
 
-    >>> checked_base_url(Secret("http://localhost:8000/pre//"), "base_url")
+    >>> normalize_base_url(Secret("http://localhost:8000/pre//"), "base_url")
     'http://localhost:8000/pre'
     """
-    problem = _problem_of(url)
+    problem = _find_problem(url)
     if problem:
         raise ConfigurationError(f"{name} {mask_url(url.reveal().strip())!r} {problem}")
     return url.reveal().strip().rstrip("/")
 
 
-@lru_cache(maxsize=32)  # asked with every request
+@lru_cache(maxsize=32)  # called for every request
 def is_vendor_url(url: str) -> bool:
-    """Tell whether the address is at one of the vendor's hosts, where the vendor's rules for keys hold.
+    """Return True for an address at one of the vendor's hosts, where the vendor's rules for keys apply.
 
     >>> [is_vendor_url(u) for u in (DEFAULT_BASE_URL, "https://thinkingmachines.dev.example.org")]
     [True, False]
@@ -45,7 +46,7 @@ def is_vendor_url(url: str) -> bool:
     return any(host == domain or host.endswith("." + domain) for domain in _VENDOR_DOMAINS)
 
 
-def _problem_of(url: Secret) -> str:
+def _find_problem(url: Secret) -> str:
     parts = _split(url)
     if parts is None:
         return "is not a valid address; use the form https://host[:port][/path]"
@@ -55,7 +56,7 @@ def _problem_of(url: Secret) -> str:
         return "names no host; use the form https://host[:port][/path]"
     if "@" in parts.netloc:
         return (
-            "holds a user name or password, which would end up in logs; "
+            "holds a user name or password, which would appear in logs; "
             "send them with default_headers or with session.auth instead"
         )
     if parts.query or parts.fragment or "?" in url.reveal() or "#" in url.reveal():
@@ -64,12 +65,12 @@ def _problem_of(url: Secret) -> str:
 
 
 def _split(url: Secret) -> SplitResult | None:
-    """Take the address apart; None where that cannot be done. The cause is dropped: it quotes the address."""
+    """Split the address, or return None for an invalid one, without the cause, which quotes the address."""
     if any(character <= " " or character == "\x7f" for character in url.reveal().strip()):
         return None
     try:
         parts = urlsplit(url.reveal().strip())
-        if parts.port == 0:  # reading it also checks it
+        if parts.port == 0:  # this access also validates the port
             return None
     except ValueError:
         return None

@@ -1,8 +1,8 @@
-"""The keys kept in `~/.tinker/credentials.json`, which the reference client shares.
+"""The keys in `~/.tinker/credentials.json`, a file shared with the reference client.
 
-Each operation reads the file anew and replaces it whole, so any thread may call; of two writers at the same
-moment the later wins. What the file holds beyond our knowledge survives a rewrite. No error shows content:
-parsers put the text they failed on into their exceptions, so those are not chained.
+Each operation reads the file and replaces it as a whole, so any thread may call; of two simultaneous writers
+the later one wins. Unknown entries of the file survive a rewrite. Errors never show its content: exceptions
+of parsers quote the text they failed on, so they are not chained.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _VERSION: Final = 1
 
 @frozen(kw_only=True)
 class StoredKey:
-    """One key of the credentials file.
+    """A key in the credentials file.
 
-    `manual` keys were pasted in by the user, `generated` ones made by an older command line for itself
-    (logging out deletes those on the server, too).
+    The user pasted a `manual` key. An older command line created a `generated` one for itself; logging out
+    deletes that key on the server, too.
 
     >>> StoredKey(key=Secret("tml-example"), name="laptop")
     StoredKey(key=Secret('***'), name='laptop', type='manual', note=None, organization=None, email=None)
@@ -46,7 +46,7 @@ class StoredKey:
 
 @frozen
 class CredentialsFile:
-    """Named API keys, and which of them is the default.
+    """A file of named API keys, one of which may be the default.
 
     >>> import tempfile
     >>> store = CredentialsFile(Path(tempfile.mkdtemp()) / "credentials.json")
@@ -58,32 +58,32 @@ class CredentialsFile:
     path: Path = field(converter=Path)
 
     @path.default
-    def _where_it_is(self) -> Path:
+    def _default_path(self) -> Path:
         return Path(os.path.expanduser("~")) / ".tinker" / "credentials.json"
 
     def keys(self) -> dict[str, StoredKey]:
-        """Give all stored keys by their ids.
+        """Return all stored keys by id.
 
         Raises:
-            ConfigurationError: The file cannot be read or has another form; so for every method.
+            ConfigurationError: the file cannot be read or has another form. Every method raises this.
         """
-        return {key_id: _stored(record) for key_id, record in self._load()["keys"].items()}
+        return {key_id: _parse_record(record) for key_id, record in self._load()["keys"].items()}
 
     def default_id(self) -> str | None:
-        """Give the id of the default key; None when there is none, or it names a key that is not stored."""
+        """Return the id of the default key, or None without a stored default."""
         tree = self._load()
         return tree["default"] if tree.get("default") in tree["keys"] else None
 
     def default_key(self) -> StoredKey | None:
-        """Give the default key, or None."""
+        """Return the default key, or None."""
         tree = self._load()
         record = tree["keys"].get(tree.get("default"))
-        return None if record is None else _stored(record)
+        return None if record is None else _parse_record(record)
 
     def add(self, key_id: str, stored: StoredKey, *, make_default: bool = False) -> None:
-        """Store a key under an id, in place of any other under it."""
-        record = _record(stored)
-        problem = _record_problem(record)
+        """Store a key under an id, replacing another one."""
+        record = _make_record(stored)
+        problem = _find_record_problem(record)
         if problem:
             raise ConfigurationError(f"the key {key_id!r} cannot be stored: {problem}")
         tree = self._load()
@@ -93,7 +93,7 @@ class CredentialsFile:
         self._save(tree)
 
     def delete(self, key_id: str) -> None:
-        """Remove a key; when it was the default, there is none then. `KeyError` when it is not stored."""
+        """Remove a key, and the default if it was that key. `KeyError` when the key is not stored."""
         tree = self._load()
         del tree["keys"][key_id]
         if tree.get("default") == key_id:
@@ -101,7 +101,7 @@ class CredentialsFile:
         self._save(tree)
 
     def set_default(self, key_id: str | None) -> None:
-        """Make a stored key the default, or with None no key. `KeyError` when it is not stored."""
+        """Make a stored key the default; None removes the default. `KeyError` when the key is not stored."""
         tree = self._load()
         if key_id is None:
             tree.pop("default", None)
@@ -112,21 +112,21 @@ class CredentialsFile:
         self._save(tree)
 
     def _load(self) -> dict[str, Any]:
-        tree, problem = _parse(self.path)
+        tree, problem = _read_file(self.path)
         if problem:
             raise ConfigurationError(f"the credentials file {self.path} {problem}; repair it or move it away")
         return tree
 
     def _save(self, tree: dict[str, Any]) -> None:
         tree = {"version": _VERSION, **{name: value for name, value in tree.items() if value is not None}}
-        # Whoever links the file into place wants the target written, not the link replaced.
+        # For a symbolic link, write the target rather than replace the link.
         problem = _replace(Path(os.path.realpath(self.path)), tree)
         if problem:
             raise ConfigurationError(f"the credentials file {self.path} cannot be written: {problem}")
 
 
-def _parse(path: Path) -> tuple[dict[str, Any], str]:
-    """Read and check the file: its tree, and what is wrong with it. The keys come out with masked reprs."""
+def _read_file(path: Path) -> tuple[dict[str, Any], str]:
+    """Read and check the file. Return its tree, with keys masked in reprs, and the problem or ""."""
     try:
         tree = json.loads(path.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError:
@@ -139,7 +139,7 @@ def _parse(path: Path) -> tuple[dict[str, Any], str]:
         return {}, "is not UTF-8 text"
     except RecursionError:
         return {}, "is nested too deeply"
-    problem = _problem_of(tree)
+    problem = _find_problem(tree)
     if problem:
         return {}, problem
     tree["keys"] = {
@@ -149,59 +149,62 @@ def _parse(path: Path) -> tuple[dict[str, Any], str]:
     return tree, ""
 
 
-def _problem_of(tree: Any) -> str:
+def _find_problem(tree: Any) -> str:
     if not isinstance(tree, dict):
         return "does not hold a JSON object"
     if tree.get("version", _VERSION) != _VERSION:
         return f"has a version other than {_VERSION}, which this package does not know"
     if not isinstance(tree.get("default"), (str, type(None))):
-        return "has a 'default' that is no text"
+        return "has a 'default' that is not text"
     if not isinstance(tree.get("keys", {}), dict):
-        return "has 'keys' that are no object"
+        return "has 'keys' that are not an object"
     for key_id, record in tree.get("keys", {}).items():
-        problem = _record_problem(record)
+        problem = _find_record_problem(record)
         if problem:
             return f"has a wrong entry keys[{key_id!r}]: {problem}"
     return ""
 
 
-def _record_problem(record: Any) -> str:
+def _find_record_problem(record: Any) -> str:
     if not isinstance(record, dict):
-        return "no object"
+        return "not an object"
     if record.get("type") not in ("manual", "generated"):
         return "'type' is neither 'manual' nor 'generated'"
     for name in ("key", "name"):
         if not isinstance(record.get(name), str):
-            return f"{name!r} is missing or no text"
+            return f"{name!r} is missing or not text"
     if not isinstance(record.get("note"), (str, type(None))):
-        return "'note' is no text"
+        return "'note' is not text"
     details = record.get("details")
     if details is None:
         return "'details' are missing" if record["type"] == "generated" else ""
-    if _detail(details, "org_details", "name") is None or _detail(details, "user_details", "email") is None:
+    if (
+        _read_detail(details, "org_details", "name") is None
+        or _read_detail(details, "user_details", "email") is None
+    ):
         return "'details' do not name the organization and the user's e-mail address"
     return ""
 
 
-def _detail(details: Any, group: str, name: str) -> str | None:
+def _read_detail(details: Any, group: str, name: str) -> str | None:
     inner = details.get(group) if isinstance(details, Mapping) else None
     value = inner.get(name) if isinstance(inner, Mapping) else None
     return value if isinstance(value, str) else None
 
 
-def _stored(record: Mapping[str, Any]) -> StoredKey:
+def _parse_record(record: Mapping[str, Any]) -> StoredKey:
     details = record.get("details")
     return StoredKey(
         key=Secret(record["key"]),
         name=record["name"],
         type=record["type"],
         note=record.get("note"),
-        organization=_detail(details, "org_details", "name"),
-        email=_detail(details, "user_details", "email"),
+        organization=_read_detail(details, "org_details", "name"),
+        email=_read_detail(details, "user_details", "email"),
     )
 
 
-def _record(stored: StoredKey) -> dict[str, Any]:
+def _make_record(stored: StoredKey) -> dict[str, Any]:
     record: dict[str, Any] = {"type": stored.type, "key": stored.key.reveal(), "name": stored.name}
     if stored.note is not None:
         record["note"] = stored.note
@@ -214,7 +217,7 @@ def _record(stored: StoredKey) -> dict[str, Any]:
 
 
 def _replace(path: Path, tree: Mapping[str, Any]) -> str:
-    """Put a new file in the old one's place at once, readable by its owner alone; tell what went wrong."""
+    """Replace the file in one step, readable by its owner alone. Return the problem, or ""."""
     try:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The console output that TINKER_LOG asks for. Nothing happens on import; any thread may call `show_logs`."""
+"""The console output of TINKER_LOG. Importing this module has no effect; any thread may call `show_logs`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ LOG_LEVELS: Final[dict[str, int]] = {"info": logging.INFO, "debug": logging.DEBU
 _LOGGER: Final = logging.getLogger("tinker_sync")
 _FORMAT: Final = "[%(asctime)s - %(name)s:%(lineno)d - %(levelname)s] %(message)s"
 _DATE_FORMAT: Final = "%Y-%m-%d %H:%M:%S"
-_adding = threading.Lock()
+_lock = threading.Lock()
 
 
 class _Console(logging.Handler):
-    """Writes our records to stderr for programs that have set up no logging of their own.
+    """Writes this package's records to stderr in programs without their own logging.
 
-    Whether they have is asked at each record: a program may do it after its first client was made, and must
-    not see every line twice then. `sys.stderr` is looked up each time, since programs replace it.
+    Each record checks the root logger, because a program may configure logging after its first client, and
+    must not print each line twice. It also looks up `sys.stderr`, because programs replace it.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -28,19 +28,19 @@ class _Console(logging.Handler):
             return
         try:
             sys.stderr.write(self.format(record) + "\n")
-        except Exception:  # noqa: BLE001 - logging never breaks the program; handleError obeys raiseExceptions
+        except Exception:  # noqa: BLE001 - logging never breaks the program; handleError follows raiseExceptions
             self.handleError(record)
 
 
 def show_logs(level: LogLevel | None) -> None:
-    """Set the level of the logger `tinker_sync`, and print its records if nobody else does.
+    """Set the level of the logger `tinker_sync`, and print its records unless the program handles them.
 
-    The root logger is left alone. None changes nothing.
+    The root logger stays as it is. A level of None has no effect.
     """
     if level is None:
         return
     _LOGGER.setLevel(LOG_LEVELS[level])
-    with _adding:
+    with _lock:
         if not any(isinstance(handler, _Console) for handler in _LOGGER.handlers):
             console = _Console()
             console.setFormatter(logging.Formatter(_FORMAT, _DATE_FORMAT))

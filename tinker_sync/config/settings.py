@@ -1,8 +1,8 @@
 """All settings of a client in one frozen object.
 
-`Settings.resolve` looks at arguments, then at environment variables, then at the credentials file, once.
-Nothing else in the package reads the environment. Functions in here wrap a key before they do anything that
-can fail, because tracebacks may show local variables.
+`Settings.resolve` reads arguments, then environment variables, then the credentials file, once for a client.
+(The price table and the hub's cache read variables of their own.) Functions here wrap a key before they do
+anything that can fail, because tracebacks may show local variables.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from attrs.validators import optional
 
 from tinker_sync import launch
 from tinker_sync._secret import MASK, HeaderMap, Secret, is_secret_header, mask_text
-from tinker_sync.config.address import DEFAULT_BASE_URL, checked_base_url, is_vendor_url
+from tinker_sync.config.address import DEFAULT_BASE_URL, is_vendor_url, normalize_base_url
 from tinker_sync.config.credentials_file import CredentialsFile
 from tinker_sync.config.logs import LOG_LEVELS, LogLevel, show_logs
 from tinker_sync.config.timeout import Timeout
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 KeySource = Literal["argument", "environment", "stored", "local"]
 
 
-class Unchosen(int):
-    """A number that stands where nobody has given one; in every other respect it is that number.
+class DefaultInt(int):
+    """A default value, which code can distinguish from the same number given by the user.
 
-    >>> Unchosen(10), Unchosen(10) == 10
+    >>> DefaultInt(10), DefaultInt(10) == 10
     (10, True)
     """
 
@@ -45,7 +45,7 @@ class Unchosen(int):
 SDK_VERSION: Final = "0.38.0"
 # Results of one chunk stay far below; it only keeps a broken or hostile server from filling the memory.
 MAX_BODY_BYTES: Final = 1 << 30
-MAX_RETRIES: Final = Unchosen(10)
+MAX_RETRIES: Final = DefaultInt(10)
 COMMAND_TIME_LIMIT_S: Final = 30.0
 
 _TRUE_WORDS: Final = frozenset({"1", "true", "yes", "on"})
@@ -56,7 +56,7 @@ _DIALECTS: Final = ("auto", "proto", "json")
 
 
 class _Environment:
-    """The environment variables, in a form whose repr does not list them."""
+    """Environment variables behind a repr that does not list them."""
 
     __slots__ = ("_values",)
 
@@ -64,28 +64,28 @@ class _Environment:
         self._values = os.environ if values is None else values
 
     def text(self, name: str) -> str | None:
-        """Give a variable; set but empty counts as unset."""
+        """Return a variable, or None when it is unset or empty."""
         return self._values.get(name) or None
 
     def raw(self, name: str) -> str | None:
         return self._values.get(name)
 
     def secret(self, name: str) -> Secret | None:
-        return hidden(self._values.get(name))
+        return wrap_secret(self._values.get(name))
 
 
-def hidden(value: str | Secret | None) -> Secret | None:
-    """Wrap a key or the like, freed of surrounding blanks; None when nothing is left."""
+def wrap_secret(value: str | Secret | None) -> Secret | None:
+    """Strip and wrap a secret. Return None when it is empty."""
     text = value.reveal() if isinstance(value, Secret) else value
     return Secret(text.strip()) if text and text.strip() else None
 
 
 def _check_base_url(_: object, attribute: Attribute[str], value: str) -> None:
-    if checked_base_url(Secret(value), attribute.name) != value:
+    if normalize_base_url(Secret(value), attribute.name) != value:
         raise ConfigurationError(f"{attribute.name} {value!r} ends with a slash")
 
 
-def _whole_from(lowest: int) -> Callable[[object, Attribute[Any], Any], None]:
+def _require_minimum(lowest: int) -> Callable[[object, Attribute[Any], Any], None]:
     def check(_: object, attribute: Attribute[Any], value: Any) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
             raise ConfigurationError(f"{attribute.name} must be a whole number from {lowest}, not {value!r}")
@@ -112,16 +112,16 @@ def _check_dialect(_: object, attribute: Attribute[Any], value: Any) -> None:
         )
 
 
-def _names_only(headers: HeaderMap) -> str:
+def _mask_values(headers: HeaderMap) -> str:
     return repr(dict.fromkeys(headers, MASK))
 
 
 @frozen(kw_only=True)
 class Settings:
-    """What a client was told by arguments, environment or credentials file. Immutable; any thread may read.
+    """The settings of a client. Immutable; any thread may read.
 
-    Neither repr nor pickle show a secret. A pickle carries none: the process that loads it takes keys from
-    its own environment and credentials file. It carries no `session` either, for those may hold passwords.
+    The repr shows no secret. A pickle carries neither secrets nor `session`, which may hold passwords; the
+    process that loads it takes keys from its own environment and credentials file.
 
     >>> settings = Settings.resolve(base_url="http://localhost:8000/", api_key="tml-example")
     >>> settings.base_url, settings.api_key, settings.is_vendor_host
@@ -139,34 +139,34 @@ class Settings:
     log: LogLevel | None = None
     cf_access_id: Secret | None = None
     cf_access_secret: Secret | None = None
-    default_headers: HeaderMap = field(factory=HeaderMap, repr=_names_only)
+    default_headers: HeaderMap = field(factory=HeaderMap, repr=_mask_values)
     session: requests.Session | None = field(default=None, repr=lambda session: type(session).__name__)
     timeout: Timeout = field(factory=Timeout)
-    max_retries: int = field(default=MAX_RETRIES, validator=_whole_from(0))
-    max_body_bytes: int = field(default=MAX_BODY_BYTES, validator=_whole_from(1))
+    max_retries: int = field(default=MAX_RETRIES, validator=_require_minimum(0))
+    max_body_bytes: int = field(default=MAX_BODY_BYTES, validator=_require_minimum(1))
     sdk_version: str = SDK_VERSION
     dialect: object = field(default="auto", validator=_check_dialect)
     deadline_s: float | None = field(default=None, validator=optional(_check_seconds))
     pace: float = field(default=1.0, validator=_check_pace)
     local: EmbeddedServer | None = field(default=None, eq=False, repr=False)
-    """The embedded server of this process, if that is the one; it starts when it is first needed."""
+    """The embedded server of this process, if the client uses it. It starts with the first request."""
 
     @property
     def is_vendor_host(self) -> bool:
-        """Whether the vendor's rules hold: keys of the known kinds only, and never none."""
+        """True at the vendor's hosts, which require a key of a known kind."""
         return is_vendor_url(self.base_url)
 
     @property
     def log_curl(self) -> bool:
-        """Whether each request is logged as a curl line."""
+        """True when each request is logged as a curl line."""
         return self.log == "curl"
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
-        """All values that must not show up in logs and errors, as far as the settings know them."""
+        """The known values that must not appear in logs and errors."""
         own = (self.api_key, self.credential_cmd, self.cf_access_id, self.cf_access_secret)
         named = [Secret(value) for name, value in self.default_headers.items() if is_secret_header(name)]
-        return (*(secret for secret in own if secret), *named, *_session_secrets(self.session))
+        return (*(secret for secret in own if secret), *named, *_find_session_secrets(self.session))
 
     @classmethod
     def resolve(
@@ -194,54 +194,54 @@ class Settings:
         environ: Mapping[str, str] | None = None,
         credentials_file: CredentialsFile | None = None,
     ) -> Settings:
-        """Find every setting: the argument, else the environment variable, else the default.
+        """Resolve every setting from its argument, else its environment variable, else its default.
 
-        An empty text counts as not given. The first call also sets up what `TINKER_LOG` asks for.
+        An empty text counts as missing. The first call also starts the console output of `TINKER_LOG`.
 
         Args:
-            base_url: `TINKER_BASE_URL`. Where the server is; it may have a path. "local" is an embedded one,
-                with state in the directory `TINKER_LOCAL_DATA_DIR`, else only as long as it runs, and with
-                the Hugging Face directory `TINKER_LOCAL_MODEL` beside the built-in model.
-            api_key: `TINKER_API_KEY`, else the default key of the credentials file unless a command is set.
-                An embedded server has a key of its own.
+            base_url: `TINKER_BASE_URL`. The address of the server, which may have a path. "local" is an
+                embedded server. `TINKER_LOCAL_DATA_DIR` names a directory for its state, which is otherwise
+                lost at its end; `TINKER_LOCAL_MODEL` adds a Hugging Face directory to the built-in models.
+            api_key: `TINKER_API_KEY`, else the default key of the credentials file, unless there is a
+                command. An embedded server has its own key.
             credential_cmd: `TINKER_CREDENTIAL_CMD`. A shell command that prints the credential.
-            credential_cmd_timeout_s: How long the command may take.
-            project_id: `TINKER_PROJECT_ID`. The project that new sessions belong to.
-            tags: `TINKER_TAGS`, separated by commas. Empty ones and repetitions are dropped, the order stays.
-            telemetry: Tell the server of failures, never of content. None: the vendor's servers are told
-                unless `TINKER_TELEMETRY` is something else than 1, true, yes or on; others are not.
+            credential_cmd_timeout_s: the time limit of the command.
+            project_id: `TINKER_PROJECT_ID`. The project of new sessions.
+            tags: `TINKER_TAGS`, separated by commas. Empty and repeated tags are dropped.
+            telemetry: report failures to the server, without content. None reports to the vendor's servers,
+                unless `TINKER_TELEMETRY` is set to something other than 1, true, yes or on, and to no others.
             log: `TINKER_LOG`: info, debug, or curl (debug, with each request as a curl line).
             cf_access_id, cf_access_secret: `CLOUDFLARE_ACCESS_CLIENT_ID` and `_SECRET`.
-            default_headers: Sent with every request; they win over our own.
-            session: Headers, proxies, certificates, user name and password, and cookies are taken from it.
-            timeout: Seconds to wait for an answer, a pair (connect, read), or a `Timeout`.
-            max_retries: How often a failed request is repeated. What a script cannot do without is repeated
-                for at least five minutes, unless a number is given.
-            max_body_bytes: A larger answer is an error.
-            sdk_version: The protocol level to declare.
-            dialect: What the server speaks: auto, proto, json or a `Dialect`.
-            deadline_s: Limit for one call with all its repetitions; None for none.
-            pace: `TINKER_PACE`, else 1. Pauses before another try are multiplied by it; tests of programs
-                that meet failures use a hundredth.
-            environ: Variables to read instead of `os.environ`.
-            credentials_file: File to read instead of `~/.tinker/credentials.json`.
+            default_headers: sent with every request; they override the client's own headers.
+            session: provides headers, proxies, certificates, user name and password, and cookies.
+            timeout: seconds to wait for a response, a pair (connect, read), or a `Timeout`.
+            max_retries: how often a failed request is repeated. By default, requests that a script depends
+                on are repeated for at least five minutes.
+            max_body_bytes: a larger response is an error.
+            sdk_version: the protocol level to declare.
+            dialect: the dialect of the server: auto, proto, json or a `Dialect`.
+            deadline_s: the limit for one call with all its retries; None sets no limit.
+            pace: `TINKER_PACE`, else 1. A factor for the pauses before retries; tests of programs that meet
+                failures use a hundredth.
+            environ: variables to read instead of `os.environ`.
+            credentials_file: file to read instead of `~/.tinker/credentials.json`.
 
         Raises:
-            ConfigurationError: One of them cannot be used; the text names it and says why.
+            ConfigurationError: a setting cannot be used; the text names it and gives the reason.
         """
-        # Secrets first: from here on no local variable shows one, whatever is raised below.
-        api_key, credential_cmd = hidden(api_key), hidden(credential_cmd)
-        cf_access_id, cf_access_secret = hidden(cf_access_id), hidden(cf_access_secret)
-        address, base_url = hidden(base_url), None  # it may hold a password by mistake
+        # Wrap secrets first: from here on no local variable shows one in a traceback.
+        api_key, credential_cmd = wrap_secret(api_key), wrap_secret(credential_cmd)
+        cf_access_id, cf_access_secret = wrap_secret(cf_access_id), wrap_secret(cf_access_secret)
+        address, base_url = wrap_secret(base_url), None  # it may hold a password by mistake
         env, environ = _Environment(environ), None
-        default_headers, header_problem = _header_map(default_headers)
+        default_headers, header_problem = _check_headers(default_headers)
         if header_problem:
             raise ConfigurationError(header_problem)
-        level = _log_level(log, env)
+        level = _read_log_level(log, env)
         show_logs(level)
         command = credential_cmd or env.secret("TINKER_CREDENTIAL_CMD")
-        server, local = _server(address, env)
-        key, source = _local_key(server, local, api_key)
+        server, local = _resolve_server(address, env)
+        key, source = _find_local_key(server, local, api_key)
         if key is None:
             key, source = _find_key(api_key, command, env, credentials_file)
         return cls(
@@ -251,13 +251,15 @@ class Settings:
             credential_cmd=None if source == "local" else command,
             credential_cmd_timeout_s=credential_cmd_timeout_s,
             project_id=project_id or env.text("TINKER_PROJECT_ID"),
-            tags=_tags(env.raw("TINKER_TAGS") or "" if tags is None else tags),
-            telemetry=_telemetry(env, server) if telemetry is None else telemetry,
+            tags=_read_tags(env.raw("TINKER_TAGS") or "" if tags is None else tags),
+            telemetry=_read_telemetry(env, server) if telemetry is None else telemetry,
             log=level,
-            cf_access_id=_usable(cf_access_id, "cf_access_id")
-            or _usable(env.secret("CLOUDFLARE_ACCESS_CLIENT_ID"), "CLOUDFLARE_ACCESS_CLIENT_ID"),
-            cf_access_secret=_usable(cf_access_secret, "cf_access_secret")
-            or _usable(env.secret("CLOUDFLARE_ACCESS_CLIENT_SECRET"), "CLOUDFLARE_ACCESS_CLIENT_SECRET"),
+            cf_access_id=_check_sendable(cf_access_id, "cf_access_id")
+            or _check_sendable(env.secret("CLOUDFLARE_ACCESS_CLIENT_ID"), "CLOUDFLARE_ACCESS_CLIENT_ID"),
+            cf_access_secret=_check_sendable(cf_access_secret, "cf_access_secret")
+            or _check_sendable(
+                env.secret("CLOUDFLARE_ACCESS_CLIENT_SECRET"), "CLOUDFLARE_ACCESS_CLIENT_SECRET"
+            ),
             default_headers=default_headers,
             session=session,
             timeout=Timeout.of(timeout),
@@ -266,12 +268,12 @@ class Settings:
             sdk_version=sdk_version or SDK_VERSION,
             dialect=dialect,
             deadline_s=deadline_s,
-            pace=_pace(env) if pace is None else pace,
+            pace=_read_pace(env) if pace is None else pace,
             local=local or launch.find_own_server(server),
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.local is not None:  # whoever loads the pickle can only use what runs
+        if self.local is not None:  # the process that loads the pickle needs a running server
             self.local.start()
         shown = {a.name: getattr(self, a.name) for a in fields(Settings) if a.name not in _NOT_IN_PICKLES}
         headers = self.default_headers.items()
@@ -286,7 +288,7 @@ class Settings:
 
 
 def _revive(shown: dict[str, Any]) -> Settings:
-    """Load a pickle: all as it was, but secrets from this process's own environment and credentials file."""
+    """Load a pickle, with secrets from the environment and credentials file of this process."""
     here = Settings.resolve(base_url=shown["base_url"])
     return evolve(here, **{**shown, "default_headers": HeaderMap(shown["default_headers"])})
 
@@ -298,15 +300,15 @@ def _find_key(
     if key is None:
         key, source = env.secret("TINKER_API_KEY"), "environment"
     if key is None and command is None:
-        # The stored key never stands in front of a command, so then the file is not even read.
+        # A command takes precedence over the stored key, so with one the file is not read.
         stored = (file or CredentialsFile()).default_key()
-        key, source = hidden(stored.key) if stored else None, "stored"
+        key, source = wrap_secret(stored.key) if stored else None, "stored"
     name = {"argument": "api_key", "environment": "TINKER_API_KEY", "stored": "the stored key"}[source]
-    return _usable(key, name), cast("KeySource", source) if key else None
+    return _check_sendable(key, name), cast("KeySource", source) if key else None
 
 
-def _usable(secret: Secret | None, name: str) -> Secret | None:
-    """Refuse what cannot stand in a header, without showing it."""
+def _check_sendable(secret: Secret | None, name: str) -> Secret | None:
+    """Refuse a secret that cannot be sent in a header, without showing it."""
     if secret is not None and not all("!" <= character <= "~" for character in secret.reveal()):
         raise ConfigurationError(
             f"{name} holds blanks, line breaks or characters outside ASCII; is it complete?"
@@ -314,24 +316,24 @@ def _usable(secret: Secret | None, name: str) -> Secret | None:
     return secret
 
 
-def _server(argument: Secret | None, env: _Environment) -> tuple[str, EmbeddedServer | None]:
-    """The address, and the embedded server of this process if that was asked for."""
+def _resolve_server(argument: Secret | None, env: _Environment) -> tuple[str, EmbeddedServer | None]:
+    """Return the address, and the embedded server of this process for the address "local"."""
     asked = argument or env.secret("TINKER_BASE_URL")
     if asked is not None and asked.reveal() == launch.LOCAL:
         local = launch.get_server(
             data_dir=env.text("TINKER_LOCAL_DATA_DIR"), model=env.text("TINKER_LOCAL_MODEL")
         )
         return local.base_url, local
-    return _base_url(argument, env), None
+    return _read_base_url(argument, env), None
 
 
-def _local_key(
+def _find_local_key(
     server: str, local: EmbeddedServer | None, argument: Secret | None
 ) -> tuple[Secret | None, KeySource | None]:
-    """The key of an embedded server of this user, which no variable or file can know.
+    """Return the key of an embedded server, which no variable or file holds.
 
-    A script that gives the key for the hosted service shall run here unchanged; but at an address that it
-    has given too the key is the one that it means.
+    With base_url="local" it replaces a given key, so scripts written for the hosted service run unchanged. At
+    the explicit address of an embedded server, a given key wins.
     """
     if local is not None:
         return local.key, "local"
@@ -339,24 +341,24 @@ def _local_key(
     return key, None if key is None else "local"
 
 
-def _base_url(argument: Secret | None, env: _Environment) -> str:
+def _read_base_url(argument: Secret | None, env: _Environment) -> str:
     if argument is not None:
-        return checked_base_url(argument, "base_url")
+        return normalize_base_url(argument, "base_url")
     variable = env.secret("TINKER_BASE_URL")
-    return DEFAULT_BASE_URL if variable is None else checked_base_url(variable, "TINKER_BASE_URL")
+    return DEFAULT_BASE_URL if variable is None else normalize_base_url(variable, "TINKER_BASE_URL")
 
 
-def _tags(given: str | Iterable[str]) -> tuple[str, ...]:
+def _read_tags(given: str | Iterable[str]) -> tuple[str, ...]:
     parts = given.split(",") if isinstance(given, str) else given
     return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
-def _telemetry(env: _Environment, base_url: str) -> bool:
+def _read_telemetry(env: _Environment, base_url: str) -> bool:
     value = env.raw("TINKER_TELEMETRY")
     return is_vendor_url(base_url) and (value is None or value.lower() in _TRUE_WORDS)
 
 
-def _pace(env: _Environment) -> float:
+def _read_pace(env: _Environment) -> float:
     text = env.text("TINKER_PACE")
     try:
         return 1.0 if text is None else float(text)
@@ -364,15 +366,15 @@ def _pace(env: _Environment) -> float:
         raise ConfigurationError(f"TINKER_PACE must be a positive factor, not {text!r}") from None
 
 
-def _log_level(argument: LogLevel | None, env: _Environment) -> LogLevel | None:
+def _read_log_level(argument: LogLevel | None, env: _Environment) -> LogLevel | None:
     if argument is not None and argument not in LOG_LEVELS:
         raise ConfigurationError(f"log is one of {', '.join(LOG_LEVELS)}, not {argument!r}")
     variable = env.text("TINKER_LOG")
     return argument or (cast("LogLevel", variable) if variable in LOG_LEVELS else None)
 
 
-def _header_map(headers: Mapping[Any, Any] | None) -> tuple[HeaderMap, str]:
-    """Take over the user's headers, and say what is wrong with them, without their values."""
+def _check_headers(headers: Mapping[Any, Any] | None) -> tuple[HeaderMap, str]:
+    """Copy the user's headers. Return them and the problem, or "", without their values."""
     for name, value in (headers or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             return HeaderMap(), f"default_headers[{name!r}] is {type(value).__name__}, not str"
@@ -384,10 +386,10 @@ def _header_map(headers: Mapping[Any, Any] | None) -> tuple[HeaderMap, str]:
     return HeaderMap(headers or {}), ""
 
 
-def _session_secrets(session: requests.Session | None) -> list[Secret]:
-    """Passwords in the user's session: of proxies, of basic authentication, and in its headers."""
+def _find_session_secrets(session: requests.Session | None) -> list[Secret]:
+    """Return the passwords in the user's session: of proxies, basic authentication and headers."""
     found: list[str | bytes | None] = []
-    with suppress(Exception):  # it is the user's object, of whatever class, and this only helps masking
+    with suppress(Exception):  # the user's object may have any class, and this only helps masking
         for proxy in session.proxies.values() if session else ():
             password = urlsplit(proxy).password
             found += [password, unquote(password or "")]

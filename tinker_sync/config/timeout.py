@@ -1,8 +1,10 @@
-"""How long to wait for what."""
+"""`Timeout`, the limits on silence of a server, and `RequestOptions`, a name for annotations."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import TypedDict
 
 from attrs import Attribute, field, frozen
 
@@ -25,12 +27,12 @@ def _positive_or_none(instance: object, attribute: Attribute[float | None], valu
 
 @frozen
 class Timeout:
-    """Limits on silence, in seconds. None of them limits how long a transfer takes while data flows.
+    """Limits on silence, in seconds. A transfer may take any time while data arrives.
 
     Args:
-        connect: Until the connection stands, TLS included.
-        read: From the end of the request to the first byte of the answer.
-        idle: Between two pieces of an answer that has begun; `read` unless given.
+        connect: until the connection is ready, TLS included.
+        read: from the end of the request to the first byte of the response.
+        idle: between two pieces of a response; the default is `read`.
 
     >>> Timeout(read=120)
     Timeout(connect=5.0, read=120.0, idle=None)
@@ -50,15 +52,15 @@ class Timeout:
 
     @property
     def idle_s(self) -> float:
-        """The longest pause within an answer."""
+        """The longest pause within a response."""
         return self.read if self.idle is None else self.idle
 
     @classmethod
     def of(cls, value: Timeout | float | tuple[float, float] | None) -> Timeout:
-        """Accept what people give for a timeout: one number (to read), a pair (connect, read), or None.
+        """Convert a number (read), a pair (connect, read), a `Timeout` or None to a `Timeout`.
 
         Raises:
-            ConfigurationError: It is none of these, or not positive.
+            ConfigurationError: the value has another form, or is not positive.
         """
         if isinstance(value, Timeout):
             return value
@@ -69,3 +71,20 @@ class Timeout:
                 raise ConfigurationError(f"timeout takes a pair (connect, read), not {len(value)} values")
             return cls(connect=value[0], read=value[1])
         return cls(read=value)
+
+
+class RequestOptions(TypedDict, total=False):
+    """Settings of one request, for annotations in scripts written for the reference client.
+
+    No method of this package takes them: headers, retries and timeouts are settings of a client.
+
+    >>> options: RequestOptions = {"max_retries": 2, "timeout": 5.0}
+    """
+
+    headers: Mapping[str, str]
+    max_retries: int
+    timeout: float | Timeout | None
+    params: Mapping[str, object]
+    extra_json: Mapping[str, object]
+    idempotency_key: str
+    follow_redirects: bool

@@ -1,12 +1,12 @@
-"""Training examples from what scripts have: prompts with completions, chats, samples with advantages.
+"""Training examples made from prompts with completions, from chats, and from samples with advantages.
 
-Each is shifted by one position exactly once, here: position i of `model_input` predicts `target_tokens[i]`.
+This package shifts each example by one position, once: position i of `model_input` predicts
+`target_tokens[i]`. It does no I/O, and any thread may call it.
 
-    completion   from_completion     a prompt, and what should have come after it
-    chats        from_chat           a chat, trained on what the assistant says
-    samples      from_sample(s)      what was sampled, with its log-probabilities and advantages
+    completion   from_completion     a prompt and its completion
+    chats        from_chat           a chat, trained on the assistant's tokens
+    samples      from_sample(s)      samples with log-probabilities and advantages
     shift        the shift itself
-    mask         where in a chat the assistant speaks
 """
 
 from __future__ import annotations

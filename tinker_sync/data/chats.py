@@ -1,16 +1,28 @@
-"""Supervised examples from chats, trained on what the assistant says."""
+"""Supervised examples from chats, trained on the assistant's tokens: those a model would have sampled.
+
+A wrong mask would train on the wrong tokens without any error, so this module refuses uncertain cases:
+
+- a template that rewrites earlier messages, or whose generation prompt is missing from the finished text;
+- a boundary inside a token, because the trained tokens would differ from the sampled ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from tinker_sync.data.mask import assistant_mask
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.text.chat import Message, Tool
+from tinker_sync.text.chat import Chat, Message, Tool, find_generated
+from tinker_sync.text.tokenizer import Tokenizer
 from tinker_sync.types import Datum, ModelInput
+
+_TAGS: Final = "give a chat_template with {% generation %} tags around the assistant's text"
+_LAST: Final = "train with train_on='last' on each beginning of the chat"
+
+Span = tuple[int, int]
 
 
 def from_chat(
@@ -22,29 +34,153 @@ def from_chat(
     chat_template: str | None = None,
     **variables: Any,
 ) -> Datum:
-    """An example for `cross_entropy` that teaches what the assistant says in a chat, and nothing else of it.
+    """Make an example for `cross_entropy` that trains on the assistant's tokens of a chat.
 
-    Trained are the tokens that the model would have sampled: from after the prompt of each of its turns up to
-    and with the token that ends the turn. Where they are is read from the template's generation tags; without
-    such tags from how the text grows with each message, which is checked, token by token.
+    These are the tokens that the model would have sampled: in each of its turns, from the end of the prompt
+    to the token that ends the turn, inclusive. The template's generation tags mark them. Without such tags
+    this function renders the chat message by message, and checks the boundaries token by token.
 
     Args:
-        messages: the chat; what comes after the assistant's last word is read and not trained on.
+        messages: the chat; text after the assistant's last turn is input only.
         tokenizer: with a chat template; needs the extra `chat`.
-        train_on: "all" turns of the assistant, or the "last" only.
-        tools: what the model may call, as in `apply_chat_template`.
+        train_on: "all" turns of the assistant, or only the "last".
+        tools: functions the model may call, as in `apply_chat_template`.
         chat_template: another template, or the name of one of the model's.
-        variables: whatever else the template reads.
+        variables: further variables of the template.
 
     Raises:
-        InvalidInputError: the assistant says nothing, or it cannot be known which tokens are its own.
+        InvalidInputError: there is no turn of the assistant, or its tokens cannot be determined.
     """
     if train_on not in ("all", "last"):
         raise InvalidInputError(f"train_on: expected 'all' or 'last', got {train_on!r}")
     options = {"tools": tools, "chat_template": chat_template, **variables}
-    ids, mask = assistant_mask(messages, tokenizer, last_only=train_on == "last", options=options)
+    ids, mask = mark_assistant(messages, tokenizer, last_only=train_on == "last", options=options)
     row = np.asarray(ids, dtype=np.int32)
     return Datum(
         ModelInput.from_ints(row[:-1]),
         {"target_tokens": row[1:].astype(np.int64), "weights": mask[1:].astype(np.float32)},
     )
+
+
+def mark_assistant(
+    messages: Sequence[Message], tokenizer: Any, *, last_only: bool, options: Mapping[str, Any]
+) -> tuple[list[int], npt.NDArray[np.bool_]]:
+    """Return the tokens of a chat, and a mask that is true for those of the assistant.
+
+    Args:
+        messages: the chat.
+        tokenizer: a `Tokenizer`, or an object with the same methods.
+        last_only: mark the assistant's last turn only.
+        options: further arguments of `apply_chat_template`.
+    """
+    turns = [index for index, message in enumerate(messages) if _role(message) == "assistant"]
+    if not turns:
+        raise InvalidInputError("messages: there is no message of the assistant to train on")
+    text = _render(tokenizer, messages, options)
+    spans = _find_tagged(tokenizer, messages, text, options)
+    if spans is None:
+        chosen = turns[-1:] if last_only else turns
+        spans = [_find_grown(tokenizer, messages, index, text, options) for index in chosen]
+        trims = True
+    else:
+        spans = spans[-1:] if last_only else spans
+        trims = False
+    if not spans:
+        raise InvalidInputError("chat template: there is no text between its generation tags")
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    mask = np.zeros(len(ids), dtype=np.bool_)
+    for start, end in spans:
+        first, last = (_count_tokens(tokenizer, text, ids, place) for place in (start, end))
+        mask[first : _trim_tail(tokenizer, ids, first, last) if trims else last] = True
+    return ids, mask
+
+
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, Mapping) else getattr(message, "role", None)
+
+
+def _render(
+    tokenizer: Any, messages: Sequence[Message], options: Mapping[str, Any], prompt: bool = False
+) -> str:
+    text: str = tokenizer.apply_chat_template(
+        list(messages), tokenize=False, add_generation_prompt=prompt, **options
+    )
+    return text
+
+
+# ------------------------------------------------------------------------------------------- by tags
+
+
+def _find_tagged(
+    tokenizer: Any, messages: Sequence[Message], text: str, options: Mapping[str, Any]
+) -> list[Span] | None:
+    """Return the spans between the template's generation tags, or None for a template without tags."""
+    template = tokenizer.get_chat_template(options["chat_template"], options["tools"])
+    if "endgeneration" not in template:
+        return None
+    if not isinstance(tokenizer, Tokenizer):
+        raise InvalidInputError("tokenizer: a template with generation tags needs this package's Tokenizer")
+    variables = {name: value for name, value in options.items() if name not in ("tools", "chat_template")}
+    rendering = Chat(tokenizer).make_rendering(template, options["tools"], None, variables)
+    return find_generated(rendering, messages, text)
+
+
+# ------------------------------------------------------------------------------------------- by growth
+
+
+def _find_grown(
+    tokenizer: Any, messages: Sequence[Message], index: int, text: str, options: Mapping[str, Any]
+) -> Span:
+    """Return the span of one message: from the end of its prompt to the beginning of the next message."""
+    where = f"messages[{index}]"
+    if index == 0:
+        raise InvalidInputError(f"{where}: no message before it forms its prompt; {_TAGS}")
+    prompt = _render(tokenizer, messages[:index], options, prompt=True)
+    ended = text if index + 1 == len(messages) else _render(tokenizer, messages[: index + 1], options)
+    if not ended.startswith(prompt):
+        raise InvalidInputError(
+            f"{where}: its text does not begin with the template's generation prompt; {_TAGS}"
+        )
+    if not text.startswith(ended):
+        raise InvalidInputError(
+            f"{where}: the template changes it when more messages follow; {_LAST}, or {_TAGS}"
+        )
+    before = _render(tokenizer, messages[:index], options)
+    if before == prompt and not _begins_with_content(messages[index], ended[len(prompt) :]):
+        raise InvalidInputError(
+            f"{where}: the template has no generation prompt and writes a heading before it; {_TAGS}"
+        )
+    return len(prompt), len(ended)
+
+
+def _begins_with_content(message: Any, added: str) -> bool:
+    """Return True when the text that a message adds begins with its content rather than with a heading."""
+    content = message.get("content") if isinstance(message, Mapping) else getattr(message, "content", None)
+    return isinstance(content, str) and bool(content.strip()) and added.lstrip().startswith(content.strip())
+
+
+# ------------------------------------------------------------------------------------------- tokens
+
+
+def _count_tokens(tokenizer: Any, text: str, ids: Sequence[int], place: int) -> int:
+    """Return the number of tokens before a place in the text."""
+    if place == len(text):
+        return len(ids)
+    before: list[int] = tokenizer.encode(text[:place], add_special_tokens=False)
+    if list(ids[: len(before)]) != before:
+        around = text[max(0, place - 10) : place], text[place : place + 10]
+        raise InvalidInputError(
+            "chat template: the assistant's text begins or ends inside a token, between "
+            f"{around[0]!r} and {around[1]!r}; the trained tokens would differ from the sampled ones"
+        )
+    return len(before)
+
+
+def _trim_tail(tokenizer: Any, ids: Sequence[int], first: int, last: int) -> int:
+    """Return the end of a turn: after its last special token, when only white space follows that."""
+    special = set(tokenizer.all_special_ids)
+    special |= {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    end = last
+    while end > first and ids[end - 1] not in special and not tokenizer.decode([ids[end - 1]]).strip():
+        end -= 1
+    return end if end > first and ids[end - 1] in special else last

@@ -1,4 +1,4 @@
-"""Examples from samples: what was sampled, how likely it was, and how much better than expected."""
+"""Reinforcement-learning examples from samples with log-probabilities and advantages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Advantages: TypeAlias = float | Sequence[float] | npt.NDArray[Any]
 """One number for the whole sample, or one for each sampled token."""
 
 _ROUNDING = 1e-3
-"""By so much a log-probability may be above 0, as sums of rounded numbers are."""
+"""The most that rounding may lift a log-probability above 0."""
 
 
 def from_sample(
@@ -36,15 +36,15 @@ def from_sample(
     *,
     provenance: bool = True,
 ) -> Datum:
-    """An example for `importance_sampling`, `ppo` and their relatives.
+    """Make an example for `importance_sampling`, `ppo` and related losses.
 
-    The prompt's tokens get log-probability and advantage 0, so they count for nothing.
+    The prompt's tokens get log-probability and advantage 0, so they do not affect the loss.
 
     Args:
-        prompt: what was sampled from.
-        sequence: what was sampled.
+        prompt: the prompt of the sample.
+        sequence: the sample.
         advantages: of the sample, or of each of its tokens.
-        provenance: say where the tokens came from, if the server named the sequence.
+        provenance: record the origin of the tokens, if the server gave the sequence an id.
 
     Raises:
         InvalidInputError: tokens, log-probabilities and advantages do not fit; lists all problems.
@@ -57,13 +57,13 @@ def from_sample(
     ([0.0, -0.5, -0.25], [0.0, 2.0, 2.0])
     """
     given = as_numbers(advantages, "advantages")
-    problems = list(_problems(sequence, given))
-    told = prompt if isinstance(prompt, ModelInput) else ModelInput.from_ints(as_ids(prompt, "prompt"))
-    if told.length == 0:
-        problems.append("prompt: is empty; nothing can be sampled from nothing")
+    problems = list(_find_problems(sequence, given))
+    before = prompt if isinstance(prompt, ModelInput) else ModelInput.from_ints(as_ids(prompt, "prompt"))
+    if before.length == 0:
+        problems.append("prompt: is empty; a sample needs a prompt of at least one token")
     if problems:
         raise InvalidInputError(problems)
-    shifted = shift(told, as_ids(_tokens(sequence), "sequence.tokens"))
+    shifted = shift(before, as_ids(_tokens_of(sequence), "sequence.tokens"))
     datum = Datum(
         shifted.model_input,
         {
@@ -73,7 +73,7 @@ def from_sample(
         },
     )
     named = provenance and sequence.sequence_id is not None
-    return _with_spans(datum, shifted, str(sequence.sequence_id)) if named else datum
+    return _add_spans(datum, shifted, str(sequence.sequence_id)) if named else datum
 
 
 def from_samples(
@@ -83,16 +83,16 @@ def from_samples(
     *,
     provenance: bool = True,
 ) -> list[Datum]:
-    """An example for each sample of one prompt.
+    """Make an example for each sample of one prompt.
 
     Args:
-        prompt: what was sampled from.
+        prompt: the prompt of the samples.
         sampled: the response, or its sequences.
         advantages: for each sequence one number, or one for each of its tokens.
         provenance: as in `from_sample`.
 
     Raises:
-        InvalidInputError: something does not fit; says in which sequence.
+        InvalidInputError: a sequence does not fit; the text names it.
 
     >>> group = [SampledSequence("stop", None, np.array([n]), np.array([-1.0])) for n in (3, 4)]
     >>> [datum.loss_fn_inputs["advantages"].tolist() for datum in from_samples([1], group, [0.5, -0.5])]
@@ -112,10 +112,10 @@ def from_samples(
     return made
 
 
-# ------------------------------------------------------------------------------------------- what fits
+# ------------------------------------------------------------------------------------------- checks
 
 
-def _tokens(sequence: SampledSequence) -> TokenIds:
+def _tokens_of(sequence: SampledSequence) -> TokenIds:
     return sequence.tokens if sequence.tokens_np is None else sequence.tokens_np
 
 
@@ -124,14 +124,14 @@ def _logprobs(sequence: SampledSequence) -> npt.NDArray[Any]:
     return np.asarray(given if given is not None else [], dtype=np.float32)
 
 
-def _problems(sequence: SampledSequence, advantages: npt.NDArray[Any]) -> Iterator[str]:
-    count = len(_tokens(sequence))
+def _find_problems(sequence: SampledSequence, advantages: npt.NDArray[Any]) -> Iterator[str]:
+    count = len(_tokens_of(sequence))
     if count == 0:
         yield "sequence: has no tokens"
     if sequence.logprobs_np is None and sequence.logprobs is None:
         yield "sequence: has no log-probabilities; the server gave none"
     else:
-        yield from _logprob_problems(_logprobs(sequence), count)
+        yield from _find_logprob_problems(_logprobs(sequence), count)
     if advantages.ndim and advantages.shape != (count,):
         shape = list(advantages.shape)
         yield f"advantages: expected one number or {count}, one for each sampled token, got shape {shape}"
@@ -139,31 +139,31 @@ def _problems(sequence: SampledSequence, advantages: npt.NDArray[Any]) -> Iterat
         yield f"advantages: expected finite numbers, got {advantages[~np.isfinite(advantages)].flat[0]}"
 
 
-def _logprob_problems(logprobs: npt.NDArray[Any], count: int) -> Iterator[str]:
+def _find_logprob_problems(logprobs: npt.NDArray[Any], count: int) -> Iterator[str]:
     if logprobs.shape != (count,):
         yield f"sequence: has {count} tokens and log-probabilities of shape {list(logprobs.shape)}"
         return
     bad = ~(np.isfinite(logprobs) & (logprobs <= _ROUNDING))
     if bad.any():
         index = int(np.argmax(bad))
-        yield f"sequence: logprobs[{index}] is {logprobs[index]}, which is no log-probability"
+        yield f"sequence: logprobs[{index}] is {logprobs[index]}, which is not a log-probability"
 
 
-def _with_spans(datum: Datum, shifted: Shifted, sequence_id: str) -> Datum:
-    """Say of every position whether it is the prompt's or the sample's, in input and targets."""
+def _add_spans(datum: Datum, shifted: Shifted, sequence_id: str) -> Datum:
+    """Mark every position of input and targets as the prompt's or the sample's."""
     length = len(shifted.targets)
     prompt = shifted.first + 1
     return datum.with_provenance(
         model_input=[
             PromptProvenanceSpan(sequence_id=sequence_id, length=prompt),
-            *_spans(SampledProvenanceSpan, sequence_id, 0, length - prompt),
+            *_make_spans(SampledProvenanceSpan, sequence_id, 0, length - prompt),
         ],
         loss_fn_inputs=[
-            *_spans(PromptProvenanceSpan, sequence_id, 1, prompt - 1),
+            *_make_spans(PromptProvenanceSpan, sequence_id, 1, prompt - 1),
             SampledProvenanceSpan(sequence_id=sequence_id, length=length - prompt + 1),
         ],
     )
 
 
-def _spans(kind: Any, sequence_id: str, offset: int, length: int) -> list[Any]:
+def _make_spans(kind: Any, sequence_id: str, offset: int, length: int) -> list[Any]:
     return [kind(sequence_id=sequence_id, offset=offset, length=length)] if length else []

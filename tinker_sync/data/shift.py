@@ -1,4 +1,4 @@
-"""The shift: from tokens in a row to what the model reads and what it shall have said. Pure."""
+"""The shift of a row of tokens into the model's input and its targets. Pure."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Ids32: TypeAlias = npt.NDArray[np.int32]
 Row: TypeAlias = npt.NDArray[np.float32]
 
 NO_TOKEN = 0
-"""The target where the next thing is part of an image; its weight is 0, so any id will do."""
+"""The target at a position before part of an image. Its weight is 0, so the id does not matter."""
 
 
 @frozen(eq=False)
 class Shifted:
-    """A row of tokens, split into what the model reads and what it shall say, both one shorter."""
+    """The input and the targets made from a row of tokens, both one position shorter."""
 
     model_input: ModelInput
     targets: npt.NDArray[np.int64]
@@ -34,7 +34,7 @@ class Shifted:
     """The position that predicts the first token after the prompt."""
 
     def row(self, prompt: float, after: float | Sequence[float] | npt.NDArray[Any]) -> Row:
-        """A value for each position: one for those that predict the prompt, others for what comes after.
+        """Return a value for each position.
 
         Args:
             prompt: for positions that predict a token of the prompt.
@@ -42,17 +42,17 @@ class Shifted:
         """
         values = np.full(len(self.targets), prompt, dtype=np.float32)
         given = np.asarray(after, dtype=np.float32)
-        # Without a prompt nothing predicts the first token, so what was said of it is not asked for.
+        # Without a prompt no position predicts the first token, so its value is not used.
         skipped = max(0, -self.first) if given.ndim else 0
         values[max(self.first, 0) :] = given[skipped:] if given.ndim else given
         return values
 
 
 def shift(prompt: ModelInput, tokens: TokenIds) -> Shifted:
-    """Let the model read a prompt and the tokens after it without the last, and predict all but the first.
+    """Make the input of all tokens but the last, and the targets of all tokens but the first.
 
     Raises:
-        InvalidInputError: there is nothing to predict, or an image does not say how many tokens it takes.
+        InvalidInputError: there is no token to predict, or an image lacks `expected_tokens`.
 
     >>> shifted = shift(ModelInput.from_ints([1, 2]), [3, 4])
     >>> shifted.model_input.to_ints(), shifted.targets.tolist(), shifted.row(0, 1).tolist()
@@ -63,11 +63,11 @@ def shift(prompt: ModelInput, tokens: TokenIds) -> Shifted:
     if len(before) + len(after) < 2 or not len(after):
         raise InvalidInputError("nothing to predict: expected a prompt and at least one token after it")
     row = np.concatenate([before, after])
-    return Shifted(_read(prompt, after), row[1:].astype(np.int64), len(before) - 1)
+    return Shifted(_build_input(prompt, after), row[1:].astype(np.int64), len(before) - 1)
 
 
-def _read(prompt: ModelInput, after: Ids32) -> ModelInput:
-    """What the model reads: one chunk where all is text."""
+def _build_input(prompt: ModelInput, after: Ids32) -> ModelInput:
+    """Return the input, as one chunk when all of it is text."""
     if all(isinstance(chunk, EncodedTextChunk) for chunk in prompt.chunks):
         return ModelInput.from_ints(np.concatenate([_prompt_ids(prompt), after[:-1]]))
     if len(after) == 1:
@@ -76,7 +76,7 @@ def _read(prompt: ModelInput, after: Ids32) -> ModelInput:
 
 
 def _prompt_ids(prompt: ModelInput) -> Ids32:
-    """The token at each position of a prompt; `NO_TOKEN` at those that an image takes."""
+    """Return the token at each position of a prompt, `NO_TOKEN` at the positions of an image."""
     pieces = [
         chunk.as_int32() if isinstance(chunk, EncodedTextChunk) else np.full(chunk.length, NO_TOKEN, np.int32)
         for chunk in prompt.chunks
@@ -85,11 +85,7 @@ def _prompt_ids(prompt: ModelInput) -> Ids32:
 
 
 def as_numbers(given: Any, where: str) -> Row:
-    """One number, or a row of them.
-
-    Raises:
-        InvalidInputError: it is neither; the text begins with `where`.
-    """
+    """Convert one number or a row of numbers; `where` begins the text of an error."""
     try:
         numbers = np.asarray(given, dtype=np.float32)
     except (TypeError, ValueError) as error:
@@ -98,13 +94,9 @@ def as_numbers(given: Any, where: str) -> Row:
 
 
 def as_ids(tokens: TokenIds, where: str) -> Ids32:
-    """Token ids as they travel.
-
-    Raises:
-        InvalidInputError: one of them is none; the text begins with `where`.
-    """
+    """Convert token ids to int32; `where` begins the text of an error."""
     try:
         return EncodedTextChunk(tokens=tokens).as_int32()
     except InvalidInputError as error:
-        told = (problem.replace("EncodedTextChunk.tokens", where, 1) for problem in error.problems)
-        raise InvalidInputError(list(told)) from None
+        problems = [problem.replace("EncodedTextChunk.tokens", where, 1) for problem in error.problems]
+        raise InvalidInputError(problems) from None

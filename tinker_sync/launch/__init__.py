@@ -50,15 +50,22 @@ def get_server(*, data_dir: str | None = None, model: str | None = None) -> Embe
     >>> server.stop()
     """
     global _current  # noqa: PLW0603  # one server for the process
-    with _lock:
-        if _current is not None and _current.serves(data_dir, model):
-            return _current
+    while True:
+        found = current_server()
+        if found is not None and found.serves(data_dir, model):
+            return found
         from tinker_sync.launch.server import EmbeddedServer, find_parent_server
 
-        if _current is not None:
-            _current.stop()
-        _current = find_parent_server(data_dir, model) or EmbeddedServer(data_dir=data_dir, model=model)
-        return _current
+        made = find_parent_server(data_dir, model) or EmbeddedServer(data_dir=data_dir, model=model)
+        with _lock:
+            kept = _current is found  # else another thread was faster; look at its server
+            if kept:
+                _current = made
+        doomed = found if kept else made
+        if doomed is not None:
+            doomed.stop()
+        if kept:
+            return made
 
 
 def current_server() -> EmbeddedServer | None:

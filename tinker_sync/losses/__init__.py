@@ -1,12 +1,12 @@
-"""Losses of your own: what `forward_backward_custom` and `create_custom_loss` take, and ready ones.
+"""Custom losses for `forward_backward_custom` and `create_custom_loss`, and ready-made ones.
 
-Ready losses work in numpy and return their gradients; each is a plain callable for `forward_backward_custom`.
+Ready-made losses work in numpy and return their gradients. Each is a callable for `forward_backward_custom`.
 
-    CrossEntropy, ImportanceSampling, PPO      as the server's, for sums with others
+    CrossEntropy, ImportanceSampling, PPO      the server's losses, for sums with others
     DPO                                        pairs of answers, see dpo_pairs
-    KLToReference, EntropyBonus                what holds a policy back; with_reference brings the reference
-    LabelSmoothing                             several targets a token
-    WeightedSum                                of any of these and your own
+    KLToReference, EntropyBonus                regularizers of a policy; with_reference adds the reference
+    LabelSmoothing                             several targets for a token
+    WeightedSum                                any of these and custom losses
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tinker_sync.losses.compose import (
         WeightedSum,
     )
-    from tinker_sync.losses.given import (
+    from tinker_sync.losses.data import (
         with_reference,
     )
     from tinker_sync.losses.handle import (
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _HOMES: dict[str, tuple[str, ...]] = {
     "tinker_sync.losses._kinds": ("NumpyLossFn", "TorchLossFn", "numpy_loss"),
     "tinker_sync.losses.compose": ("WeightedSum",),
-    "tinker_sync.losses.given": ("with_reference",),
+    "tinker_sync.losses.data": ("with_reference",),
     "tinker_sync.losses.handle": ("LossHandle", "PerDatumLossFn"),
     "tinker_sync.losses.preference": ("DPO", "dpo_pairs"),
     "tinker_sync.losses.tokens": (

@@ -1,4 +1,4 @@
-"""What a custom loss is, which of the two kinds, and the values it works on."""
+"""The two kinds of custom losses, in numpy and in torch, and their types."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Metrics: TypeAlias = "Mapping[str, Any]"
 NumpyLossFn: TypeAlias = Callable[
     [list[Datum], list[FloatArray]], tuple[Any, Metrics, Sequence[npt.ArrayLike]]
 ]
-"""Takes the data and, for each, the log-probabilities of its target tokens as a float64 array of their shape;
-returns the loss, metrics, and the derivative of the loss by each log-probability."""
+"""Takes the data and the log-probabilities of each datum's target tokens, float64 arrays of their shapes.
+Returns the loss, metrics, and the derivative of the loss by each log-probability."""
 
 TorchLossFn: TypeAlias = "Callable[[list[Datum], list[torch.Tensor]], tuple[torch.Tensor, Metrics]]"
-"""Takes the same with torch tensors, and returns the loss, from which torch computes the derivatives, and
-metrics."""
+"""Takes the data and the log-probabilities as torch tensors. Returns the loss, which torch differentiates,
+and metrics."""
 
 LossT = TypeVar("LossT", bound=Callable[..., Any])
 
@@ -35,10 +35,10 @@ _MARK = "takes_numpy"
 
 
 def numpy_loss(loss_fn: LossT) -> LossT:
-    """Mark a loss as one that works in numpy and returns its own gradients; unmarked ones work in torch.
+    """Mark a loss that works in numpy and returns its own gradients. Unmarked losses work in torch.
 
-    What `TrainingClient.forward_backward_custom` does with a loss depends on this mark alone, never on what
-    is installed or what the loss returns. A class whose instances are losses may say `takes_numpy = True`.
+    `TrainingClient.forward_backward_custom` decides by this mark alone, not by the installed packages or the
+    returned value. A class whose instances are losses may set `takes_numpy = True`.
 
     >>> import numpy as np
     >>> @numpy_loss
@@ -53,10 +53,10 @@ def numpy_loss(loss_fn: LossT) -> LossT:
 
 
 def takes_numpy(loss_fn: Any) -> bool:
-    """Whether a loss is of the kind that works in numpy."""
+    """Return True for a loss that works in numpy."""
     return bool(getattr(loss_fn, _MARK, False))
 
 
 def name_of(loss_fn: Any) -> str:
-    """What errors call a loss."""
+    """Return the name of a loss for error messages."""
     return str(getattr(loss_fn, "__name__", None) or type(loss_fn).__name__)

@@ -1,4 +1,4 @@
-"""A loss that is the sum of several: a main one and what holds it back. Pure numpy; threads may share one."""
+"""`WeightedSum`: a loss that sums others, such as a main loss and a penalty. Pure; threads may share one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from attrs import field, frozen
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.losses._kinds import FloatArray, name_of, takes_numpy
-from tinker_sync.losses.evaluate import with_numpy
+from tinker_sync.losses.evaluate import call_numpy_loss
 from tinker_sync.types.datum import Datum
 
 
-def _checked(given: Mapping[str, Any]) -> dict[str, tuple[float, Any]]:
+def _check_terms(given: Mapping[str, Any]) -> dict[str, tuple[float, Any]]:
     terms = dict(given)
     if not terms:
         raise InvalidInputError("WeightedSum: give at least one loss")
@@ -25,7 +25,7 @@ def _checked(given: Mapping[str, Any]) -> dict[str, tuple[float, Any]]:
         weight, loss = term
         if not label or ":" in label:
             raise InvalidInputError(
-                f"WeightedSum[{label!r}]: the name begins that of a metric, without a colon in it"
+                f"WeightedSum[{label!r}]: expected a name without a colon, which metrics can begin with"
             )
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
             raise InvalidInputError(f"WeightedSum[{label!r}]: expected a finite weight, got {weight!r}")
@@ -38,9 +38,9 @@ def _checked(given: Mapping[str, Any]) -> dict[str, tuple[float, Any]]:
 
 @frozen
 class WeightedSum:
-    """The sum of losses that take numpy, each with a weight and a name.
+    """The sum of numpy losses, each with a weight and a name.
 
-    Metrics: ``NAME:sum`` is the value of each before it is weighted, ``NAME/METRIC`` its own metrics.
+    Metrics: ``NAME:sum`` is the unweighted value of a loss, ``NAME/METRIC`` are its own metrics.
 
     >>> from tinker_sync.losses import CrossEntropy, EntropyBonus
     >>> from tinker_sync.types import ModelInput
@@ -53,17 +53,17 @@ class WeightedSum:
 
     takes_numpy: ClassVar[bool] = True
 
-    terms: Mapping[str, tuple[float, Any]] = field(converter=_checked)
+    terms: Mapping[str, tuple[float, Any]] = field(converter=_check_terms)
 
     def __call__(
         self, data: Sequence[Datum], logprobs: Sequence[FloatArray]
     ) -> tuple[float, dict[str, float], list[FloatArray]]:
-        """The loss, its metrics, and the derivative by each log-probability."""
+        """Return the loss, its metrics, and the derivative by each log-probability."""
         total = 0.0
         metrics: dict[str, float] = {}
         gradients = [np.zeros(p.shape) for p in logprobs]
         for label, (weight, loss) in self.terms.items():
-            value, own, slopes = with_numpy(loss, list(data), [p.copy() for p in logprobs])
+            value, own, slopes = call_numpy_loss(loss, list(data), [p.copy() for p in logprobs])
             total += weight * value
             metrics[f"{label}:sum"] = value
             metrics.update({f"{label}/{name}": each for name, each in own.items()})

@@ -1,4 +1,4 @@
-"""`create_custom_loss`: a traced loss, stored on the server where that computes losses, else kept here."""
+"""`create_custom_loss`: traces a loss, and stores it on a server that computes losses."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.losses.graph import encode_graph
 from tinker_sync.losses.handle import LossHandle
-from tinker_sync.losses.trace import trace
+from tinker_sync.losses.trace import encode_graph, trace
 from tinker_sync.runtime.fetcher import Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.core import Core
 
 _lock = threading.Lock()
-# What each session has made; a server keeps each for the life of the session, so nobody makes one twice.
+# The losses of each session. A server keeps a loss for the life of the session, so a second one is refused.
 _made: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  # guarded by _lock
 
 
 def create(
     core: Core, fn: Callable[..., Any], input_ranks: Mapping[str, int], deadline_at: float
 ) -> APIFuture[LossHandle]:
-    """Trace a loss, and store it where the server takes it; see `ServiceClient.create_custom_loss`."""
+    """Trace a loss, and store it on a server that accepts it; see `ServiceClient.create_custom_loss`."""
     machinery = core.ready(deadline_at)
     handle = trace(fn, input_ranks, core.session_id(deadline_at))
     on_server = machinery.facts.config.custom_loss_server_side
@@ -47,7 +46,7 @@ def create(
     try:
         request = CreateCustomLossRequest(
             session_id=handle.session_id,
-            # Drawn once: a repetition must be the same request.
+            # Drawn once, because a retry must send the same request.
             custom_loss_seq_id=core.session.next_custom_loss_seq_id(),
             name=handle.name,
             inputs=list(handle.inputs),
@@ -69,13 +68,13 @@ def _remember(core: Core, handle: LossHandle) -> None:
         made.add(key)
     if known:
         raise InvalidInputError(
-            f"create_custom_loss: the session has already made {handle.name} with these inputs; "
+            f"create_custom_loss: the session already has {handle.name} with these inputs; "
             "keep its handle and use it again"
         )
 
 
 def _forget_failed(core_ref: weakref.ref[Core], key: str, future: APIFuture[LossHandle]) -> None:
-    """What was not made may be made again."""
+    """Let the user create a loss again after a failure."""
     core = core_ref()
     if core is not None and (future.cancelled() or future.exception() is not None):
         with _lock:
@@ -89,7 +88,7 @@ def _store(
     future: APIFuture[LossHandle],
     deadline_at: float,
 ) -> None:
-    """On a worker: send it, and have the answer fetched."""
+    """Send the request from a worker, and poll for its result."""
     if not future.begin():
         return
     future.mark_sending()
@@ -109,5 +108,5 @@ def _store(
             ),
             deadline_at=deadline_at,
         )
-    except BaseException as failure:  # noqa: BLE001  # whatever it is, nobody must wait for ever
+    except BaseException as failure:  # noqa: BLE001  # the future must end in any case
         future.fail(failure)

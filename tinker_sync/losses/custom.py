@@ -1,4 +1,4 @@
-"""`forward_backward_custom`, by what it is given: a function here, or a handle of one on the server."""
+"""`forward_backward_custom` for a function of this process, or for the handle of a loss."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ CustomLossFn: TypeAlias = "NumpyLossFn | TorchLossFn | LossHandle"
 
 
 def check_loss_type_input(given: Any) -> None:
-    """Accept what scripts of older versions say, and tell them.
+    """Accept an argument of older scripts with a warning.
 
     Raises:
-        ValueError: it is something that never was.
+        InvalidInputError: no version had this value.
     """
     if given is None:
         return
     if given != "logprobs":
-        raise InvalidInputError(f"loss_type_input: a loss takes 'logprobs', nothing else; got {given!r}")
+        raise InvalidInputError(f"loss_type_input: expected 'logprobs', got {given!r}")
     warnings.warn(
         "loss_type_input has no effect: a loss always takes log-probabilities",
         DeprecationWarning,
@@ -52,14 +52,10 @@ def custom_call(line: TrainingLine, data: Sequence[Datum], loss_fn: Any, deadlin
 
 
 def check_session(handle: LossHandle, core: Core) -> None:
-    """Refuse a handle of another session, whose server may know another loss under its id.
-
-    Raises:
-        InvalidInputError: it is one.
-    """
+    """Refuse a handle of another session, where its id may belong to another loss."""
     if handle.session_id != core.known_session_id:
         raise InvalidInputError(
             f"the loss {handle.name} was made in session {handle.session_id}, not in "
-            f"{core.known_session_id}; make it again with create_custom_loss of the "
-            "ServiceClient that made this training client"
+            f"{core.known_session_id}; create it again with create_custom_loss of the "
+            "ServiceClient that created this training client"
         )

@@ -1,22 +1,25 @@
-"""The data of the two passes of a custom loss, and what the first one gives. Pure."""
+"""The data and log-probabilities that pass between a custom loss and the server. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 
-from tinker_sync.errors import APIResponseValidationError
+from tinker_sync.errors import APIResponseValidationError, InvalidInputError
 from tinker_sync.losses._kinds import Float32Array, FloatArray
 from tinker_sync.types.datum import Datum, refuse_all
 from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.types.training import ForwardBackwardOutput
 
-_TARGETS = "target_tokens"
+_TARGETS: Final = "target_tokens"
+REFERENCE: Final = "reference_logprobs"
+"""The input that ready-made losses read the log-probabilities of a reference model from."""
 
 
 def forward_data(data: Sequence[Datum]) -> list[Datum]:
-    """What the server needs for the log-probabilities: targets, and weights, which some servers insist on.
+    """Reduce data to what a forward pass needs: targets, and weights, which some servers require.
 
     Raises:
         InvalidInputError: a datum has no targets.
@@ -24,53 +27,53 @@ def forward_data(data: Sequence[Datum]) -> list[Datum]:
     refuse_all(
         [
             f"data[{index}].loss_fn_inputs['target_tokens']: is missing; "
-            "a custom loss is a function of the log-probabilities of these tokens"
+            "a custom loss takes the log-probabilities of these tokens"
             for index, datum in enumerate(data)
             if _TARGETS not in datum.loss_fn_inputs
         ]
     )
-    return [_reduced(datum, _weights_of(datum)) for datum in data]
+    return [_reduce(datum, _find_weights(datum)) for datum in data]
 
 
-def _weights_of(datum: Datum) -> TensorData:
+def _find_weights(datum: Datum) -> TensorData:
     given = datum.loss_fn_inputs.get("weights")
     return _zeros_like(datum.loss_fn_inputs[_TARGETS]) if given is None else given
 
 
 def _zeros_like(targets: TensorData) -> TensorData:
-    """Zeros in the layout of the targets, with their own sparse indices where they have some."""
+    """Return zeros in the layout of the targets, including their sparse indices."""
     zeros = np.zeros(targets._numpy.shape, dtype=np.float32)
     return TensorData._wrap(zeros, "float32", targets.shape, targets._crow, targets._col)
 
 
-def _reduced(datum: Datum, weights: TensorData) -> Datum:
+def _reduce(datum: Datum, weights: TensorData) -> Datum:
     inputs = {_TARGETS: datum.loss_fn_inputs[_TARGETS], "weights": weights}
     return Datum(datum.model_input, inputs, datum.model_input_spans, datum.loss_fn_input_spans)
 
 
 def backward_data(data: Sequence[Datum], gradients: Sequence[Float32Array]) -> list[Datum]:
-    """Data whose cross-entropy, the sum of `-logprob * weight`, has these derivatives by each logprob."""
+    """Return data whose cross-entropy, the sum of `-logprob * weight`, has the given derivatives."""
     return [
-        _reduced(datum, TensorData.from_numpy_sparse(-gradient))
+        _reduce(datum, TensorData.from_numpy_sparse(-gradient))
         for datum, gradient in zip(data, gradients, strict=True)
     ]
 
 
-def logprobs_of(output: ForwardBackwardOutput, data: Sequence[Datum]) -> list[FloatArray]:
-    """The log-probabilities in the shapes of the targets, dense, as float64 arrays of nobody else's.
+def read_logprobs(output: ForwardBackwardOutput, data: Sequence[Datum]) -> list[FloatArray]:
+    """Copy the log-probabilities into dense float64 arrays of the shapes of the targets.
 
     Raises:
-        APIResponseValidationError: the server returned something else.
+        APIResponseValidationError: the output lacks them, or has another shape.
     """
     records = output.loss_fn_outputs
     if len(records) != len(data):
         raise APIResponseValidationError(
             f"the forward pass returned {len(records)} outputs for {len(data)} data"
         )
-    return list(_logprobs_of_each(output, data))
+    return list(_read_each(output, data))
 
 
-def _logprobs_of_each(output: ForwardBackwardOutput, data: Sequence[Datum]) -> Iterator[FloatArray]:
+def _read_each(output: ForwardBackwardOutput, data: Sequence[Datum]) -> Iterator[FloatArray]:
     for index, (record, datum) in enumerate(zip(output.loss_fn_outputs, data, strict=True)):
         shape = datum.loss_fn_inputs[_TARGETS]._effective_shape
         if "logprobs" not in record:
@@ -82,3 +85,66 @@ def _logprobs_of_each(output: ForwardBackwardOutput, data: Sequence[Datum]) -> I
                 f"whose target_tokens have shape {shape}"
             )
         yield logprobs.reshape(shape)  # older servers return flat values
+
+
+# ------------------------------------------------------------------------------------------- ready losses
+
+
+def with_reference(
+    data: Sequence[Datum], output: ForwardBackwardOutput, name: str = REFERENCE
+) -> list[Datum]:
+    """Add to each datum the log-probabilities of its target tokens under a reference model.
+
+    Args:
+        data: the examples.
+        output: the result of the reference model's forward pass over the same data.
+        name: of the input to add; it is not sent to the server.
+
+    Raises:
+        InvalidInputError: the output belongs to other data.
+
+    >>> from tinker_sync.types import ModelInput
+    >>> example = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+    >>> scored = TensorData([-0.5, -1.5], "float32", [2])
+    >>> output = ForwardBackwardOutput("ArrayRecord", [{"logprobs": scored}])
+    >>> with_reference([example], output)[0].loss_fn_inputs["reference_logprobs"].tolist()
+    [-0.5, -1.5]
+    """
+    if len(output.loss_fn_outputs) != len(data):
+        raise InvalidInputError(
+            f"with_reference: the output has {len(output.loss_fn_outputs)} entries for {len(data)} data"
+        )
+    return [
+        datum.model_copy(
+            update={"loss_fn_inputs": {**datum.loss_fn_inputs, name: TensorData.from_numpy(logprobs)}}
+        )
+        for datum, logprobs in zip(data, read_logprobs(output, data), strict=True)
+    ]
+
+
+def read_input(datum: Datum, index: int, name: str, shape: tuple[int, ...], hint: str = "") -> FloatArray:
+    """Return an input as a dense array of the shape of the log-probabilities.
+
+    Raises:
+        InvalidInputError: the input is missing or has another shape.
+    """
+    where = f"data[{index}].loss_fn_inputs[{name!r}]"
+    tensor = datum.loss_fn_inputs.get(name)
+    if tensor is None:
+        raise InvalidInputError(f"{where}: is missing{hint and f'; {hint}'}")
+    array = tensor.to_numpy().astype(np.float64)
+    if array.shape != shape:
+        raise InvalidInputError(f"{where}: has shape {array.shape}, the log-probabilities have {shape}")
+    return array
+
+
+def read_weights(datum: Datum, index: int, shape: tuple[int, ...]) -> FloatArray:
+    """Return the weights of the log-probabilities: `weights`, else 1, or 0 where sparse targets omit one."""
+    if "weights" in datum.loss_fn_inputs:
+        return read_input(datum, index, "weights", shape)
+    targets = datum.loss_fn_inputs["target_tokens"]
+    if not targets.is_sparse:
+        return np.ones(shape)
+    ones = np.ones(targets._numpy.shape, dtype=np.float32)
+    listed = TensorData._wrap(ones, "float32", targets.shape, targets._crow, targets._col)
+    return listed.to_numpy().astype(np.float64)

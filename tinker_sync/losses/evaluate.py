@@ -1,6 +1,6 @@
-"""Calling a custom loss and checking what it returns. Runs on a worker; knows no client.
+"""Evaluation of a custom loss, with checks of its result. Runs on a worker; knows no client.
 
-Every complaint says which loss, what is wrong where, and what to do about it.
+Each error names the loss, the problem, its place, and the remedy.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class Evaluated:
 Evaluate: TypeAlias = "Callable[[list[Datum], list[FloatArray]], Evaluated]"
 
 
-def evaluator(loss_fn: Any) -> Evaluate:
-    """How to compute a loss, by its kind.
+def make_evaluator(loss_fn: Any) -> Evaluate:
+    """Return the function that evaluates a loss of its kind.
 
     Raises:
-        MissingExtraError: it works in torch, which is not installed.
-        TypeError: it is nothing that can be called.
+        MissingExtraError: the loss works in torch, which is not installed.
+        TypeError: the loss is not callable.
     """
     if not callable(loss_fn) and not isinstance(loss_fn, LossHandle):
         raise TypeError(f"loss_fn: expected a function or a LossHandle, got {type(loss_fn).__name__}")
     if takes_numpy(loss_fn):
-        return partial(_evaluated, loss_fn)
+        return partial(_evaluate_numpy, loss_fn)
     try:
-        import torch  # noqa: F401  # asked for here, so that it is missed before anything is sent
+        import torch  # noqa: F401  # fails here, before a request is sent
     except ImportError:
         raise MissingExtraError(
             "torch",
@@ -55,48 +55,48 @@ def evaluator(loss_fn: Any) -> Evaluate:
             instead="write it in numpy, without torch, and mark it with tinker_sync.losses.numpy_loss",
         ) from None
     if isinstance(loss_fn, LossHandle):
-        return partial(_with_torch, partial(run_on_each, loss_fn), loss_fn.name)
-    return partial(_with_torch, loss_fn, name_of(loss_fn))
+        return partial(_evaluate_torch, partial(run_on_each, loss_fn), loss_fn.name)
+    return partial(_evaluate_torch, loss_fn, name_of(loss_fn))
 
 
 # ---------------------------------------------------------------------------------------------- numpy
 
 
-def _evaluated(loss_fn: Any, data: list[Datum], logprobs: list[FloatArray]) -> Evaluated:
-    loss, metrics, gradients = with_numpy(loss_fn, data, logprobs)
+def _evaluate_numpy(loss_fn: Any, data: list[Datum], logprobs: list[FloatArray]) -> Evaluated:
+    loss, metrics, gradients = call_numpy_loss(loss_fn, data, logprobs)
     name = name_of(loss_fn)
-    narrow = [_finite(f"{name}: gradients[{index}]", each) for index, each in enumerate(gradients)]
+    narrow = [_narrow(f"{name}: gradients[{index}]", each) for index, each in enumerate(gradients)]
     return Evaluated(loss, metrics, narrow)
 
 
-def with_numpy(
+def call_numpy_loss(
     loss_fn: Any, data: list[Datum], logprobs: list[FloatArray]
 ) -> tuple[float, dict[str, Any], list[npt.NDArray[Any]]]:
-    """Call a loss that takes numpy, and check what it returns.
+    """Call a numpy loss and check its result.
 
     Raises:
-        InvalidInputError: it is not a loss, metrics, and an array of derivatives for each datum.
+        InvalidInputError: the result is not a loss, metrics, and an array of derivatives for each datum.
     """
     name = name_of(loss_fn)
     shapes = [each.shape for each in logprobs]
     returned = loss_fn(data, logprobs)
     if not isinstance(returned, (tuple, list)) or len(returned) != 3:
         raise InvalidInputError(
-            f"{name} returned {_kind(returned)}; a loss that takes numpy returns (loss, metrics, gradients)"
+            f"{name} returned {_kind_of(returned)}; a numpy loss returns (loss, metrics, gradients)"
         )
     loss, metrics, gradients = returned
-    return _scalar(name, loss), _plain_metrics(name, metrics), _checked_gradients(name, gradients, shapes)
+    return _read_loss(name, loss), _read_metrics(name, metrics), _check_gradients(name, gradients, shapes)
 
 
-def _scalar(name: str, loss: Any) -> float:
+def _read_loss(name: str, loss: Any) -> float:
     if isinstance(loss, (str, bytes)) or not hasattr(loss, "__float__") or np.size(loss) != 1:
         raise InvalidInputError(
-            f"{name} returned {_kind(loss)} as its loss; return one number, such as loss.sum()"
+            f"{name} returned {_kind_of(loss)} as its loss; return one number, such as loss.sum()"
         )
-    return _finite_loss(name, float(np.asarray(loss).reshape(()).item()))
+    return _check_finite_loss(name, float(np.asarray(loss).reshape(()).item()))
 
 
-def _finite_loss(name: str, value: float) -> float:
+def _check_finite_loss(name: str, value: float) -> float:
     if not math.isfinite(value):
         raise InvalidInputError(
             f"{name} returned a loss of {value}; look for a logarithm of 0, a division by 0 or an "
@@ -105,12 +105,10 @@ def _finite_loss(name: str, value: float) -> float:
     return value
 
 
-def _checked_gradients(
-    name: str, gradients: Any, shapes: Sequence[tuple[int, ...]]
-) -> list[npt.NDArray[Any]]:
+def _check_gradients(name: str, gradients: Any, shapes: Sequence[tuple[int, ...]]) -> list[npt.NDArray[Any]]:
     if isinstance(gradients, (Mapping, str)) or not hasattr(gradients, "__len__"):
         raise InvalidInputError(
-            f"{name} returned {_kind(gradients)} as gradients; return a list with an array for each datum"
+            f"{name} returned {_kind_of(gradients)} as gradients; return a list with an array for each datum"
         )
     if len(gradients) != len(shapes):
         raise InvalidInputError(
@@ -118,20 +116,20 @@ def _checked_gradients(
             "return one for each, zeros where the loss does not depend on it"
         )
     return [
-        _checked_gradient(name, index, each, shape)
+        _check_gradient(name, index, each, shape)
         for index, (each, shape) in enumerate(zip(gradients, shapes, strict=True))
     ]
 
 
-def _checked_gradient(name: str, index: int, given: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+def _check_gradient(name: str, index: int, given: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     where = f"{name}: gradients[{index}]"
     try:
         array = np.asarray(given)
     except ValueError:  # ragged
-        raise InvalidInputError(f"{where}: expected an array of numbers, got {_kind(given)}") from None
+        raise InvalidInputError(f"{where}: expected an array of numbers, got {_kind_of(given)}") from None
     if array.dtype.kind not in "fiu":
         raise InvalidInputError(
-            f"{where}: expected an array of real numbers, got {_kind(given)} of {array.dtype}"
+            f"{where}: expected an array of real numbers, got {_kind_of(given)} of {array.dtype}"
         )
     if array.shape != shape:
         raise InvalidInputError(
@@ -141,7 +139,7 @@ def _checked_gradient(name: str, index: int, given: Any, shape: tuple[int, ...])
     return array
 
 
-def _finite(where: str, array: npt.NDArray[Any]) -> Float32Array:
+def _narrow(where: str, array: npt.NDArray[Any]) -> Float32Array:
     with np.errstate(over="ignore"):
         narrow = array.astype(np.float32)
     bad = ~np.isfinite(narrow)
@@ -149,7 +147,7 @@ def _finite(where: str, array: npt.NDArray[Any]) -> Float32Array:
         at = tuple(int(each) for each in np.argwhere(bad)[0])
         place = "".join(f"[{each}]" for each in at)
         raise InvalidInputError(
-            f"{where}{place}: {array[at]} is no finite float32, one of {int(bad.sum())} such derivatives; "
+            f"{where}{place}: {array[at]} is not a finite float32, one of {int(bad.sum())} such derivatives; "
             "look for a division by 0 or an exponential of a large number in the loss. Nothing was trained"
         )
     return narrow
@@ -158,54 +156,54 @@ def _finite(where: str, array: npt.NDArray[Any]) -> Float32Array:
 # ---------------------------------------------------------------------------------------------- torch
 
 
-def _with_torch(loss_fn: Any, name: str, data: list[Datum], logprobs: list[FloatArray]) -> Evaluated:
+def _evaluate_torch(loss_fn: Any, name: str, data: list[Datum], logprobs: list[FloatArray]) -> Evaluated:
     import torch
 
     leaves = [torch.tensor(each, dtype=torch.float32).requires_grad_(True) for each in logprobs]
     returned = loss_fn(data, leaves)
     if not isinstance(returned, (tuple, list)) or len(returned) != 2:
         raise InvalidInputError(
-            f"{name} returned {_kind(returned)}; a loss that takes torch tensors returns (loss, metrics). "
-            "One that takes numpy and returns gradients is marked with tinker_sync.losses.numpy_loss"
+            f"{name} returned {_kind_of(returned)}; a torch loss returns (loss, metrics). "
+            "Mark a numpy loss, which returns gradients too, with tinker_sync.losses.numpy_loss"
         )
     loss, metrics = returned
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise InvalidInputError(
-            f"{name} returned {_kind(loss)} as its loss; return a tensor with one number, such as loss.sum()"
+            f"{name} returned {_kind_of(loss)} as its loss; return a tensor of one number, such as loss.sum()"
         )
-    value = _finite_loss(name, float(loss.detach()))
+    value = _check_finite_loss(name, float(loss.detach()))
     if not loss.requires_grad:
         raise InvalidInputError(
             f"{name}: the loss does not depend on the log-probabilities, so there is no gradient; "
             "compute it from them, without detach(), item() or numpy() on the way"
         )
     loss.backward()
-    gradients = [_gradient_of(name, index, leaf) for index, leaf in enumerate(leaves)]
-    return Evaluated(value, _plain_metrics(name, metrics), gradients)
+    gradients = [_read_gradient(name, index, leaf) for index, leaf in enumerate(leaves)]
+    return Evaluated(value, _read_metrics(name, metrics), gradients)
 
 
-def _gradient_of(name: str, index: int, leaf: Any) -> Float32Array:
+def _read_gradient(name: str, index: int, leaf: Any) -> Float32Array:
     if leaf.grad is None:
         raise InvalidInputError(
             f"{name}: the loss does not depend on logprobs[{index}], so there is no gradient for "
             f"data[{index}]; leave the datum out, or add 0.0 * logprobs.sum() for it if that is meant"
         )
-    return _finite(f"{name}: the derivative by logprobs[{index}]", leaf.grad.to_dense().numpy())
+    return _narrow(f"{name}: the derivative by logprobs[{index}]", leaf.grad.to_dense().numpy())
 
 
 # ---------------------------------------------------------------------------------------------- metrics
 
 
-def _plain_metrics(name: str, metrics: Any) -> dict[str, Any]:
+def _read_metrics(name: str, metrics: Any) -> dict[str, Any]:
     if not isinstance(metrics, Mapping):
         raise InvalidInputError(
-            f"{name} returned {_kind(metrics)} as metrics; return a dict, which may be empty"
+            f"{name} returned {_kind_of(metrics)} as metrics; return a dict, which may be empty"
         )
-    return {str(key): _plain(f"{name}: metrics[{key!r}]", value) for key, value in metrics.items()}
+    return {str(key): _read_metric(f"{name}: metrics[{key!r}]", value) for key, value in metrics.items()}
 
 
-def _plain(where: str, value: Any) -> Any:
-    """A Python number of a tensor or an array of one; anything else is the user's."""
+def _read_metric(where: str, value: Any) -> Any:
+    """Convert a tensor or an array of one number to that number. Other values stay as they are."""
     if not hasattr(value, "item"):
         return value
     if np.prod(tuple(value.shape)) != 1:
@@ -213,8 +211,8 @@ def _plain(where: str, value: Any) -> Any:
     return value.detach().item() if hasattr(value, "detach") else value.item()
 
 
-def _kind(value: Any) -> str:
-    """What something is, in a few words and without its contents."""
+def _kind_of(value: Any) -> str:
+    """Describe a value by its type and size, without its contents."""
     shape = getattr(value, "shape", None)
     if shape is not None and len(shape):
         return f"a {type(value).__name__} of shape {tuple(shape)}"

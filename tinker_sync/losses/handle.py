@@ -1,4 +1,4 @@
-"""`LossHandle`: a traced loss, on the server or here."""
+"""`LossHandle`: a traced loss that the server or this process computes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     import torch.fx
 
 PerDatumLossFn: TypeAlias = "Callable[..., tuple[torch.Tensor, Mapping[str, torch.Tensor]]]"
-"""A loss of one datum: takes `logprobs` and further `loss_fn_inputs` by name, as tensors; returns a scalar
+"""A loss of one datum. Takes `logprobs` and further `loss_fn_inputs` by name, as tensors. Returns a scalar
 and scalar metrics named ``custom/<name>:sum`` or ``custom/<name>:mean``."""
 
 
 @frozen
 class LossHandle:
-    """A loss made by `ServiceClient.create_custom_loss`. Immutable; of use in its own session only.
+    """A loss created by `ServiceClient.create_custom_loss`, for use in the same session. Immutable.
 
-    Give it to `TrainingClient.forward_backward_custom`, or to `forward_backward` as its loss.
+    Pass it to `TrainingClient.forward_backward_custom`, or to `forward_backward` as its loss.
 
     Attributes:
-        name: that of the function.
-        inputs: ``logprobs``, then the `loss_fn_inputs` it reads, in the order it takes them.
-        session_id: the session it was made in.
-        graph: the traced computation, which is what runs; not the function.
-        loss_id: its id on the server; None: it runs here.
+        name: the name of the function.
+        inputs: ``logprobs``, then the `loss_fn_inputs` of the function, in the order of its parameters.
+        session_id: the session it belongs to.
+        graph: the traced computation, which runs in place of the function.
+        loss_id: its id on the server; None means that this process computes it.
 
     >>> LossHandle("nll", (CustomLossInput(name="logprobs", rank=1),), "session-1", graph=None).input_names
     ()
@@ -48,22 +48,22 @@ class LossHandle:
 
     @property
     def key(self) -> str:
-        """The same for the same computation of the same inputs."""
+        """A digest of the computation and its inputs."""
         digest = hashlib.sha256(self.graph.code.encode())
         digest.update(repr(self.inputs).encode())
         return digest.hexdigest()
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """The `loss_fn_inputs` it reads, in the order it takes them."""
+        """The `loss_fn_inputs` that the function reads, in the order of its parameters."""
         return tuple(each.name for each in self.inputs[1:])
 
 
 def check_data(handle: LossHandle, data: Sequence[Datum]) -> None:
-    """Refuse data without the inputs of a loss, or with inputs of another rank than it was made for.
+    """Refuse data that lack an input of a loss, or have one of another rank.
 
     Raises:
-        InvalidInputError: it names each place.
+        InvalidInputError: with a line for each problem.
     """
     wanted = [("target_tokens", handle.inputs[0]), *((each.name, each) for each in handle.inputs[1:])]
     problems = []
@@ -84,7 +84,7 @@ def check_data(handle: LossHandle, data: Sequence[Datum]) -> None:
 def run_on_each(
     handle: LossHandle, data: Sequence[Datum], logprobs: Sequence[Any]
 ) -> tuple[Any, dict[str, float]]:
-    """The loss summed over the data, and its metrics as their names say."""
+    """Return the loss summed over the data, and its metrics, summed or averaged according to their names."""
     losses: list[Any] = []
     sums: dict[str, float] = {}
     for index, (datum, each) in enumerate(zip(data, logprobs, strict=True)):

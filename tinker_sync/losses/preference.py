@@ -1,4 +1,4 @@
-"""Losses over pairs of a preferred and another answer. Pure numpy; threads may share one."""
+"""Losses over pairs of a chosen and a rejected answer. Pure numpy; threads may share one."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from attrs import field, frozen
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.losses._kinds import FloatArray
-from tinker_sync.losses.given import REFERENCE, cell_weights, values
+from tinker_sync.losses.data import REFERENCE, read_input, read_weights
 from tinker_sync.types.datum import Datum
 
-_HINT = "tinker_sync.losses.with_reference puts it there; reference=None does without"
+_HINT = "tinker_sync.losses.with_reference adds it; reference=None needs none"
 
 
 def dpo_pairs(chosen: Sequence[Datum], rejected: Sequence[Datum]) -> list[Datum]:
-    """The data of both in the order in which `DPO` takes them: each preferred answer, then the other one.
+    """Arrange data for `DPO`: each chosen answer, followed by its rejected one.
 
     Raises:
-        InvalidInputError: there are not equally many.
+        InvalidInputError: the numbers of answers differ.
 
     >>> from tinker_sync.types import ModelInput
     >>> a, b = (Datum(ModelInput.from_ints([token]), {"target_tokens": [token]}) for token in (1, 2))
@@ -29,12 +29,12 @@ def dpo_pairs(chosen: Sequence[Datum], rejected: Sequence[Datum]) -> list[Datum]
     """
     if len(chosen) != len(rejected):
         raise InvalidInputError(
-            f"dpo_pairs: {len(chosen)} chosen and {len(rejected)} rejected data make no pairs"
+            f"dpo_pairs: expected as many rejected as chosen data, got {len(chosen)} and {len(rejected)}"
         )
     return [datum for pair in zip(chosen, rejected, strict=True) for datum in pair]
 
 
-def _half(instance: Any, attribute: Any, value: float) -> None:
+def _check_half(instance: Any, attribute: Any, value: float) -> None:
     if not 0 <= value < 0.5:
         raise InvalidInputError(
             f"{type(instance).__name__}.{attribute.name}: expected 0 to below 0.5, got {value!r}"
@@ -43,21 +43,20 @@ def _half(instance: Any, attribute: Any, value: float) -> None:
 
 @frozen
 class DPO:
-    """Direct preference optimization: raise the preferred answer over the other, compared with a reference.
+    """Direct preference optimization: raises the chosen answer over the rejected one, against a reference.
 
-    The data are pairs, see `dpo_pairs`. With S(x) the sum of `w * (p - q)` over the tokens of an answer,
-    where q are the reference model's log-probabilities, the margin of a pair is `beta * (S(chosen) -
-    S(rejected))` and its loss `-log sigmoid(margin)`; with label smoothing, `-(1 - e) * log sigmoid(margin) -
-    e * log sigmoid(-margin)`. The loss is the sum over the pairs. Set `weights` to 0 for the tokens of the
-    prompt.
+    The data are pairs, see `dpo_pairs`. S(x) is the sum of `w * (p - q)` over the tokens of an answer, where
+    q are the reference model's log-probabilities. The margin of a pair is `beta * (S(chosen) - S(rejected))`,
+    and its loss is `-log sigmoid(margin)`, or with label smoothing `-(1 - e) * log sigmoid(margin) - e * log
+    sigmoid(-margin)`. The loss is the sum over the pairs. Set `weights` to 0 for the tokens of the prompt.
 
-    Metrics: ``dpo:mean`` the loss of a pair, ``dpo_margin:mean``, ``dpo_accuracy:mean`` the share of pairs
-    with a margin above 0, and ``dpo_chosen:mean`` and ``dpo_rejected:mean``, which are `beta * S`.
+    Metrics: ``dpo:mean`` is the loss of a pair, ``dpo_margin:mean`` its margin, ``dpo_accuracy:mean`` the
+    share of pairs with a margin above 0; ``dpo_chosen:mean`` and ``dpo_rejected:mean`` are `beta * S`.
 
     Attributes:
-        beta: how strongly a margin counts.
-        reference: the input with the reference's log-probabilities; None: they are 0.
-        label_smoothing: the share of pairs that may be the wrong way round.
+        beta: the weight of a margin.
+        reference: the input with the reference's log-probabilities; None takes 0 for them.
+        label_smoothing: the assumed share of pairs with chosen and rejected answer swapped.
 
     >>> from tinker_sync.types import ModelInput
     >>> inputs = {"target_tokens": [2], "reference_logprobs": [-1.0]}
@@ -71,23 +70,23 @@ class DPO:
 
     beta: float = 0.1
     reference: str | None = REFERENCE
-    label_smoothing: float = field(default=0.0, validator=_half)
+    label_smoothing: float = field(default=0.0, validator=_check_half)
 
     def __call__(
         self, data: Sequence[Datum], logprobs: Sequence[FloatArray]
     ) -> tuple[float, dict[str, float], list[FloatArray]]:
-        """The loss, its metrics, and the derivative by each log-probability."""
+        """Return the loss, its metrics, and the derivative by each log-probability."""
         if len(data) % 2:
             raise InvalidInputError(
-                f"DPO: {len(data)} data make no pairs; give each chosen answer followed by the rejected one"
+                f"DPO: expected pairs, got {len(data)} data; put each rejected answer after its chosen one"
             )
         weights = [
-            cell_weights(datum, index, p.shape)
+            read_weights(datum, index, p.shape)
             for index, (datum, p) in enumerate(zip(data, logprobs, strict=True))
         ]
         rewards = self.beta * np.array(
             [
-                float((w * (p - self._of_reference(datum, index, p))).sum())
+                float((w * (p - self._read_reference(datum, index, p))).sum())
                 for index, (datum, p, w) in enumerate(zip(data, logprobs, weights, strict=True))
             ]
         )
@@ -95,7 +94,7 @@ class DPO:
         margins = chosen - rejected
         smoothing = self.label_smoothing
         losses = (1 - smoothing) * np.logaddexp(0.0, -margins) + smoothing * np.logaddexp(0.0, margins)
-        # Of the loss of each pair by its margin; below, by S of the chosen and of the rejected answer.
+        # The derivatives of each pair's loss by its margin; `by_sum` holds those by S of each answer.
         slopes = smoothing * _sigmoid(margins) - (1 - smoothing) * _sigmoid(-margins)
         by_sum = self.beta * np.stack([slopes, -slopes], axis=1).reshape(-1)
         pairs = max(len(margins), 1)
@@ -108,12 +107,12 @@ class DPO:
         }
         return float(losses.sum()), metrics, [slope * w for slope, w in zip(by_sum, weights, strict=True)]
 
-    def _of_reference(self, datum: Datum, index: int, p: FloatArray) -> FloatArray:
+    def _read_reference(self, datum: Datum, index: int, p: FloatArray) -> FloatArray:
         if self.reference is None:
             return np.zeros(p.shape)
-        return values(datum, index, self.reference, p.shape, _HINT)
+        return read_input(datum, index, self.reference, p.shape, _HINT)
 
 
 def _sigmoid(x: FloatArray) -> FloatArray:
-    """Without overflow, whatever x."""
+    """Compute the sigmoid without overflow for any x."""
     return np.exp(-np.logaddexp(0.0, -x))

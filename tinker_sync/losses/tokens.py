@@ -1,8 +1,8 @@
-"""Ready losses that are sums over tokens. Pure numpy; threads may share one.
+"""Ready-made losses that are sums over tokens. Pure numpy; threads may share one.
 
-`p` is the model's log-probability of a target token, `w` its weight (`weights`; without them 1, and 0 where
-sparse targets list nothing). Each loss is a plain sum over all tokens of all data, so its size grows with
-them; its metric ``NAME:mean`` is per token that has a weight.
+`p` is the model's log-probability of a target token. `w` is its weight: `weights`, else 1, or 0 for cells
+that sparse targets omit. Each loss is a plain sum over all tokens of all data, so it grows with their number.
+Its metric ``NAME:mean`` is the mean over tokens with a weight.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from attrs import field, frozen
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.losses._kinds import FloatArray
-from tinker_sync.losses.given import REFERENCE, cell_weights, values
+from tinker_sync.losses.data import REFERENCE, read_input, read_weights
 from tinker_sync.types.datum import Datum
 
-# Beyond this a ratio is of no use to anybody, and infinity times zero would spoil a whole sum.
+# The exponent of the largest ratio. Beyond it infinity times zero would turn a whole sum into NaN.
 _MOST = 700.0
-_REFERENCE_HINT = "tinker_sync.losses.with_reference puts it there"
+_REFERENCE_HINT = "tinker_sync.losses.with_reference adds it"
 
 
 class Cells(NamedTuple):
-    """For each log-probability, weights included: its part of the loss, the derivative, and what is shown."""
+    """Weighted values for each log-probability: its part of the loss, the derivative, and the metric."""
 
     loss: FloatArray
     slope: FloatArray
@@ -33,7 +33,7 @@ class Cells(NamedTuple):
 
 
 class TokenLoss:
-    """What they have in common."""
+    """The base of losses that sum over tokens."""
 
     __slots__ = ()
 
@@ -43,11 +43,11 @@ class TokenLoss:
     def __call__(
         self, data: Sequence[Datum], logprobs: Sequence[FloatArray]
     ) -> tuple[float, dict[str, float], list[FloatArray]]:
-        """The loss, its metrics, and the derivative by each log-probability."""
+        """Return the loss, its metrics, and the derivative by each log-probability."""
         loss, shown, tokens = 0.0, 0.0, 0
         gradients = []
         for index, (datum, p) in enumerate(zip(data, logprobs, strict=True)):
-            weights = cell_weights(datum, index, p.shape)
+            weights = read_weights(datum, index, p.shape)
             cells = self._cells(p, weights, datum, index)
             loss += float(cells.loss.sum())
             shown += float(cells.shown.sum())
@@ -59,13 +59,13 @@ class TokenLoss:
     def _cells(self, p: FloatArray, weights: FloatArray, datum: Datum, index: int) -> Cells: ...
 
 
-def _weighted(weights: FloatArray, each: FloatArray, slope: FloatArray) -> Cells:
+def _weigh(weights: FloatArray, each: FloatArray, slope: FloatArray) -> Cells:
     return Cells(weights * each, weights * slope, weights * each)
 
 
 @frozen
 class CrossEntropy(TokenLoss):
-    """`-sum(w * p)`, as the server's loss of that name; for sums with other losses.
+    """`-sum(w * p)`, the server's loss of the same name, for sums with other losses.
 
     >>> from tinker_sync.types import ModelInput
     >>> example = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [0, 1]})
@@ -76,7 +76,7 @@ class CrossEntropy(TokenLoss):
     name: ClassVar[str] = "cross_entropy"
 
     def _cells(self, p: FloatArray, weights: FloatArray, datum: Datum, index: int) -> Cells:  # noqa: ARG002
-        return _weighted(weights, -p, np.full(p.shape, -1.0))
+        return _weigh(weights, -p, np.full(p.shape, -1.0))
 
 
 @frozen
@@ -92,9 +92,9 @@ class ImportanceSampling(TokenLoss):
     name: ClassVar[str] = "importance_sampling"
 
     def _cells(self, p: FloatArray, weights: FloatArray, datum: Datum, index: int) -> Cells:
-        ratio = np.exp(np.minimum(p - values(datum, index, "logprobs", p.shape), _MOST))
-        each = -ratio * values(datum, index, "advantages", p.shape)
-        return _weighted(weights, each, each)
+        ratio = np.exp(np.minimum(p - read_input(datum, index, "logprobs", p.shape), _MOST))
+        each = -ratio * read_input(datum, index, "advantages", p.shape)
+        return _weigh(weights, each, each)
 
 
 @frozen
@@ -112,10 +112,10 @@ class PPO(TokenLoss):
     clip_high: float = 1.2
 
     def _cells(self, p: FloatArray, weights: FloatArray, datum: Datum, index: int) -> Cells:
-        advantages = values(datum, index, "advantages", p.shape)
-        ratio = np.exp(np.minimum(p - values(datum, index, "logprobs", p.shape), _MOST))
+        advantages = read_input(datum, index, "advantages", p.shape)
+        ratio = np.exp(np.minimum(p - read_input(datum, index, "logprobs", p.shape), _MOST))
         free, held = ratio * advantages, np.clip(ratio, self.clip_low, self.clip_high) * advantages
-        return _weighted(weights, -np.minimum(free, held), np.where(free <= held, -free, 0.0))
+        return _weigh(weights, -np.minimum(free, held), np.where(free <= held, -free, 0.0))
 
 
 def _is_one_of(*allowed: str) -> Any:
@@ -130,21 +130,20 @@ def _is_one_of(*allowed: str) -> Any:
 
 @frozen
 class KLToReference(TokenLoss):
-    """How far the model is from a reference model, `q` being that one's `reference_logprobs` of the same
-    tokens.
+    """The divergence of the model from a reference model.
 
-    What can be known of it depends on the tokens whose log-probabilities there are:
+    `q` is the `reference_logprobs` of the same tokens. The estimators differ in the tokens they need:
 
-    - "k3", for one target a token: `sum(w * (exp(q - p) - 1 - (q - p)))`. Never negative. On tokens that the
-      model itself sampled, its value is an unbiased estimate of KL(model, reference) of each position; its
-      derivative is one of the derivative of KL(reference, model).
+    - "k3", for one target a token: `sum(w * (exp(q - p) - 1 - (q - p)))`. It is never negative. On tokens
+      that the model itself sampled, its value is an unbiased estimate of KL(model, reference) of each
+      position, and its derivative is an unbiased estimate of the derivative of KL(reference, model).
     - "k2", for one target a token: `sum(w * (p - q)**2 / 2)`. On tokens that the model itself sampled, its
-      derivative is an unbiased estimate of that of KL(model, reference); its value is close to it where the
-      two are close.
-    - "listed", for several targets a token: `sum(w * exp(p) * (p - q))` over those listed: KL(model,
-      reference) itself where all of the vocabulary is, else the part of it that the listed tokens have.
+      derivative is an unbiased estimate of that of KL(model, reference). Its value is close to the divergence
+      when the two models are close.
+    - "listed", for several targets a token: `sum(w * exp(p) * (p - q))` over the listed tokens. It equals
+      KL(model, reference) when they are the whole vocabulary, else their part of it.
 
-    On tokens from elsewhere the first two are a penalty for being apart on these tokens, and no estimate.
+    On tokens from another source the first two penalize the difference on these tokens, without an estimate.
 
     >>> from tinker_sync.types import ModelInput
     >>> example = Datum(ModelInput.from_ints([1]), {"target_tokens": [2], "reference_logprobs": [-1.0]})
@@ -159,29 +158,32 @@ class KLToReference(TokenLoss):
 
     def _cells(self, p: FloatArray, weights: FloatArray, datum: Datum, index: int) -> Cells:
         _check_rank(self.estimator == "listed", p, f"KLToReference({self.estimator!r})", index)
-        apart = p - values(datum, index, self.reference, p.shape, _REFERENCE_HINT)
+        apart = p - read_input(datum, index, self.reference, p.shape, _REFERENCE_HINT)
         if self.estimator == "k2":
-            return _weighted(weights, apart * apart / 2, apart)
+            return _weigh(weights, apart * apart / 2, apart)
         if self.estimator == "listed":
             share = np.exp(p)
-            return _weighted(weights, share * apart, share * (apart + 1))
+            return _weigh(weights, share * apart, share * (apart + 1))
         grown = np.expm1(np.minimum(-apart, _MOST))
-        return _weighted(weights, grown + apart, -grown)
+        return _weigh(weights, grown + apart, -grown)
 
 
 @frozen
 class EntropyBonus(TokenLoss):
-    """A loss that falls as the model becomes less certain. The metric ``entropy:mean`` estimates the entropy
-    of a position; the loss itself is made for its derivative:
+    """A loss that falls as the model becomes less certain.
+
+    The metric ``entropy:mean`` estimates the entropy of a position. The loss itself matters for its
+    derivative:
 
     - "sampled", for one target a token: `sum(w * p**2 / 2)`. On tokens that the model itself sampled at
-      temperature 1, its derivative is an unbiased estimate of minus that of the entropy of each position
-      given what stands before it, and the metric, the mean of `-p`, one of the entropy. (The derivative of
-      `-p` itself is zero on average, so that would be no bonus.) On tokens from elsewhere it is neither.
-    - "listed", for several targets a token: `sum(w * exp(p) * p)` over those listed: minus the entropy itself
-      where all of the vocabulary is, else the part of it that the listed tokens have.
+      temperature 1, its derivative is an unbiased estimate of minus the derivative of the entropy of each
+      position given the tokens before it. The metric, the mean of `-p`, is an unbiased estimate of the
+      entropy. (The derivative of `-p` itself is zero on average.) On tokens from another source it estimates
+      neither.
+    - "listed", for several targets a token: `sum(w * exp(p) * p)` over the listed tokens. It is minus the
+      entropy when they are the whole vocabulary, else their part of it.
 
-    Give it a weight in a `WeightedSum`.
+    Weight it in a `WeightedSum`.
 
     >>> from tinker_sync.types import ModelInput
     >>> example = Datum(ModelInput.from_ints([1]), {"target_tokens": [2]})
@@ -203,7 +205,7 @@ class EntropyBonus(TokenLoss):
         return Cells(share * p, share * (p + 1), -share * p)
 
 
-def _share(instance: Any, attribute: Any, value: float) -> None:
+def _check_share(instance: Any, attribute: Any, value: float) -> None:
     if not 0 <= value < 1:
         raise InvalidInputError(
             f"{type(instance).__name__}.{attribute.name}: expected a share from 0 to below 1, got {value!r}"
@@ -212,14 +214,12 @@ def _share(instance: Any, attribute: Any, value: float) -> None:
 
 @frozen
 class LabelSmoothing(TokenLoss):
-    """Cross-entropy with a share of each token's weight spread evenly over all tokens listed for its
-    position.
+    """Cross-entropy that spreads a share of each weight evenly over the tokens listed for the position.
 
-    It is for several targets a token: the first of each position is the right one, the others are those it
-    may be confused with. With K tokens listed for a position, the first one counts `1 - epsilon + epsilon /
-    K` and each other `epsilon / K`, times the weight of the first; with all of the vocabulary listed this is
-    label smoothing as it is usually meant. A token is listed where `weights` are not 0, or, without them,
-    where sparse targets list it.
+    It needs several targets a token: at each position first the right token, then its alternatives. With K
+    tokens listed at a position, the first has the factor `1 - epsilon + epsilon / K` and each other `epsilon
+    / K`, times the weight of the first. With the whole vocabulary listed, this is the usual label smoothing.
+    A token is listed where `weights` is not 0, or, without `weights`, where sparse targets list it.
 
     >>> from tinker_sync.types import ModelInput
     >>> example = Datum(ModelInput.from_ints([1]), {"target_tokens": np.array([[2, 3]])})
@@ -229,14 +229,14 @@ class LabelSmoothing(TokenLoss):
 
     name: ClassVar[str] = "label_smoothing"
 
-    epsilon: float = field(default=0.1, validator=_share)
+    epsilon: float = field(default=0.1, validator=_check_share)
 
     def _cells(self, p: FloatArray, weights: FloatArray, datum: Datum, index: int) -> Cells:  # noqa: ARG002
         _check_rank(True, p, "LabelSmoothing", index)
         listed = weights != 0
         shares = listed * self.epsilon / np.maximum(listed.sum(axis=1, keepdims=True), 1)
         shares[:, :1] += listed[:, :1] * (1 - self.epsilon)
-        return _weighted(weights[:, :1] * shares, -p, np.full(p.shape, -1.0))
+        return _weigh(weights[:, :1] * shares, -p, np.full(p.shape, -1.0))
 
 
 def _check_rank(several: bool, p: FloatArray, name: str, index: int) -> None:

@@ -1,8 +1,8 @@
-"""From a function to a graph of torch calls, and the rules such a function has to keep.
+"""Tracing of a loss function to a graph of torch calls, and the encoding of the graph for a server.
 
-It is run once, with stand-ins for its tensors that write down what is done to them; only what they saw is
-computed later, here or on a server. So the function may do nothing that they cannot see. Every refusal names
-the rule and shows the line of the function that breaks it. Needs torch.
+`trace` runs the function once, with stand-ins for its tensors that record each operation. Later only the
+recorded graph is computed, in this process or on a server, so the function must not do anything the
+stand-ins cannot record. Each error names the broken rule and shows the line of the function. Needs torch.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import inspect
 import linecache
+import math
 import re
 import sys
 import sysconfig
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from tinker_sync.errors import InvalidInputError, MissingExtraError
 from tinker_sync.losses._kinds import name_of
 from tinker_sync.losses.handle import LossHandle
-from tinker_sync.types.custom_loss import CustomLossInput
+from tinker_sync.types.custom_loss import CustomLossGraph, CustomLossInput, CustomLossNode
 
 if TYPE_CHECKING:
     import torch.fx
@@ -37,7 +38,7 @@ _TO_PYTHON: Final = frozenset({"item", "numpy", "tolist"})
 
 
 def trace(fn: Callable[..., Any], input_ranks: Mapping[str, int], session_id: str) -> LossHandle:
-    """Make a handle of a function, without an id of a server.
+    """Trace a function, and return its handle, without an id of the server.
 
     Raises:
         InvalidInputError: the function or the ranks break a rule.
@@ -47,56 +48,54 @@ def trace(fn: Callable[..., Any], input_ranks: Mapping[str, int], session_id: st
         import torch.fx  # noqa: F401
     except ImportError:
         raise MissingExtraError("torch", feature="create_custom_loss") from None
-    inputs = _declared(fn, input_ranks)
-    recorded = _Record(fn)
+    inputs = _declare_inputs(fn, input_ranks)
+    recorded = _Recorder(fn)
     graph = recorded.trace()
-    _check(graph, recorded)
+    _check_graph(graph, recorded)
     return LossHandle(name_of(fn), inputs, session_id, graph)
 
 
 # --------------------------------------------------------------------------------------------- parameters
 
 
-def _declared(fn: Callable[..., Any], ranks: Mapping[str, int]) -> tuple[CustomLossInput, ...]:
+def _declare_inputs(fn: Callable[..., Any], ranks: Mapping[str, int]) -> tuple[CustomLossInput, ...]:
     name = name_of(fn)
-    where = _definition(fn)
+    where = _locate_definition(fn)
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError) as error:
-        raise _refusal(
-            f"{name} has no signature that can be read ({error}); give a plain function"
-        ) from error
+        raise _make_error(f"{name} has no readable signature ({error}); use a plain function") from error
     if not parameters or parameters[0].name != _FIRST:
-        raise _refusal(
+        raise _make_error(
             f"{name} must take logprobs as its first parameter, then the loss_fn_inputs it reads, "
             "such as def loss(logprobs, advantages)",
             where,
         )
     if len(parameters) > _MAX_INPUTS:
-        raise _refusal(
+        raise _make_error(
             f"{name} takes {len(parameters)} parameters; at most {_MAX_INPUTS} can be, logprobs included",
             where,
         )
     for parameter in parameters:
-        problem = _problem_of(parameter)
+        problem = _find_parameter_problem(parameter)
         if problem is not None:
-            raise _refusal(f"the parameter {parameter.name} of {name} {problem}", where)
+            raise _make_error(f"the parameter {parameter.name} of {name} {problem}", where)
     names = [parameter.name for parameter in parameters]
     if set(ranks) != set(names):
-        raise _refusal(
+        raise _make_error(
             f"input_ranks must give a rank for each parameter of {name}: {', '.join(names)}; "
             f"got {', '.join(map(str, ranks)) or 'none'}",
             where,
         )
     for each, rank in ranks.items():
         if isinstance(rank, bool) or rank not in (0, 1, 2):
-            raise _refusal(f"input_ranks[{each!r}] must be 0 (a scalar), 1 or 2, got {rank!r}")
+            raise _make_error(f"input_ranks[{each!r}] must be 0 (a scalar), 1 or 2, got {rank!r}")
     if ranks[_FIRST] == 0:
-        raise _refusal("input_ranks['logprobs'] must be 1 (a value a token) or 2 (several a token)")
+        raise _make_error("input_ranks['logprobs'] must be 1 (a value a token) or 2 (several a token)")
     return tuple(CustomLossInput(name=each, rank=cast("Any", ranks[each])) for each in names)
 
 
-def _problem_of(parameter: inspect.Parameter) -> str | None:
+def _find_parameter_problem(parameter: inspect.Parameter) -> str | None:
     if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
         return (
             "must be a plain positional one: *args, **kwargs and keyword-only parameters cannot be declared"
@@ -111,8 +110,8 @@ def _problem_of(parameter: inspect.Parameter) -> str | None:
 # -------------------------------------------------------------------------------------------- computation
 
 
-class _Record:
-    """One function, its graph, and the line each node of it comes from."""
+class _Recorder:
+    """Records the graph of one function, and the source line of each node."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
@@ -127,37 +126,37 @@ class _Record:
         class Tracer(torch.fx.Tracer):  # type: ignore[misc]  # torch is Any where types are checked
             def create_node(self, *args: Any, **kwargs: Any) -> Any:
                 node = super().create_node(*args, **kwargs)
-                lines[node] = _line_of_frame(sys._getframe().f_back)
+                lines[node] = _locate_frame(sys._getframe().f_back)
                 return node
 
         tracer = Tracer()
         try:
             graph = tracer.trace(self.fn)
         except Exception as error:
-            raise _refusal(
+            raise _make_error(
                 f"{self.name} cannot be traced: {error}. A custom loss neither branches on the values of "
                 "tensors nor hands them to other libraries than torch and math",
-                _line_of_traceback(error),
+                _locate_traceback(error),
             ) from error
         return torch.fx.GraphModule(tracer.root, graph, self.name)
 
     def refuse(self, problem: str, node: Any) -> InvalidInputError:
-        """The error for a node, with the line it comes from."""
-        return _refusal(problem, self._lines.get(node, "") or _definition(self.fn))
+        """Return an error that shows the source line of a node."""
+        return _make_error(problem, self._lines.get(node, "") or _locate_definition(self.fn))
 
 
-def _check(graph: torch.fx.GraphModule, recorded: _Record) -> None:
+def _check_graph(graph: torch.fx.GraphModule, recorded: _Recorder) -> None:
     for node in graph.graph.nodes:
-        problem = _problem_of_node(node, recorded.name)
+        problem = _find_node_problem(node, recorded.name)
         if problem is not None:
             raise recorded.refuse(problem, node)
 
 
-def _problem_of_node(node: Any, name: str) -> str | None:
+def _find_node_problem(node: Any, name: str) -> str | None:
     if node.op == "call_function":
-        return _problem_of_function(node.target, name)
+        return _find_function_problem(node.target, name)
     if node.op == "call_method":
-        return _problem_of_method(node.target, name)
+        return _find_method_problem(node.target, name)
     if node.op == "call_module":
         return f"{name} uses the module {node.target!r}; call functions, such as those of torch.nn.functional"
     if node.op == "get_attr":
@@ -165,10 +164,10 @@ def _problem_of_node(node: Any, name: str) -> str | None:
             f"{name} uses a tensor that is not one of its parameters ({node.target!r}); "
             "make it a parameter, to be read from loss_fn_inputs"
         )
-    return _problem_of_output(node.args[0], name) if node.op == "output" else None
+    return _find_output_problem(node.args[0], name) if node.op == "output" else None
 
 
-def _problem_of_function(target: Any, name: str) -> str | None:
+def _find_function_problem(target: Any, name: str) -> str | None:
     module = getattr(target, "__module__", None) or ""
     if target is builtins.getattr or module.partition(".")[0] in _MODULES:
         return None
@@ -176,7 +175,7 @@ def _problem_of_function(target: Any, name: str) -> str | None:
     return f"{name} calls {called} of {module or 'no module'}; only functions of torch and math can be called"
 
 
-def _problem_of_method(target: str, name: str) -> str | None:
+def _find_method_problem(target: str, name: str) -> str | None:
     import torch
 
     if not hasattr(torch.Tensor, target):
@@ -188,7 +187,7 @@ def _problem_of_method(target: str, name: str) -> str | None:
     return None
 
 
-def _problem_of_output(output: Any, name: str) -> str | None:
+def _find_output_problem(output: Any, name: str) -> str | None:
     import torch.fx
 
     if not isinstance(output, (tuple, list)) or len(output) != 2:
@@ -212,52 +211,121 @@ def _problem_of_output(output: Any, name: str) -> str | None:
 # ------------------------------------------------------------------------------------------------- places
 
 
-def _refusal(problem: str, where: str = "") -> InvalidInputError:
+def _make_error(problem: str, where: str = "") -> InvalidInputError:
     return InvalidInputError(f"create_custom_loss: {problem}{where}")
 
 
-def _definition(fn: Any) -> str:
+def _locate_definition(fn: Any) -> str:
     fn = inspect.unwrap(getattr(fn, "__func__", fn))
     code = getattr(fn, "__code__", None) or getattr(getattr(type(fn), "forward", None), "__code__", None)
-    return _shown(code, code.co_firstlineno) if isinstance(code, CodeType) else ""
+    return _show_line(code, code.co_firstlineno) if isinstance(code, CodeType) else ""
 
 
-def _line_of_frame(frame: Any) -> str:
-    """The innermost line of the user's in what is being traced; none once that has returned."""
+def _locate_frame(frame: Any) -> str:
+    """Return the innermost line of user code in the traced call, or "" after the function has returned."""
     while frame is not None and frame.f_code.co_filename != __file__:
-        if _is_the_users(frame.f_code):
-            return _shown(frame.f_code, frame.f_lineno)
+        if _is_user_code(frame.f_code):
+            return _show_line(frame.f_code, frame.f_lineno)
         frame = frame.f_back
     return ""
 
 
-def _line_of_traceback(error: BaseException) -> str:
-    lines = [_shown(code, line) for code, line in _frames(error) if _is_the_users(code)]
+def _locate_traceback(error: BaseException) -> str:
+    lines = [_show_line(code, line) for code, line in _iterate_frames(error) if _is_user_code(code)]
     return lines[-1] if lines else ""
 
 
-def _frames(error: BaseException) -> Iterator[tuple[CodeType, int]]:
+def _iterate_frames(error: BaseException) -> Iterator[tuple[CodeType, int]]:
     traceback = error.__traceback__
     while traceback is not None:
         yield traceback.tb_frame.f_code, traceback.tb_lineno
         traceback = traceback.tb_next
 
 
-def _is_the_users(code: CodeType) -> bool:
-    """Neither ours nor installed, nor generated."""
-    return not code.co_filename.startswith((*_installed(), "<frozen", "<eval_with_key"))
+def _is_user_code(code: CodeType) -> bool:
+    """Return True for code outside this package, installed packages and generated modules."""
+    return not code.co_filename.startswith((*_list_installed(), "<frozen", "<eval_with_key"))
 
 
 @lru_cache(maxsize=1)
-def _installed() -> tuple[str, ...]:
-    """Where what is not the user's lives: this package, torch and its neighbours, Python."""
+def _list_installed() -> tuple[str, ...]:
+    """Return the folders of this package, of torch and other installed packages, and of Python."""
     import torch
 
     folders = [Path(__file__).parents[1], Path(torch.__file__).parents[1]]
     return (*map(str, folders), *(sysconfig.get_path(each) for each in ("stdlib", "purelib", "platlib")))
 
 
-def _shown(code: CodeType, line: int) -> str:
+def _show_line(code: CodeType, line: int) -> str:
     text = linecache.getline(code.co_filename, line).strip()
     place = f"{code.co_filename}, line {line}"
     return f"\n  {place}: {text}" if text else f"\n  {place}"
+
+
+# ------------------------------------------------------------------------------------------------- encoding
+
+
+def encode_graph(name: str, graph: torch.fx.GraphModule) -> CustomLossGraph:
+    """Encode the graph of a loss of this name, node for node.
+
+    The server decides which operations it supports.
+
+    Raises:
+        InvalidInputError: an argument in the graph has no encoding.
+    """
+    return CustomLossGraph(nodes=[_encode_node(name, node) for node in graph.graph.nodes])
+
+
+def _encode_node(name: str, node: Any) -> CustomLossNode:
+    return CustomLossNode(
+        op=node.op,
+        name=node.name,
+        target=_encode_target(node),
+        args=[_encode_argument(name, node, each) for each in node.args],
+        kwargs={key: _encode_argument(name, node, each) for key, each in node.kwargs.items()},
+    )
+
+
+def _encode_target(node: Any) -> str:
+    if node.op != "call_function":
+        return str(node.target)
+    # Servers use the names that torch gives to functions in generated code.
+    from torch.fx.node import _get_qualified_name
+
+    target: str = _get_qualified_name(node.target)
+    # Python keeps its operators in a private module.
+    return target.removeprefix("_") if target.startswith("_operator.") else target
+
+
+def _encode_argument(name: str, node: Any, value: Any) -> Any:
+    import torch.fx
+
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, torch.fx.Node):
+        return {"ref": value.name}
+    if value is Ellipsis:
+        return {"ellipsis": True}
+    if isinstance(value, slice):
+        return {
+            "slice": [_encode_argument(name, node, each) for each in (value.start, value.stop, value.step)]
+        }
+    if isinstance(value, (list, tuple)):
+        each_encoded = [_encode_argument(name, node, each) for each in value]
+        return {"tuple": each_encoded} if isinstance(value, tuple) else each_encoded
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: _encode_argument(name, node, each) for key, each in value.items()}}
+    kinds = {
+        torch.dtype: "dtype",
+        torch.device: "device",
+        torch.layout: "layout",
+        torch.memory_format: "memory_format",
+    }
+    if type(value) in kinds:
+        return {kinds[type(value)]: str(value).removeprefix("torch.")}
+    raise InvalidInputError(
+        f"create_custom_loss: {name} passes a {type(value).__name__} to {node.target}, which cannot be sent; "
+        "pass numbers, text, tensors, and lists of them"
+    )

@@ -1,17 +1,17 @@
-"""A loss that is computed here: a forward pass, the loss on a worker, and a backward pass with its gradients.
+"""A loss computed in this process: a forward pass, the loss, and a backward pass with its gradients.
 
-Order. Both passes enter the send queue together, when the call is made: the forward pass with its requests,
-the backward pass as a place that is filled later. Nothing is between them. Whatever else is asked of the same
-training client, by whichever thread, while the forward pass is under way or the loss is being computed, is
-sent behind the backward pass and has higher numbers. So gradients never belong to weights that have changed
-since the log-probabilities were taken, and `forward_backward_custom` and `optim_step` may be called one after
-the other without waiting.
+Order. The call puts both passes into the send queue together: the forward pass with its requests, the
+backward pass as an empty place that is filled later. No other operation gets between them. A call that any
+thread makes on the same training client during the forward pass or the loss is sent after the backward pass,
+with a higher number. So the weights cannot change between the log-probabilities and the gradients, and a
+script may call `forward_backward_custom` and `optim_step` one after the other without waiting.
 
-Endings. When the forward pass or the loss fails, or the call is cancelled, before the backward pass is being
-sent, that one is left out: its place uses no number, what waited behind it goes on, and nothing was trained.
+Endings. When the forward pass or the loss fails, or the call is cancelled before the backward pass is sent,
+the backward pass is left out: its place uses no number, later operations go on, and the weights stay as they
+are.
 
-Threads: the call is made by one of the user's, the passes end on the runtime's, the loss runs on one of the
-client's workers for losses. `TwoPassFuture` may be used by any.
+Threads. A user's thread makes the call, the passes end on runtime threads, and the loss runs on a worker for
+losses. Any thread may use a `TwoPassFuture`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import ClientClosedError, DeadlineError, TinkerError
-from tinker_sync.losses.data import backward_data, forward_data, logprobs_of
-from tinker_sync.losses.evaluate import Evaluate, Evaluated, evaluator
+from tinker_sync.losses.data import backward_data, forward_data, read_logprobs
+from tinker_sync.losses.evaluate import Evaluate, Evaluated, make_evaluator
 from tinker_sync.runtime.futures import APIFuture, Submit
 from tinker_sync.runtime.naming import named
 from tinker_sync.runtime.progress import FutureState, Status, Timeline
@@ -42,14 +42,14 @@ T = TypeVar("T")
 
 _LOSS_FN: Final = "cross_entropy"
 _COMPUTING: Final = Status(FutureState.WAITING, "the loss is being computed")
-_computing = threading.local()  # queue: whose loss this thread computes
+_computing = threading.local()  # .queue: the send queue whose loss this thread computes
 
 
 class TwoPassFuture(APIFuture[ForwardBackwardOutput]):
     """The result of a forward pass, a loss, and a backward pass. Thread-safe.
 
-    It can be cancelled until the backward pass is being sent. Request ids are those of both passes; it was
-    sent when the first one was, and accepted when the second one was.
+    It can be cancelled until the backward pass is sent. Its request ids are those of both passes. Its
+    timeline takes the sending time of the forward pass and the acceptance time of the backward pass.
 
     >>> forward = APIFuture()
     >>> both = TwoPassFuture(forward)
@@ -65,22 +65,22 @@ class TwoPassFuture(APIFuture[ForwardBackwardOutput]):
         submit: Submit | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Follow a forward pass; the backward pass comes later, by `follow`."""
+        """Follow a forward pass. `follow` adds the backward pass."""
         super().__init__(submit=submit, clock=clock)
-        self._passes: tuple[APIFuture[ForwardBackwardOutput], ...] = (forward,)  # empty once it has ended
+        self._passes: tuple[APIFuture[ForwardBackwardOutput], ...] = (forward,)  # empty after the end
         self._ended_ids: tuple[str, ...] = ()
         self.when_done(_end)
 
     def follow(self, backward: APIFuture[ForwardBackwardOutput]) -> None:
-        """The backward pass is on its way."""
+        """Add the backward pass."""
         self._passes = (*self._passes, backward)
-        if self.done():  # before it could see this one
+        if self.done():  # it may have ended before it could cancel this pass
             self._passes = ()
             backward.cancel()
 
     @property
     def request_id(self) -> str | None:
-        """The id of the first request; None before the server took one.
+        """The id of the first request, or None before the server accepts one.
 
         >>> TwoPassFuture(APIFuture()).request_id is None
         True
@@ -89,7 +89,7 @@ class TwoPassFuture(APIFuture[ForwardBackwardOutput]):
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """The ids of all requests the server took, those of the forward pass first.
+        """The ids of all accepted requests, those of the forward pass first.
 
         >>> TwoPassFuture(APIFuture()).request_ids
         ()
@@ -97,7 +97,7 @@ class TwoPassFuture(APIFuture[ForwardBackwardOutput]):
         return _ids(self._passes) or self._ended_ids
 
     def status(self) -> Status:
-        """Where the call is: as the forward pass until that has ended, then waiting, or paused.
+        """Return the status of the forward pass until it ends, then "waiting" or "paused".
 
         >>> TwoPassFuture(APIFuture()).status().state
         <FutureState.QUEUED: 'queued'>
@@ -114,7 +114,7 @@ class TwoPassFuture(APIFuture[ForwardBackwardOutput]):
 
     @property
     def timeline(self) -> Timeline:
-        """Sent with the forward pass, accepted with the backward pass.
+        """The times of the call: sent with the forward pass, accepted with the backward pass.
 
         >>> TwoPassFuture(APIFuture()).timeline.sending is None
         True
@@ -126,7 +126,7 @@ class TwoPassFuture(APIFuture[ForwardBackwardOutput]):
         return Timeline(self._queued_s, passes[0].timeline.sending, accepted, self._completed_s)
 
     def _let_go(self) -> None:
-        """Keep what the passes know about themselves and drop them; what has not been sent will not be."""
+        """Keep the ids and times of the passes, cancel requests not yet sent, and drop the passes."""
         passes, timeline = self._passes, self.timeline
         self._ended_ids = _ids(passes) or self._ended_ids
         self._sending_s, self._accepted_s = timeline.sending, timeline.accepted
@@ -144,11 +144,11 @@ def _ids(passes: Sequence[APIFuture[ForwardBackwardOutput]]) -> tuple[str, ...]:
 
 
 def refuse_inside_loss(queue: SendQueue[TrainingPart]) -> None:
-    """Refuse a call that a loss makes on its own training client: it would wait for itself."""
+    """Refuse a call that a loss makes on its own training client, because it would wait for itself."""
     if getattr(_computing, "queue", None) is queue:
         raise TinkerError(
-            "a custom loss may not use its own training client: calls are sent behind the backward pass, "
-            "which waits for the loss. Ask for what it needs before, and bring it along in loss_fn_inputs"
+            "a custom loss must not use its own training client: its calls are sent after the backward pass, "
+            "which waits for the loss. Compute such values before, and pass them in loss_fn_inputs"
         )
 
 
@@ -168,7 +168,7 @@ class TwoPassCall(TrainingCall):
 
     def __init__(self, line: TrainingLine, data: Sequence[Datum], loss_fn: Any, deadline_at: float) -> None:
         super().__init__(line, "forward_backward_custom", deadline_at)
-        self._evaluate: Evaluate = evaluator(loss_fn)
+        self._evaluate: Evaluate = make_evaluator(loss_fn)
         self._data = list(data)
         whole = ForwardBackwardInput(forward_data(self._data), _LOSS_FN)
         self._forward = PassCall(line, "forward", whole, deadline_at, forward_only=True)
@@ -201,12 +201,12 @@ class TwoPassCall(TrainingCall):
         return future
 
     def _forward_ended(self, forward: APIFuture[ForwardBackwardOutput]) -> None:
-        """Inline in a thread of the runtime, so the loss goes to a worker."""
+        """Hand the loss to a worker. A thread of the runtime calls this method."""
         if not self._succeeded(forward):
             return
         try:
             self.line.core.loss_pool.run(partial(self._compute, forward.result(timeout=0)))
-        except RuntimeError:  # the workers take no more
+        except RuntimeError:  # the workers are closed
             self._both.fail(ClientClosedError())
 
     def _succeeded(self, one: APIFuture[ForwardBackwardOutput]) -> bool:
@@ -216,12 +216,12 @@ class TwoPassCall(TrainingCall):
         return failure is None
 
     def _compute(self, output: ForwardBackwardOutput) -> None:
-        """On a worker: the loss, and the requests of the backward pass."""
+        """Compute the loss on a worker, and create the requests of the backward pass."""
         if self._both.done():
             return
-        evaluated, failure = _tried(partial(self._evaluated, output))
+        evaluated, failure = _try(partial(self._evaluated, output))
         if evaluated is not None:
-            backward, failure = _tried(partial(self._backward, evaluated))
+            backward, failure = _try(partial(self._backward, evaluated))
             if backward is not None:
                 self._both.follow(backward.future)
                 backward.future.when_done(partial(self._backward_ended, evaluated))
@@ -231,7 +231,7 @@ class TwoPassCall(TrainingCall):
         self._both.fail(failure)
 
     def _evaluated(self, output: ForwardBackwardOutput) -> Evaluated:
-        logprobs = logprobs_of(output, self._data)
+        logprobs = read_logprobs(output, self._data)
         _computing.queue = self.line.queue
         try:
             return self._evaluate(self._data, logprobs)
@@ -241,11 +241,11 @@ class TwoPassCall(TrainingCall):
     def _backward(self, evaluated: Evaluated) -> Operation[TrainingPart]:
         now = self.line.core.clock.now()
         if now >= self.deadline_at:
-            # Here and not when it is sent: that would be a hole, after which nothing can follow.
+            # A failure at sending would leave a gap in the numbers, which stops all later operations.
             raise DeadlineError(
-                "the loss was computed too late for its backward pass, which was not sent",
+                "the loss took too long; its backward pass was not sent",
                 waited_s=now - self._made_at,
-                last_words="the forward pass was done",
+                last_words="the forward pass had ended",
             )
         whole = ForwardBackwardInput(backward_data(self._data, evaluated.gradients), _LOSS_FN)
         with named(self.sdk_method):
@@ -258,7 +258,7 @@ class TwoPassCall(TrainingCall):
 
 
 def with_metrics(output: ForwardBackwardOutput, evaluated: Evaluated) -> ForwardBackwardOutput:
-    """The output of the backward pass under the metrics of the loss.
+    """Return the output of the backward pass with the metrics of the loss.
 
     >>> output = ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 1.5, "clock:unique": 7.0})
     >>> with_metrics(output, Evaluated(0.5, {"dpo:sum": 0.5}, [])).metrics
@@ -273,9 +273,9 @@ def with_metrics(output: ForwardBackwardOutput, evaluated: Evaluated) -> Forward
     return output.model_copy(update={"metrics": metrics})
 
 
-def _tried(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
-    """A value or a failure; no frame in its traceback holds the future that will hold the failure."""
+def _try(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    """Return a value or a failure. Its traceback has no frame that refers to the future it goes to."""
     try:
         return work(), None
-    except BaseException as failure:  # noqa: BLE001  # the user's loss may raise anything; it is his to see
+    except BaseException as failure:  # noqa: BLE001  # the user's loss may raise anything, and the user gets it
         return None, failure

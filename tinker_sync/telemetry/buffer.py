@@ -1,4 +1,4 @@
-"""Events that wait to be sent: few, small, numbered in the order in which they came."""
+"""A bounded queue of numbered events that wait to be sent. Any thread may enter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CAPACITY: Final = 1000
 
 @frozen
 class Draft:
-    """An event before it has a number.
+    """An event without a number.
 
     >>> Draft("SESSION_START", "INFO", 1_750_000_000.0).key is None
     True
@@ -26,22 +26,21 @@ class Draft:
     time_s: float
     fields: Mapping[str, Any] = field(factory=dict)
     key: object = None
-    """Of several with the same key only the first is kept until it is sent; None: it is always kept."""
+    """Only one event of a key waits at a time. None means no key."""
     event_id: str = field(factory=lambda: str(uuid.uuid4()), kw_only=True)
-    """By which the service tells a repetition."""
+    """Lets the service recognize an event that is sent twice."""
 
 
 @frozen
-class Numbered:
-    """A draft and its place among all events of the process."""
+class NumberedEvent:
+    """A draft and its number among all events of the process."""
 
     index: int
     draft: Draft
 
 
 class EventBuffer:
-    """A bounded queue of events. What does not fit is dropped: news of failures must not become one.
-    Thread-safe.
+    """A bounded queue of events, which drops events beyond its capacity. Thread-safe.
 
     >>> buffer = EventBuffer(capacity=1)
     >>> buffer.add(Draft("SESSION_START", "INFO", 0.0)), buffer.add(Draft("SESSION_END", "INFO", 1.0))
@@ -53,14 +52,14 @@ class EventBuffer:
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         self._lock = threading.Lock()
-        self._waiting: deque[Numbered] = deque()  # guarded by _lock
-        self._keys: set[object] = set()  # guarded by _lock; of those that wait
+        self._waiting: deque[NumberedEvent] = deque()  # guarded by _lock
+        self._keys: set[object] = set()  # guarded by _lock; the keys of waiting events
         self._next = 0  # guarded by _lock
         self._dropped = 0  # guarded by _lock
         self._closed = False  # guarded by _lock; final
 
     def add(self, draft: Draft) -> bool:
-        """Number an event and keep it; False when it is dropped."""
+        """Number an event and keep it. Return False when it is dropped."""
         with self._lock:
             if self._closed or draft.key in self._keys:
                 return False
@@ -69,32 +68,32 @@ class EventBuffer:
                 return False
             if draft.key is not None:
                 self._keys.add(draft.key)
-            self._waiting.append(Numbered(self._next, draft))
+            self._waiting.append(NumberedEvent(self._next, draft))
             self._next += 1
             return True
 
-    def take(self, most: int) -> list[Numbered]:
-        """Remove the oldest events."""
+    def take(self, most: int) -> list[NumberedEvent]:
+        """Remove and return the oldest events."""
         with self._lock:
             taken = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
             self._keys.difference_update(event.draft.key for event in taken)
             return taken
 
-    def put_back(self, events: Sequence[Numbered]) -> None:
-        """Keep what could not be sent, before all others."""
+    def put_back(self, events: Sequence[NumberedEvent]) -> None:
+        """Return unsent events to the front of the queue."""
         with self._lock:
             if not self._closed:
                 self._waiting.extendleft(reversed(events))
                 self._keys.update(event.draft.key for event in events if event.draft.key is not None)
 
     def clear(self) -> None:
-        """Forget what waits."""
+        """Drop all events."""
         with self._lock:
             self._waiting.clear()
             self._keys.clear()
 
     def close(self) -> None:
-        """Forget what waits, and whatever comes later."""
+        """Drop all events, and every later one."""
         with self._lock:
             self._closed = True
             self._waiting.clear()
@@ -102,12 +101,12 @@ class EventBuffer:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is kept any more."""
+        """True after `close`."""
         with self._lock:
             return self._closed
 
     def renew_after_fork(self) -> None:
-        """The parent's events are sent by the parent."""
+        """Drop the events of the parent process, which sends them itself."""
         self._lock = threading.Lock()
         self._waiting, self._keys, self._next = deque(), set(), 0
 

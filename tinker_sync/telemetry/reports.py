@@ -1,8 +1,8 @@
-"""What is told of an error: its kind and whereabouts, never its words.
+"""Reports of errors by kind and location, without their texts.
 
-Words may quote a prompt, a key, an address or a path of the user's machine, whoever wrote them. So messages
-are put together from fields of known meaning, and of a traceback only our own frames are kept, as a module
-and a line. Pure functions; any thread may call them.
+The text of an error may quote a prompt, a key, an address or a path on the user's machine. So a report is
+built from fields of known meaning, and a traceback is reduced to this package's frames, as module and line.
+Pure functions; any thread may call them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _PLAIN: Final = re.compile(r"[\w.:/%{}\-]{1,300}")
 _MAX_FRAMES: Final = 20
 _MAX_CHAIN: Final = 8
 _MAX_TEXT: Final = 2000
-# They have the meaning their name says in every error of ours that has them.
-_TELLING: Final = (
+# These attributes have the same meaning in every error of this package.
+_SAFE_FIELDS: Final = (
     ("status_code", "status {}"),
     ("category", "category {}"),
     ("method", "{}"),
@@ -32,42 +32,42 @@ _TELLING: Final = (
 )
 
 
-def draft_of_failure(error: BaseException, time_s: float) -> Draft:
-    """The event for a failure that has reached the user."""
+def draft_failure(error: BaseException, time_s: float) -> Draft:
+    """Return the event for a failure that reached the user."""
     kind, message = type(error).__name__, describe(error)
-    if is_users_fault(error):
+    if is_user_error(error):
         data: dict[str, Any] = {"error_type": kind, "message": message}
         status = getattr(error, "status_code", None)
         if isinstance(status, int):
             data["status_code"] = status
         fields: dict[str, Any] = {"event_name": "user_error", "event_data": data}
         return Draft("GENERIC_EVENT", "WARNING", time_s, fields, key=(kind, message))
-    fields = {"error_type": kind, "error_message": message, "traceback": whereabouts(error) or None}
+    fields = {"error_type": kind, "error_message": message, "traceback": locate(error) or None}
     return Draft("UNHANDLED_EXCEPTION", "ERROR", time_s, fields, key=(kind, message))
 
 
 def describe(error: BaseException) -> str:
-    """An error in words of ours.
+    """Describe an error by its fields of known meaning.
 
     >>> describe(APIStatusError("tokens [1, 2, 3] are too many", status_code=413, method="POST"))
     'status 413, POST'
     """
-    found = [(pattern, getattr(error, name, None)) for name, pattern in _TELLING]
-    said = ", ".join(pattern.format(value) for pattern, value in found if _is_plain(value))
-    return mask_text(said)[:_MAX_TEXT]
+    found = [(pattern, getattr(error, name, None)) for name, pattern in _SAFE_FIELDS]
+    text = ", ".join(pattern.format(value) for pattern, value in found if _is_plain(value))
+    return mask_text(text)[:_MAX_TEXT]
 
 
 def _is_plain(value: object) -> bool:
-    """Whether it is a number, name, path or id. What stands in their place may be words, of servers too."""
+    """Return True for a number, name, path or id, and False for text, which a server may have written."""
     return bool(value) and (
         isinstance(value, int) or (isinstance(value, str) and bool(_PLAIN.fullmatch(value)))
     )
 
 
-def is_users_fault(error: BaseException) -> bool:
-    """Whether the input, the key or the account is at fault, or the server said so.
+def is_user_error(error: BaseException) -> bool:
+    """Return True when the input, the key or the account caused the error.
 
-    >>> is_users_fault(InvalidInputError("no data")), is_users_fault(KeyError("data"))
+    >>> is_user_error(InvalidInputError("no data")), is_user_error(KeyError("data"))
     (True, False)
     """
     for each in _chain(error):
@@ -80,11 +80,11 @@ def is_users_fault(error: BaseException) -> bool:
     return False
 
 
-def whereabouts(error: BaseException) -> str:
-    """Where in this package an error and what caused it came by; empty when nowhere."""
+def locate(error: BaseException) -> str:
+    """Return the lines of this package in the tracebacks of an error and its causes, or ""."""
     lines = []
     for each in _chain(error):
-        frames = list(_our_frames(each.__traceback__))[-_MAX_FRAMES:]
+        frames = list(_package_frames(each.__traceback__))[-_MAX_FRAMES:]
         lines += [f"{type(each).__name__}:", *(f"  {frame}" for frame in frames)] if frames else []
     return "\n".join(lines)[:_MAX_TEXT]
 
@@ -98,7 +98,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         each = each.__cause__ or each.__context__
 
 
-def _our_frames(traceback: TracebackType | None) -> Iterator[str]:
+def _package_frames(traceback: TracebackType | None) -> Iterator[str]:
     while traceback is not None:
         module = str(traceback.tb_frame.f_globals.get("__name__"))
         if module.startswith(_PACKAGE):

@@ -1,10 +1,9 @@
-"""`Telemetry`: an observer that sends what it sees to the service, in batches, now and then.
+"""`Telemetry`: an observer that sends events to the service in batches.
 
-It must never be felt: noting an event takes no longer than appending it to a list, sending happens on a
-thread of its own with short limits, and a server that does not want it is not asked again. `close` is the
-only one that waits, no longer than it is told to.
+It never delays the user: `observe` only appends to a queue, a separate thread sends with short limits, and
+sending stops when the server refuses telemetry. Only `close` waits, up to its limit.
 
-The thread is `tinker-telemetry`; it starts with the first event and ends when there is none left.
+The thread `tinker-telemetry` starts with the first event and ends when the queue is empty.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from tinker_sync._observe import CallFailed, Event, SessionEnded, SessionStarted
 from tinker_sync.errors import APIStatusError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.calls import make_call
-from tinker_sync.telemetry.buffer import Draft, EventBuffer, Numbered
-from tinker_sync.telemetry.reports import draft_of_failure
+from tinker_sync.telemetry.buffer import Draft, EventBuffer, NumberedEvent
+from tinker_sync.telemetry.reports import draft_failure
 from tinker_sync.types.events import (
     GenericEvent,
     SessionEndEvent,
@@ -44,7 +43,7 @@ _LONGEST_PAUSE_S: Final = 300.0
 _POST_LIMIT_S: Final = 5.0
 # A batch is dropped after so many failures, which takes some minutes.
 _MOST_TRIES: Final = 6
-# Who answers like this will go on doing so: there is no such call, or not for us.
+# With these statuses the server has no such call or refuses it, so sending stops.
 _UNWANTED: Final = frozenset({401, 403, 404, 405, 410, 501})
 _PASSING: Final = frozenset({408, 425, 429})
 
@@ -52,12 +51,12 @@ _log = logging.getLogger(__name__)
 
 
 class Telemetry:
-    """Sends events of one client. Thread-safe; `step` is for one thread at a time.
+    """Sends the events of one client. Thread-safe, but only one thread may call `step` at a time.
 
     Args:
         caller: makes the calls.
         settings: of the client.
-        clock: what time it is.
+        clock: the current time.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Telemetry:
         self._settings = settings
         self._clock = clock
         self._buffer = EventBuffer() if buffer is None else buffer
-        self._session_id = f"sessionless-{uuid.uuid4()}"  # replaced once there is a session
+        self._session_id = f"sessionless-{uuid.uuid4()}"  # replaced when a session starts
         self._process_uuid = str(uuid.uuid4())
         self._began_s = clock.now()
         self._failures = 0  # only `step` touches it
@@ -84,20 +83,20 @@ class Telemetry:
         self._wake = threading.Event()
         self._turn = threading.Semaphore()  # one thread sends at a time; a permit, since sending is I/O
         self._lock = threading.Lock()
-        self._running = False  # guarded by _lock; there is a thread
+        self._running = False  # guarded by _lock; the thread exists
         self._noted = False  # guarded by _lock; an event has come since the thread last looked
-        self._closed = False  # written under _lock, read without; final
+        self._closed = False  # written under _lock, read without it; final
 
-    # -------------------------------------------------------------------------------------- for everybody
+    # -------------------------------------------------------------------------------------- for any thread
 
     def observe(self, event: Event) -> None:
-        """Take note of an event, if it is one to be sent."""
-        draft = self._draft_of(event)
+        """Queue an event that the service wants, and ignore others."""
+        draft = self._draft(event)
         if draft is not None and self._buffer.add(draft):
-            self._have_sent()
+            self._start_thread()
 
     def close(self, limit_s: float) -> None:
-        """Send what there is, within `limit_s`; then stop. May be called again."""
+        """Send the queued events within `limit_s`, then stop. A second call has no effect."""
         with self._lock:
             self._closed = True
         self._wake.set()
@@ -112,7 +111,7 @@ class Telemetry:
         self._buffer.close()
 
     def renew_after_fork(self) -> None:
-        """The child is another process; what the parent has seen is the parent's to tell."""
+        """Begin as a new process without events, because the parent sends its own."""
         closed = self._closed
         self._begin()
         self._closed = closed
@@ -125,22 +124,22 @@ class Telemetry:
     # -------------------------------------------------------------------------------------- sending
 
     def step(self, limit_s: float = _POST_LIMIT_S) -> bool:
-        """Send one batch; whether it, or the next, is worth sending at once."""
+        """Send one batch. Return False when the thread must pause before the next."""
         batch = self._buffer.take(BATCH)
         if not batch:
             return False
         try:
             self._post(batch, limit_s)
         except APIStatusError as error:
-            return self._refused(batch, error)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the user is not to be bothered
-            return self._failed(batch, error)
+            return self._note_refusal(batch, error)
+        except Exception as error:  # noqa: BLE001  # telemetry never raises into the user's program
+            return self._note_failure(batch, error)
         self._failures = 0
         return True
 
-    def _post(self, batch: Sequence[Numbered], limit_s: float) -> None:
+    def _post(self, batch: Sequence[NumberedEvent], limit_s: float) -> None:
         request = TelemetrySendRequest(
-            events=[_event_of(numbered) for numbered in batch],
+            events=[_make_event(numbered) for numbered in batch],
             platform=platform.system(),
             sdk_version=self._settings.sdk_version,
             session_id=self._session_id,
@@ -149,18 +148,18 @@ class Telemetry:
         call = make_call("telemetry", self._settings, request, deadline_s=limit_s)
         self._caller.call(evolve(call, max_retries=0))
 
-    def _refused(self, batch: Sequence[Numbered], error: APIStatusError) -> bool:
+    def _note_refusal(self, batch: Sequence[NumberedEvent], error: APIStatusError) -> bool:
         status = error.status_code
         if status in _UNWANTED:
-            _log.debug("the server wants no telemetry: %s", error)
+            _log.debug("the server refuses telemetry; sending stops: %s", error)
             self._buffer.close()
             return False
         if 400 <= status < 500 and status not in _PASSING:
-            _log.debug("the server does not understand our telemetry; it is dropped: %s", error)
+            _log.debug("the server rejects this batch of telemetry; it is dropped: %s", error)
             return True
-        return self._failed(batch, error)
+        return self._note_failure(batch, error)
 
-    def _failed(self, batch: Sequence[Numbered], error: Exception) -> bool:
+    def _note_failure(self, batch: Sequence[NumberedEvent], error: Exception) -> bool:
         _log.debug("telemetry could not be sent: %s", error)
         self._failures += 1
         if self._failures % _MOST_TRIES:
@@ -172,7 +171,7 @@ class Telemetry:
 
     # -------------------------------------------------------------------------------------- the thread
 
-    def _have_sent(self) -> None:
+    def _start_thread(self) -> None:
         with self._lock:
             self._noted = True
             start = not self._running and not self._closed
@@ -180,7 +179,7 @@ class Telemetry:
         if start:
             try:
                 threading.Thread(target=self._loop, name="tinker-telemetry", daemon=True).start()
-            except RuntimeError:  # no thread is to be had; `close` may still send it
+            except RuntimeError:  # the system gives no thread; `close` may still send the event
                 with self._lock:
                     self._running = False
 
@@ -201,7 +200,7 @@ class Telemetry:
 
     # -------------------------------------------------------------------------------------- events
 
-    def _draft_of(self, event: Event) -> Draft | None:
+    def _draft(self, event: Event) -> Draft | None:
         now_s = self._clock.time()
         if isinstance(event, SessionStarted):
             self._session_id, self._began_s = event.session_id, self._clock.now()
@@ -210,7 +209,7 @@ class Telemetry:
             duration = timedelta(seconds=self._clock.now() - self._began_s)
             return Draft("SESSION_END", "INFO", now_s, {"duration": str(duration)})
         if isinstance(event, CallFailed):
-            return draft_of_failure(event.error, now_s)
+            return draft_failure(event.error, now_s)
         return None
 
 
@@ -222,7 +221,7 @@ _KINDS: Final[dict[str, type[Any]]] = {
 }
 
 
-def _event_of(numbered: Numbered) -> Any:
+def _make_event(numbered: NumberedEvent) -> Any:
     draft = numbered.draft
     return _KINDS[draft.event](
         event=draft.event,

@@ -1,6 +1,11 @@
-"""Text for models: tokenizers without a framework, and the chat templates that come with them.
+"""Tokenizers and chat templates, without a machine-learning framework.
 
-Needs the `tokenizers` package and numpy; chat templates need the extra `chat`.
+- `loading` holds `get_tokenizer`: `resolve` finds the name, `hub` the files.
+- `tokenizer` encodes and decodes; `setup` reads and writes the files beside the vocabulary, `special` gives
+  the special tokens as attributes, `encoded` shapes the results.
+- `chat` renders messages with `template`, and `schemas` describes tools.
+
+Any thread may use a tokenizer. Chat templates need the extra `chat`. Nothing here knows a client or a server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From messages to what a model reads: choosing the template, preparing the messages, rendering, encoding."""
+"""Chats as text and token ids: choice of the template, preparation of the messages, rendering, encoding."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import field, frozen
 
 from tinker_sync.errors import InvalidInputError
+from tinker_sync.text.encoded import as_tensors
 from tinker_sync.text.schemas import schema_of
-from tinker_sync.text.template import BEGIN, END, plain, render
+from tinker_sync.text.template import BEGIN, END, render, to_plain
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -17,19 +18,19 @@ if TYPE_CHECKING:
     from tinker_sync.text.tokenizer import Tokenizer
 
 Message: TypeAlias = Mapping[str, Any]
-"""`role`, `content` and whatever else the template reads."""
+"""`role`, `content` and other keys that the template reads."""
 Tool: TypeAlias = Any
 """A JSON schema, or a function with types and a docstring."""
 
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
-"""Names under which the reasoning of a message is known; templates read the first or the second."""
+"""Keys for the reasoning of a message; templates read the first or the second."""
 _OPEN: Final = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Stands where the last message ends, to be found again; the space shows whether the template strips."""
+"""Marks the end of the last message. Its trailing space is lost when the template strips messages."""
 
 
 @frozen
 class Rendering:
-    """Everything a template is given, besides the messages."""
+    """A template and its inputs, except the messages."""
 
     template: str
     tools: list[Any] | None = None
@@ -37,44 +38,42 @@ class Rendering:
     variables: dict[str, Any] = field(factory=dict)
 
     def text(self, messages: Sequence[Message], *, prompt: bool = False, marked: bool = False) -> str:
-        """The text of a chat.
+        """Render a chat.
 
         Args:
             messages: the chat.
-            prompt: end with what begins the assistant's turn.
-            marked: mark what stands between generation tags.
+            prompt: end with the beginning of the assistant's turn.
+            marked: put marks around the text between generation tags.
         """
         given = {
             **self.variables,
-            "messages": _prepared(messages),
+            "messages": _prepare_all(messages),
             "tools": self.tools,
             "documents": self.documents,
             "add_generation_prompt": prompt,
         }
         return render(self.template, given, marked=marked)
 
-    def open_text(self, messages: Sequence[Message], where: str) -> str:
-        """The text of a chat up to the end of what its last message says under the key `where`."""
-        prepared = _prepared(messages)
-        said = _left_open(prepared, where, self.template)
+    def render_open(self, messages: Sequence[Message], where: str) -> str:
+        """Render a chat up to the end of the last message's value under the key `where`."""
+        prepared = _prepare_all(messages)
+        content = _leave_open(prepared, where, self.template)
         given = {**self.variables, "messages": prepared, "tools": self.tools, "documents": self.documents}
         text = render(self.template, {**given, "add_generation_prompt": False})
         end = text.rfind(_OPEN.strip())
-        if end < 0 or said.strip() not in text:
-            raise InvalidInputError(
-                "continue_final_message: the template does not show the last message as it is"
-            )
+        if end < 0 or content.strip() not in text:
+            raise InvalidInputError("continue_final_message: the template changes the last message")
         return text[:end] if text.startswith(_OPEN, end) else text[:end].rstrip()
 
 
 @frozen
 class Chat:
-    """The chats of one tokenizer."""
+    """Renders and encodes chats for one tokenizer."""
 
     tokenizer: Tokenizer
 
-    def template(self, chosen: str | None, tools: Sequence[Tool] | None) -> str:
-        """The template's text: a named one, the given text, or the model's own."""
+    def choose_template(self, chosen: str | None, tools: Sequence[Tool] | None) -> str:
+        """Return the template of the given name, the given text itself, or the model's own template."""
         own = self.tokenizer.chat_template
         if isinstance(own, Mapping):
             if chosen is not None:
@@ -92,23 +91,23 @@ class Chat:
             )
         return str(own) if chosen is None else chosen
 
-    def rendering(
+    def make_rendering(
         self,
         template: str | None = None,
         tools: Sequence[Tool] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> Rendering:
-        """What to render chats with. Variables win over special tokens of the same name."""
-        text = self.template(template, tools)
+        """Collect a template and its inputs. A variable overrides a special token of the same name."""
+        text = self.choose_template(template, tools)
         for document in documents or ():
             if not isinstance(document, Mapping):
                 raise InvalidInputError(f"documents: expected dictionaries, got a {type(document).__name__}")
         return Rendering(
             text,
-            None if tools is None else [plain(schema_of(tool)) for tool in tools],
-            None if documents is None else [plain(document) for document in documents],
-            {**self.tokenizer.special_tokens_map, **plain(variables or {})},
+            None if tools is None else [to_plain(schema_of(tool)) for tool in tools],
+            None if documents is None else [to_plain(document) for document in documents],
+            {**self.tokenizer.special_tokens_map, **to_plain(variables or {})},
         )
 
     def apply(
@@ -126,16 +125,16 @@ class Chat:
         masks: bool,
         options: Mapping[str, Any],
     ) -> Any:
-        """What `Tokenizer.apply_chat_template` gives."""
+        """Do the work of `Tokenizer.apply_chat_template`."""
         if masks and not (tokenize and return_dict):
             raise InvalidInputError("return_assistant_tokens_mask: needs tokenize=True and return_dict=True")
         if continue_final_message and (add_generation_prompt or masks):
             raise InvalidInputError("continue_final_message: goes with neither a generation prompt nor masks")
-        rendering = self.rendering(template, tools, documents, variables)
-        chats, single = _chats(conversation)
+        rendering = self.make_rendering(template, tools, documents, variables)
+        chats, single = _split_chats(conversation)
         if continue_final_message:
             where = continue_final_message if isinstance(continue_final_message, str) else "content"
-            texts = [rendering.open_text(chat, where) for chat in chats]
+            texts = [rendering.render_open(chat, where) for chat in chats]
         else:
             texts = [rendering.text(chat, prompt=add_generation_prompt) for chat in chats]
         if not tokenize:
@@ -143,7 +142,7 @@ class Chat:
         made = self.tokenizer(texts[0] if single else texts, add_special_tokens=False, **options)
         if masks:
             rows = self._masks(rendering, chats, texts, made, add_generation_prompt)
-            made["assistant_masks"] = _shaped(rows, single, options.get("return_tensors"))
+            made["assistant_masks"] = _shape(rows, single, options.get("return_tensors"))
         return made if return_dict else made["input_ids"]
 
     def _masks(
@@ -152,9 +151,9 @@ class Chat:
         rows = []
         for chat, text, encoding in zip(chats, texts, made.encodings, strict=True):
             row = [0] * len(encoding.ids)
-            for start, end in generated(rendering, chat, text, prompt=prompt):
+            for start, end in find_generated(rendering, chat, text, prompt=prompt):
                 first, last = encoding.char_to_token(start), encoding.char_to_token(end - 1)
-                if first is None:  # cut off
+                if first is None:  # truncated
                     break
                 for index in range(first, len(row) if last is None else last + 1):
                     row[index] = 1
@@ -162,24 +161,24 @@ class Chat:
         return rows
 
 
-def generated(
+def find_generated(
     rendering: Rendering, messages: Sequence[Message], text: str, *, prompt: bool = False
 ) -> list[tuple[int, int]]:
-    """Where in a chat's text the assistant speaks, by the template's generation tags.
+    """Return the spans of a chat's text that stand between the template's generation tags.
 
     Raises:
-        InvalidInputError: the tags stand where they change the text, so that nobody can tell.
+        InvalidInputError: the template changes the text between its tags, which hides the spans.
     """
     if BEGIN in text or END in text:
-        raise InvalidInputError("messages: U+FDD0 and U+FDD1 are no characters of a text")
+        raise InvalidInputError("messages: U+FDD0 and U+FDD1 are not allowed in a text")
     marked = rendering.text(messages, prompt=prompt, marked=True)
-    spans, plain_text = _unmarked(marked)
-    if plain_text != text:
-        raise InvalidInputError("chat template: it works on what stands between its generation tags")
+    spans, unmarked = _remove_marks(marked)
+    if unmarked != text:
+        raise InvalidInputError("chat template: it changes the text between its generation tags")
     return spans
 
 
-def _unmarked(marked: str) -> tuple[list[tuple[int, int]], str]:
+def _remove_marks(marked: str) -> tuple[list[tuple[int, int]], str]:
     spans: list[tuple[int, int]] = []
     starts: list[int] = []
     pieces: list[str] = []
@@ -196,9 +195,7 @@ def _unmarked(marked: str) -> tuple[list[tuple[int, int]], str]:
     return sorted(span for span in spans if span[0] < span[1]), "".join([*pieces, marked[begin:]])
 
 
-def _shaped(rows: list[list[int]], single: bool, kind: str | None) -> Any:
-    from tinker_sync.text.encoded import as_tensors
-
+def _shape(rows: list[list[int]], single: bool, kind: str | None) -> Any:
     if kind is not None:
         return as_tensors(rows, kind, "assistant_masks")
     return rows[0] if single else rows
@@ -207,27 +204,27 @@ def _shaped(rows: list[list[int]], single: bool, kind: str | None) -> Any:
 # ------------------------------------------------------------------------------------------- messages
 
 
-def _chats(conversation: Any) -> tuple[list[Any], bool]:
-    """Each chat of a batch, and whether it was one chat alone."""
+def _split_chats(conversation: Any) -> tuple[list[Any], bool]:
+    """Return the chats of a batch, and True when the argument is one chat rather than a batch."""
     conversation = getattr(conversation, "messages", conversation)
     if not isinstance(conversation, Sequence) or isinstance(conversation, str):
         raise InvalidInputError(
             f"conversation: expected a list of messages, got a {type(conversation).__name__}"
         )
     if not conversation:
-        raise InvalidInputError("conversation: there is no message in it")
+        raise InvalidInputError("conversation: expected at least one message, got none")
     if isinstance(conversation[0], (list, tuple)) or hasattr(conversation[0], "messages"):
         return [getattr(chat, "messages", chat) for chat in conversation], False
     return [conversation], True
 
 
-def _prepared(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """What templates expect: plain copies, nothing that is None, reasoning under its usual names."""
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+def _prepare_all(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Copy messages as plain data, without None values and with the reasoning under its usual keys."""
+    return [_prepare(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def _message(message: Any, where: str) -> dict[str, Any]:
-    made = plain(message)
+def _prepare(message: Any, where: str) -> dict[str, Any]:
+    made = to_plain(message)
     if not isinstance(made, dict):
         raise InvalidInputError(f"{where}: expected a dictionary, got a {type(message).__name__}")
     made = {name: value for name, value in made.items() if value is not None}
@@ -235,20 +232,20 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     return made if thought is None else {"thinking": thought, **made, "reasoning_content": thought}
 
 
-def _left_open(messages: list[dict[str, Any]], where: str, template: str) -> str:
-    """Mark the end of what the last message says; gives its words."""
+def _leave_open(messages: list[dict[str, Any]], where: str, template: str) -> str:
+    """Mark the end of the last message, and return its text."""
     last = messages[-1]
-    said = last.get(where)
-    if said is None:
+    content = last.get(where)
+    if content is None:
         raise InvalidInputError(f"continue_final_message: the last message has no {where!r}")
-    names = [name for name in _REASONING if last.get(name) == said] if where in _REASONING else [where]
+    names = [name for name in _REASONING if last.get(name) == content] if where in _REASONING else [where]
     if not any(name in template for name in names):
         raise InvalidInputError(f"continue_final_message: the template reads no {where!r}")
-    if isinstance(said, str):
+    if isinstance(content, str):
         for name in names:
-            last[name] = said + _OPEN
-        return said
-    for block in reversed(said):
+            last[name] = content + _OPEN
+        return content
+    for block in reversed(content):
         if isinstance(block, dict) and "text" in block:
             words = str(block["text"])
             block["text"] = words + _OPEN

@@ -1,20 +1,62 @@
-"""`get_tokenizer`: the tokenizer of a model, loaded once for the whole process."""
+"""`get_tokenizer`: loads the tokenizer of a model once in a process. Any thread may enter."""
 
 from __future__ import annotations
 
 import importlib
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any, Final, Literal, overload
+from typing import Any, Final, Generic, Literal, TypeVar, overload
 
 from tinker_sync.errors import InvalidInputError, TokenizerError
-from tinker_sync.text import hub, memory
-from tinker_sync.text.cache import LoadedOnce
-from tinker_sync.text.resolve import Source, resolve
+from tinker_sync.runtime import _fork
+from tinker_sync.runtime.once import Once
+from tinker_sync.text import hub
+from tinker_sync.text.resolve import TokenizerSource, resolve
 from tinker_sync.text.setup import read_json
 from tinker_sync.text.tokenizer import Tokenizer
 
-_MOST: Final = 32
-_loaded: Final[LoadedOnce[Any]] = LoadedOnce(_MOST)
+T = TypeVar("T")
+
+_KEPT: Final = 32
+# Parsing a smaller vocabulary frees too little memory to return any.
+_TRIM_BYTES: Final = 1_000_000
+
+
+class LoadedOnce(Generic[T]):
+    """A cache of the values used last. Threads that wait for a load share its failure. Thread-safe.
+
+    >>> loaded = LoadedOnce(2)
+    >>> loaded.get("a", lambda: "first"), loaded.get("a", lambda: "second")
+    ('first', 'first')
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Hashable, Once[T]] = (
+            OrderedDict()
+        )  # guarded by _lock; the last used at the end
+        _fork.renew_in_child(self)
+
+    def get(self, key: Hashable, load: Callable[[], T]) -> T:
+        """Return the value of a key. The first thread loads it, and others wait; a failure is not kept."""
+        new: Once[T] = Once()
+        with self._lock:
+            once = self._kept.setdefault(key, new)
+            self._kept.move_to_end(key)
+            while len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        return once.get(load)
+
+    def renew_after_fork(self) -> None:
+        """Replace the lock, which a thread of the parent may hold."""
+        self._lock = threading.Lock()
+
+
+_loaded: Final[LoadedOnce[Any]] = LoadedOnce(_KEPT)
 
 
 @overload
@@ -26,18 +68,18 @@ def get_tokenizer(
     model_name: str, tokenizer_id: str | None = None, *, backend: Literal["transformers"]
 ) -> Any: ...
 def get_tokenizer(model_name: str, tokenizer_id: str | None = None, *, backend: str = "tokenizers") -> Any:
-    """The tokenizer of a model: from a directory, from the hub's cache, or fetched into it.
+    """Return the tokenizer of a model, from a directory, from the hub's cache, or downloaded into it.
 
-    Each is loaded once in a process, by one thread while others wait; the last 32 are kept. Files that the
-    cache has are not compared with the hub's; `hf download` renews them.
+    One thread loads a tokenizer while others wait, and the last 32 stay in memory. Files in the cache are not
+    compared with the hub's; `hf download` renews them.
 
     Args:
-        model_name: a model's name or a directory with its `tokenizer.json`.
-        tokenizer_id: what the server says is the model's tokenizer.
-        backend: "transformers" gives an object of that library, which has to be installed.
+        model_name: the name of a model, or a directory with its `tokenizer.json`.
+        tokenizer_id: the server's id of the model's tokenizer.
+        backend: "transformers" returns an object of that library, which must be installed.
 
     Raises:
-        TokenizerError: it is not to be had; the text says which files to put where.
+        TokenizerError: the tokenizer cannot be loaded; the text names the files to provide.
 
     >>> get_tokenizer("/no/such/directory")
     Traceback (most recent call last):
@@ -48,29 +90,28 @@ def get_tokenizer(model_name: str, tokenizer_id: str | None = None, *, backend: 
     if not (tokenizer_id or model_name):
         raise TokenizerError("the server names neither a model nor a tokenizer")
     source = resolve(model_name, tokenizer_id)
-    load = _load if backend == "tokenizers" else _load_transformers
-    return _loaded.get((source, backend), partial(load, source))
+    return _loaded.get((source, backend), partial(_load, source, backend))
 
 
-def _load(source: Source) -> Any:
-    if source.is_of_the_house and not source.is_directory:
-        made = _of_the_house(source)
+def _load(source: TokenizerSource, backend: str) -> Any:
+    if source.is_vendor_tokenizer and not source.is_directory:
+        made = _load_vendor(source)
         if made is not None:
             return made
+    return _load_files(source) if backend == "tokenizers" else _load_transformers(source)
+
+
+def _load_files(source: TokenizerSource) -> Tokenizer:
     place = hub.find(source)
     if "added_tokens_decoder" not in read_json(place.directory / hub.CONFIG_FILE):
         place = hub.complete(source, place, hub.LEGACY)
     made = Tokenizer.from_directory(place.directory, name_or_path=source.id)
-    if (place.directory / hub.TOKENIZER_FILE).stat().st_size > memory.WORTH_IT_BYTES:
-        memory.give_back()
+    if (place.directory / hub.TOKENIZER_FILE).stat().st_size > _TRIM_BYTES:
+        trim_malloc()
     return made
 
 
-def _load_transformers(source: Source) -> Any:
-    if source.is_of_the_house and not source.is_directory:
-        made = _of_the_house(source)
-        if made is not None:
-            return made
+def _load_transformers(source: TokenizerSource) -> Any:
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError as error:
@@ -84,14 +125,31 @@ def _load_transformers(source: Source) -> Any:
         raise TokenizerError(f"transformers cannot load {source.id!r}: {error}", source.id) from error
 
 
-def _of_the_house(source: Source) -> Any:
-    """What the vendor's package makes, None where it leaves the tokenizer to others."""
+def _load_vendor(source: TokenizerSource) -> Any:
+    """Return the tokenizer of the vendor's package, or None when that package leaves it to others."""
     try:
-        theirs: Any = importlib.import_module("tml_tokenizers.tinker_tokenizers")
+        vendor: Any = importlib.import_module("tml_tokenizers.tinker_tokenizers")
     except ImportError as error:
         raise TokenizerError(
             f"the tokenizer {source.id!r} comes with the vendor's package tml_tokenizers, which is not "
             "installed; tml-renderers builds prompts for these models",
             source.id,
         ) from error
-    return theirs.get_tinker_tokenizer(source.id)
+    return vendor.get_tinker_tokenizer(source.id)
+
+
+def trim_malloc() -> bool:
+    """Return freed memory to the system, where the C library is glibc; return True when some was.
+
+    A parsed vocabulary takes several times the memory of the tokenizer built from it, and glibc keeps the
+    rest for later: about as much again as is in use.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    import ctypes  # only large tokenizers need it
+
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):  # another C library
+        return False
+    return bool(trim(0))

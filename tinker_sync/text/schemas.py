@@ -1,4 +1,4 @@
-"""JSON schemas of tools, as chat templates show them to a model; made of a function's types and docstring."""
+"""JSON schemas of tools for chat templates, built from a function's types and docstring. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _CHOICES: Final = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 
 
 def schema_of(tool: Any) -> Mapping[str, Any]:
-    """The schema of a tool: a dictionary as it is, a function described.
+    """Return the schema of a tool: a dictionary unchanged, or a description of a function.
 
     Raises:
-        InvalidInputError: it is neither, or the function leaves something undescribed.
+        InvalidInputError: the tool is neither, or the function lacks a type or a description.
 
     >>> def double(n: int):
     ...     '''Double a number.
@@ -36,26 +36,28 @@ def schema_of(tool: Any) -> Mapping[str, Any]:
     if isinstance(tool, Mapping):
         return tool
     if inspect.isfunction(tool) or inspect.ismethod(tool):
-        return _of_function(tool)
+        return _schema_of_function(tool)
     raise InvalidInputError(f"tools: expected a JSON schema or a function, got a {type(tool).__name__}")
 
 
-def _of_function(function: Callable[..., Any]) -> dict[str, Any]:
+def _schema_of_function(function: Callable[..., Any]) -> dict[str, Any]:
     name = getattr(function, "__name__", "operation")
     doc = inspect.getdoc(function)
     if not doc:
-        raise InvalidInputError(f"tools: {name} has no docstring to tell the model what it does")
-    about, arguments, returned = _read(doc.strip())
+        raise InvalidInputError(f"tools: {name} needs a docstring that describes it to the model")
+    about, arguments, returned = _read_docstring(doc.strip())
     hints = get_type_hints(function)
     result = hints.pop("return", None)
     properties: dict[str, Any] = {}
     required = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name not in hints:
-            raise InvalidInputError(f"tools: {name} says no type for {parameter.name!r}")
+            raise InvalidInputError(f"tools: {name} has no type for {parameter.name!r}")
         if parameter.name not in arguments:
             raise InvalidInputError(f"tools: the docstring of {name} does not describe {parameter.name!r}")
-        properties[parameter.name] = _described(_of_type(hints[parameter.name]), arguments[parameter.name])
+        properties[parameter.name] = _describe(
+            _schema_of_type(hints[parameter.name]), arguments[parameter.name]
+        )
         if parameter.default is inspect.Parameter.empty:
             required.append(parameter.name)
     parameters: dict[str, Any] = {"type": "object", "properties": properties}
@@ -63,11 +65,14 @@ def _of_function(function: Callable[..., Any]) -> dict[str, Any]:
         parameters["required"] = required
     made = {"name": name, "description": about, "parameters": parameters}
     if result is not None:
-        made["return"] = {**_of_type(result), **({"description": returned} if returned is not None else {})}
+        made["return"] = {
+            **_schema_of_type(result),
+            **({"description": returned} if returned is not None else {}),
+        }
     return {"type": "function", "function": made}
 
 
-def _described(schema: dict[str, Any], words: str) -> dict[str, Any]:
+def _describe(schema: dict[str, Any], words: str) -> dict[str, Any]:
     choices = _CHOICES.search(words)
     if choices is not None:
         schema["enum"] = [
@@ -81,8 +86,8 @@ def _described(schema: dict[str, Any], words: str) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------- docstrings
 
 
-def _read(doc: str) -> tuple[str, dict[str, str], str | None]:
-    """What a docstring says in all, of each argument and of the result."""
+def _read_docstring(doc: str) -> tuple[str, dict[str, str], str | None]:
+    """Split a docstring into the description, that of each argument, and that of the result."""
     parts = _SECTION.split(doc)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
     arguments: dict[str, str] = {}
@@ -102,40 +107,42 @@ def _read(doc: str) -> tuple[str, dict[str, str], str | None]:
 # ------------------------------------------------------------------------------------------- types
 
 
-def _of_type(hint: Any) -> dict[str, Any]:
-    """The schema of a type: scalars, choices, unions, lists, tuples and dictionaries."""
+def _schema_of_type(hint: Any) -> dict[str, Any]:
     if hint is Any:
         return {}
     if hint in _SCALARS:
         return {"type": _SCALARS[hint]}
     origin, inside = get_origin(hint), get_args(hint)
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return _of_choices([member.value for member in hint])
+        return _schema_of_choices([member.value for member in hint])
     if origin is Literal:
-        return _of_choices(list(inside))
+        return _schema_of_choices(list(inside))
     if origin in (Union, types.UnionType):
-        return _of_union(inside)
+        return _schema_of_union(inside)
     if hint is list or origin is list:
-        return {"type": "array", **({"items": _of_type(inside[0])} if inside else {})}
+        return {"type": "array", **({"items": _schema_of_type(inside[0])} if inside else {})}
     if hint is tuple or (origin is tuple and ... not in inside):
-        return {"type": "array", **({"prefixItems": [_of_type(each) for each in inside]} if inside else {})}
+        return {
+            "type": "array",
+            **({"prefixItems": [_schema_of_type(each) for each in inside]} if inside else {}),
+        }
     if hint is dict or origin is dict:
         return {
             "type": "object",
-            **({"additionalProperties": _of_type(inside[1])} if len(inside) == 2 else {}),
+            **({"additionalProperties": _schema_of_type(inside[1])} if len(inside) == 2 else {}),
         }
     raise InvalidInputError(f"tools: no JSON schema for the type {hint!r}")
 
 
-def _of_choices(choices: list[Any]) -> dict[str, Any]:
+def _schema_of_choices(choices: list[Any]) -> dict[str, Any]:
     if not choices or any(type(each) not in _SCALARS for each in choices):
         raise InvalidInputError(f"tools: no JSON schema for a choice of {choices!r}")
     kinds = list(dict.fromkeys(_SCALARS[type(each)] for each in choices))
     return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": choices}
 
 
-def _of_union(members: tuple[Any, ...]) -> dict[str, Any]:
-    some = [_of_type(each) for each in members if each is not type(None)]
+def _schema_of_union(members: tuple[Any, ...]) -> dict[str, Any]:
+    some = [_schema_of_type(each) for each in members if each is not type(None)]
     if len(some) == 1:
         made = some[0]
     elif all(isinstance(each.get("type"), str) and len(each) == 1 for each in some):

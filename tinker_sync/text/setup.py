@@ -1,6 +1,6 @@
-"""What the files beside a tokenizer say about it: special tokens, chat templates, settings.
+"""Special tokens, chat templates and settings in the files beside a vocabulary: reading and writing them.
 
-Read once per load, from small JSON and text files; the vocabulary itself is read by `tokenizers` alone.
+The library `tokenizers` reads the vocabulary itself. Each load reads the other files once.
 """
 
 from __future__ import annotations
@@ -8,17 +8,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import field, frozen
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from tinker_sync.errors import TokenizerError
-from tinker_sync.text.hub import CONFIG_FILE, LEGACY, TEMPLATE_FILE
+from tinker_sync.text.hub import CONFIG_FILE, LEGACY, TEMPLATE_FILE, TOKENIZER_FILE
+
+if TYPE_CHECKING:
+    from tinker_sync.text.tokenizer import Tokenizer
 
 NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The special tokens every tokenizer may have, in the order in which they are listed."""
+"""Names of the special tokens that any tokenizer may have, in the order of `special_tokens_map`."""
 
 Templates = str | dict[str, str] | None
 """A chat template, several by name, or none."""
@@ -29,14 +32,14 @@ _UNBOUNDED: Final = int(1e30)
 
 @frozen
 class Setup:
-    """What a tokenizer is besides its vocabulary."""
+    """The properties of a tokenizer other than its vocabulary."""
 
     named: dict[str, str]
-    """Special tokens by their names, the usual ones first."""
+    """Special tokens by name, the common ones first."""
     extra: list[str]
     """Special tokens without a name."""
     added: list[AddedToken | str]
-    """Tokens the configuration asks for, whether or not the vocabulary has them already."""
+    """Tokens of the configuration, including those that the vocabulary already has."""
     templates: Templates
     model_max_length: int
     model_input_names: list[str]
@@ -46,11 +49,11 @@ class Setup:
     clean_up_bpe_too: bool
     split_special_tokens: bool
     config: dict[str, Any] = field(repr=False)
-    """The configuration as it was read, to be saved again."""
+    """The configuration file, for `save`."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object in a file; empty where there is no file."""
+    """Return the JSON object in a file, or an empty one when the file does not exist."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -65,27 +68,27 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_setup(directory: Path | None, backend: Backend) -> Setup:
-    """What the files of a directory say about the tokenizer that was loaded from it; None: there are none."""
+    """Read the files in a directory, or return the defaults without one."""
     original = {} if directory is None else read_json(directory / CONFIG_FILE)
-    config = {name: _with_tokens(value) for name, value in original.items()}
+    config = {name: _restore_tokens(value) for name, value in original.items()}
     if not config.get("extra_special_tokens"):
-        _rename_older(config)
+        _rename_legacy(config)
     listed = config.get("added_tokens_decoder")
     if listed is None:
         added = _merge_legacy(directory, backend, config)
     else:
-        added = {int(index): _added(token) for index, token in listed.items()}
+        added = {int(index): _make_added(token) for index, token in listed.items()}
     if backend.padding is not None:
         config.setdefault("pad_token", backend.padding["pad_token"])
         config.setdefault("padding_side", backend.padding["direction"])
     extra = config.get("extra_special_tokens") or []
-    named = _named(config, extra if isinstance(extra, Mapping) else {})
+    named = _collect_named(config, extra if isinstance(extra, Mapping) else {})
     unnamed = [] if isinstance(extra, Mapping) else list(extra)
     return Setup(
-        named={name: str(_content(token)) for name, token in named.items()},
-        extra=[str(_content(token)) for token in unnamed],
-        added=_to_add(added, named, unnamed, backend),
-        templates=None if directory is None else _templates(directory, config.get("chat_template")),
+        named={name: str(_token_text(token)) for name, token in named.items()},
+        extra=[str(_token_text(token)) for token in unnamed],
+        added=_list_added(added, named, unnamed, backend),
+        templates=None if directory is None else _read_templates(directory, config.get("chat_template")),
         model_max_length=config.get("model_max_length") or config.get("max_len") or _UNBOUNDED,
         model_input_names=list(config.get("model_input_names") or ("input_ids", "attention_mask")),
         padding_side=config.get("padding_side", "right"),
@@ -102,18 +105,18 @@ def read_setup(directory: Path | None, backend: Backend) -> Setup:
 # ------------------------------------------------------------------------------------------- tokens
 
 
-def _with_tokens(value: Any) -> Any:
-    """Saved tokens become tokens, wherever they stand."""
+def _restore_tokens(value: Any) -> Any:
+    """Replace saved tokens by token objects, at any depth."""
     if isinstance(value, dict):
         if value.get("__type") == "AddedToken":
-            return _added(value)
-        return {name: _with_tokens(item) for name, item in value.items()}
+            return _make_added(value)
+        return {name: _restore_tokens(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_with_tokens(item) for item in value]
+        return [_restore_tokens(item) for item in value]
     return value
 
 
-def _added(token: Any) -> AddedToken:
+def _make_added(token: Any) -> AddedToken:
     if isinstance(token, AddedToken):
         return token
     if not isinstance(token, Mapping) or not isinstance(token.get("content"), str):
@@ -122,59 +125,59 @@ def _added(token: Any) -> AddedToken:
     return AddedToken(**{name: token[name] for name in known if name in token})
 
 
-def _content(token: Any) -> str:
-    """The text of a token, given as text, as a token or as one saved without its type."""
+def _token_text(token: Any) -> str:
+    """Return the text of a token given as text, as an object, or as one saved without its type."""
     if isinstance(token, AddedToken):
         return token.content
     if isinstance(token, Mapping):
-        return _added(token).content
+        return _make_added(token).content
     if not isinstance(token, str):
         raise TokenizerError(f"{CONFIG_FILE}: expected a special token's text, got {token!r}")
     return token
 
 
 def _merge_legacy(directory: Path | None, backend: Backend, config: dict[str, Any]) -> dict[int, AddedToken]:
-    """Added tokens where the configuration lists none: from files of their own and the vocabulary's file.
+    """Collect added tokens from the legacy files and the vocabulary, when the configuration lists none.
 
-    What `special_tokens_map.json` says wins over the configuration.
+    `special_tokens_map.json` overrides the configuration.
     """
     named, ids = ({}, {}) if directory is None else (read_json(directory / name) for name in LEGACY)
     for name, value in named.items():
         if name == "extra_special_tokens" and isinstance(value, list):
-            known = [_content(token) for token in config.get(name) or []]
-            new = [_special(token) for token in value if _content(token) not in known]
+            known = [_token_text(token) for token in config.get(name) or []]
+            new = [_as_special(token) for token in value if _token_text(token) not in known]
             config[name] = [*(config.get(name) or []), *new]
         else:
-            config[name] = _special(value)
-    special = {_content(config[name]) for name in NAMED if config.get(name)}
+            config[name] = _as_special(value)
+    special = {_token_text(config[name]) for name in NAMED if config.get(name)}
     extra = config.get("extra_special_tokens") or []
-    special |= {_content(token) for token in (extra.values() if isinstance(extra, Mapping) else extra)}
+    special |= {_token_text(token) for token in (extra.values() if isinstance(extra, Mapping) else extra)}
     added = {
         int(index): AddedToken(text, normalized=text not in special, special=text in special)
         for text, index in ids.items()
     }
     if "extra_special_tokens" not in config:
-        _rename_older(config)
+        _rename_legacy(config)
     return {**added, **backend.get_added_tokens_decoder()}
 
 
-def _rename_older(config: dict[str, Any]) -> None:
+def _rename_legacy(config: dict[str, Any]) -> None:
     if "additional_special_tokens" in config:
         config["extra_special_tokens"] = config.pop("additional_special_tokens")
 
 
-def _special(value: Any) -> Any:
+def _as_special(value: Any) -> Any:
     if isinstance(value, Mapping) and "content" in value:
-        token = _added(value)
+        token = _make_added(value)
         token.special = True
         return token
     if isinstance(value, list):
-        return [_special(item) for item in value]
+        return [_as_special(item) for item in value]
     return value
 
 
-def _named(config: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Tokens with a name: the usual ones, then those that this model has besides."""
+def _collect_named(config: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the named tokens: the common ones, then those of this model."""
     own = {
         name: value
         for name, value in config.items()
@@ -184,37 +187,37 @@ def _named(config: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any
     return {**usual, **own, **extra}
 
 
-def _to_add(
+def _list_added(
     added: Mapping[int, AddedToken], named: Mapping[str, Any], extra: Iterable[Any], backend: Backend
 ) -> list[AddedToken | str]:
-    """What to hand to the vocabulary, in the order in which new tokens get their ids."""
-    names = {_content(token) for token in named.values()}
-    listed = [_marked(token, names) for _, token in sorted(added.items(), key=lambda item: item[0])]
+    """Return the tokens to add to the vocabulary, in the order of their new ids."""
+    names = {_token_text(token) for token in named.values()}
+    listed = [_mark_special(token, names) for _, token in sorted(added.items(), key=lambda item: item[0])]
     known = {token.content for token in [*listed, *backend.get_added_tokens_decoder().values()]}
-    return [*listed, *_unlisted([*named.values(), *extra], known)]
+    return [*listed, *_list_missing([*named.values(), *extra], known)]
 
 
-def _marked(token: AddedToken, names: set[str]) -> AddedToken:
+def _mark_special(token: AddedToken, names: set[str]) -> AddedToken:
     if token.content in names:
         token.special = True
     return token
 
 
-def _unlisted(tokens: Iterable[Any], known: set[str]) -> Iterator[AddedToken]:
+def _list_missing(tokens: Iterable[Any], known: set[str]) -> Iterator[AddedToken]:
     for token in tokens:
-        if _content(token) not in known:
-            known.add(_content(token))
-            yield token if isinstance(token, AddedToken) else AddedToken(_content(token), special=True)
+        if _token_text(token) not in known:
+            known.add(_token_text(token))
+            yield token if isinstance(token, AddedToken) else AddedToken(_token_text(token), special=True)
 
 
 # ------------------------------------------------------------------------------------------- templates
 
 
-def _templates(directory: Path, configured: Any) -> Templates:
-    """Templates in files of their own win over those of the configuration."""
-    found = {path.stem: _text(path) for path in sorted((directory / _MORE_TEMPLATES).glob("*.jinja"))}
+def _read_templates(directory: Path, configured: Any) -> Templates:
+    """Read the templates. Those in separate files override the configuration."""
+    found = {path.stem: _read_text(path) for path in sorted((directory / _MORE_TEMPLATES).glob("*.jinja"))}
     if (directory / TEMPLATE_FILE).is_file():
-        found = {"default": _text(directory / TEMPLATE_FILE), **found}
+        found = {"default": _read_text(directory / TEMPLATE_FILE), **found}
     if found:
         return found["default"] if [*found] == ["default"] else found
     if configured is None:
@@ -226,5 +229,62 @@ def _templates(directory: Path, configured: Any) -> Templates:
     return {str(name): str(template) for name, template in dict(configured).items()}
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------------- saving
+
+
+def save(
+    directory: Path, backend: Backend, config: Mapping[str, Any], tokenizer: Tokenizer
+) -> tuple[str, ...]:
+    """Create a directory, write all files of a tokenizer into it, and return their paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [directory / TOKENIZER_FILE, directory / CONFIG_FILE]
+    backend.save(str(paths[0]))
+    text = json.dumps(_config_to_save(config, tokenizer), indent=2, ensure_ascii=False)
+    paths[1].write_text(text + "\n", encoding="utf-8")
+    for place, template in _templates_to_save(tokenizer):
+        (directory / place).parent.mkdir(exist_ok=True)
+        (directory / place).write_text(template, encoding="utf-8")
+        paths.append(directory / place)
+    return tuple(map(str, paths))
+
+
+def _config_to_save(config: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the configuration with later changes, without added tokens, which are in `tokenizer.json`."""
+    gone = ("chat_template", "added_tokens_decoder", "additional_special_tokens", "extra_special_tokens")
+    kept = {name: value for name, value in config.items() if name not in gone}
+    named = tokenizer.special_tokens_map
+    kept = {name: value for name, value in kept.items() if not _is_token(name, value) or name in named}
+    extra = tokenizer.extra_special_tokens
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **kept,
+        "model_max_length": tokenizer.model_max_length,
+        "model_input_names": tokenizer.model_input_names,
+        "padding_side": tokenizer.padding_side,
+        "truncation_side": tokenizer.truncation_side,
+        **named,
+        **({"extra_special_tokens": extra} if extra else {}),
+    }
+
+
+def _is_token(name: str, value: Any) -> bool:
+    return name.endswith("_token") and isinstance(value, (str, dict))
+
+
+def _templates_to_save(tokenizer: Tokenizer) -> list[tuple[str, str]]:
+    templates = tokenizer.chat_template
+    if templates is None:
+        return []
+    if isinstance(templates, str):
+        return [(TEMPLATE_FILE, templates)]
+    return [
+        (
+            TEMPLATE_FILE if name == "default" else f"additional_chat_templates/{Path(name).name}.jinja",
+            template,
+        )
+        for name, template in templates.items()
+    ]

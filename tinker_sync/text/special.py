@@ -1,4 +1,4 @@
-"""Special tokens of a tokenizer as attributes: `eos_token`, `eos_token_id` and so on."""
+"""Special tokens of a tokenizer as attributes, such as `eos_token` and `eos_token_id`."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.text.setup import NAMED
 
 
-class _Named:
-    """A special token; None where the tokenizer has none. It may be set, to a token of the vocabulary."""
+class _TokenAttribute:
+    """A special token, or None. The user may set it to a token of the vocabulary."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     @overload
-    def __get__(self, tokenizer: None, owner: type) -> _Named: ...
+    def __get__(self, tokenizer: None, owner: type) -> _TokenAttribute: ...
     @overload
     def __get__(self, tokenizer: SpecialTokens, owner: type) -> str | None: ...
-    def __get__(self, tokenizer: SpecialTokens | None, owner: type) -> _Named | str | None:
+    def __get__(self, tokenizer: SpecialTokens | None, owner: type) -> _TokenAttribute | str | None:
         return self if tokenizer is None else tokenizer.special_tokens_map.get(self._name)
 
     def __set__(self, tokenizer: SpecialTokens, token: str | AddedToken | None) -> None:
         tokenizer.name_special_token(self._name, None if token is None else str(token))
 
 
-class _NamedId:
-    """The id of a special token; None where the tokenizer has none."""
+class _IdAttribute:
+    """The id of a special token, or None."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name.removesuffix("_id")
 
     @overload
-    def __get__(self, tokenizer: None, owner: type) -> _NamedId: ...
+    def __get__(self, tokenizer: None, owner: type) -> _IdAttribute: ...
     @overload
     def __get__(self, tokenizer: SpecialTokens, owner: type) -> int | None: ...
-    def __get__(self, tokenizer: SpecialTokens | None, owner: type) -> _NamedId | int | None:
+    def __get__(self, tokenizer: SpecialTokens | None, owner: type) -> _IdAttribute | int | None:
         if tokenizer is None:
             return self
         token = tokenizer.special_tokens_map.get(self._name)
@@ -53,30 +53,30 @@ class _NamedId:
 
 
 class SpecialTokens:
-    """The special tokens of a vocabulary, by name and all together. Threads may share it."""
+    """The special tokens of a vocabulary. Threads may share it."""
 
-    bos_token, bos_token_id = _Named(), _NamedId()
-    eos_token, eos_token_id = _Named(), _NamedId()
-    unk_token, unk_token_id = _Named(), _NamedId()
-    sep_token, sep_token_id = _Named(), _NamedId()
-    pad_token, pad_token_id = _Named(), _NamedId()
-    cls_token, cls_token_id = _Named(), _NamedId()
-    mask_token, mask_token_id = _Named(), _NamedId()
+    bos_token, bos_token_id = _TokenAttribute(), _IdAttribute()
+    eos_token, eos_token_id = _TokenAttribute(), _IdAttribute()
+    unk_token, unk_token_id = _TokenAttribute(), _IdAttribute()
+    sep_token, sep_token_id = _TokenAttribute(), _IdAttribute()
+    pad_token, pad_token_id = _TokenAttribute(), _IdAttribute()
+    cls_token, cls_token_id = _TokenAttribute(), _IdAttribute()
+    mask_token, mask_token_id = _TokenAttribute(), _IdAttribute()
     pad_token_type_id: Final = 0
 
     def __init__(self, backend: Backend, named: Mapping[str, str], extra: list[str]) -> None:
         self._backend = backend
-        self._named = named  # replaced as a whole, never changed
+        self._named = named  # replaced as a whole, never modified
         self._extra = extra
 
     @property
     def backend_tokenizer(self) -> Backend:
-        """The tokenizer of the library; threads share it, so its settings are not to be changed."""
+        """The library's tokenizer. Threads share it, so do not change its settings."""
         return self._backend
 
     @property
     def special_tokens_map(self) -> dict[str, str]:
-        """Special tokens by name, the usual ones first."""
+        """Special tokens by name, the common ones first."""
         return dict(self._named)
 
     @property
@@ -98,10 +98,10 @@ class SpecialTokens:
         return [index for index in ids if index is not None]
 
     def name_special_token(self, name: str, token: str | None) -> None:
-        """Use a token of the vocabulary under a name such as "pad_token"; None takes the name away.
+        """Give a token of the vocabulary a name such as "pad_token". None removes the name.
 
         Raises:
-            InvalidInputError: the vocabulary lacks it; it cannot grow, for the model's does not.
+            InvalidInputError: the token is not in the vocabulary, which is as fixed as the model's.
         """
         if token is not None and self._backend.token_to_id(token) is None:
             raise InvalidInputError(f"{name}: {token!r} is not in the vocabulary, which is the model's")
@@ -110,7 +110,7 @@ class SpecialTokens:
         self._named = {each: kept for each in order if (kept := named.get(each)) is not None}
 
     def __getattr__(self, name: str) -> Any:
-        """Tokens only some models have, such as `image_token` and `image_token_id`."""
+        """Return a token that only some models have, such as `image_token` and `image_token_id`."""
         named: Mapping[str, str] = self.__dict__.get("_named", {})
         if name in named:
             return named[name]

@@ -1,6 +1,6 @@
-"""Chat templates: programs in Jinja that came with a model, so they run in a sandbox and see plain data only.
+"""Chat templates in Jinja. They come with a model, so they run in a sandbox and see plain data only.
 
-Compiled templates are kept, and threads share them. Whatever goes wrong in one is an `InvalidInputError`.
+Threads share the compiled templates. A failure inside a template raises `InvalidInputError`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 BEGIN: Final = "\ufdd0"
 END: Final = "\ufdd1"
-"""Around what the assistant says, while it is looked for: code points reserved for such private use."""
+"""Marks around the assistant's text: code points that Unicode reserves for private use in a process."""
 
 _KEPT: Final = 64
 
 
 def render(template: str, variables: Mapping[str, Any], *, marked: bool = False) -> str:
-    """The text a template makes of its variables.
+    """Render a template.
 
     Args:
         template: the template's text.
-        variables: plain data, see `plain`.
-        marked: put `BEGIN` and `END` around what stands between generation tags.
+        variables: plain data, see `to_plain`.
+        marked: put `BEGIN` and `END` around the text between generation tags.
 
     Raises:
-        InvalidInputError: the template is broken, forbidden or refuses what it was given.
+        InvalidInputError: the template is broken, does something forbidden, or refuses its input.
         MissingExtraError: Jinja is not installed.
     """
     try:
@@ -43,7 +43,7 @@ def render(template: str, variables: Mapping[str, Any], *, marked: bool = False)
     except ImportError:
         raise MissingExtraError("chat", feature="chat templates") from None
     try:
-        return _compiled(template, marked).render(**variables)
+        return _compile(template, marked).render(**variables)
     except jinja2.TemplateSyntaxError as error:
         raise InvalidInputError(f"chat template, line {error.lineno}: {error.message}") from error
     except jinja2.TemplateError as error:
@@ -53,17 +53,17 @@ def render(template: str, variables: Mapping[str, Any], *, marked: bool = False)
 
 
 @lru_cache(_KEPT)
-def _compiled(template: str, marked: bool) -> Template:
-    return _environment(marked).from_string(template)
+def _compile(template: str, marked: bool) -> Template:
+    return _make_environment(marked).from_string(template)
 
 
 @lru_cache(None)
-def _environment(marked: bool) -> ImmutableSandboxedEnvironment:
+def _make_environment(marked: bool) -> ImmutableSandboxedEnvironment:
     from jinja2 import ext, nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(ext.Extension):
-        """The tags around what the assistant says."""
+        """The tags around the assistant's text."""
 
         tags = {"generation"}  # noqa: RUF012  # the base class declares it so
 
@@ -79,22 +79,22 @@ def _environment(marked: bool) -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
     )
-    environment.filters["tojson"] = _tojson
+    environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = _now
-    environment.globals["dict"] = _Dictionaries()
-    environment.globals["namespace"] = _namespace()
+    environment.globals["strftime_now"] = _format_now
+    environment.globals["dict"] = _DictFactory()
+    environment.globals["namespace"] = _make_namespace()
     return environment
 
 
-def _tojson(
+def _to_json(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own escapes what HTML gives a meaning; models have seen it as it is."""
+    """Encode JSON without the HTML escapes of Jinja's own filter, as in the models' training data."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -106,12 +106,12 @@ def _raise(message: str) -> None:
     raise TemplateError(message)
 
 
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)  # noqa: DTZ005  # what the user's clock shows is what is asked for
+def _format_now(form: str) -> str:
+    return datetime.now().strftime(form)  # noqa: DTZ005  # templates want the user's local time
 
 
-class _Dictionaries:
-    """`dict` for templates: makes dictionaries and offers no way to the class."""
+class _DictFactory:
+    """`dict` for templates: creates dictionaries without giving access to the class."""
 
     def __call__(self, *args: Any, **items: Any) -> dict[Any, Any]:
         return dict(*args, **items)
@@ -120,7 +120,7 @@ class _Dictionaries:
         return dict.fromkeys(keys, value)
 
 
-def _namespace() -> type[Any]:
+def _make_namespace() -> type[Any]:
     from jinja2.exceptions import SecurityError
     from jinja2.utils import Namespace
 
@@ -130,9 +130,9 @@ def _namespace() -> type[Any]:
                 raise SecurityError(f"a namespace takes no names with a leading underscore, got {name!r}")
 
     class PublicNamespace(Namespace):
-        """A namespace without underscored names, which lead into the interpreter."""
+        """A namespace that refuses names with a leading underscore, which lead into the interpreter."""
 
-        def __init__(*args: Any, **items: Any) -> None:  # a template may well have an item called self
+        def __init__(*args: Any, **items: Any) -> None:  # a template may use an item named self
             self, *given = args
             made = dict(*given, **items)
             check(made)
@@ -148,31 +148,31 @@ def _namespace() -> type[Any]:
 # ------------------------------------------------------------------------------------------- plain data
 
 
-def plain(value: Any) -> Any:
-    """A copy of what JSON knows; of anything else its class's name: its methods are not for templates.
+def to_plain(value: Any) -> Any:
+    """Copy a value as JSON types. Other objects become the name of their class, without their methods.
 
-    >>> plain({"content": [{"type": "image", "image": object()}]})
+    >>> to_plain({"content": [{"type": "image", "image": object()}]})
     {'content': [{'type': 'image', 'image': '<object>'}]}
     """
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
-        return {plain(key): plain(item) for key, item in value.items()}
+        return {to_plain(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [plain(item) for item in value]
+        return [to_plain(item) for item in value]
     if isinstance(value, tuple):
-        return tuple(plain(item) for item in value)
-    if isinstance(value, str):  # enums and the like, as the plain class writes them
+        return tuple(to_plain(item) for item in value)
+    if isinstance(value, str):  # enums and other subclasses, as the base class shows them
         return str.__str__(value)
     if isinstance(value, int):
         return int.__int__(value)
-    return float.__float__(value) if isinstance(value, float) else _unpacked(value)
+    return float.__float__(value) if isinstance(value, float) else _unpack(value)
 
 
-def _unpacked(value: Any) -> Any:
+def _unpack(value: Any) -> Any:
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
-        return plain(value.item())
+        return to_plain(value.item())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return {each.name: to_plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
     dumped = getattr(value, "model_dump", None)
-    return plain(dumped()) if callable(dumped) else f"<{type(value).__name__}>"
+    return to_plain(dumped()) if callable(dumped) else f"<{type(value).__name__}>"

@@ -1,4 +1,4 @@
-"""`Tokenizer`: text to token ids and back, with what scripts expect of it, without a framework."""
+"""`Tokenizer`: conversion of text to token ids and back. Any thread may use one."""
 
 from __future__ import annotations
 
@@ -12,29 +12,20 @@ from tokenizers import Tokenizer as Backend
 
 from tinker_sync.errors import InvalidInputError, TokenizerError
 from tinker_sync.runtime import _fork
-from tinker_sync.text.encoded import Encoded, as_ids, as_tensors
+from tinker_sync.text.encoded import Encoded, Lengths, as_ids, describe_bad_text, make_columns
 from tinker_sync.text.hub import TOKENIZER_FILE
-from tinker_sync.text.lengths import Lengths
-from tinker_sync.text.setup import Setup, Templates, read_setup
+from tinker_sync.text.setup import Setup, Templates, read_setup, save
 from tinker_sync.text.special import SpecialTokens
 
 if TYPE_CHECKING:
     from tinker_sync.text.chat import Chat, Message, Tool
 
-_COLUMNS: Final = {
-    "input_ids": "ids",
-    "token_type_ids": "type_ids",
-    "attention_mask": "attention_mask",
-    "special_tokens_mask": "special_tokens_mask",
-    "offset_mapping": "offsets",
-}
-
 
 class Tokenizer(SpecialTokens):
-    """Turns text into the token ids of a model and back. Threads may share it, and forked children use it.
+    """Converts text to the token ids of a model and back. Threads may share it, also after a fork.
 
-    Gives what `transformers` gives for the same files, without loading it. Clients give theirs by
-    `get_tokenizer`, and `from_directory` reads one from files:
+    The results equal those of `transformers` for the same files. `get_tokenizer` of a client returns the
+    tokenizer of its model, and `from_directory` reads one from files:
 
     >>> from tokenizers import Tokenizer as Backend, models
     >>> tokenizer = Tokenizer(Backend(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?")))
@@ -46,7 +37,7 @@ class Tokenizer(SpecialTokens):
 
     def __init__(self, backend: Backend, setup: Setup | None = None, *, name_or_path: str = "") -> None:
         setup = setup if setup is not None else read_setup(None, backend)
-        # Here only, before anybody else has it: no call changes the backend, so that threads may share it.
+        # Threads share the backend, so its settings change only here, before the tokenizer is shared.
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = setup.split_special_tokens
@@ -60,16 +51,16 @@ class Tokenizer(SpecialTokens):
         self.model_input_names = setup.model_input_names
         self.padding_side = setup.padding_side
         self.truncation_side = setup.truncation_side
-        # Made for vocabularies of words; in byte pairs it would eat spaces that were there.
+        # The clean-up suits vocabularies of words; with byte pairs it would remove spaces of the text.
         harmless = setup.clean_up_bpe_too or type(backend.model).__name__ != "BPE"
         self.clean_up_tokenization_spaces = setup.clean_up_spaces and harmless
 
     @classmethod
     def from_directory(cls, directory: str | os.PathLike[str], *, name_or_path: str = "") -> Tokenizer:
-        """The tokenizer whose `tokenizer.json` and other files lie in a directory.
+        """Load the tokenizer from a directory with `tokenizer.json` and the other files.
 
         Raises:
-            TokenizerError: there is none, or it cannot be read.
+            TokenizerError: there is no tokenizer, or it cannot be read.
         """
         path = Path(directory)
         try:
@@ -88,16 +79,16 @@ class Tokenizer(SpecialTokens):
         add_special_tokens: bool = True,
         **options: Any,
     ) -> Any:
-        """The token ids of a text, as a list; of several texts, a list of lists.
+        """Return the token ids of a text as a list, or those of several texts as a list of lists.
 
         Args:
-            text: what to encode.
-            text_pair: a second part, where a model takes two.
-            add_special_tokens: put around it what the tokenizer puts around every text.
+            text: one text, or a list of them.
+            text_pair: a second part, for models that take two.
+            add_special_tokens: add the special tokens that frame every text.
             options: as in a call of the tokenizer, such as `return_tensors="np"`.
 
         Raises:
-            InvalidInputError: it is no text.
+            InvalidInputError: the argument is not a text.
         """
         if isinstance(text, str) and not options:
             pairs = None if text_pair is None else [text_pair]
@@ -122,23 +113,23 @@ class Tokenizer(SpecialTokens):
         return_offsets_mapping: bool = False,
         return_length: bool = False,
     ) -> Encoded:
-        """Encode a text or several: ids, attention mask and what else is asked for.
+        """Encode one text or several, and return ids, attention mask and further columns.
 
         Args:
             text: one text, or a list of them.
             text_pair: a second part for each.
-            add_special_tokens: put around each what the tokenizer puts around every text.
-            padding: True or "longest" pads to the longest, "max_length" to `max_length`.
-            truncation: True cuts what is longer than `max_length`, special tokens counted.
-            max_length: for the two; None takes the model's own limit.
+            add_special_tokens: add the special tokens that frame every text.
+            padding: True or "longest" pads to the longest text, "max_length" to `max_length`.
+            truncation: True cuts texts longer than `max_length`, special tokens included.
+            max_length: for padding and truncation; None takes the model's own limit.
             pad_to_multiple_of: round the padded length up.
-            padding_side: "left" or "right" in place of the tokenizer's own.
-            return_tensors: "np" or "pt" gives arrays or tensors with one row for each text.
-            return_attention_mask, return_token_type_ids: None: where the model takes them.
-            return_special_tokens_mask, return_offsets_mapping, return_length: further columns.
+            padding_side: "left" or "right" in place of the tokenizer's own side.
+            return_tensors: "np" or "pt" returns arrays or tensors with one row for each text.
+            return_attention_mask, return_token_type_ids: None includes them if the model takes them.
+            return_special_tokens_mask, return_offsets_mapping, return_length: add these columns.
 
         Raises:
-            InvalidInputError: it is no text, or it cannot be cut or padded.
+            InvalidInputError: an argument is not a text, or a text cannot be cut or padded.
         """
         single = isinstance(text, str)
         if not isinstance(text, Iterable):
@@ -160,7 +151,7 @@ class Tokenizer(SpecialTokens):
             "special_tokens_mask": return_special_tokens_mask,
             "offset_mapping": return_offsets_mapping,
         }
-        return _columns(
+        return make_columns(
             encodings,
             ["input_ids", *(name for name, want in columns.items() if want)],
             lengths_too=return_length,
@@ -169,12 +160,12 @@ class Tokenizer(SpecialTokens):
         )
 
     def tokenize(self, text: str, pair: str | None = None, add_special_tokens: bool = False) -> list[str]:
-        """The tokens of a text as the vocabulary writes them."""
+        """Return the tokens of a text as the vocabulary spells them."""
         pairs = None if pair is None else [pair]
         return self._encode_all([text], pairs, add_special_tokens)[0].tokens
 
     def num_special_tokens_to_add(self, pair: bool = False) -> int:
-        """How many tokens are put around a text, or around two."""
+        """Return the number of special tokens that frame a text, or a pair of texts."""
         return self._backend.num_special_tokens_to_add(pair)
 
     def _encode_all(
@@ -185,7 +176,7 @@ class Tokenizer(SpecialTokens):
                 pair = pairs[0] if pairs is not None else None
                 return [self._backend.encode(texts[0], pair, add_special_tokens=add_special_tokens)]
             if _fork.generation():
-                # The library's threads stayed in the parent, and where told to it would wait for them.
+                # The library's worker threads exist in the parent only; a batch here could wait for them.
                 partners: Sequence[str | None] = [None] * len(texts) if pairs is None else pairs
                 return [
                     self._backend.encode(*both, add_special_tokens=add_special_tokens)
@@ -194,17 +185,17 @@ class Tokenizer(SpecialTokens):
             inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
             return self._backend.encode_batch(inputs, add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:
-            raise InvalidInputError(_not_text([*texts, *(pairs or ())], error)) from error
+            raise InvalidInputError(describe_bad_text([*texts, *(pairs or ())], error)) from error
 
     def _encode_cut(
         self, texts: Sequence[str], pairs: Sequence[str] | None, longest: int, add_special_tokens: bool
     ) -> list[Encoding]:
-        """The texts cut before special tokens are put around them, so that these are never lost."""
+        """Encode texts and cut them before the special tokens are added, which keeps those."""
         if pairs is not None:
-            raise InvalidInputError("truncation: pairs of texts cannot be cut; cut one of the two before")
+            raise InvalidInputError("truncation: pairs of texts cannot be cut; shorten one of the two first")
         room = longest - (self.num_special_tokens_to_add() if add_special_tokens else 0)
         if room < 0:
-            raise InvalidInputError(f"max_length: {longest} is less than the special tokens take")
+            raise InvalidInputError(f"max_length: {longest} is less than the number of special tokens")
         encodings = self._encode_all(texts, None, False)
         for each in encodings:
             each.truncate(room, direction=self.truncation_side)
@@ -247,15 +238,15 @@ class Tokenizer(SpecialTokens):
         skip_special_tokens: bool = False,
         clean_up_tokenization_spaces: bool | None = None,
     ) -> Any:
-        """The text of token ids; of several rows of them a list of texts.
+        """Return the text of token ids, or a list of texts for rows of ids.
 
         Args:
             token_ids: an id, a list, range, numpy array or torch tensor of ids, or rows of them.
             skip_special_tokens: leave special tokens out.
-            clean_up_tokenization_spaces: take away spaces before marks; None: as the model's files say.
+            clean_up_tokenization_spaces: remove spaces before punctuation; None follows the model's files.
 
         Raises:
-            InvalidInputError: an id is negative, too large or no whole number.
+            InvalidInputError: an id is negative, too large or not an integer.
         """
         ids = as_ids(token_ids)
         if isinstance(ids, int):
@@ -270,7 +261,7 @@ class Tokenizer(SpecialTokens):
         skip_special_tokens: bool = False,
         clean_up_tokenization_spaces: bool | None = None,
     ) -> list[str]:
-        """The texts of several rows of ids. Arguments as in `decode`."""
+        """Return the texts of several rows of ids. The arguments are those of `decode`."""
         rows = map(_row, as_ids(sequences))
         return [self._decode(row, skip_special_tokens, clean_up_tokenization_spaces) for row in rows]
 
@@ -284,7 +275,7 @@ class Tokenizer(SpecialTokens):
 
     @staticmethod
     def clean_up_tokenization(text: str) -> str:
-        """Without the spaces that decoding by words leaves before marks and English endings.
+        """Remove the spaces that decoding by words leaves before punctuation and English endings.
 
         >>> Tokenizer.clean_up_tokenization("it 's done .")
         "it's done."
@@ -300,7 +291,7 @@ class Tokenizer(SpecialTokens):
     @overload
     def convert_tokens_to_ids(self, tokens: list[str]) -> list[int | None]: ...
     def convert_tokens_to_ids(self, tokens: str | list[str]) -> int | list[int | None] | None:
-        """The id of a token, or of each; of an unknown one that of `unk_token`, or None."""
+        """Return the id of each token; an unknown token has the id of `unk_token`, or None."""
         if isinstance(tokens, str):
             index = self._backend.token_to_id(tokens)
             return self.unk_token_id if index is None else index
@@ -313,7 +304,7 @@ class Tokenizer(SpecialTokens):
     def convert_ids_to_tokens(
         self, ids: Any, skip_special_tokens: bool = False
     ) -> str | list[str | None] | None:
-        """The token of an id, or of each, as the vocabulary writes it; None where there is none."""
+        """Return the token of each id as the vocabulary spells it, or None for an unknown id."""
         plain = as_ids(ids)
         if isinstance(plain, int):
             return self._backend.id_to_token(plain)
@@ -321,13 +312,13 @@ class Tokenizer(SpecialTokens):
         return [self._backend.id_to_token(index) for index in plain if index not in skipped]
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
-        """Tokens joined to text as decoding joins them."""
+        """Join tokens to a text in the way of `decode`."""
         decoder = self._backend.decoder
         return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are without the added ones."""
+        """The number of tokens without the added ones."""
         return self._backend.get_vocab_size(with_added_tokens=False)
 
     def __len__(self) -> int:
@@ -337,7 +328,7 @@ class Tokenizer(SpecialTokens):
         return True
 
     def get_vocab(self) -> dict[str, int]:
-        """Every token and its id; a new dictionary each time."""
+        """Return every token and its id, in a new dictionary."""
         return self._backend.get_vocab(with_added_tokens=True)
 
     vocab = property(get_vocab)
@@ -353,18 +344,18 @@ class Tokenizer(SpecialTokens):
         return {token.content: index for index, token in sorted(self.added_tokens_decoder.items())}
 
     def get_added_vocab(self) -> dict[str, int]:
-        """The ids of tokens added to the vocabulary."""
+        """Return the ids of tokens added to the vocabulary."""
         return self.added_tokens_encoder
 
     # -------------------------------------------------------------------------------------- chats
 
     def get_chat_template(self, chat_template: str | None = None, tools: Sequence[Tool] | None = None) -> str:
-        """The template a chat is rendered with: a named one, the given text, or the model's own.
+        """Return the template for a chat: the named one, the given text itself, or the model's own.
 
         Raises:
-            InvalidInputError: the model has none, or several and none is the default.
+            InvalidInputError: the model has no template, or several without a default.
         """
-        return self._chat().template(chat_template, tools)
+        return self._chat().choose_template(chat_template, tools)
 
     def apply_chat_template(
         self,
@@ -384,21 +375,22 @@ class Tokenizer(SpecialTokens):
         tokenizer_kwargs: Mapping[str, Any] | None = None,
         **variables: Any,
     ) -> Any:
-        """Render a chat as the model has learned to read it, as text or as token ids. Needs the extra `chat`.
+        """Render a chat with the model's template, as token ids or as text. Needs the extra `chat`.
 
         Args:
-            conversation: messages, dictionaries with `role`, `content` and the like; or several such lists.
-            tools: what the model may call: JSON schemas, or functions with types and a docstring.
-            documents: what the model may cite, for templates that know of it.
+            conversation: a list of messages, each a dictionary with `role` and `content`; or several lists.
+            tools: functions the model may call, as JSON schemas or as Python functions with types and a
+                docstring.
+            documents: texts the model may cite, for templates that support them.
             chat_template: another template, or the name of one of the model's.
-            add_generation_prompt: end with what begins the assistant's turn.
-            continue_final_message: leave the last message open, to be continued.
-            tokenize: give ids; False gives the text.
+            add_generation_prompt: end with the beginning of the assistant's turn.
+            continue_final_message: leave the last message open, for the model to continue.
+            tokenize: return ids; False returns the text.
             padding, truncation, max_length, return_tensors: as in a call of the tokenizer.
-            return_dict: give `input_ids` and `attention_mask` by name; False gives the ids alone.
-            return_assistant_tokens_mask: add `assistant_masks`, if the template marks those words.
-            tokenizer_kwargs: further options of that call.
-            variables: whatever else the template reads.
+            return_dict: return `input_ids` and `attention_mask` by name; False returns the ids alone.
+            return_assistant_tokens_mask: add `assistant_masks`, if the template has generation tags.
+            tokenizer_kwargs: further options of a call of the tokenizer.
+            variables: further variables of the template.
 
         Raises:
             InvalidInputError: there is no template, or it refuses the chat.
@@ -426,17 +418,15 @@ class Tokenizer(SpecialTokens):
         )
 
     def _chat(self) -> Chat:
-        from tinker_sync.text.chat import Chat  # here: most scripts load a tokenizer, and render no chats
+        from tinker_sync.text.chat import Chat  # here, because most scripts render no chats
 
         return Chat(self)
 
-    # -------------------------------------------------------------------------------------- keeping it
+    # -------------------------------------------------------------------------------------- saving
 
     def save_pretrained(self, save_directory: str | os.PathLike[str]) -> tuple[str, ...]:
-        """Write the files from which this or another library loads the same tokenizer; gives their paths."""
-        from tinker_sync.text import saving  # rarely needed, as above
-
-        return saving.save(Path(save_directory), self._backend, self._setup.config, self)
+        """Write files from which this or another library loads the same tokenizer, and return their paths."""
+        return save(Path(save_directory), self._backend, self._setup.config, self)
 
     def __repr__(self) -> str:
         return f"<Tokenizer {self.name_or_path or type(self._backend.model).__name__}, {len(self)} tokens>"
@@ -458,29 +448,3 @@ _TIDIER: Final = {
 
 def _row(ids: Any) -> Sequence[int]:
     return [ids] if isinstance(ids, int) else ids
-
-
-def _columns(
-    encodings: Sequence[Encoding], names: Sequence[str], *, lengths_too: bool, single: bool, kind: str | None
-) -> Encoded:
-    made = Encoded({name: [getattr(each, _COLUMNS[name]) for each in encodings] for name in names})
-    if kind is not None:
-        made = Encoded({name: as_tensors(rows, kind, name) for name, rows in made.items()})
-    elif single:
-        made = Encoded({name: rows[0] for name, rows in made.items()})
-    if lengths_too:
-        made["length"] = [len(each) for each in encodings]
-    made.encodings = encodings
-    return made
-
-
-def _not_text(given: Sequence[object], error: Exception) -> str:
-    for index, text in enumerate(given):
-        where = "text" if len(given) == 1 else f"text[{index}]"
-        if not isinstance(text, str):
-            return f"{where}: expected a str, got {type(text).__name__}"
-        try:
-            text.encode()
-        except UnicodeEncodeError as broken:
-            return f"{where}[{broken.start}]: half of a surrogate pair is no character"
-    return f"text: {error}"

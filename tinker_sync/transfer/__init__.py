@@ -1,1 +1,10 @@
-"""Files on their way between this machine and the addresses a server gives for them."""
+"""Transfer of checkpoint files between this machine and the signed addresses that a server gives.
+
+- `download` fetches a checkpoint: `file` fetches each file in parts, `archive` unpacks, `names` checks names.
+- `upload` sends the files of a directory.
+- `signed` makes the HTTP requests; `response_head` reads their answers; `retry` decides on another attempt.
+- `download_state` keeps on disk what has arrived; `progress` reports to the user.
+
+A download or an upload runs on one thread of its own; the parts of a file run on workers. Nothing here knows
+which calls of the service give the addresses.
+"""

@@ -1,15 +1,16 @@
-"""Unpacking an archive that nobody vouches for: a tar file, compressed with gzip or not.
+"""Safe unpacking of an untrusted tar archive, plain or compressed with gzip.
 
-Read here, byte by byte, since the standard library's reader ends in silence at a broken header, takes headers
-of any size into memory, and means something else in each version of Python. Guarantees:
+This module parses the format itself: the standard library's reader ignores what follows a broken header,
+reads headers of any size into memory, and filters members differently in each version of Python. Guarantees:
 
-- Nothing is written outside the directory, which is new, and nothing stays in it unless all of it is good.
-- Only regular files and directories come to be. A link becomes a second name of the file it means, if that is
-  a file of the same archive; any other link, a device, a sparse file or an unknown entry is refused.
-- Every name is safe on every system, and none comes twice, also where case or accents do not count.
-- Size, number and compression ratio are limited, memory is flat, and the archive must reach its own end.
+- All files go into the given directory, which is new. If any member is bad, the directory is removed.
+- Only regular files and directories are created. A link becomes a second name of a file in the same archive;
+  any other link, a device, a sparse file or an unknown member is refused.
+- Every name is safe on every system and unique, even where the file system ignores case or accents.
+- Size, number of members and compression ratio are limited, memory is flat, and the archive must have its
+  end mark.
 
-Runs on one thread; knows nothing of where the archive came from.
+Runs on one thread, and knows nothing about the source of the archive.
 """
 
 from __future__ import annotations
@@ -39,37 +40,37 @@ _REFUSED: Final = {b"3": "a device", b"4": "a device", b"6": "a pipe", b"S": "a 
 
 @frozen(kw_only=True)
 class ArchiveLimits:
-    """What an archive may grow to. The free space of the disk is a limit anyway.
+    """Limits on the unpacked archive, besides the free space of the disk.
 
-    >>> ArchiveLimits().of(1_000_000)
+    >>> ArchiveLimits().max_bytes(1_000_000)
     468435456
     """
 
     entries: int = 10_000
     """A checkpoint has a few dozen."""
     ratio: int = 200
-    """Weights hardly compress; a fresh optimizer state, all zeros, makes up most of no checkpoint."""
+    """Weights hardly compress, and a fresh optimizer state of zeros is only a part of a checkpoint."""
     allowance_bytes: int = 1 << 28
-    """Small archives may grow to this whatever their ratio."""
+    """A small archive may grow to this size at any ratio."""
     total_bytes: int | None = None
 
-    def of(self, size_bytes: int) -> int:
-        """How many bytes may come out of an archive of so many."""
+    def max_bytes(self, size_bytes: int) -> int:
+        """Return the largest unpacked size of an archive of `size_bytes`."""
         grown = self.allowance_bytes + self.ratio * size_bytes
         return grown if self.total_bytes is None else min(grown, self.total_bytes)
 
 
 @frozen
 class Unpacked:
-    """A file that came out of an archive."""
+    """A file unpacked from an archive."""
 
     name: str
     size_bytes: int
 
 
 @frozen
-class _Entry:
-    """A member of the archive, its extended headers applied."""
+class _Member:
+    """A member of the archive, with its extended headers applied."""
 
     kind: bytes
     name: str
@@ -82,24 +83,24 @@ def unpack(
     into: Path,
     *,
     limits: ArchiveLimits | None = None,
-    went_on: Callable[[int], object] = lambda _: None,
+    on_progress: Callable[[int], object] = lambda _: None,
 ) -> list[Unpacked]:
     """Unpack an archive into a new directory.
 
     Args:
         archive: the file.
-        into: made here; must not exist.
-        limits: what it may grow to.
-        went_on: told, after each piece, how many bytes of files it was; may raise to stop.
+        into: the directory to create; it must not exist.
+        limits: on what the archive may grow to.
+        on_progress: called with the size of each piece written; may raise to stop.
 
     Raises:
-        UnsafeArchiveError: it holds what must not be unpacked.
-        TransferError: it is broken, or the disk is full.
+        UnsafeArchiveError: the archive holds something that must not be unpacked.
+        TransferError: the archive is broken, or the disk is full.
     """
     into.mkdir(parents=True)
     try:
         with _Plain(archive, limits or ArchiveLimits()) as plain:
-            return _Unpacker(plain, into, went_on).run()
+            return _Unpacker(plain, into, on_progress).run()
     except BaseException as error:
         shutil.rmtree(into, ignore_errors=True)
         if isinstance(error, (EOFError, zlib.error, gzip.BadGzipFile)):
@@ -110,17 +111,17 @@ def unpack(
 
 
 class _Plain:
-    """The archive without its compression, read from front to end, counted."""
+    """The uncompressed archive, read from front to end within its limits."""
 
     def __init__(self, archive: Path, limits: ArchiveLimits) -> None:
         self._raw = archive.open("rb")
         size_bytes = os.fstat(self._raw.fileno()).st_size
         self._limits = limits
-        self._allowed = limits.of(size_bytes)
+        self._allowed = limits.max_bytes(size_bytes)
         self._read_bytes = 0
         compressed = self._raw.read(2) == _GZIP
         self._raw.seek(0)
-        self._file: IO[bytes] = gzip.GzipFile(fileobj=self._raw, mode="rb") if compressed else self._raw  # type: ignore[assignment]  # as good as one
+        self._file: IO[bytes] = gzip.GzipFile(fileobj=self._raw, mode="rb") if compressed else self._raw  # type: ignore[assignment]  # GzipFile has the methods used here
 
     def __enter__(self) -> _Plain:
         return self
@@ -135,7 +136,7 @@ class _Plain:
         return self._limits
 
     def read(self, count: int) -> bytes:
-        """Exactly so many bytes."""
+        """Return exactly `count` bytes."""
         data = self._file.read(count)
         while len(data) < count:
             more = self._file.read(count - len(data))
@@ -147,31 +148,29 @@ class _Plain:
         return data
 
     def drain(self) -> None:
-        """Read to the end, where gzip keeps its checksum."""
+        """Read to the end, where gzip checks its checksum."""
         while data := self._file.read(_PIECE):
             self._read_bytes += len(data)
             self.refuse_beyond(self._read_bytes)
 
     def refuse_beyond(self, size_bytes: int) -> None:
-        """Refuse an archive that would grow to this size."""
+        """Raise UnsafeArchiveError when the archive would grow to a size beyond its limit."""
         if size_bytes > self._allowed:
             raise UnsafeArchiveError(f"the archive grows to more than {self._allowed} bytes", "its size")
 
 
 class _Unpacker:
-    """One archive on its way into one directory."""
-
-    def __init__(self, plain: _Plain, into: Path, went_on: Callable[[int], object]) -> None:
+    def __init__(self, plain: _Plain, into: Path, on_progress: Callable[[int], object]) -> None:
         self._plain = plain
         self._into = into
-        self._went_on = went_on
+        self._on_progress = on_progress
         self._names = Names()
         self._links: dict[Parts, Parts] = {}
         self._sizes: dict[Parts, int] = {}
 
     def run(self) -> list[Unpacked]:
         total_bytes = 0
-        for entry in _entries(self._plain):
+        for entry in _read_members(self._plain):
             parts = self._take_name(entry)
             total_bytes += entry.size_bytes
             self._plain.refuse_beyond(total_bytes)
@@ -180,12 +179,12 @@ class _Unpacker:
             elif entry.kind == _DIRECTORY:
                 self._place(parts).mkdir(parents=True, exist_ok=True)
             else:
-                self._links[parts] = _meant(entry, parts)
+                self._links[parts] = _resolve_link(entry, parts)
         self._plain.drain()
         self._make_links()
         return [Unpacked("/".join(parts), size) for parts, size in sorted(self._sizes.items())]
 
-    def _take_name(self, entry: _Entry) -> Parts:
+    def _take_name(self, entry: _Member) -> Parts:
         try:
             parts = safe_parts(entry.name)
             if entry.kind == _DIRECTORY:
@@ -210,12 +209,12 @@ class _Unpacker:
                 piece = self._plain.read(min(left, _PIECE))
                 file.write(piece)
                 left -= len(piece)
-                self._went_on(len(piece))
+                self._on_progress(len(piece))
         self._plain.read(-size_bytes % _BLOCK)
         self._sizes[parts] = size_bytes
 
     def _make_links(self) -> None:
-        """Give files their second names. Links to links are followed, within the archive alone."""
+        """Create the links as second names of files, following links to links inside the archive."""
         for parts in self._links:
             target = self._links[parts]
             for _ in range(len(self._links)):
@@ -226,13 +225,13 @@ class _Unpacker:
             place.parent.mkdir(parents=True, exist_ok=True)
             try:
                 os.link(source, place)
-            except OSError:  # not on every file system
+            except OSError:  # some file systems have no hard links
                 shutil.copyfile(source, place)
         self._sizes.update({parts: self._place(parts).stat().st_size for parts in self._links})
 
 
-def _meant(entry: _Entry, parts: Parts) -> Parts:
-    """What a link leads to: from the root of the archive, or for soft ones from where they are."""
+def _resolve_link(entry: _Member, parts: Parts) -> Parts:
+    """Return the target of a link. Hard links start at the root, soft links at their own directory."""
     if entry.link.startswith("/"):
         raise UnsafeArchiveError("it is a link to the root", entry.name)
     way = list(parts[:-1]) if entry.kind == _SOFT else []
@@ -249,8 +248,8 @@ def _meant(entry: _Entry, parts: Parts) -> Parts:
 # ---------------------------------------------------------------------------------------- the format
 
 
-def _entries(plain: _Plain) -> Iterator[_Entry]:
-    """The members, until the end mark. Their content is left to whoever asks for the next one."""
+def _read_members(plain: _Plain) -> Iterator[_Member]:
+    """Yield the members up to the end mark. The caller reads the content before it asks for the next."""
     count = 0
     more: dict[str, str] = {}
     extensions = 0
@@ -267,18 +266,19 @@ def _entries(plain: _Plain) -> Iterator[_Entry]:
             plain.read(-size_bytes % _BLOCK)
             more.update(_read_extension(kind, body, name))
             continue
-        entry = _extended(kind, name, link, size_bytes, more)
+        entry = _make_member(kind, name, link, size_bytes, more)
         more, extensions = {}, 0
         yield entry
     if extensions:
         raise TransferError("the archive is broken: it ends with an extended header")
 
 
-def _extended(kind: bytes, name: str, link: str, size_bytes: int, more: dict[str, str]) -> _Entry:
+def _make_member(kind: bytes, name: str, link: str, size_bytes: int, more: dict[str, str]) -> _Member:
+    """Apply the extended headers in `more`, and refuse a member that must not be unpacked."""
     name, link = more.get("path", name), more.get("linkpath", link)
     if "size" in more:
         if not (more["size"].isascii() and more["size"].isdigit() and len(more["size"]) < 20):
-            raise TransferError("the archive is broken: a size is no number")
+            raise TransferError("the archive is broken: a size is not a number")
         size_bytes = int(more["size"])
     if kind in (b"\0", b"7"):
         kind = _FILE
@@ -287,14 +287,14 @@ def _extended(kind: bytes, name: str, link: str, size_bytes: int, more: dict[str
     if kind not in (_FILE, _HARD, _SOFT, _DIRECTORY):
         raise UnsafeArchiveError(f"it is {_REFUSED.get(kind, f'of the unknown kind {kind!r}')}", name)
     if kind != _FILE and size_bytes:
-        raise UnsafeArchiveError("it is no file and yet has content", name)
-    return _Entry(kind, name, link, size_bytes)
+        raise UnsafeArchiveError("it has content although it is not a file", name)
+    return _Member(kind, name, link, size_bytes)
 
 
 def _read_header(header: bytes) -> tuple[bytes, str, str, int]:
     stated = _number(header[148:156])
     blanked = header[:148] + b" " * 8 + header[156:]
-    signed = sum(byte - 256 if byte > 127 else byte for byte in blanked)  # as some old programs counted
+    signed = sum(byte - 256 if byte > 127 else byte for byte in blanked)  # some old programs count so
     if stated not in (sum(blanked), signed):
         raise TransferError("the archive is broken: a header has the wrong checksum")
     name = _text(header[:100])
@@ -304,13 +304,13 @@ def _read_header(header: bytes) -> tuple[bytes, str, str, int]:
 
 
 def _number(field: bytes) -> int:
-    if field[0] & 0x80:  # large ones are binary
+    if field[0] & 0x80:  # a binary number, for large sizes
         if field[0] != 0x80:
             raise TransferError("the archive is broken: a negative number")
         return int.from_bytes(field[1:], "big")
     digits = field.strip(b" \0")
     if digits.strip(b"01234567"):
-        raise TransferError("the archive is broken: a number is none")
+        raise TransferError("the archive is broken: a number has other characters than digits")
     return int(digits or b"0", 8)
 
 
@@ -323,7 +323,7 @@ def _text(field: bytes) -> str:
 
 
 def _read_extension(kind: bytes, body: bytes, name: str) -> dict[str, str]:
-    """What an extended header says of the member behind it."""
+    """Return the fields that an extended header sets for the next member."""
     if kind in b"LK":
         return {"path" if kind == b"L" else "linkpath": _text(body)}
     records = _pax_records(body, name)
@@ -331,12 +331,12 @@ def _read_extension(kind: bytes, body: bytes, name: str) -> dict[str, str]:
         raise UnsafeArchiveError("it is a sparse file", name)
     named: dict[str, str] = {key: records[key] for key in ("path", "linkpath", "size") if key in records}
     if kind == b"g" and named:
-        raise UnsafeArchiveError("a header gives one name or size to all", name)
+        raise UnsafeArchiveError("a header sets one name or size for all members", name)
     return named
 
 
 def _pax_records(body: bytes, name: str) -> dict[str, str]:
-    """Records as `length key=value` and a line end each, the length that of the whole record."""
+    """Parse records `length key=value` with a line end; the length counts the whole record."""
     records: dict[str, str] = {}
     at = 0
     while at < len(body):
@@ -344,10 +344,10 @@ def _pax_records(body: bytes, name: str) -> dict[str, str]:
         length = int(digits) if blank and digits.isdigit() else 0
         record = body[at : at + length]
         if not record.endswith(b"\n") or len(record) != length:
-            raise TransferError("the archive is broken: an extended header makes no sense")
+            raise TransferError("the archive is broken: an extended header has a wrong length")
         key, equals, value = record[len(digits) + 1 : -1].partition(b"=")
         if not equals or b"\0" in value:
-            raise UnsafeArchiveError("its extended header makes no sense", name)
+            raise UnsafeArchiveError("its extended header is malformed", name)
         records[_text(key)] = _text(value)
         at += length
     return records

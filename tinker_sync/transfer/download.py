@@ -1,11 +1,10 @@
-"""A checkpoint on its way to the disk: its files, or its one archive, seen at the target only when whole.
+"""The download of one checkpoint, as files or as one archive; the target appears only when complete.
 
-Beside the target is a directory `<target>.partial` while it is not whole: the pieces, a journal for each
-file, and what was done on the server for it. Whoever asks for the same checkpoint at the same target goes on
-from there, in this process or the next. At the end the directory is gone and the target is there, in one
-step.
+An unfinished download keeps a directory `<target>.partial`: the bytes that arrived, a state for each file,
+and a note of what was created on the server. A download of the same checkpoint to the same target goes on
+from there, in this process or a later one. The last step removes the directory and reveals the target.
 
-`run` belongs to one thread; a target belongs to one download, of whatever process.
+`run` belongs to one thread. A lock file keeps a second download, of any process, from the same target.
 """
 
 from __future__ import annotations
@@ -24,48 +23,47 @@ from tinker_sync.config import Settings
 from tinker_sync.errors import TransferError, UnsafeArchiveError
 from tinker_sync.runtime.workers import Workers
 from tinker_sync.transfer.archive import ArchiveLimits, unpack
-from tinker_sync.transfer.control import Control
-from tinker_sync.transfer.file import FileDownload, Means
-from tinker_sync.transfer.journal import read_json, write_json
+from tinker_sync.transfer.download_state import read_json, write_json
+from tinker_sync.transfer.file import FetchContext, FileDownload
 from tinker_sync.transfer.names import Names, Parts, UnsafeName, safe_parts
-from tinker_sync.transfer.progress import Teller
-from tinker_sync.transfer.signed import Links, SignedHttp, SignedUrls
+from tinker_sync.transfer.progress import ProgressReporter
+from tinker_sync.transfer.signed import Cancellation, SignedHttp, SignedLinks, SignedUrls
 
 ARCHIVE: Final = "archive"
-# What is left free on the disk: a full one harms everybody on the machine.
+# Left free on the disk, because a full disk breaks other programs.
 _SPARE_BYTES: Final = 64 << 20
 
 
-class Source(Protocol):
-    """Where the files of a checkpoint come from."""
+class DownloadSource(Protocol):
+    """The service's side of one download: it prepares the files and signs their addresses."""
 
     @property
     def archive(self) -> bool:
-        """Whether they come in one archive, called `ARCHIVE`."""
+        """True when the files come in one archive, named `ARCHIVE`."""
 
     def begin(self, memory: dict[str, Any]) -> None:
-        """Do what is needed before there are addresses, and remember it for a later try."""
+        """Prepare the files on the server, and note in `memory` what a later attempt needs."""
 
     def sign(self) -> SignedUrls:
-        """Addresses of the files."""
+        """Return new addresses of the files."""
 
     def finish(self) -> None:
-        """Clean up on the server; nothing is needed any more."""
+        """Delete what `begin` created on the server."""
 
 
 @frozen
 class DownloadedFile:
-    """A file of a checkpoint, whole and in its place."""
+    """A complete file of a downloaded checkpoint."""
 
     name: str
     size_bytes: int
     checked: str | None = None
-    """Which checksum it, or the archive it was in, was compared with; None where the server sent none."""
+    """The algorithm of the checksum that the file, or its archive, matches; None if the server sent none."""
 
 
 @frozen(kw_only=True)
 class CheckpointDownload:
-    """A checkpoint that has been downloaded.
+    """A downloaded checkpoint.
 
     >>> CheckpointDownload(tinker_path="tinker://r/weights/a", path=Path("a"), files=()).size_bytes
     0
@@ -73,12 +71,12 @@ class CheckpointDownload:
 
     tinker_path: str
     path: Path
-    """The directory with its files, or the archive where that was asked for."""
+    """The directory with the files, or the archive when `unpack` is false."""
     files: tuple[DownloadedFile, ...]
     bytes_resumed: int = 0
-    """How much was there from an earlier try."""
+    """Bytes left by an earlier attempt."""
     interruptions: int = 0
-    """How often a connection broke or an address had to be signed anew."""
+    """How often a connection broke or an address needed a new signature."""
     size_bytes: int = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -86,60 +84,60 @@ class CheckpointDownload:
 
 
 @frozen(kw_only=True)
-class Wish:
-    """What is to be downloaded, and how."""
+class DownloadRequest:
+    """The checkpoint to download, its target, and the options."""
 
     tinker_path: str
     target: Path
     unpacked: bool = True
-    """Take an archive apart."""
+    """Unpack an archive."""
     overwrite: bool = False
     parts: int = 4
     limits: ArchiveLimits = field(factory=ArchiveLimits)
 
 
-class Download:
-    """One checkpoint on its way.
+class CheckpointFetch:
+    """The download of one checkpoint.
 
     Args:
-        wish: what is wanted.
-        source: where from.
-        settings: how hosts are reached.
-        clock: what time it is.
-        control: what stops it.
-        teller: told how it goes.
+        request: the checkpoint and the options.
+        source: prepares the files on the server and signs their addresses.
+        settings: timeouts and the user's session.
+        clock: the current time.
+        cancellation: stops the download.
+        reporter: receives the progress.
     """
 
     def __init__(
         self,
-        wish: Wish,
-        source: Source,
+        request: DownloadRequest,
+        source: DownloadSource,
         settings: Settings,
         *,
         clock: Clock,
-        control: Control,
-        teller: Teller,
+        cancellation: Cancellation,
+        reporter: ProgressReporter,
     ) -> None:
-        self._wish = wish
+        self._request = request
         self._source = source
         self._settings = settings
         self._clock = clock
-        self._control = control
-        self._teller = teller
-        self._remembers = False  # whether something was done on the server for it
-        self._work = wish.target.with_name(f"{wish.target.name}.partial")
+        self._cancellation = cancellation
+        self._reporter = reporter
+        self._remembers = False  # the note names something created on the server
+        self._work = request.target.with_name(f"{request.target.name}.partial")
 
     def run(self) -> CheckpointDownload:
-        """Download it.
+        """Download the checkpoint.
 
         Raises:
-            TransferError: it did not get to its end; what has arrived is kept.
-            TinkerError: the service refused something.
+            TransferError: the download failed; the bytes that arrived are kept.
+            TinkerError: the service refused a call.
         """
         self._refuse_existing()
         try:
             self._work.mkdir(parents=True, exist_ok=True)
-            with _locked(self._work / "lock", self._wish.target):
+            with _hold_lock(self._work / "lock", self._request.target):
                 try:
                     result = self._download()
                 except BaseException:
@@ -148,53 +146,53 @@ class Download:
                 shutil.rmtree(self._work, ignore_errors=True)
         except OSError as error:
             raise TransferError(
-                f"{self._wish.target} cannot be written: {error.strerror or error}"
+                f"{self._request.target} cannot be written: {error.strerror or error}"
             ) from error
-        self._teller.change(stage="done", file=None)
+        self._reporter.change(stage="done", file=None)
         return result
 
     def _refuse_existing(self) -> None:
-        if not self._wish.overwrite and os.path.lexists(self._wish.target):
-            raise TransferError(f"{self._wish.target} exists already; nothing was done")
+        if not self._request.overwrite and os.path.lexists(self._request.target):
+            raise TransferError(f"{self._request.target} exists already; nothing was done")
 
     def _download(self) -> CheckpointDownload:
         self._begin()
-        http, workers = SignedHttp(self._settings), Workers("part", max(self._wish.parts - 1, 1))
+        http, workers = SignedHttp(self._settings), Workers("part", max(self._request.parts - 1, 1))
         try:
-            means = Means(
-                links=Links(self._source.sign, self._clock),
+            context = FetchContext(
+                links=SignedLinks(self._source.sign, self._clock),
                 http=http,
                 workers=workers,
-                parts=self._wish.parts,
+                parts=self._request.parts,
                 clock=self._clock,
-                control=self._control,
-                teller=self._teller,
+                cancellation=self._cancellation,
+                reporter=self._reporter,
             )
-            files = self._fetch_archive(means) if self._source.archive else self._fetch_files(means)
+            files = self._fetch_archive(context) if self._source.archive else self._fetch_files(context)
         finally:
             workers.close(0)
             http.close()
         self._source.finish()
-        state = self._teller.state
+        state = self._reporter.state
         return CheckpointDownload(
-            tinker_path=self._wish.tinker_path,
-            path=self._wish.target,
+            tinker_path=self._request.tinker_path,
+            path=self._request.target,
             files=tuple(files),
             bytes_resumed=state.bytes_resumed,
             interruptions=state.interruptions,
         )
 
     def _drop_if_empty(self) -> None:
-        """Leave nothing behind where there is nothing to go on from."""
+        """Remove the working directory when a later attempt could not use it."""
         kept = [self._work / "archive", *(self._work / "files").rglob("*")]
         begun = any(place.is_file() and place.stat().st_size for place in kept)
         if not begun and not self._remembers:
             shutil.rmtree(self._work, ignore_errors=True)
 
     def _begin(self) -> None:
-        """Take up what an earlier try has left, if it was for the same."""
+        """Prepare the source, with the note of an earlier attempt for the same checkpoint."""
         note = self._work / "download.json"
-        wanted = {"tinker_path": self._wish.tinker_path, "base_url": self._settings.base_url}
+        wanted = {"tinker_path": self._request.tinker_path, "base_url": self._settings.base_url}
         memory = dict(read_json(note))
         if {name: memory.get(name) for name in wanted} != wanted:
             for left in self._work.iterdir():
@@ -209,64 +207,69 @@ class Download:
 
     # ---------------------------------------------------------------------------- files
 
-    def _fetch_files(self, means: Means) -> list[DownloadedFile]:
-        names = _checked_names(means.links.names())
-        files, journals = self._work / "files", self._work / "journals"
+    def _fetch_files(self, context: FetchContext) -> list[DownloadedFile]:
+        names = _check_names(context.links.names())
+        files, states = self._work / "files", self._work / "journals"
         files.mkdir(exist_ok=True)
         self._drop_others(files, set(names.values()))
-        self._teller.change(stage="downloading", files_total=len(names))
+        self._reporter.change(stage="downloading", files_total=len(names))
         done = []
         for name, parts in names.items():
-            self._teller.change(file=name)
-            journal = journals.joinpath(*parts[:-1], f"{parts[-1]}.json")
+            self._reporter.change(file=name)
+            state_file = states.joinpath(*parts[:-1], f"{parts[-1]}.json")
             file = FileDownload(
                 name,
                 files.joinpath(*parts),
-                journal,
-                means,
-                size_known=lambda _, missing: self._room(missing),
+                state_file,
+                context,
+                size_known=lambda _, missing: self._require_space(missing),
             )
             fetched = file.run()
             done.append(DownloadedFile("/".join(parts), fetched.size_bytes, fetched.checked))
-            self._teller.add(files_done=1)
+            self._reporter.add(files_done=1)
         self._reveal(files)
         return done
 
     @staticmethod
     def _drop_others(files: Path, wanted: set[Parts]) -> None:
-        """Remove what an earlier try fetched and the server does not list any more."""
+        """Remove files of an earlier attempt that the server no longer lists."""
         for path in files.rglob("*"):
             if not path.is_dir() and path.relative_to(files).parts not in wanted:
                 path.unlink()
 
     # ---------------------------------------------------------------------------- one archive
 
-    def _fetch_archive(self, means: Means) -> list[DownloadedFile]:
+    def _fetch_archive(self, context: FetchContext) -> list[DownloadedFile]:
         archive = self._work / "archive"
-        self._teller.change(stage="downloading", file=ARCHIVE, files_total=1)
+        self._reporter.change(stage="downloading", file=ARCHIVE, files_total=1)
         file = FileDownload(
             ARCHIVE,
             archive,
             self._work / "archive.json",
-            means,
-            # What comes out of it is at least as large, as a rule.
-            size_known=lambda size, missing: self._room(missing + (size if self._wish.unpacked else 0)),
+            context,
+            # The unpacked files are usually at least as large as the archive.
+            size_known=lambda size, missing: self._require_space(
+                missing + (size if self._request.unpacked else 0)
+            ),
             encoded=True,
         )
         fetched = file.run()
-        self._teller.add(files_done=1)
-        if not self._wish.unpacked:
+        self._reporter.add(files_done=1)
+        if not self._request.unpacked:
             self._reveal(archive)
-            return [DownloadedFile(self._wish.target.name, fetched.size_bytes, fetched.checked)]
+            return [DownloadedFile(self._request.target.name, fetched.size_bytes, fetched.checked)]
         into = self._work / "unpacked"
         _remove(into)
-        self._teller.change(stage="unpacking")
+        self._reporter.change(stage="unpacking")
         try:
             found = unpack(
-                archive, into, limits=self._wish.limits, went_on=lambda _: self._control.refuse_stopped()
+                archive,
+                into,
+                limits=self._request.limits,
+                on_progress=lambda _: self._cancellation.refuse_stopped(),
             )
         except UnsafeArchiveError:
-            _remove(self._work / "archive.json")  # another try shall not begin with the same bytes
+            _remove(self._work / "archive.json")  # a later attempt must not begin with the same bytes
             _remove(archive)
             raise
         self._reveal(into)
@@ -274,17 +277,17 @@ class Download:
 
     # ---------------------------------------------------------------------------- the disk
 
-    def _room(self, needed: int) -> None:
+    def _require_space(self, needed: int) -> None:
         free, wanted = shutil.disk_usage(self._work).free, needed + _SPARE_BYTES
         if needed > 0 and wanted > free:
             raise TransferError(
-                f"the disk of {self._wish.target} has {free} bytes left, and {wanted} are needed"
+                f"the disk of {self._request.target} has {free} bytes left, and {wanted} are needed"
             )
 
     def _reveal(self, whole: Path) -> None:
-        """Put what is whole into its place."""
+        """Move the complete file or directory to the target."""
         self._refuse_existing()
-        target = self._wish.target
+        target = self._request.target
         if os.path.lexists(target):
             old = self._work / "old"
             _remove(old)
@@ -292,8 +295,8 @@ class Download:
         os.replace(whole, target)
 
 
-def _checked_names(given: list[str]) -> dict[str, Parts]:
-    """Where each file goes, by the name the server gives it."""
+def _check_names(given: list[str]) -> dict[str, Parts]:
+    """Return the parts of each name, in the server's order, or refuse an unsafe name."""
     if not given:
         raise TransferError("the server lists no files of this checkpoint")
     names, found = Names(), {}
@@ -307,7 +310,7 @@ def _checked_names(given: list[str]) -> dict[str, Parts]:
 
 
 def _remove(place: Path) -> None:
-    """Remove a file, a directory with all in it, or nothing."""
+    """Remove a file or a directory, if it exists."""
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place)
     else:
@@ -315,8 +318,8 @@ def _remove(place: Path) -> None:
 
 
 @contextmanager
-def _locked(place: Path, target: Path) -> Iterator[None]:
-    """Keep a target to ourselves, until the end of the block or of the process."""
+def _hold_lock(place: Path, target: Path) -> Iterator[None]:
+    """Hold the lock file of a target until the end of the block or of the process."""
     with place.open("ab") as file:
         try:
             _lock(file)
@@ -338,7 +341,7 @@ def _lock(file: IO[bytes]) -> None:
 
 
 def default_target(tinker_path: str) -> Path:
-    """Where a checkpoint goes when nobody says.
+    """Return the path that a checkpoint is downloaded to by default.
 
     >>> default_target("tinker://run-1/weights/step 1").name
     'run-1_weights_step 1'

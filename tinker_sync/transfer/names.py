@@ -1,7 +1,7 @@
-"""Names of files that a server or an archive gives us, before anything is opened by them. Pure.
+"""Safety checks on the file names that a server or an archive gives, before a file is opened. Pure.
 
-A name is only good if it means the same file on every system we may run on, inside the directory it is for:
-no root, no drive, no way up, no device of Windows, no two names that some file system takes for one.
+A safe name means the same file on every operating system and stays inside its directory: it has no root, no
+drive, no way up and no Windows device, and no file system takes it for another name of the same directory.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _FORBIDDEN: Final = frozenset('\\:*?"<>|')
 
 
 class UnsafeName(ValueError):
-    """A name that is not used; the text says why, without the name."""
+    """A name that must not be used. The text gives the reason, without the name."""
 
 
 def safe_parts(name: str) -> Parts:
-    """The parts of a relative name.
+    """Return the parts of a relative name.
 
     Raises:
-        UnsafeName: it is not safe everywhere.
+        UnsafeName: the name is not safe on every operating system.
 
     >>> safe_parts("./a/b.bin"), safe_parts("dir/")
     (('a', 'b.bin'), ('dir',))
@@ -66,7 +66,7 @@ def _check(part: str) -> None:
 
 
 class Names:
-    """The names that go into one directory: each once, whatever the file system takes for the same.
+    """The names taken in one directory; names that some file system takes for the same are refused.
 
     >>> names = Names()
     >>> names.add_file(("Dir", "a.bin"))
@@ -80,34 +80,30 @@ class Names:
         self._taken: dict[Parts, tuple[Parts, bool]] = {}
 
     def add_file(self, parts: Parts) -> None:
-        """Take a name for a file, and those of its directories.
+        """Take a name for a file, and names for its directories.
 
         Raises:
-            UnsafeName: it is taken, or a directory of it is a file.
+            UnsafeName: the name is taken, or one of its directories is a file.
         """
         if not parts:
             raise UnsafeName("it is empty")
         self.add_directory(parts[:-1])
-        there = self._taken.setdefault(_folded(parts), (parts, False))
+        there = self._taken.setdefault(_fold(parts), (parts, False))
         if there[0] is not parts:
             raise UnsafeName(f"it is there already, written {'/'.join(there[0])!r}")
 
     def add_directory(self, parts: Parts) -> None:
-        """Take a name for a directory; it may have been taken for one before.
+        """Take a name for a directory, which may be one already.
 
         Raises:
-            UnsafeName: it is taken for a file, or written otherwise.
+            UnsafeName: the name is taken for a file, or taken in another spelling.
         """
         for depth in range(1, len(parts) + 1):
             whole = parts[:depth]
-            there, is_directory = self._taken.setdefault(_folded(whole), (whole, True))
+            there, is_directory = self._taken.setdefault(_fold(whole), (whole, True))
             if not is_directory or there != whole:
                 raise UnsafeName(f"it is there already, written {'/'.join(there)!r}")
 
-    def is_file(self, parts: Parts) -> bool:
-        """Whether this very name was taken for a file."""
-        return self._taken.get(_folded(parts)) == (parts, False)
 
-
-def _folded(parts: Parts) -> Parts:
+def _fold(parts: Parts) -> Parts:
     return tuple(unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", p).casefold()) for p in parts)

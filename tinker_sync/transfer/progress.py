@@ -1,7 +1,7 @@
-"""How a transfer goes, told to whoever asked, in plain values and on a worker.
+"""Progress of a transfer, reported to the user's listener in plain values on a callback worker.
 
-A slow listener never slows a transfer down: it hears of the newest state when it is ready for one, at most
-ten times a second, and of the last state in any case.
+A slow listener never slows a transfer down: it gets the newest state when it is ready for one, at most ten
+times a second, and always the last state. Any thread may report.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ _log = logging.getLogger(__name__)
 
 @frozen(kw_only=True)
 class TransferProgress:
-    """Where a download or an upload is.
+    """The state of a download or an upload.
 
     >>> TransferProgress(tinker_path="tinker://r/weights/a", stage="downloading", bytes_done=5).bytes_total
     """
 
     tinker_path: str
-    """Of the checkpoint; empty for one that is still to be."""
+    """The path of the checkpoint; empty for an upload until it ends."""
     stage: Stage
     file: str | None = None
-    """The file that is being worked on."""
+    """The current file."""
     bytes_done: int = 0
-    """Of all files, those included that were there from an earlier try."""
+    """Bytes of all files, including those left by an earlier attempt."""
     bytes_total: int | None = None
-    """Of all files whose size is known by now; None before that."""
+    """Bytes of all files whose size is known; None before the first."""
     files_done: int = 0
     files_total: int | None = None
     bytes_resumed: int = 0
-    """What an earlier try had left."""
+    """Bytes left by an earlier attempt."""
     interruptions: int = 0
-    """How often a connection broke or an address had to be signed anew."""
+    """How often a connection broke or an address needed a new signature."""
 
 
-class Teller:
-    """Tells a listener of a transfer. Thread-safe.
+class ProgressReporter:
+    """Reports the progress of one transfer to a listener. Thread-safe.
 
     Args:
-        listener: the user's; None for nobody.
+        listener: the user's function, or None.
         run: runs a job on a worker.
-        clock: what time it is.
+        clock: the current time.
         start: the first state.
     """
 
@@ -67,60 +67,58 @@ class Teller:
         self._clock = clock
         self._lock = threading.Lock()
         self._state = start  # guarded by _lock
-        self._told_at = -1.0  # guarded by _lock
+        self._reported_at = -1.0  # guarded by _lock
         self._pending: TransferProgress | None = None  # guarded by _lock
-        self._running = False  # guarded by _lock; whether a worker is telling
+        self._running = False  # guarded by _lock; a worker is calling the listener
 
     @property
     def state(self) -> TransferProgress:
-        """How things stand."""
+        """The current state."""
         with self._lock:
             return self._state
 
-    def moved(self, count: int) -> None:
-        """So many bytes more are done; or, where some have to be done again, fewer."""
+    def move(self, count: int) -> None:
+        """Add to the bytes done. The count is negative when bytes have to be sent or fetched again."""
         with self._lock:
             self._set_locked(evolve(self._state, bytes_done=self._state.bytes_done + count), now=False)
-        self._tell()
+        self._report()
 
-    def interrupted(self) -> None:
-        """A connection broke, or an address was refused."""
-        with self._lock:
-            self._set_locked(evolve(self._state, interruptions=self._state.interruptions + 1), now=True)
-        self._tell()
+    def interrupt(self) -> None:
+        """Count a broken connection or a refused address."""
+        self.add(interruptions=1)
 
     def change(self, **changes: Any) -> None:
-        """Something else is otherwise now."""
+        """Set fields of the state, and report at once."""
         with self._lock:
             self._set_locked(evolve(self._state, **changes), now=True)
-        self._tell()
+        self._report()
 
     def add(self, **counts: int) -> None:
-        """Count something up."""
+        """Add to fields of the state, and report at once."""
         with self._lock:
             sums: dict[str, Any] = {
                 name: (getattr(self._state, name) or 0) + count for name, count in counts.items()
             }
             self._set_locked(evolve(self._state, **sums), now=True)
-        self._tell()
+        self._report()
 
     def _set_locked(self, state: TransferProgress, *, now: bool) -> None:
         self._state = state
         moment = self._clock.now()
-        if self._listener is not None and (now or moment - self._told_at >= _EVERY_S):
-            self._pending, self._told_at = state, moment
+        if self._listener is not None and (now or moment - self._reported_at >= _EVERY_S):
+            self._pending, self._reported_at = state, moment
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         with self._lock:
             start = self._pending is not None and not self._running
             self._running = self._running or start
         if start:
             try:
-                self._run(self._work)
-            except RuntimeError:  # the workers are closed: nobody hears of it any more
-                _log.debug("nobody is left to tell of a transfer")
+                self._run(self._call_listener)
+            except RuntimeError:  # the client is closed
+                _log.debug("the progress of a transfer is no longer reported: the workers are closed")
 
-    def _work(self) -> None:
+    def _call_listener(self) -> None:
         while True:
             with self._lock:
                 state, self._pending = self._pending, None
@@ -128,7 +126,7 @@ class Teller:
                     self._running = False
                     return
             try:
-                assert self._listener is not None  # noqa: S101  # else nothing is ever pending
+                assert self._listener is not None  # noqa: S101  # without a listener nothing is pending
                 self._listener(state)
-            except Exception:  # noqa: BLE001  # it is the user's
-                _log.exception("a listener to the progress of a transfer failed")
+            except Exception:  # noqa: BLE001  # the listener is the user's code
+                _log.exception("the progress listener of a transfer failed")

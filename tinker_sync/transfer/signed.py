@@ -1,17 +1,17 @@
-"""Signed addresses: whoever has one may read, or write, one file for a while.
+"""Requests to signed addresses, which let their holder read or write one file for a limited time.
 
-They lead to hosts that are none of the service's, so nothing of the user goes there: no key, no header of
-his, no cookie, no password of a netrc file, no client certificate. The address itself is as good as a key, so
-it stays out of errors and reprs. Proxies, trusted certificates and adapters are those of the user's session.
+The addresses lead to hosts outside the service, so nothing of the user goes there: no key, no default header,
+no cookie, no netrc password, no client certificate. An address is as good as a key, so it stays out of errors
+and reprs. Proxies, trusted certificates and adapters are those of the user's session.
 
-Any thread may come in.
+Any thread may enter.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from types import TracebackType
 from typing import Final, Protocol
@@ -32,52 +32,54 @@ from tinker_sync.transport.hop import MAX_REDIRECTS, REDIRECTS
 from tinker_sync.transport.pools import Origin
 from tinker_sync.transport.session import SessionRules
 
-# A new address is asked for this long before the old one ends, by our own clock, which may be wrong; an
-# address that has just been given is used in any case.
+# New addresses are requested this long before the old ones expire by the local clock. That clock may be
+# wrong, so an address younger than this is used in any case.
 _MARGIN_S: Final = 30.0
 
 
 class Readable(Protocol):
-    """As much of a file as is needed to send it."""
+    """A file that can be sent."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
 
-class Broken(Exception):
-    """The connection broke, or none came about. The text holds no address beyond its host."""
+class ConnectionBroken(Exception):
+    """The connection broke or was never made. The text names the host, not the address."""
 
 
-class Answer:
-    """What a signed address answers; its body is read as it comes. Belongs to one thread."""
+class SignedResponse:
+    """The response of a signed address, with its body still to be read. Belongs to one thread."""
 
     def __init__(self, response: requests.Response, origin: Origin) -> None:
         self._response = response
         self._origin = origin
-        # What has come, without waiting for more: with a whole piece, a break would lose its beginning.
+        # `read1` returns what has arrived; `read` waits for a full piece and loses it when the line breaks.
         self._read = getattr(response.raw, "read1", None) or response.raw.read  # urllib3 from 2.1 on
         self.status = response.status_code
         self.headers = HeaderMap(response.headers)
 
     def read(self, count: int) -> bytes:
-        """At most so many bytes of the body, as they were sent; none at its end.
+        """Return at most `count` bytes of the body, undecoded; none at its end.
 
         Raises:
-            Broken: the connection broke before the end.
+            ConnectionBroken: the connection broke before the end.
         """
         try:
             data: bytes = self._read(count)
         except (OSError, urllib3.exceptions.HTTPError, ValueError) as error:
-            raise Broken(f"the connection to {self._origin} broke ({type(error).__name__})") from None
+            raise ConnectionBroken(
+                f"the connection to {self._origin} broke ({type(error).__name__})"
+            ) from None
         return data
 
     def interrupt(self) -> None:
-        """Wake the thread that reads, if it can be woken."""
+        """Wake the thread that reads the body, where urllib3 can."""
         wake = getattr(self._response.raw, "shutdown", None)  # urllib3 from 2.3 on
         if wake is not None:
             with suppress(Exception):
                 wake()
 
-    def __enter__(self) -> Answer:
+    def __enter__(self) -> SignedResponse:
         return self
 
     def __exit__(
@@ -86,11 +88,57 @@ class Answer:
         self._response.close()
 
 
+class Cancellation:
+    """The switch that stops one transfer. Thread-safe.
+
+    >>> cancellation = Cancellation()
+    >>> cancellation.stop()
+    >>> cancellation.refuse_stopped()
+    Traceback (most recent call last):
+        ...
+    tinker_sync.errors.TransferError: the transfer was stopped; the same call goes on from here
+    """
+
+    def __init__(self) -> None:
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._reading: set[SignedResponse] = set()  # guarded by _lock
+
+    def stop(self) -> None:
+        """Stop the transfer, and wake the threads that read a response. May be called twice."""
+        self._stopped.set()
+        with self._lock:
+            reading = list(self._reading)
+        for answer in reading:
+            answer.interrupt()
+
+    def refuse_stopped(self) -> None:
+        """Raise TransferError after `stop`."""
+        if self._stopped.is_set():
+            raise TransferError("the transfer was stopped; the same call goes on from here")
+
+    def pause(self, clock: Clock, seconds: float) -> None:
+        """Wait for some seconds or until `stop`."""
+        clock.wait(self._stopped, seconds)
+
+    @contextmanager
+    def reading(self, answer: SignedResponse) -> Iterator[SignedResponse]:
+        """Let `stop` interrupt the response inside the block, and close it at the end."""
+        with self._lock:
+            self._reading.add(answer)
+        try:
+            with answer:
+                yield answer
+        finally:
+            with self._lock:
+                self._reading.discard(answer)
+
+
 class SignedHttp:
-    """Asks signed addresses. Thread-safe.
+    """Sends requests to signed addresses. Thread-safe.
 
     Args:
-        settings: timeouts, the session, and what server it is all about.
+        settings: timeouts, the user's session, and the service's base URL: https there forbids http here.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -98,12 +146,12 @@ class SignedHttp:
         self._timeout = (settings.timeout.connect, settings.timeout.read)
         self._secure = Origin.of(settings.base_url).scheme == "https"
 
-    def get(self, url: str, headers: Mapping[str, str]) -> Answer:
-        """Ask for a file, following redirects.
+    def get(self, url: str, headers: Mapping[str, str]) -> SignedResponse:
+        """Request a file, following redirects.
 
         Raises:
-            Broken: there is no answer.
-            TransferError: the address is none, or leads from https to http.
+            ConnectionBroken: no response arrived.
+            TransferError: the address is invalid, or leads from https to http.
         """
         answer = self._send("GET", url, headers, None)
         for _ in range(MAX_REDIRECTS):
@@ -116,15 +164,17 @@ class SignedHttp:
         with answer:
             raise TransferError(f"the address of the file redirects more than {MAX_REDIRECTS} times")
 
-    def put(self, url: str, body: Readable, size_bytes: int) -> Answer:
-        """Send a file. Errors as for `get`; redirects are not followed."""
+    def put(self, url: str, body: Readable, size_bytes: int) -> SignedResponse:
+        """Send a file without following redirects. Raises the errors of `get`."""
         return self._send("PUT", url, {"Content-Length": str(size_bytes)}, body)
 
     def close(self) -> None:
-        """Close the connections that are ours to close."""
+        """Close the connections, unless they belong to the user's session."""
         self._rules.close()
 
-    def _send(self, method: str, url: str, headers: Mapping[str, str], body: Readable | None) -> Answer:
+    def _send(
+        self, method: str, url: str, headers: Mapping[str, str], body: Readable | None
+    ) -> SignedResponse:
         origin = self._origin(url)
         request = requests.PreparedRequest()
         request.method = method
@@ -132,7 +182,7 @@ class SignedHttp:
         request.headers = CaseInsensitiveDict(
             {"User-Agent": f"tinker_sync/{__version__}", "Accept-Encoding": "identity", **headers}
         )
-        request.body = body  # type: ignore[assignment]  # a file does as well
+        request.body = body  # type: ignore[assignment]  # adapters accept a file
         options = self._rules.way_to(origin).options
         try:
             response = self._rules.session.get_adapter(url).send(
@@ -145,34 +195,34 @@ class SignedHttp:
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             without_frames(error)
             if isinstance(error, requests.exceptions.SSLError):
-                raise TransferError(f"the connection to {origin} is not to be trusted (TLS)") from None
-            raise Broken(f"no answer from {origin} ({type(error).__name__})") from None
-        return Answer(response, origin)
+                raise TransferError(f"the TLS connection to {origin} cannot be trusted") from None
+            raise ConnectionBroken(f"no answer from {origin} ({type(error).__name__})") from None
+        return SignedResponse(response, origin)
 
     def _origin(self, url: str) -> Origin:
         try:
             origin = Origin.of(url)
         except ValueError:
-            raise TransferError("the server gave something that is no http or https address") from None
+            raise TransferError("the server gave an address that is neither http nor https") from None
         if self._secure and origin.scheme == "http":
-            raise TransferError(f"the server gave an address that is unprotected http ({origin})")
+            raise TransferError(f"the server gave an unprotected http address ({origin})")
         return origin
 
 
 @frozen
 class SignedUrls:
-    """Addresses by the name of the file, and until when they are good."""
+    """Addresses by file name, and the time they expire."""
 
     urls: Mapping[str, str] = field(repr=False)
     expires: datetime | None
 
 
-class Links:
-    """The newest addresses of some files, signed anew when they are about to end or are refused. Thread-safe.
+class SignedLinks:
+    """The current addresses of some files, renewed before they expire or when one is refused. Thread-safe.
 
     Args:
-        sign: asks the service for addresses.
-        clock: what time it is.
+        sign: requests addresses from the service.
+        clock: the current time.
     """
 
     def __init__(self, sign: Callable[[], SignedUrls], clock: Clock) -> None:
@@ -180,19 +230,18 @@ class Links:
         self._clock = clock
         self._lock = threading.Lock()
         self._current: Once[_Signed] = Once()  # guarded by _lock
-        self.signed = 0
-        """How often addresses were asked for."""
+        self._signed = 0  # changed only inside the current Once
 
     def names(self) -> list[str]:
-        """The names of the files."""
+        """Return the sorted names of the files."""
         return sorted(self._newest().urls)
 
-    def of(self, name: str) -> tuple[str, int]:
-        """The address of a file, and which one it is, for `renew`.
+    def get(self, name: str) -> tuple[str, int]:
+        """Return the address of a file, and the number of its signature for `renew`.
 
         Raises:
-            TransferError: there is no such file any more.
-            TinkerError: the service gives no addresses.
+            TransferError: the server no longer lists the file.
+            TinkerError: the service refuses to sign.
         """
         signed = self._newest()
         if self._clock.time() > signed.stale_at and self._clock.now() > signed.fresh_until:
@@ -200,11 +249,11 @@ class Links:
             signed = self._newest()
         url = signed.urls.get(name)
         if url is None:
-            raise TransferError(f"the server does not list {name!r} any more")
+            raise TransferError(f"the server no longer lists {name!r}")
         return url.reveal(), signed.number
 
     def renew(self, number: int) -> None:
-        """Ask for new addresses before the next use, unless that was done since this one was given."""
+        """Request new addresses before the next use, unless newer ones than this number exist."""
         with self._lock:
             made = self._current.made
             if made is not None and made.number == number:
@@ -213,14 +262,14 @@ class Links:
     def _newest(self) -> _Signed:
         with self._lock:
             once = self._current
-        return once.get(self._ask)
+        return once.get(self._request)
 
-    def _ask(self) -> _Signed:
+    def _request(self) -> _Signed:
         signed = self._sign()
-        self.signed += 1
+        self._signed += 1
         return _Signed(
             {name: Secret(url) for name, url in signed.urls.items()},
-            self.signed,
+            self._signed,
             signed.expires.timestamp() - _MARGIN_S if signed.expires is not None else float("inf"),
             self._clock.now() + _MARGIN_S,
         )
@@ -231,11 +280,11 @@ class _Signed:
     urls: dict[str, Secret]
     number: int
     stale_at: float
-    """By the time of day."""
+    """Time of day."""
     fresh_until: float
-    """By the monotonic clock."""
+    """Monotonic time."""
 
 
 def in_utc(moment: datetime) -> datetime:
-    """A moment with a time zone; without one the service means UTC."""
+    """Return the moment with a time zone. The service means UTC when it gives none."""
     return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)

@@ -1,9 +1,7 @@
-"""Files on their way to signed addresses.
+"""The upload of a directory to signed addresses.
 
-Such an address takes a file as a whole: what breaks is sent again from its beginning. When the addresses end
-before all files are there, a new upload begins.
-
-`run` belongs to one thread.
+A signed address takes a file as a whole, so an interrupted file is sent again from its beginning. When the
+addresses expire before all files have arrived, a new upload begins. `run` belongs to one thread.
 """
 
 from __future__ import annotations
@@ -16,11 +14,10 @@ from typing import IO, Final, TypeVar
 from tinker_sync._clock import Clock
 from tinker_sync._secret import Secret
 from tinker_sync.errors import InvalidInputError, TransferError
-from tinker_sync.transfer.control import Control
-from tinker_sync.transfer.heads import EXPIRED, LATER
 from tinker_sync.transfer.names import UnsafeName, safe_parts
-from tinker_sync.transfer.progress import Teller
-from tinker_sync.transfer.signed import Answer, Broken, SignedHttp
+from tinker_sync.transfer.progress import ProgressReporter
+from tinker_sync.transfer.retry import EXPIRED, LATER
+from tinker_sync.transfer.signed import Cancellation, ConnectionBroken, SignedHttp, SignedResponse
 from tinker_sync.transport.backoff import delay_s
 from tinker_sync.transport.verdict import retry_after_s
 
@@ -30,37 +27,37 @@ _MAX_TRIES: Final = 8
 _MAX_UPLOADS: Final = 3
 
 
-class Expired(Exception):
-    """The addresses are good no more."""
+class AddressesExpired(Exception):
+    """A signed address is no longer valid."""
 
 
-class _Watched:
-    """A file that is read from its beginning, and counted. Belongs to one try."""
+class _CountedFile:
+    """A file that reports the bytes read from it. Belongs to one attempt."""
 
-    def __init__(self, file: IO[bytes], control: Control, teller: Teller) -> None:
+    def __init__(self, file: IO[bytes], cancellation: Cancellation, reporter: ProgressReporter) -> None:
         self._file = file
-        self._control = control
-        self._teller = teller
+        self._cancellation = cancellation
+        self._reporter = reporter
         self.count = 0
 
     def read(self, size: int = -1) -> bytes:
-        self._control.refuse_stopped()
+        self._cancellation.refuse_stopped()
         piece = self._file.read(size)
         self.count += len(piece)
-        self._teller.moved(len(piece))
+        self._reporter.move(len(piece))
         return piece
 
 
-class Upload:
-    """The files of a directory on their way to where the service wants them.
+class DirectoryUpload:
+    """The upload of the files of one directory.
 
     Args:
-        directory: where they are.
-        http: how hosts are reached.
-        clock: what time it is.
-        control: what stops it.
-        teller: told how it goes.
-        draw: random numbers from 0 to 1, for the jitter of pauses.
+        directory: the files.
+        http: sends requests to signed addresses.
+        clock: the current time.
+        cancellation: stops the upload.
+        reporter: receives the progress.
+        draw: returns a random number from 0 to 1, for the jitter of pauses.
     """
 
     def __init__(
@@ -69,34 +66,34 @@ class Upload:
         http: SignedHttp,
         *,
         clock: Clock,
-        control: Control,
-        teller: Teller,
+        cancellation: Cancellation,
+        reporter: ProgressReporter,
         draw: Callable[[], float],
     ) -> None:
         self._directory = directory
         self._http = http
         self._clock = clock
-        self._control = control
-        self._teller = teller
+        self._cancellation = cancellation
+        self._reporter = reporter
         self._draw = draw
 
     def run(self, begin: Callable[[], tuple[T, Mapping[str, str]]]) -> T:
-        """Send all files that an upload wants, and give what the upload is known by.
+        """Send all files that the service asks for, and return the id of the upload.
 
         Args:
-            begin: begins an upload: what it is known by, and its addresses by name of the file.
+            begin: begins an upload; returns its id and the addresses by file name.
 
         Raises:
             InvalidInputError: files are missing.
-            TransferError: they did not get there.
+            TransferError: a file could not be sent.
         """
         for _ in range(_MAX_UPLOADS):
             upload, urls = begin()
             secret = {name: Secret(url) for name, url in urls.items()}
             del urls  # tracebacks show local variables
-            files = self._found(list(secret))
+            files = self._find(list(secret))
             sizes = {name: file.stat().st_size for name, file in files.items()}
-            self._teller.change(
+            self._reporter.change(
                 stage="uploading",
                 bytes_done=0,
                 bytes_total=sum(sizes.values()),
@@ -105,17 +102,17 @@ class Upload:
             )
             try:
                 for name, file in files.items():
-                    self._teller.change(file=name)
+                    self._reporter.change(file=name)
                     self._send(name, file, secret[name], sizes[name])
-                    self._teller.add(files_done=1)
-            except Expired:
-                self._teller.interrupted()
+                    self._reporter.add(files_done=1)
+            except AddressesExpired:
+                self._reporter.interrupt()
                 continue
             return upload
-        raise TransferError("the addresses to upload to are refused each time")
+        raise TransferError("the upload addresses were refused at each attempt")
 
-    def _found(self, names: list[str]) -> dict[str, Path]:
-        """The files that are wanted. A server may only ask for what is in the directory."""
+    def _find(self, names: list[str]) -> dict[str, Path]:
+        """Return the files by name, or refuse names outside the directory."""
         files: dict[str, Path] = {}
         missing = []
         root = os.path.realpath(self._directory)
@@ -137,36 +134,33 @@ class Upload:
     def _send(self, name: str, file: Path, url: Secret, size: int) -> None:
         failures = 0
         while True:
-            self._control.refuse_stopped()
-            watched, hint_s = None, None
+            self._cancellation.refuse_stopped()
+            counted, hint_s = None, None
             try:
                 with file.open("rb") as opened:
-                    watched = _Watched(opened, self._control, self._teller)
-                    with self._control.reading(self._put(url, watched, size)) as answer:
-                        problem = self._judged(name, answer)
+                    counted = _CountedFile(opened, self._cancellation, self._reporter)
+                    with self._cancellation.reading(self._http.put(url.reveal(), counted, size)) as answer:
+                        problem = self._find_problem(name, answer)
                         hint_s = retry_after_s(answer.headers, self._clock.time())
-            except Broken as error:
+            except ConnectionBroken as error:
                 problem = str(error)
             if problem is None:
                 return
             failures += 1
             if failures >= _MAX_TRIES:
                 raise TransferError(f"{name}: {problem}")
-            if watched is not None:
-                self._teller.moved(-watched.count)
-            self._teller.interrupted()
-            self._control.pause(self._clock, delay_s(failures, hint_s=hint_s, draw=self._draw()))
-
-    def _put(self, url: Secret, watched: _Watched, size: int) -> Answer:
-        return self._http.put(url.reveal(), watched, size)
+            if counted is not None:
+                self._reporter.move(-counted.count)
+            self._reporter.interrupt()
+            self._cancellation.pause(self._clock, delay_s(failures, hint_s=hint_s, draw=self._draw()))
 
     @staticmethod
-    def _judged(name: str, answer: Answer) -> str | None:
-        """What is wrong, if another try may help; None where nothing is."""
+    def _find_problem(name: str, answer: SignedResponse) -> str | None:
+        """Return None after success, or the problem when another attempt may help; raise otherwise."""
         if 200 <= answer.status < 300:
             return None
         if answer.status in EXPIRED:
-            raise Expired
+            raise AddressesExpired
         if answer.status in LATER:
             return f"the server answers with status {answer.status}"
         raise TransferError(f"{name}: the server refuses it with status {answer.status}")

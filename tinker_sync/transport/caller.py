@@ -21,7 +21,7 @@ from attrs import evolve, frozen
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
-from tinker_sync.config.settings import Unchosen
+from tinker_sync.config.settings import DefaultInt
 from tinker_sync.errors import (
     APIConnectionError,
     APIError,
@@ -127,7 +127,7 @@ class Caller:
     def _patience(self, call: Call) -> _Patience:
         deadline_s = self._settings.deadline_s if call.deadline_s is None else call.deadline_s
         now_s = self._clock.now()
-        counted = call.max_retries is not None or not isinstance(self._settings.max_retries, Unchosen)
+        counted = call.max_retries is not None or not isinstance(self._settings.max_retries, DefaultInt)
         return _Patience(
             retries=self._settings.max_retries if call.max_retries is None else call.max_retries,
             free_until_s=now_s + PATIENCE_S if call.patient and not counted else now_s,

@@ -1,13 +1,13 @@
-"""What a run uses, in tokens and in money, counted as results arrive.
+"""Counts of the tokens a run uses, their cost, and limits on both.
 
     counts.py     token counts by kind
-    prices.py     what a million tokens cost, from a file of the user; a price nobody gave is unknown
-    meter.py      hears of each result and adds it up
-    report.py     what was used so far, and how it compares with the bill
-    estimate.py   what a run would use
-    budget.py     refuses what would cost more than was allowed
+    prices.py     prices of a million tokens, from the user's file
+    meter.py      adds up the tokens of each result
+    report.py     usage so far, and its comparison with the bill
+    estimate.py   usage of planned work
+    budget.py     limits on tokens or dollars
 
-Nothing here sends anything; clients tell it what happened and it is asked what that amounts to.
+Nothing here sends a request. Clients report each result, on the thread that decodes it.
 """
 
 from __future__ import annotations

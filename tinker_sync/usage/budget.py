@@ -1,7 +1,7 @@
-"""`Budget`: how much may be spent in a `with` block; what would go beyond is refused before it is sent.
+"""`Budget`: a limit on the tokens or dollars of a `with` block, checked before each call is sent.
 
-What has arrived counts as it was; what is under way counts as what it can come to: passes and prompts by
-their tokens, samples by their `max_tokens`. So a thousand samples submitted at once cannot overrun it.
+A result counts with the tokens it used. A pending call counts with the most it can use: passes and prompts
+with their tokens, samples with their `max_tokens`. So a thousand samples submitted at once stay within it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @frozen
 class _Amount:
-    """Tokens and dollars; the dollars are 0 where only tokens are limited."""
+    """Tokens and dollars. The dollars are 0 in a budget of tokens only."""
 
     tokens: int = 0
     usd: float = 0.0
@@ -37,9 +37,9 @@ class _Amount:
 
 
 class Budget:
-    """A limit for everything a service client does in a `with` block. Thread-safe.
+    """A limit on the calls of a service client in a `with` block. Thread-safe.
 
-    Made by `ServiceClient.budget`. Budgets may be nested; each has to agree.
+    `ServiceClient.budget` creates it. In nested blocks, every budget must allow a call.
 
     >>> budget = Budget(tokens=10)
     >>> held = budget.hold(Plan(model="s:train:0", trained=8))
@@ -49,11 +49,11 @@ class Budget:
     tinker_sync.errors.BudgetExceededError: this call could take up to 8 tokens, but of 10 ...
 
     Args:
-        usd: dollars, at most.
-        tokens: tokens of all kinds, at most.
-        prices: what tokens cost.
-        base_model: tells the base model of a model or sampler.
-        attach: makes it count; gives what ends that.
+        usd: the most dollars.
+        tokens: the most tokens of all kinds.
+        prices: the price table.
+        base_model: returns the base model of a model or sampler.
+        attach: connects the budget to a client; returns the function that disconnects it.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Budget:
         self._lock = threading.Lock()
         self._spent = _Amount()  # guarded by _lock
         self._held: dict[object, _Amount] = {}  # guarded by _lock
-        self._outstanding = _Amount()  # guarded by _lock; the sum of what is held
+        self._outstanding = _Amount()  # guarded by _lock; the sum of _held
         _fork.renew_in_child(self)
 
     def __enter__(self) -> Self:
@@ -106,7 +106,7 @@ class Budget:
 
     @property
     def spent_usd(self) -> float:
-        """Dollars for them; 0 unless dollars are limited.
+        """Dollars for these tokens; 0 in a budget of tokens only.
 
         >>> Budget(usd=1.0).spent_usd
         0.0
@@ -116,17 +116,17 @@ class Budget:
     # -------------------------------------------------------------------------------------- for clients
 
     def hold(self, plan: Plan) -> object:
-        """Set aside what a call may come to; give a key under which it is settled.
+        """Reserve the most a call can use, and return the key of the reservation.
 
         Raises:
-            BudgetExceededError: there is not so much left.
-            ConfigurationError: dollars are limited and a price is unknown.
+            BudgetExceededError: the budget does not have that much left.
+            ConfigurationError: the budget limits dollars and a price is unknown.
         """
         counts = TokenCounts(trained=plan.trained, prompt=plan.prompt, sampled=plan.sampled or 0)
-        wanted = self._known_amount(plan.model, counts)
+        wanted = self._require_known_cost(plan.model, counts)
         with self._lock:
             spent, under_way = self._spent, self._outstanding
-            refusal = self._refusal(wanted, spent, under_way)
+            refusal = self._find_refusal(wanted, spent, under_way)
             if refusal is None:
                 key = object()
                 self._held[key] = wanted
@@ -135,17 +135,17 @@ class Budget:
         raise refusal
 
     def settle(self, key: object, used: TokensUsed, *, last: bool) -> None:
-        """A result has arrived: what it took is spent, and no longer set aside.
+        """Move the usage of a result from reserved to spent.
 
         Args:
-            key: what `hold` gave.
-            used: what the result took.
-            last: no other result of the same call is to come.
+            key: of the reservation.
+            used: the tokens of the result.
+            last: True for the last result of the call.
         """
         counts = TokenCounts(
             trained=used.trained, prompt=used.prompt, cached=used.cached, sampled=used.sampled
         )
-        amount = self._amount(used.model, counts)
+        amount = self._cost_of(used.model, counts)
         with self._lock:
             self._spent = self._spent.plus(amount)
             held = self._held.pop(key, None)
@@ -156,28 +156,28 @@ class Budget:
                     self._held[key] = left
 
     def release(self, key: object) -> None:
-        """Nothing more of a call is to come. May be said again."""
+        """Drop the rest of a reservation. A second call has no effect."""
         with self._lock:
             held = self._held.pop(key, None)
             if held is not None:
                 self._outstanding = self._outstanding.plus(held, -1)
 
     def renew_after_fork(self) -> None:
-        """What is under way is under way in the parent."""
+        """Drop the reservations, which belong to calls of the parent process."""
         self._lock = threading.Lock()
         self._held, self._outstanding = {}, _Amount()
 
-    def _amount(self, model: str, counts: TokenCounts) -> _Amount:
-        """What has arrived; it must be counted, so what has no price of its own has that of its likes."""
+    def _cost_of(self, model: str, counts: TokenCounts) -> _Amount:
+        """Return tokens and dollars. Cached tokens without a price cost as much as other prompt tokens."""
         if self.usd is None:
             return _Amount(counts.total)
         price = self._prices.price(self._base_model(model))
-        if price.cached is None:  # nobody charges more for what he still has
+        if price.cached is None:  # an upper bound: the cache makes tokens cheaper
             price = evolve(price, cached=price.prompt)
         return _Amount(counts.total, price.of(counts) or 0.0)
 
-    def _known_amount(self, model: str, counts: TokenCounts) -> _Amount:
-        amount = self._amount(model, counts)
+    def _require_known_cost(self, model: str, counts: TokenCounts) -> _Amount:
+        amount = self._cost_of(model, counts)
         if self.usd is None:
             return amount
         base_model = self._base_model(model)
@@ -190,7 +190,9 @@ class Budget:
             )
         return amount
 
-    def _refusal(self, wanted: _Amount, spent: _Amount, under_way: _Amount) -> BudgetExceededError | None:
+    def _find_refusal(
+        self, wanted: _Amount, spent: _Amount, under_way: _Amount
+    ) -> BudgetExceededError | None:
         so_far = spent.plus(under_way)
         if self.tokens is not None and so_far.tokens + wanted.tokens > self.tokens:
             return BudgetExceededError(

@@ -13,13 +13,13 @@ KINDS: Final[tuple[Kind, ...]] = ("trained", "prompt", "cached", "sampled")
 
 @frozen(kw_only=True)
 class TokenCounts:
-    """How many tokens of each kind. Adds up.
+    """Numbers of tokens by kind. Counts can be added.
 
     Attributes:
-        trained: went through a training client, forward and backward or forward only.
-        prompt: of prompts, without those the server still had.
-        cached: of prompts, which the server still had from before.
-        sampled: were generated.
+        trained: tokens of training passes, forward-only passes included.
+        prompt: prompt tokens outside the server's cache.
+        cached: prompt tokens in the server's cache.
+        sampled: generated tokens.
 
     >>> TokenCounts(trained=3) + TokenCounts(trained=1, sampled=2)
     TokenCounts(trained=4, prompt=0, cached=0, sampled=2)
@@ -32,7 +32,7 @@ class TokenCounts:
 
     @property
     def total(self) -> int:
-        """All kinds together.
+        """The sum over all kinds.
 
         >>> TokenCounts(prompt=2, cached=3).total
         5
@@ -46,7 +46,7 @@ class TokenCounts:
         return TokenCounts(**{kind: getattr(self, kind) - getattr(other, kind) for kind in KINDS})
 
     def items(self) -> Iterator[tuple[Kind, int]]:
-        """The kinds that occur, with their counts.
+        """Return the kinds with a count above 0, and their counts.
 
         >>> dict(TokenCounts(prompt=2).items())
         {'prompt': 2}

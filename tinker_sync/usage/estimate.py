@@ -1,4 +1,4 @@
-"""What a run would use, before it begins."""
+"""Estimates of the usage of planned work. Pure, except for reading the price file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tinker_sync.usage.prices import PriceTable
 
 @frozen(kw_only=True)
 class Estimate:
-    """What work would take at most.
+    """An upper bound on the usage of some work.
 
     >>> print(Estimate(tokens=TokenCounts(trained=1_500_000), cost_usd=0.6))
     1,500,000 tokens (1,500,000 trained), $0.6000
@@ -24,7 +24,7 @@ class Estimate:
 
     tokens: TokenCounts
     cost_usd: float | None
-    """None where a price is unknown; see `unpriced`."""
+    """None when a price is unknown; see `unpriced`."""
     unpriced: tuple[Kind, ...] = ()
     """The kinds of tokens whose price is unknown."""
 
@@ -37,13 +37,13 @@ class Estimate:
 def estimate(
     data: Iterable[Datum], base_model: str | None = None, *, epochs: int = 1, prices: PriceTable | None = None
 ) -> Estimate:
-    """What passes over `data` would take.
+    """Estimate the usage of training passes over `data`.
 
     Args:
-        data: the examples; each is passed once an epoch.
-        base_model: what is trained; without it no price is known.
-        epochs: how often.
-        prices: what tokens cost; None: `PriceTable.load`.
+        data: the examples, each used once in an epoch.
+        base_model: the trained model; without it the price is unknown.
+        epochs: the number of passes.
+        prices: the price table; None calls `PriceTable.load`.
 
     >>> datum = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4]})
     >>> table = PriceTable.of({"org/base": {"trained": 2.0}})
@@ -51,7 +51,7 @@ def estimate(
     6,000 tokens (6,000 trained), $0.0120
     """
     trained = sum(length_of(datum.model_input) for datum in data) * epochs
-    return priced(TokenCounts(trained=trained), base_model, prices)
+    return price_tokens(TokenCounts(trained=trained), base_model, prices)
 
 
 def estimate_samples(
@@ -62,14 +62,14 @@ def estimate_samples(
     num_samples: int = 1,
     prices: PriceTable | None = None,
 ) -> Estimate:
-    """What sampling would take at most: every sample as long as it may become, no prompt in the cache.
+    """Estimate the most that sampling can use: samples of full length, and no prompt in the cache.
 
     Args:
-        prompts: what is continued.
-        sampling_params: their `max_tokens` bound each sample; without it samples count nothing here.
-        base_model: what is sampled from; without it no price is known.
+        prompts: the prompts.
+        sampling_params: `max_tokens` bounds each sample; without it this estimate omits the samples.
+        base_model: the sampled model; without it the price is unknown.
         num_samples: for each prompt.
-        prices: what tokens cost; None: `PriceTable.load`.
+        prices: the price table; None calls `PriceTable.load`.
 
     >>> prompts = [ModelInput.from_ints([1, 2])] * 10
     >>> estimate_samples(prompts, SamplingParams(max_tokens=5), num_samples=4, prices=PriceTable()).tokens
@@ -77,13 +77,13 @@ def estimate_samples(
     """
     lengths = [length_of(prompt) for prompt in prompts]
     sampled = len(lengths) * num_samples * (sampling_params.max_tokens or 0)
-    return priced(TokenCounts(prompt=sum(lengths), sampled=sampled), base_model, prices)
+    return price_tokens(TokenCounts(prompt=sum(lengths), sampled=sampled), base_model, prices)
 
 
-def priced(counts: TokenCounts, base_model: str | None, prices: PriceTable | None) -> Estimate:
-    """What so many tokens cost.
+def price_tokens(counts: TokenCounts, base_model: str | None, prices: PriceTable | None) -> Estimate:
+    """Return token counts with their cost.
 
-    >>> priced(TokenCounts(sampled=1), None, PriceTable()).unpriced
+    >>> price_tokens(TokenCounts(sampled=1), None, PriceTable()).unpriced
     ('sampled',)
     """
     price = (PriceTable.load() if prices is None else prices).price(base_model)

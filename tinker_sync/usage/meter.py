@@ -1,7 +1,7 @@
-"""`Meter`: hears of each result of one client and adds up what it took, by model.
+"""`Meter`: adds up the tokens of each result of one client, by model.
 
-Results are heard of on the thread that decodes them, before whoever waits sees them: after `result()` the
-counts are there. A forked child begins at zero, for what the parent used is the parent's to report.
+The thread that decodes a result reports it before the future resolves, so the counts are complete after
+`result()`. A forked child begins at zero, because the parent reports its own usage.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tinker_sync.usage.counts import TokenCounts
 
 
 @frozen
-class Span:
-    """The wall-clock moments between which something was used."""
+class UsageSpan:
+    """The times of day of the first and the last result."""
 
     first_s: float
     last_s: float
@@ -35,8 +35,8 @@ class Meter:
     {'org/base': TokenCounts(trained=7, prompt=0, cached=0, sampled=0)}
 
     Args:
-        ask_name: asked for the base model of a model or sampler that nobody has named; None: not known.
-        clock: what time it is.
+        ask_name: returns the base model of an unnamed model or sampler, or None.
+        clock: the current time.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Meter:
         self._lock = threading.Lock()
         self._counts: dict[str, TokenCounts] = {}  # guarded by _lock; by model or sampler
         self._names: dict[str, str] = {}  # guarded by _lock
-        self._span: Span | None = None  # guarded by _lock
+        self._span: UsageSpan | None = None  # guarded by _lock
         _fork.renew_in_child(self)
 
     def observe(self, event: Event) -> None:
-        """Take note of what a result took, and of names."""
+        """Record the tokens of a result, or the name of a model."""
         if isinstance(event, TokensUsed):
             self._add(event)
         elif isinstance(event, ModelNamed):
@@ -67,16 +67,16 @@ class Meter:
         now_s = self._clock.time()
         with self._lock:
             self._counts[used.model] = self._counts.get(used.model, TokenCounts()) + counts
-            self._span = Span(self._span.first_s if self._span else now_s, now_s)
+            self._span = UsageSpan(self._span.first_s if self._span else now_s, now_s)
 
     @property
-    def span(self) -> Span | None:
-        """When the first and the last result arrived; None before there was one."""
+    def span(self) -> UsageSpan | None:
+        """The times of the first and the last result; None before the first."""
         with self._lock:
             return self._span
 
     def base_model(self, model: str) -> str | None:
-        """The base model of a model or sampler; asks the server, once, where nobody has named it."""
+        """Return the base model of a model or sampler. Ask the server once for an unknown name."""
         with self._lock:
             known = self._names.get(model)
         if known is not None:
@@ -88,7 +88,7 @@ class Meter:
         return name
 
     def by_model(self) -> dict[str | None, TokenCounts]:
-        """What was used so far, by base model; under None what belongs to a model nobody could name."""
+        """Return the usage so far by base model, with None for models of unknown name."""
         with self._lock:
             counts = dict(self._counts)
         summed: dict[str | None, TokenCounts] = {}
@@ -98,7 +98,7 @@ class Meter:
         return summed
 
     def renew_after_fork(self) -> None:
-        """The child has used nothing yet."""
+        """Begin at zero in a child process."""
         self._lock = threading.Lock()
         self._counts = {}
         self._span = None

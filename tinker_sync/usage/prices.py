@@ -1,11 +1,11 @@
-"""What a million tokens cost, from a table the user can edit. A price that nobody gave is unknown, not zero.
+"""Prices of a million tokens, from a file the user can edit. A missing price is unknown, not zero.
 
-The file is JSON, by default `~/.tinker/prices.json`, or wherever `TINKER_PRICES` says:
+The file is JSON, at `~/.tinker/prices.json` or the path in `TINKER_PRICES`:
 
     {"models": {"meta-llama/Llama-3.1-8B": {"trained": 0.4, "prompt": 0.13, "cached": 0.03, "sampled": 0.4},
                 "Qwen/*": {"trained": 1.1}}}
 
-Prices are US dollars per million tokens. Names may end with a star; the longest one that fits counts.
+Prices are US dollars per million tokens. A name may end with a star; the longest match counts.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tinker_sync.errors import ConfigurationError
 from tinker_sync.usage.counts import KINDS, Kind, TokenCounts
 
 PER_TOKENS: Final = 1_000_000
-# The model in the box runs on the user's own machine.
+# The built-in models run on the user's own machine.
 _BUILT_IN: Final = {"tinker-sync/*": dict.fromkeys(KINDS, 0.0)}
 
 
 @frozen(kw_only=True)
 class Price:
-    """Dollars for a million tokens of each kind; None is unknown.
+    """Dollars for a million tokens of each kind. None means unknown.
 
     >>> Price(trained=2.0).of(TokenCounts(trained=500_000))
     1.0
@@ -43,7 +43,7 @@ class Price:
     sampled: float | None = None
 
     def of(self, counts: TokenCounts) -> float | None:
-        """What so many tokens cost; None where the price of one kind among them is unknown."""
+        """Return the cost of token counts, or None when one of the prices is unknown."""
         cost_usd = 0.0
         for kind, count in counts.items():
             rate = getattr(self, kind)
@@ -53,7 +53,7 @@ class Price:
         return cost_usd
 
     def missing(self, counts: TokenCounts) -> tuple[Kind, ...]:
-        """The kinds among them whose price is unknown.
+        """Return the kinds in `counts` without a price.
 
         >>> Price(trained=2.0).missing(TokenCounts(trained=1, sampled=1))
         ('sampled',)
@@ -74,25 +74,25 @@ class PriceTable:
 
     prices: Mapping[str, Price] = field(factory=dict)
     path: Path | None = None
-    """Where it is from; where a user puts what is missing."""
+    """The file of the table, where a user adds missing prices."""
 
     @classmethod
     def of(cls, models: Mapping[str, Mapping[str, float]], path: Path | None = None) -> PriceTable:
-        """A table of what was given, and of what is built in.
+        """Make a table of the given and the built-in prices.
 
         Raises:
-            ConfigurationError: it is no such table; the text names the entry.
+            ConfigurationError: an entry is invalid; the text names it.
         """
         where = f"the price table {path}" if path else "the price table"
         merged = {**_BUILT_IN, **models}
-        return cls({name: _price(where, name, rates) for name, rates in merged.items()}, path)
+        return cls({name: _read_price(where, name, rates) for name, rates in merged.items()}, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | None = None) -> PriceTable:
-        """The table of a file; None: `TINKER_PRICES`, else `~/.tinker/prices.json`, which need not exist.
+        """Load a table from a file: `path`, else `TINKER_PRICES`, else `~/.tinker/prices.json` if it exists.
 
         Raises:
-            ConfigurationError: the file cannot be read, or is no price table.
+            ConfigurationError: the file cannot be read, or is not a price table.
         """
         named = path or os.environ.get("TINKER_PRICES")
         place = Path(named) if named else Path(os.path.expanduser("~")) / ".tinker" / "prices.json"
@@ -112,7 +112,7 @@ class PriceTable:
         return cls.of(models, place)
 
     def price(self, base_model: str | None) -> Price:
-        """The price of a model: by its name, else by the longest beginning that fits; unknown otherwise."""
+        """Return the price for a name, else for its longest starred beginning, else an unknown price."""
         if base_model is None:
             return Price()
         exact = self.prices.get(base_model)
@@ -126,16 +126,14 @@ class PriceTable:
         return self.prices[max(fitting, key=len)] if fitting else Price()
 
 
-def _price(where: str, name: str, rates: Any) -> Price:
+def _read_price(where: str, name: str, rates: Any) -> Price:
     if not isinstance(rates, Mapping):
-        raise ConfigurationError(f"{where}: models[{name!r}] is no object")
+        raise ConfigurationError(f"{where}: models[{name!r}] is not an object")
     unknown = [kind for kind in rates if kind not in KINDS]
     if unknown:
-        raise ConfigurationError(
-            f"{where}: models[{name!r}] has {unknown[0]!r}; there are {', '.join(KINDS)}"
-        )
+        raise ConfigurationError(f"{where}: models[{name!r}] has {unknown[0]!r}; expected {', '.join(KINDS)}")
     for kind, rate in rates.items():
         number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
         if rate is not None and not (number and math.isfinite(rate) and rate >= 0):
-            raise ConfigurationError(f"{where}: models[{name!r}].{kind} is no price: {rate!r}")
+            raise ConfigurationError(f"{where}: models[{name!r}].{kind} is not a price: {rate!r}")
     return Price(**{kind: None if rate is None else float(rate) for kind, rate in rates.items()})

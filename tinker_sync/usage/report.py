@@ -1,4 +1,4 @@
-"""What was used so far, and how that compares with the bill. Values; nothing here asks anybody."""
+"""Usage so far, and its comparison with the bill. Pure values."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tinker_sync.usage.prices import PriceTable
 
 @frozen(kw_only=True)
 class UsageRow:
-    """What one base model was used for.
+    """The usage of one base model.
 
     Attributes:
-        base_model: its name; None where nobody could tell.
-        cost_usd: None where the price of one kind is unknown.
-        unpriced: the kinds whose price is unknown.
+        base_model: its name, or None if unknown.
+        cost_usd: None when a price is unknown.
+        unpriced: the kinds of tokens without a price.
     """
 
     base_model: str | None
@@ -36,7 +36,7 @@ class UsageRow:
 
 @frozen(kw_only=True)
 class Usage:
-    """What a client has used so far, by model. Immutable; ask again for newer counts.
+    """The usage of a client so far, by model. Immutable; call `usage()` again for newer counts.
 
     >>> table = PriceTable.of({"org/base": {"trained": 2.0}})
     >>> print(Usage.of({"org/base": TokenCounts(trained=1_000_000), None: TokenCounts(sampled=5)}, table))
@@ -52,7 +52,7 @@ class Usage:
     def of(
         cls, counts: Mapping[str | None, TokenCounts], prices: PriceTable, session_id: str | None = None
     ) -> Usage:
-        """Counts and what they cost."""
+        """Combine counts with their cost."""
         rows = []
         for base_model, own in sorted(counts.items(), key=lambda item: (item[0] is None, item[0] or "")):
             price = prices.price(base_model)
@@ -64,18 +64,18 @@ class Usage:
 
     @property
     def tokens(self) -> TokenCounts:
-        """Of all models together."""
+        """The tokens of all models."""
         return sum((row.tokens for row in self.rows), TokenCounts())
 
     @property
     def cost_usd(self) -> float | None:
-        """What it cost; None where a price is unknown."""
+        """The cost, or None when a price is unknown."""
         costs = [row.cost_usd for row in self.rows]
         return None if None in costs else sum(cost for cost in costs if cost is not None)
 
     @property
     def known_cost_usd(self) -> float:
-        """What the part costs whose prices are known."""
+        """The cost of the models with known prices."""
         return sum(row.cost_usd for row in self.rows if row.cost_usd is not None)
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ class Usage:
 
 @frozen(kw_only=True)
 class Difference:
-    """Tokens of one kind and model that were counted here and billed there in different numbers."""
+    """Tokens of one kind and model whose counted and billed numbers differ."""
 
     base_model: str | None
     kind: Kind
@@ -102,10 +102,10 @@ class Difference:
 
 @frozen(kw_only=True)
 class Reconciliation:
-    """What was counted, what was billed, and where the two disagree.
+    """The counted tokens, the billed tokens, and their differences.
 
-    A bill is behind by up to some hours; and what was computed for a client that went away before it had the
-    result is billed and was never counted.
+    A bill lags by up to some hours. It also includes results that the client never received, such as those
+    of an interrupted script.
     """
 
     session_id: str | None
@@ -113,12 +113,12 @@ class Reconciliation:
     billed: TokenCounts
     differences: tuple[Difference, ...]
     billed_usd: float | None
-    """What the service says that it costs; None where it does not say for all of it."""
+    """The service's estimate of the cost; None when a part has no estimate."""
     cost_data_through: datetime | None = None
 
     @property
     def agrees(self) -> bool:
-        """Whether both are the same, to the token."""
+        """True when counted and billed tokens are equal."""
         return not self.differences
 
     def __str__(self) -> str:
@@ -135,12 +135,12 @@ class Reconciliation:
 def reconcile(
     counted: Mapping[str | None, TokenCounts], bills: Iterable[BillingUsageResponse], session_id: str | None
 ) -> Reconciliation:
-    """Compare what was counted in a session with its part of the bill.
+    """Compare the counted tokens of a session with its part of the bill.
 
     Args:
-        counted: by base model.
-        bills: the answers that together cover the session.
-        session_id: whose part; None: everything on the bills.
+        counted: token counts by base model.
+        bills: the responses that together cover the session.
+        session_id: of the session; None takes the whole bills.
 
     >>> event = {
     ...     "bucket_start": "2026-01-30T00:00:00Z",
@@ -158,7 +158,7 @@ def reconcile(
     for bill in bills:
         through += [bill.cost_data_through] if bill.cost_data_through else []
         for event in bill.data:
-            tokens = _tokens_of(event)
+            tokens = _count_tokens(event)
             if tokens is None or (session_id is not None and event.session_id != session_id):
                 continue
             billed[event.base_model] = billed.get(event.base_model, TokenCounts()) + tokens
@@ -167,13 +167,13 @@ def reconcile(
         session_id=session_id,
         counted=sum(counted.values(), TokenCounts()),
         billed=sum(billed.values(), TokenCounts()),
-        differences=tuple(_differences(counted, billed)),
+        differences=tuple(_find_differences(counted, billed)),
         billed_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
         cost_data_through=max(through, default=None),
     )
 
 
-def _tokens_of(event: BillingUsageEvent) -> TokenCounts | None:
+def _count_tokens(event: BillingUsageEvent) -> TokenCounts | None:
     info = event.event_info
     if isinstance(info, TrainingBillingEvent):
         return TokenCounts(trained=info.token_count)
@@ -184,7 +184,7 @@ def _tokens_of(event: BillingUsageEvent) -> TokenCounts | None:
     return None
 
 
-def _differences(
+def _find_differences(
     counted: Mapping[str | None, TokenCounts], billed: Mapping[str | None, TokenCounts]
 ) -> Iterable[Difference]:
     for model in sorted({*counted, *billed}, key=lambda name: (name is None, name or "")):

@@ -82,7 +82,7 @@ def export_trace(cli: Cli, session_id: str, output: str | None, url_only: bool) 
 def _fetch(sink: Sink, settings: Settings, url: str, target: Path) -> int:
     """Fetch a signed address, which must not receive the key; return the number of bytes."""
     from tinker_sync.cli.output import write_whole
-    from tinker_sync.transfer.signed import Broken, SignedHttp
+    from tinker_sync.transfer.signed import ConnectionBroken, SignedHttp
 
     done = 0
     http = SignedHttp(settings)
@@ -103,7 +103,7 @@ def _fetch(sink: Sink, settings: Settings, url: str, target: Path) -> int:
                 bar.update(done, int(length) if length else None)
             if length and done != int(length):
                 raise CliError(f"the trace was cut short: {done} of {length} bytes", "Try again.")
-    except Broken as error:
+    except ConnectionBroken as error:
         raise CliError(f"the trace could not be fetched: {error}", _ADVICE) from None
     finally:
         http.close()

@@ -22,7 +22,7 @@ from tinker_sync.errors import (
 from tinker_sync.runtime.calls import make_call
 from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.session import Session
-from tinker_sync.transfer.download import ARCHIVE, Source
+from tinker_sync.transfer.download import ARCHIVE, DownloadSource
 from tinker_sync.transfer.signed import SignedUrls, in_utc
 from tinker_sync.transport.call import Reply
 from tinker_sync.types import ExternalWeightsUrlsResponse, LoadWeightsRequest, ParsedCheckpointTinkerPath
@@ -36,7 +36,7 @@ _ABSENT: Final = frozenset({404, 405, 410, 501})
 _log = logging.getLogger(__name__)
 
 
-def source_of(core: Core, tinker_path: str) -> Source:
+def source_of(core: Core, tinker_path: str) -> DownloadSource:
     """Where the files of a checkpoint come from. Asks the server what it speaks, the first time.
 
     An external checkpoint has files. A training checkpoint is exported for the download, as the current

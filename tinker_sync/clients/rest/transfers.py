@@ -14,11 +14,10 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.workers import Workers
-from tinker_sync.transfer.control import Control
-from tinker_sync.transfer.download import CheckpointDownload, Download, Wish, default_target
-from tinker_sync.transfer.progress import Teller, TransferProgress
-from tinker_sync.transfer.signed import SignedHttp
-from tinker_sync.transfer.upload import Upload
+from tinker_sync.transfer.download import CheckpointDownload, CheckpointFetch, DownloadRequest, default_target
+from tinker_sync.transfer.progress import ProgressReporter, TransferProgress
+from tinker_sync.transfer.signed import Cancellation, SignedHttp
+from tinker_sync.transfer.upload import DirectoryUpload
 from tinker_sync.types import (
     ExternalWeightsUploadFinishRequest,
     ExternalWeightsUploadFinishResult,
@@ -67,7 +66,7 @@ class TransferCalls(RestBase):
         target = default_target(tinker_path) if to is None else Path(to)
         if not target.name:
             raise InvalidInputError(f"to: expected the name of a directory to be made, got {str(to)!r}")
-        wish = Wish(
+        wish = DownloadRequest(
             tinker_path=tinker_path,
             target=target.absolute(),
             unpacked=unpack,
@@ -76,13 +75,13 @@ class TransferCalls(RestBase):
         )
         core = self._core
 
-        def download(control: Control) -> CheckpointDownload:
+        def download(control: Cancellation) -> CheckpointDownload:
             start = TransferProgress(tinker_path=tinker_path, stage="preparing")
-            teller = Teller(progress, core.callback_pool.run, core.clock, start)
+            teller = ProgressReporter(progress, core.callback_pool.run, core.clock, start)
             teller.change()
             source = source_of(core, tinker_path)
-            return Download(
-                wish, source, core.settings, clock=core.clock, control=control, teller=teller
+            return CheckpointFetch(
+                wish, source, core.settings, clock=core.clock, cancellation=control, reporter=teller
             ).run()
 
         return self._alongside(download)
@@ -124,13 +123,13 @@ class TransferCalls(RestBase):
             )
             return begun.upload_id, begun.urls
 
-        def upload(control: Control) -> str:
+        def upload(control: Cancellation) -> str:
             start = TransferProgress(tinker_path="", stage="preparing")
-            teller = Teller(progress, core.callback_pool.run, core.clock, start)
+            teller = ProgressReporter(progress, core.callback_pool.run, core.clock, start)
             http = SignedHttp(core.settings)
             try:
-                sender = Upload(
-                    place, http, clock=core.clock, control=control, teller=teller, draw=random.random
+                sender = DirectoryUpload(
+                    place, http, clock=core.clock, cancellation=control, reporter=teller, draw=random.random
                 )
                 upload_id = sender.run(begin)
             finally:
@@ -145,12 +144,12 @@ class TransferCalls(RestBase):
 
         return self._alongside(upload)
 
-    def _alongside(self, work: Callable[[Control], T]) -> APIFuture[T]:
+    def _alongside(self, work: Callable[[Cancellation], T]) -> APIFuture[T]:
         """Do `work` on a thread of its own, until it is done, cancelled, or the client closed."""
         core = self._core
         core.refuse_closed()
         future: APIFuture[T] = core.future()
-        control = Control()
+        control = Cancellation()
         future.when_done(lambda _: control.stop())
         worker = Workers("transfer", 1)
 

@@ -1,0 +1,159 @@
+"""Status and headers of a response that carries a file or a part of one. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from attrs import evolve, frozen
+
+from tinker_sync._secret import HeaderMap
+from tinker_sync.errors import TransferError
+from tinker_sync.transfer.download_state import FileVersion
+from tinker_sync.transfer.retry import EXPIRED, LATER, FileChanged, TryAgain
+from tinker_sync.transport.verdict import retry_after_s
+
+_CONTENT_RANGE: Final = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
+
+# Headers with a checksum of the whole file. The value is base64 or hexadecimal.
+_WHOLE: Final = {
+    "x-amz-checksum-sha256": "sha256",
+    "x-checksum-sha256": "sha256",
+    "x-content-sha256": "sha256",
+    "x-checksum-md5": "md5",
+    "x-ms-blob-content-md5": "md5",
+}
+_LISTS: Final = ("repr-digest", "digest", "x-goog-hash")
+# Headers with a checksum of the body: the whole file or one part.
+_BODY: Final = {"content-md5": "md5"}
+_BODY_LISTS: Final = ("content-digest",)
+_NAMES: Final = {"sha-256": "sha256", "sha256": "sha256", "sha-512": "sha512", "md5": "md5"}
+_ITEM: Final = re.compile(r"\s*([A-Za-z0-9-]+)\s*=\s*:?([A-Za-z0-9+/=_-]+?):?\s*(?:,|$)")
+_BEST: Final = ("sha256", "sha512", "md5")
+
+
+class ResponseHead(Protocol):
+    """The part of a response that this module reads."""
+
+    @property
+    def status(self) -> int: ...
+    @property
+    def headers(self) -> HeaderMap: ...
+
+
+@frozen
+class FileHead:
+    """The version of the file, and the bytes of it that follow."""
+
+    version: FileVersion
+    begin: int
+    end: int | None
+    """None: the body ends where the connection says so."""
+    whole: bool
+    """The server sends the whole file although the request named a part."""
+    checksum: tuple[str, str] | None
+
+
+def read_head(answer: ResponseHead, at: int, until: int, now_s: float, *, encoded: bool) -> FileHead:
+    """Read the head of the response to a request for a part.
+
+    Args:
+        answer: the response.
+        at: the first byte of the part.
+        until: the byte after the last one.
+        now_s: the time of day.
+        encoded: accept a file that is compressed in transit.
+
+    Raises:
+        TryAgain: the response is of no use, but the next one may be.
+        FileChanged: the file is shorter than the beginning of the part.
+        TransferError: another attempt would get the same response.
+    """
+    if answer.status in EXPIRED:
+        raise TryAgain(f"the server refuses with status {answer.status}", refused=True)
+    if answer.status in LATER:
+        after_s = retry_after_s(answer.headers, now_s)
+        raise TryAgain(f"the server answers with status {answer.status}", after_s=after_s)
+    if answer.status not in _READERS:
+        raise TransferError(f"the server answers with status {answer.status}")
+    if answer.headers.get("content-encoding", "identity") != "identity" and not encoded:
+        raise TransferError("the server compresses the file although the request forbids it")
+    head = _READERS[answer.status](answer, at, until)
+    version = evolve(
+        head.version, etag=answer.headers.get("etag"), modified=answer.headers.get("last-modified")
+    )
+    return evolve(head, version=version, checksum=find_checksum(answer.headers, whole=head.whole))
+
+
+def _read_empty(answer: ResponseHead, at: int, until: int) -> FileHead:
+    """Read a 416: the file is empty, or shorter than before."""
+    del at, until
+    match = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
+    if match is None or match[3] != "0":
+        raise FileChanged
+    return FileHead(FileVersion(size=0), 0, 0, False, None)
+
+
+def _read_part(answer: ResponseHead, at: int, until: int) -> FileHead:
+    match = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
+    if match is None or match[1] is None or int(match[1]) != at:
+        raise TryAgain("the server sends another part than the one asked for")
+    if match[3] == "*":
+        raise TransferError("the server does not state the size of the file")
+    return FileHead(FileVersion(size=int(match[3])), at, min(int(match[2]) + 1, until), False, None)
+
+
+def _read_whole(answer: ResponseHead, at: int, until: int) -> FileHead:
+    """Read a 200: the server supports no ranges, or no longer has the version of `If-Range`."""
+    del at, until
+    length = answer.headers.get("content-length", "")
+    size = int(length) if length.isdecimal() else None
+    if size is None and "chunked" not in answer.headers.get("transfer-encoding", "").lower():
+        raise TransferError("the server does not state the size of the file")
+    return FileHead(FileVersion(size=size), 0, size, True, None)
+
+
+_READERS: Final = {200: _read_whole, 206: _read_part, 416: _read_empty}
+
+
+def find_checksum(headers: Mapping[str, str], *, whole: bool) -> tuple[str, str] | None:
+    """Return the best checksum of the whole file: algorithm and hexadecimal value.
+
+    Args:
+        headers: of the response; the mapping ignores case.
+        whole: the body is the whole file, so a checksum of the body counts.
+
+    >>> find_checksum({"content-md5": "1B2M2Y8AsgTpgAmY7PhCfg=="}, whole=True)
+    ('md5', 'd41d8cd98f00b204e9800998ecf8427e')
+    """
+    found: dict[str, str] = {}
+    for header, algorithm in {**_WHOLE, **(_BODY if whole else {})}.items():
+        _add_checksum(found, algorithm, headers.get(header, ""))
+    generic = headers.get("x-checksum", "")
+    for algorithm in _BEST:
+        if len(generic) == 2 * _digest_size(algorithm):
+            _add_checksum(found, algorithm, generic)
+    for header in (*_LISTS, *(_BODY_LISTS if whole else ())):
+        for name, value in _ITEM.findall(headers.get(header, "")):
+            if name.lower() in _NAMES:
+                _add_checksum(found, _NAMES[name.lower()], value)
+    return next(((algorithm, found[algorithm]) for algorithm in _BEST if algorithm in found), None)
+
+
+def _add_checksum(found: dict[str, str], algorithm: str, text: str) -> None:
+    size = _digest_size(algorithm)
+    text = text.strip().strip('"')
+    try:
+        raw = bytes.fromhex(text) if len(text) == 2 * size else base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error):
+        return  # such as "...-7": a checksum over the checksums of 7 uploaded parts
+    if len(raw) == size:
+        found.setdefault(algorithm, raw.hex())
+
+
+def _digest_size(algorithm: str) -> int:
+    return hashlib.new(algorithm, usedforsecurity=False).digest_size

@@ -1,0 +1,68 @@
+"""Failures after which a transfer is attempted again, and the pauses between attempts. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tinker_sync.transport.backoff import delay_s
+
+# Servers send these when an address has expired, or when its file has moved to another address.
+EXPIRED: Final = frozenset({400, 401, 403, 404, 410})
+LATER: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+# A part fails after this long without a byte: the service is down, or the file is gone.
+PATIENCE_S: Final = 300.0
+_MAX_REFUSALS: Final = 4
+
+
+class TryAgain(Exception):
+    """A failure that another attempt may get past.
+
+    Args:
+        message: what happened.
+        after_s: the pause the server asked for.
+        refused: the address is no longer valid.
+    """
+
+    def __init__(self, message: str, *, after_s: float | None = None, refused: bool = False) -> None:
+        super().__init__(message)
+        self.after_s = after_s
+        self.refused = refused
+
+
+class FileChanged(Exception):
+    """The server has another file now, or the local bytes are damaged: fetch it from the beginning."""
+
+
+class Attempts:
+    """Consecutive failures to fetch one part. Belongs to the thread that fetches it.
+
+    >>> attempts = Attempts(0.0)
+    >>> refused = TryAgain("403", refused=True)
+    >>> attempts.count_failure(refused, 1.0), attempts.pause_s(refused, 1.0)
+    (False, 0.0)
+    >>> attempts.count_failure(refused, 2.0), attempts.pause_s(refused, 1.0)
+    (False, 1.0)
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self.progressed = False
+        """New bytes have arrived since the last failure."""
+        self._progressed_at = now_s
+        self._failures = 0
+        self._refusals = 0
+
+    def count_failure(self, error: Exception, now_s: float) -> bool:
+        """Count a failure, and return True when it is the last one allowed."""
+        if self.progressed:
+            self._progressed_at, self._failures, self._refusals, self.progressed = now_s, 0, 0, False
+        else:
+            self._failures += 1
+        self._refusals += isinstance(error, TryAgain) and error.refused
+        return self._refusals >= _MAX_REFUSALS or now_s - self._progressed_at > PATIENCE_S
+
+    def pause_s(self, error: Exception, draw: float) -> float:
+        """Return the pause before the next attempt: none after progress or after the first refusal."""
+        hint_s = error.after_s if isinstance(error, TryAgain) else None
+        if not hint_s and (not self._failures or (self._failures == 1 and self._refusals == 1)):
+            return 0.0
+        return delay_s(self._failures, hint_s=hint_s, draw=draw)
