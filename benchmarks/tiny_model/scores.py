@@ -26,8 +26,8 @@ from tinker_sync.local.engine.loss_inputs import Example
 from tinker_sync.local.engine.model import Weights
 from tinker_sync.local.engine.sample_spec import SampleSpec
 from tinker_sync.local.engine.sampler import Sampler
-from tinker_sync.local.engine.training import TrainingRun
-from tinker_sync.local.host.blas import ONE_THREAD
+from tinker_sync.local.engine.training import AdapterTrainer
+from tinker_sync.local.host.blas import ONE_BLAS_THREAD
 from tinker_sync.local.tiny import directory
 
 _ANSWER_TOKENS: Final = 48
@@ -35,11 +35,11 @@ _ANSWER_TOKENS: Final = 48
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    ONE_THREAD.acquire()
+    ONE_BLAS_THREAD.acquire()
     try:
         yield
     finally:
-        ONE_THREAD.release()
+        ONE_BLAS_THREAD.release()
 
 
 class Score(NamedTuple):
@@ -89,7 +89,7 @@ class Model:
 
     def logprobs(self, texts: Sequence[str]) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:
         """Return the log-probabilities of the tokens of each text except its first."""
-        run = TrainingRun(self.weights, LoraSettings(rank=1))
+        run = AdapterTrainer(self.weights, LoraSettings(rank=1))
         ids = [np.array(self.encode(text)) for text in texts]
         data = [Example(tokens[:-1], {"target_tokens": tokens[1:]}) for tokens in ids]
         with _one_thread():
