@@ -252,7 +252,9 @@ def test_masked_cells_are_refused_where_they_are() -> None:
     whole = np.ma.masked_array([[1, 2], [3, 4]], mask=False)
     assert wire_array(whole, "x").tolist() == [[1, 2], [3, 4]]
     holed = np.ma.masked_array([[1, 2], [3, 4]], mask=[[0, 0], [1, 0]])
-    assert refusal(wire_array, holed, "x") == "x[1][0]: is masked; call .filled(...) to say what to send"
+    assert (
+        refusal(wire_array, holed, "x") == "x[1][0]: is masked; call .filled(...) to choose the value to send"
+    )
     assert "x[1]: is masked" in refusal(tokens_as_int32, np.ma.masked_array([1, 2], mask=[0, 1]), "x")
 
 

@@ -1,4 +1,4 @@
-"""`SamplingParams`, for scripts that look for it here."""
+"""`SamplingParams`, under a second import path for scripts of the reference client."""
 
 from __future__ import annotations
 
