@@ -1,4 +1,4 @@
-"""What was used is told by its type, and by its fields where a server leaves the type out."""
+"""Kinds of usage are recognized by their type, or by their fields without one."""
 
 from __future__ import annotations
 

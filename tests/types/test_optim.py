@@ -1,4 +1,4 @@
-"""Optimizer families and steps: open families, the three names of a step's settings, ranges."""
+"""Optimizer families accept unknown fields, and steps check their settings."""
 
 from __future__ import annotations
 
