@@ -12,7 +12,17 @@ import tinker_sync
 
 # From top to bottom. A module may import from rooms above its own and from its own.
 ROOMS = (
-    *("_version", "_lazy", "_spelling", "_clock", "_secret", "_evidence", "errors", "_observe", "launch"),
+    *(
+        "_version",
+        "_lazy",
+        "_spelling",
+        "_clock",
+        "_secret",
+        "_error_details",
+        "errors",
+        "_observe",
+        "launch",
+    ),
     *("config", "types", "wire", "transport", "auth", "runtime", "telemetry", "usage", "losses"),
     *("transfer", "text", "data", "clients", "diagnose", "local", "testing", "demo", "cli"),
     *("__main__", "lib"),

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tinker_sync._secret import Secret, veiled
+from tinker_sync._secret import Secret, mask_repr
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.launch import known
 from tinker_sync.launch.server import KnownServer
@@ -55,7 +55,7 @@ def serve(
         ConfigurationError: something of that cannot be used.
         MissingExtraError: something is not installed that the server needs.
     """
-    secret = key if isinstance(key, Secret) else Secret(veiled(key) or f"tml-local-{os.urandom(24).hex()}")
+    secret = key if isinstance(key, Secret) else Secret(mask_repr(key) or f"tml-local-{os.urandom(24).hex()}")
     key = None
     _check_host(host, allow_remote)
     from tinker_sync.local.launch.assembly import assembled
