@@ -116,8 +116,10 @@ def find_server_message(body: Any) -> str:
     `{"error_message": ...}`, `{"message": ...}` and plain text.
 
     >>> find_server_message({"detail": [{"loc": ["body", "seq_id"], "msg": "Field required"}]})
-    'body.seq_id: Field required' >>> find_server_message({"error": "unknown model", "category": "user"}),
-    find_server_message("Bad gateway\\n") ('unknown model', 'Bad gateway')
+    'body.seq_id: Field required'
+    >>> answer = {"error": "unknown model", "category": "user"}
+    >>> find_server_message(answer), find_server_message("Bad gateway\\n")
+    ('unknown model', 'Bad gateway')
     """
     message = _find_message(body, 0).strip()
     return (
