@@ -138,5 +138,5 @@ def test_serve_says_how_to_choose_another_port_and_place(
     (tmp_path / "file").touch()
     nowhere = run("serve", "--data-dir", str(tmp_path / "file"))
     assert (nowhere.code, nowhere.out) == (1, "")
-    assert f"{tmp_path / 'file'} cannot be used: it is no directory; name another" in nowhere.err
+    assert f"{tmp_path / 'file'} cannot be used: it is not a directory; name another" in nowhere.err
     assert "--data-dir" in nowhere.err

@@ -96,7 +96,7 @@ def test_a_directory_that_cannot_be_used_is_told_with_the_way_to_name_another(
 ) -> None:
     file = tmp_path / "file"
     file.touch()
-    for place, why in ((file, "it is no directory"), (file / "below", "Not a directory")):
+    for place, why in ((file, "it is not a directory"), (file / "below", "Not a directory")):
         assert command.main(["--data-dir", str(place)]) == 1
         assert capsys.readouterr().err == (
             f"Error: {place} cannot be used: {why}; name another directory "

@@ -68,11 +68,6 @@ class ModelConfig:
         """The width of all key heads together, and of all value heads."""
         return self.kv_heads * self.head_dim
 
-    @property
-    def group_size(self) -> int:
-        """The number of query heads that share a key head."""
-        return self.heads // self.kv_heads
-
 
 @attrs.frozen(eq=False, kw_only=True)
 class Layer:

@@ -43,7 +43,7 @@ _STOP_NUMBERS = {name: number for number, name in _STOP_REASONS.items()}
 def decode_sample_response(data: Readable) -> SampleResponse:
     """Decode a response. Every array is a separate, writable copy.
 
-    A present but empty list becomes an empty array, an absent list becomes None. The message has no sequence
+    A present but empty list becomes an empty array, an absent list None. The message has no sequence
     ids, so `sequence_id` is None.
 
     Raises:
