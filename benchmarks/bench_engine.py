@@ -43,7 +43,7 @@ from tinker_sync.local.engine.model import ModelConfig, Weights, random_weights 
 from tinker_sync.local.engine.optim import AdamSettings  # noqa: E402
 from tinker_sync.local.engine.sample_spec import SampleSpec  # noqa: E402
 from tinker_sync.local.engine.sampler import Sampler  # noqa: E402
-from tinker_sync.local.engine.training import BATCH_ROWS, TrainingRun  # noqa: E402
+from tinker_sync.local.engine.training import BATCH_ROWS, AdapterTrainer  # noqa: E402
 
 CONFIG = ModelConfig(
     vocab_size=4096, hidden_size=192, layers=6, heads=6, kv_heads=2, head_dim=32, mlp_size=512, tied=True
@@ -71,7 +71,7 @@ def prompts() -> Any:
 
 
 def our_training(weights: Weights) -> Callable[[], object]:
-    run, data = TrainingRun(weights, LORA), batch()
+    run, data = AdapterTrainer(weights, LORA), batch()
 
     def once() -> None:
         run.forward_backward(data, "cross_entropy")
@@ -99,7 +99,7 @@ def torch_sides(weights: Weights, params: LoraParams) -> dict[str, Callable[[], 
     torch.set_num_threads(int(_threads))
     model = TorchDecoder(weights, params)
     data = batch()
-    ours = TrainingRun(weights, LORA)
+    ours = AdapterTrainer(weights, LORA)
     ours.params.flat[:] = params.flat
     expected = ours.forward(data[:1], "cross_entropy").logprobs[0]
     if np.abs(model.logprobs(data[0].tokens, data[0].inputs["target_tokens"]) - expected).max() > 1e-3:

@@ -1,4 +1,4 @@
-"""The clock of this machine, and the one tests turn by hand."""
+"""The system clock, and the fake clock of the tests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from support.clock import PATIENCE_S, FakeClock
 from tinker_sync._clock import SYSTEM_CLOCK
 
 
-def test_the_system_clock_tells_both_times() -> None:
+def test_the_system_clock_has_both_times() -> None:
     before, wall = time.monotonic(), time.time()
     assert before <= SYSTEM_CLOCK.now() <= time.monotonic()
     assert wall - 1 <= SYSTEM_CLOCK.time() <= time.time() + 1
 
 
-def test_any_timeout_may_be_waited_for() -> None:
+def test_every_timeout_is_accepted() -> None:
     event = threading.Event()
     assert SYSTEM_CLOCK.wait(event, -1) is False
     event.set()
@@ -33,7 +33,7 @@ def test_setting_the_event_ends_a_wait() -> None:
         assert waiting.result(PATIENCE_S) is True
 
 
-def test_a_clock_turned_by_hand_wakes_who_waits_long_enough() -> None:
+def test_a_fake_clock_wakes_waits_that_are_over() -> None:
     clock, event = FakeClock(automatic=False), threading.Event()
     with ThreadPoolExecutor(2) as pool:
         short, long = pool.submit(clock.wait, event, 5.0), pool.submit(clock.wait, event, 50.0)

@@ -19,7 +19,7 @@ ROOMS = (
         "_spelling",
         "_clock",
         "_secret",
-        "_evidence",
+        "_error_details",
         "errors",
         "_observe",
         "launch",

@@ -1,4 +1,4 @@
-"""Secrets do not show, and what looks like one is recognised."""
+"""Secrets are hidden, and texts that look like secrets are recognised."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import pytest
 
 from tinker_sync._secret import (
     HeaderMap,
-    Quiet,
-    QuietDict,
+    MaskedBytes,
+    MaskedDict,
     Secret,
     is_secret_header,
     is_secret_name,
     is_secret_parameter,
     mask_headers,
     mask_json,
+    mask_repr,
     mask_text,
     mask_url,
-    veiled,
 )
 
 TEXT = "tml-planted-key-0123456789"
@@ -54,7 +54,7 @@ class Holder:
         lambda s: repr({"X-API-Key": s.reveal()}),
     ],
 )
-def test_does_not_show(show: Any) -> None:
+def test_a_secret_is_not_shown(show: Any) -> None:
     assert TEXT not in show(Secret(TEXT))
 
 
@@ -62,20 +62,20 @@ def test_does_not_show(show: Any) -> None:
     "serialise",
     [json.dumps, vars, pickle.dumps, lambda s: pickle.dumps(s.reveal())],
 )
-def test_refuses_to_be_serialised(serialise: Any) -> None:
+def test_a_secret_cannot_be_serialised(serialise: Any) -> None:
     with pytest.raises((TypeError, AttributeError)) as caught:
         serialise(Secret(TEXT))
     assert TEXT not in str(caught.value)
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_no_pickle_protocol_takes_it(protocol: int) -> None:
+def test_a_secret_cannot_be_pickled(protocol: int) -> None:
     for value in (Secret(TEXT), Secret(TEXT).reveal(), Holder(Secret(TEXT))):
         with pytest.raises(TypeError, match="cannot be pickled"):
             pickle.dumps(value, protocol)
 
 
-def test_a_traceback_with_locals_does_not_show_it() -> None:
+def test_tracebacks_with_locals_do_not_show_a_secret() -> None:
     def send(key: Secret) -> None:
         headers = {"X-API-Key": key.reveal()}
         raise RuntimeError(f"no connection with {len(headers)} headers")
@@ -87,7 +87,7 @@ def test_a_traceback_with_locals_does_not_show_it() -> None:
     assert TEXT not in shown
 
 
-def test_what_is_revealed_is_the_text() -> None:
+def test_reveal_returns_the_text() -> None:
     revealed = Secret(TEXT).reveal()
     assert isinstance(revealed, str)
     assert revealed == TEXT
@@ -105,7 +105,7 @@ def test_copies_are_the_same_object() -> None:
     assert copy.deepcopy([secret])[0] is secret
 
 
-def test_equality(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_compare_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
 
     def compare(a: bytes, b: bytes) -> bool:
@@ -120,7 +120,7 @@ def test_equality(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({Secret("a"), Secret("a"), Secret("b")}) == 2
 
 
-def test_does_not_change() -> None:
+def test_a_secret_is_immutable() -> None:
     secret = Secret(TEXT)
     with pytest.raises(AttributeError):
         secret._text = "x"  # type: ignore[assignment]  # what is tested
@@ -130,12 +130,12 @@ def test_does_not_change() -> None:
 
 
 @pytest.mark.parametrize("wrong", [b"bytes", None, 3, Secret("x")])
-def test_takes_text_only(wrong: Any) -> None:
+def test_a_secret_must_be_text(wrong: Any) -> None:
     with pytest.raises(TypeError):
         Secret(wrong)
 
 
-def test_truth() -> None:
+def test_an_empty_secret_is_false() -> None:
     assert Secret("x")
     assert not Secret("")
 
@@ -151,7 +151,7 @@ def test_truth() -> None:
         *("X-Tinker-Weights-Access-Token", "X-Auth", "X-Amz-Security-Token", "X-Csrf-Token", "Private-Token"),
     ],
 )
-def test_secret_headers(name: str) -> None:
+def test_secret_headers_are_recognised(name: str) -> None:
     assert is_secret_header(name)
     assert is_secret_header(name.upper())
 
@@ -160,7 +160,7 @@ def test_secret_headers(name: str) -> None:
     "name",
     ["Accept", "X-Idempotency-Key", "User-Agent", "X-Request-Id", "Content-Type", "X-Author", "Keep-Alive"],
 )
-def test_plain_headers(name: str) -> None:
+def test_plain_headers_are_recognised(name: str) -> None:
     assert not is_secret_header(name)
 
 
@@ -168,7 +168,7 @@ def test_plain_headers(name: str) -> None:
     "name",
     ["weights_access_token", "jwt", "password", "apiKey", "api_key", "clientSecret", "accessKeyId", "token"],
 )
-def test_secret_fields(name: str) -> None:
+def test_secret_fields_are_recognised(name: str) -> None:
     assert is_secret_name(name)
 
 
@@ -176,7 +176,7 @@ def test_secret_fields(name: str) -> None:
     "name",
     ["tokens", "max_tokens", "stop_tokens", "key", "monkey", "keys", "designation", "sigma", "path", ""],
 )
-def test_plain_fields(name: str) -> None:
+def test_plain_fields_are_recognised(name: str) -> None:
     assert not is_secret_name(name)
 
 
@@ -187,7 +187,7 @@ def test_plain_fields(name: str) -> None:
         *("Signature", "key", "Policy", "Key-Pair-Id", "AWSAccessKeyId", "GoogleAccessId", "access_token"),
     ],
 )
-def test_secret_parameters(name: str) -> None:
+def test_secret_parameters_are_recognised(name: str) -> None:
     assert is_secret_parameter(name)
 
 
@@ -211,7 +211,7 @@ def test_secret_parameters(name: str) -> None:
         ("", ""),
     ],
 )
-def test_urls(url: str, masked: str) -> None:
+def test_urls_are_masked(url: str, masked: str) -> None:
     assert mask_url(url) == masked
     assert mask_url(masked) == masked
 
@@ -239,29 +239,29 @@ def test_urls(url: str, masked: str) -> None:
         ("max_tokens=3 is fine", "max_tokens=3 is fine"),
     ],
 )
-def test_texts(text: str, masked: str) -> None:
+def test_texts_are_masked(text: str, masked: str) -> None:
     assert mask_text(text) == masked
 
 
-def test_known_values_go_in_every_spelling() -> None:
+def test_known_values_are_masked_in_every_encoding() -> None:
     known = Secret("p@ss/wörd +1")
     text = "a p@ss/wörd +1 b p%40ss%2Fw%C3%B6rd%20%2B1 c p%40ss%2Fw%C3%B6rd+%2B1 d"
     assert mask_text(text, [known]) == "a *** b *** c *** d"
 
 
-def test_known_values_may_hold_what_no_address_can() -> None:
+def test_known_values_may_hold_lone_surrogates() -> None:
     assert mask_text("a half\ud800pair b", ["half\ud800pair"]) == "a *** b"
 
 
-def test_a_known_value_inside_another_leaves_no_rest() -> None:
+def test_overlapping_known_values_are_masked_completely() -> None:
     assert mask_text("secret-and-more secret-", ["secret-", "secret-and-more"]) == "*** ***"
 
 
-def test_too_short_values_do_not_blank_out_words() -> None:
+def test_short_values_are_not_masked() -> None:
     assert mask_text("a cat on a mat", ["a", "cat", ""]) == "a cat on a mat"
 
 
-def test_json_trees() -> None:
+def test_json_trees_are_masked() -> None:
     tree = {
         "path": f"https://u:p@h/{TEXT}",
         "weights_access_token": "opaque",
@@ -281,20 +281,20 @@ def test_json_trees() -> None:
     assert tree["weights_access_token"] == "opaque"
 
 
-def test_names_in_json_trees() -> None:
+def test_names_in_json_trees_are_masked() -> None:
     tree = {f"heard {TEXT}": 1, "hello hunter22": {"hunter22": "x"}, "detail": [{"loc": ["token"], "ctx": 2}]}
     shown = {"heard ***": 1, "hello ***": {"***": "x"}, "detail": [{"loc": ["token"], "ctx": "***"}]}
     assert mask_json(tree, ["hunter22"]) == shown
 
 
-def test_json_deeper_than_the_stack() -> None:
+def test_deep_json_is_masked() -> None:
     tree: Any = "opaque-value"
     for _ in range(50_000):
         tree = [tree]
     assert "opaque-value" not in json.dumps(mask_json(tree))
 
 
-def test_headers() -> None:
+def test_headers_are_masked() -> None:
     headers = {
         "X-API-Key": TEXT,
         "Location": "https://b/o?sig=s",
@@ -337,7 +337,7 @@ def test_headers() -> None:
     ],
     ids=lambda text: text[:12],
 )
-def test_time_is_linear_in_the_length(hostile: str) -> None:
+def test_masking_takes_linear_time(hostile: str) -> None:
     def cpu_s(text: str) -> float:
         begin = time.process_time()
         mask_text(text)
@@ -350,17 +350,17 @@ def test_time_is_linear_in_the_length(hostile: str) -> None:
 # ------------------------------------------------------------------------------------------ header map
 
 
-def test_values_that_do_not_show() -> None:
-    for hidden, plain in ((Quiet(TEXT.encode()), TEXT.encode()), (veiled(TEXT), TEXT)):
+def test_masked_values_equal_the_originals() -> None:
+    for hidden, plain in ((MaskedBytes(TEXT.encode()), TEXT.encode()), (mask_repr(TEXT), TEXT)):
         assert hidden == plain
         assert hash(hidden) == hash(plain)
         assert TEXT not in f"{[hidden]}"
-    assert TEXT not in f"{QuietDict(a=TEXT)}"
-    assert QuietDict(a=TEXT)["a"] == TEXT
-    assert veiled(None) is None
+    assert TEXT not in f"{MaskedDict(a=TEXT)}"
+    assert MaskedDict(a=TEXT)["a"] == TEXT
+    assert mask_repr(None) is None
 
 
-def test_header_map_finds_any_case_and_keeps_order() -> None:
+def test_header_maps_ignore_case_and_keep_order() -> None:
     headers = HeaderMap({"B": "2", "a": "1", "X-API-Key": TEXT})
     assert (headers["b"], headers["A"], headers["x-api-key"]) == ("2", "1", TEXT)
     assert list(headers) == ["B", "a", "X-API-Key"]
@@ -370,14 +370,14 @@ def test_header_map_finds_any_case_and_keeps_order() -> None:
     assert HeaderMap([("A", "1"), ("a", "2")]) == {"A": "2"}
 
 
-def test_header_map_equality_and_hash_ignore_case_of_names() -> None:
+def test_equality_of_header_maps_ignores_case() -> None:
     assert HeaderMap({"A": "1"}) == HeaderMap({"a": "1"}) == {"A": "1"}
     assert HeaderMap({"A": "1"}) != HeaderMap({"A": "2"})
     assert HeaderMap() != 3
     assert hash(HeaderMap({"A": "1", "b": "2"})) == hash(HeaderMap({"B": "2", "a": "1"}))
 
 
-def test_header_map_shows_and_pickles_no_secret() -> None:
+def test_header_maps_do_not_show_or_pickle_secrets() -> None:
     headers = HeaderMap({"X-API-Key": TEXT, "Accept": "*/*"})
     assert TEXT not in repr(headers) + repr(dict(headers)) + repr(list(headers.items()))
     again = pickle.loads(pickle.dumps(headers))

@@ -1,8 +1,7 @@
-"""Time as an argument: what is it now, and wait for something at most so long.
+"""Clocks: the present time, and waits for an event with a timeout.
 
-Everything that waits or measures takes a `Clock`, so a test can hand in one that never sleeps. Waiting is
-always waiting *for an event*: a loop that must stop can then be woken at once. Any thread may use
-`SYSTEM_CLOCK`.
+Code that waits or measures takes a `Clock`, so tests can pass one that never sleeps. Each wait is for an
+event, so a loop that must stop can be woken at once. Any thread may use `SYSTEM_CLOCK`.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ import threading
 import time
 from typing import Final, Protocol
 
-# What the main thread waits for at once, and what others do: as much as any system can.
+# The longest uninterrupted wait of the main thread and of others; all systems support a day.
 _SLICE_S: Final = 0.5
 _LONGEST_S: Final = 86_400.0
 
 
 def in_seconds(duration_s: float) -> str:
-    """A duration as texts say it: as exact as helps.
+    """Format a duration for messages, with a suitable precision.
 
     >>> in_seconds(14.1938), in_seconds(299.9987), in_seconds(0.25), in_seconds(0)
     ('14.2 s', '300 s', '0.25 s', '0 s')
@@ -26,30 +25,30 @@ def in_seconds(duration_s: float) -> str:
 
 
 def slice_of(wait_s: float) -> float:
-    """How much of a wait to do at once; the caller comes back for the rest.
+    """Return the part of a wait to do at once; the caller repeats until the wait is over.
 
-    A signal interrupts only what is under way: one that comes just before a wait begins would not be noticed
-    before its end. The main thread, which alone is told of signals, waits in slices, so no Ctrl-C is lost.
+    A signal interrupts a wait in progress, but not one that begins just after the signal. The main thread
+    handles signals, so it waits in short slices and notices every Ctrl-C.
     """
     main = threading.current_thread() is threading.main_thread()
     return min(wait_s, _SLICE_S if main else _LONGEST_S)
 
 
 class Clock(Protocol):
-    """A source of time.  Implementations are thread-safe."""
+    """A source of time. Implementations are thread-safe."""
 
     def now(self) -> float:
-        """Monotonic seconds, for durations and deadlines; the zero point means nothing."""
+        """Return monotonic seconds, for durations and deadlines; the zero point is arbitrary."""
 
     def time(self) -> float:
-        """Seconds since the epoch, for what is shown or compared with a server's date."""
+        """Return seconds since the epoch, for display and for comparison with a server's date."""
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
-        """Wait until `event` is set or `timeout_s` has passed; True when the event is set."""
+        """Wait until `event` is set or `timeout_s` has passed; return True if the event is set."""
 
 
 class SystemClock:
-    """The clock of this machine.  Has no state, so any thread may use it.
+    """The clock of this machine. It has no state, so any thread may use it.
 
     >>> SystemClock().wait(threading.Event(), 0)
     False

@@ -1,6 +1,6 @@
-"""Public names that load the module they live in on first use (PEP 562).
+"""Public names whose modules are imported on first use (PEP 562).
 
-A leaf: it knows no other module of the package. Any thread may come in; the import system does the locking.
+A leaf: it imports no other module of the package. Any thread may enter; the import system does the locking.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 def lazy_names(
     package: str, homes: Mapping[str, Iterable[str]], *, other_paths: Collection[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and `__dir__` of a package whose public names live in other modules.
+    """Return `__getattr__` and `__dir__` for a package whose public names live in other modules.
 
     Args:
         package: `__name__` of the package.
-        homes: The public names that live in each module, by the module's full name. A module directly inside
+        homes: The public names of each module, by the module's full name. A module directly inside
             the package is a lazy attribute of it as well.
         other_paths: Names of modules that scripts import from instead of the package. Each becomes another
             name of the package itself, so every public name can be imported from it.
@@ -49,8 +49,8 @@ def lazy_names(
         elif name in other_names:
             value = sys.modules[package]
         else:
-            # With `name` and without `obj`, or the interpreter would add a second suggestion in tracebacks.
-            raise AttributeError(_unknown(package, name, [*home_of, *submodules]), name=name)
+            # Without `obj`: otherwise the interpreter adds a second suggestion to tracebacks.
+            raise AttributeError(_describe_unknown(package, name, [*home_of, *submodules]), name=name)
         setattr(sys.modules[package], name, value)
         return value
 
@@ -60,11 +60,11 @@ def lazy_names(
     return lookup, listing
 
 
-def _unknown(package: str, name: str, known: list[str]) -> str:
+def _describe_unknown(package: str, name: str, known: list[str]) -> str:
     message = f"module {package!r} has no attribute {name!r}"
-    if name.startswith("__"):  # the interpreter and its tools probe for many of these
+    if name.startswith("__"):  # the interpreter and tools probe for many such names
         return message
-    import difflib  # only after a typing error
+    import difflib  # slow to import, needed only for a misspelt name
 
     close = difflib.get_close_matches(name, known, n=1)
     return f"{message}, did you mean {close[0]!r}?" if close else message

@@ -1,9 +1,8 @@
-"""What may be watched while requests go over the network and sessions live: frozen records, and who receives
-them.
+"""The events of requests and sessions, as frozen records, and the protocol of their observers.
 
-A leaf without behaviour. Whoever sends calls `observe` on the thread that sends, never while holding a
-lock, and goes on when it raises. The records hold no header, no body, no query and no credential, so they may
-be stored or shown; what `CallFailed` holds is the very error the user gets.
+A leaf without behaviour. The sender of an event calls `observe` on its own thread, never while it holds a
+lock, and ignores exceptions of the observer. The records hold no header, body, query or credential, so they
+may be stored or shown; `CallFailed` holds the user's own error.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ __all__ = [
 
 @frozen(kw_only=True)
 class RequestSent:
-    """One attempt of a call has left.
+    """An attempt of a call was sent.
 
     >>> RequestSent(method="POST", path="/api/v1/asample", attempt=1, size_bytes=310)
     RequestSent(method='POST', path='/api/v1/asample', attempt=1, size_bytes=310)
@@ -43,21 +42,21 @@ class RequestSent:
     attempt: int
     """1 for the first."""
     size_bytes: int
-    """Length of the body."""
+    """The length of the body."""
 
 
 @frozen(kw_only=True)
 class ReplyReceived:
-    """A whole answer is here, whatever its status."""
+    """A complete answer of any status was received."""
 
     method: str
     path: str
     attempt: int
     status: int
     size_bytes: int
-    """Length of the body after undoing its content encoding."""
+    """The length of the decoded body."""
     duration_s: float
-    """From before the request was sent, connecting included."""
+    """The time since the start of the attempt, connecting included."""
 
 
 @frozen(kw_only=True)
@@ -68,15 +67,15 @@ class RequestLost:
     path: str
     attempt: int
     reason: str
-    """Name of the exception's class."""
+    """The name of the exception's class."""
     maybe_received: bool
-    """False when the server surely has not seen the whole request."""
+    """False if the server cannot have received the whole request."""
     duration_s: float
 
 
 @frozen(kw_only=True)
 class RetryScheduled:
-    """The call will be tried again after a pause."""
+    """A call will be retried after a pause."""
 
     method: str
     path: str
@@ -84,30 +83,30 @@ class RetryScheduled:
     """The attempt that failed."""
     delay_s: float
     reason: str
-    """A status, or the name of an exception's class."""
+    """The status, or the name of the exception's class."""
 
 
 @frozen(kw_only=True)
 class Redirected:
-    """The server sent the request elsewhere and it is followed there."""
+    """A request follows a redirect of the server."""
 
     method: str
     path: str
     status: int
     same_origin: bool
-    """False: credentials stay behind."""
+    """False if the new origin differs; it then receives no credentials."""
 
 
 @frozen(kw_only=True)
 class SessionStarted:
-    """The server has made a session for this client."""
+    """The server created a session for this client."""
 
     session_id: str
 
 
 @frozen(kw_only=True)
 class SessionLost:
-    """The server has told a heartbeat that it no longer keeps the session."""
+    """The server answered a heartbeat that the session has ended."""
 
     session_id: str
     reason: str
@@ -127,7 +126,7 @@ class HeartbeatLate:
 
 @frozen(kw_only=True)
 class SessionEnded:
-    """The client is being closed, or the program ends."""
+    """The client closes, or the program ends."""
 
     session_id: str
     status: str
@@ -136,14 +135,14 @@ class SessionEnded:
 
 @frozen(kw_only=True)
 class CallFailed:
-    """A call of the user has failed for good."""
+    """A call of the user failed finally."""
 
     error: BaseException
 
 
 @frozen(kw_only=True)
 class TokensUsed:
-    """The result of a pass or a sample is here; what it took. Told before whoever waits sees the result.
+    """The tokens of a pass or a sample, observed before the user's future resolves.
 
     >>> TokensUsed(model="s:train:0", trained=12).sampled
     0
@@ -153,19 +152,19 @@ class TokensUsed:
     """The id of the model or sampler."""
     trained: int = 0
     prompt: int = 0
-    """Of the prompt, without what the server still had."""
+    """Prompt tokens without the cached ones."""
     cached: int = 0
     sampled: int = 0
 
 
 @frozen(kw_only=True)
 class ModelNamed:
-    """A model or sampler has been made: what it is based on, as far as that is known."""
+    """A model or sampler was created; the fields give its base, if known."""
 
     model: str
     base_model: str | None = None
     like: str | None = None
-    """It has the base model of this one."""
+    """The id of a model or sampler with the same base model."""
 
 
 Event = (
@@ -185,7 +184,7 @@ Event = (
 
 
 class Observer(Protocol):
-    """Receives what happens to requests, on the thread it happens on. Be quick; expect several threads."""
+    """A receiver of events, called on the thread of the event. It must be fast and thread-safe."""
 
     def observe(self, event: Event) -> None:
-        """Take note of an event. What it raises is logged and otherwise ignored."""
+        """Handle an event. Exceptions are logged and otherwise ignored."""

@@ -1,9 +1,9 @@
-"""Values nobody may see, and how to recognise them in headers, addresses, JSON and plain text.
+"""Secrets, and their recognition in headers, addresses, JSON and plain text.
 
 A leaf: it imports nothing of the package and holds no state, so any thread may call it. Masking goes by name
 (a header called `Authorization`), by form (`tml-...`, a JWT, a password inside an address) and by value (the
-keys the caller knows of). Too much masked is a nuisance, too little is a leak: in doubt, mask. All patterns
-are linear in the length of the text, for texts come from servers.
+keys that the caller passes). In doubt it masks: too much is a nuisance, too little is a leak. All patterns
+are linear in the length of the text, because texts come from servers.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 MASK: Final = "***"
 
-# Masking shorter values would blank out ordinary words; no key worth the name is this short.
+# Masking shorter values would hide ordinary words; keys are longer.
 _SHORTEST_KNOWN_SECRET: Final = 6
-# Nobody reads a tree deeper than this, and the stack is finite.
+# Deeper trees would exhaust the stack; they are masked as a whole.
 _DEEPEST: Final = 100
 
 _SECRET_HEADERS: Final = (
@@ -36,7 +36,7 @@ _SECRET_HEADERS: Final = (
     "x-tinker-weights-access-token",
 )
 _PLAIN_NAMES: Final = frozenset({"x-idempotency-key", "idempotency-key"})
-# A name is secret when one of its words is: `X-My-Token`, `weights_access_token`, `clientSecret`.
+# A name is secret if one of its words is: `X-My-Token`, `weights_access_token`, `clientSecret`.
 _SECRET_WORDS: Final = frozenset(
     {
         *(
@@ -54,7 +54,7 @@ _SECRET_WORDS: Final = frozenset(
 )
 _SECRET_PAIRS: Final = frozenset({("api", "key"), ("access", "key"), ("private", "key"), ("pass", "word")})
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-# Parameters of signed addresses that are harmless words elsewhere.
+# Parameters of signed addresses whose names are harmless elsewhere.
 _SECRET_PARAMETERS: Final = frozenset(
     {"key", "policy", "key-pair-id", "awsaccesskeyid", "googleaccessid", "code"}
 )
@@ -63,19 +63,19 @@ _VENDOR_KEY: Final = re.compile(r"\btml-[A-Za-z0-9_\-]{8,}")
 _JWT: Final = re.compile(r"\beyJ[A-Za-z0-9_\-]{8,}(?:\.[A-Za-z0-9_\-]*)*")
 _BEARER: Final = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9+/=_.~\-]{6,}", re.IGNORECASE)
 _HEADER_LINE: Final = re.compile(rf"\b({'|'.join(_SECRET_HEADERS)})(\s?[:=]\s?)[^\r\n,;'\"]+", re.IGNORECASE)
-# Up to the last "@" before the path: a password may itself hold one.
+# Up to the last "@" before the path, because a password may contain one.
 _USERINFO: Final = re.compile(r"(?<![A-Za-z0-9+.\-])([A-Za-z][A-Za-z0-9+.\-]*://)[^/?#\s\"'<>]*@")
 _QUERY_PAIR: Final = re.compile(r"([?&#;])([^=&#;\s?\"'<>]+)=([^&#;\s\"'<>]*)")
-# The same inside of a JSON text that is itself a string of another, as servers echo bodies.
+# A pair in JSON text inside a JSON string, the form in which servers echo bodies.
 _INNER_JSON_PAIR: Final = re.compile(r"((?<!\\)\\+\"[\w\-]+\\+\"\s?:\s?\\+\")([^\"\\]*)")
 _JSON_PAIR: Final = re.compile(r"([\"'])([\w\-]+)\1(\s?:\s?)(\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')")
 
 
 class _Revealed(str):
-    """A secret in the hands of the code that sends it: an ordinary `str` whose repr still shows nothing.
+    """A secret for the code that sends it: an ordinary `str` with a masked repr.
 
-    Tracebacks with local variables, debuggers and dictionaries print reprs, so a header table that holds the
-    key on its way to the socket does not give it away.
+    Tracebacks with local variables, debuggers and dictionaries print reprs, so they do not show the key in a
+    header table either.
     """
 
     __slots__ = ()
@@ -94,10 +94,10 @@ class _Revealed(str):
 
 
 class Secret:
-    """A text that repr, str, format, vars, json and pickle never show. Immutable; any thread may use it.
+    """A text hidden from repr, str, format, vars, json and pickle. Immutable; any thread may use it.
 
-    Pickling refuses with a `TypeError`: a key inside a pickle ends up in caches, queues and bug reports. Give
-    the other process its own key (environment variable, credentials file). A copy is the same object.
+    Pickling raises `TypeError`, because keys in pickles reach caches, queues and bug reports. Give the other
+    process its own key (environment variable, credentials file). A copy is the same object.
 
     >>> key = Secret("tml-example")
     >>> key, f"{key}", key.reveal() == "tml-example"
@@ -114,7 +114,7 @@ class Secret:
         object.__setattr__(self, "_text", _Revealed(text))
 
     def reveal(self) -> str:
-        """Give the text itself, for the one line that sends or compares it. Its repr stays masked."""
+        """Return the text itself, to send or compare it. Its repr stays masked."""
         return self._text
 
     def __repr__(self) -> str:
@@ -130,7 +130,7 @@ class Secret:
         return bool(self._text)
 
     def __eq__(self, other: object) -> bool:
-        """Compare in constant time; a secret never equals a plain text."""
+        """Compare in constant time; a secret differs from every plain text."""
         if not isinstance(other, Secret):
             return NotImplemented
         mine, theirs = (s._text.encode("utf-8", "surrogatepass") for s in (self, other))
@@ -157,10 +157,10 @@ class Secret:
         return self
 
 
-class Quiet(bytes):
-    """Bytes whose repr shows only their length: those of a request hold keys, and tracebacks print locals.
+class MaskedBytes(bytes):
+    """Bytes whose repr shows only their length, because request bytes hold keys and tracebacks show locals.
 
-    >>> Quiet(b"X-API-Key: tml-example")
+    >>> MaskedBytes(b"X-API-Key: tml-example")
     <22 bytes>
     """
 
@@ -170,10 +170,10 @@ class Quiet(bytes):
         return f"<{len(self)} bytes>"
 
 
-class QuietDict(dict[str, Any]):
-    """A dictionary of which only the names are seen: arguments that may hold secrets under any of them.
+class MaskedDict(dict[str, Any]):
+    """A dictionary whose repr masks all values, for arguments that may hold secrets under any name.
 
-    >>> QuietDict(api_kye="tml-example")
+    >>> MaskedDict(api_kye="tml-example")
     {'api_kye': '***'}
     """
 
@@ -181,12 +181,12 @@ class QuietDict(dict[str, Any]):
         return repr(dict.fromkeys(self, MASK))
 
 
-def veiled(text: T) -> T:
-    """The same text in a form whose repr shows nothing; what is no text comes back as it is.
+def mask_repr(text: T) -> T:
+    """Return the text with a masked repr; return other values unchanged.
 
-    For arguments of public functions, assigned anew first of all: tracebacks show local variables.
+    Public functions rebind their secret arguments with this first, because tracebacks show local variables.
 
-    >>> key = veiled("tml-example")
+    >>> key = mask_repr("tml-example")
     >>> key, key == "tml-example"
     ('***', True)
     """
@@ -194,9 +194,9 @@ def veiled(text: T) -> T:
 
 
 class HeaderMap(Mapping[str, str]):
-    """Header names and values: found under any case, kept in order, immutable. Any thread may use.
+    """An immutable mapping of headers, case-insensitive and ordered. Any thread may use it.
 
-    Neither its repr nor a pickle of it shows the secret ones; a pickle holds a mask in their place.
+    Its repr and its pickles hold a mask in place of secret values.
 
     >>> headers = HeaderMap({"X-API-Key": "tml-example", "Accept": "*/*"})
     >>> headers["accept"], headers
@@ -206,7 +206,7 @@ class HeaderMap(Mapping[str, str]):
     __slots__ = ("_pairs",)
 
     def __init__(self, headers: Mapping[str, str] | Iterable[tuple[str, str]] = ()) -> None:
-        # A dict is known at once; whether it is another kind of mapping takes longer to find out.
+        # The check for dict first is faster than the one for Mapping.
         items = headers.items() if isinstance(headers, (dict, Mapping)) else headers
         self._pairs = {
             name.lower(): (name, _Revealed(value) if is_secret_header(name) else value)
@@ -215,7 +215,7 @@ class HeaderMap(Mapping[str, str]):
 
     @property
     def lines(self) -> Mapping[str, tuple[str, str]]:
-        """Names as they are written, and values, by lower-case name.
+        """The original names with their values, by lower-case name.
 
         >>> HeaderMap({"Accept": "*/*"}).lines
         {'accept': ('Accept', '*/*')}
@@ -256,7 +256,7 @@ class HeaderMap(Mapping[str, str]):
 
 
 def header_map(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> HeaderMap:
-    """The headers as a map; a map itself is taken as it is, for it cannot change.
+    """Return the headers as a map; an immutable map is returned as it is.
 
     >>> headers = HeaderMap({"Accept": "*/*"})
     >>> header_map(headers) is headers
@@ -266,7 +266,7 @@ def header_map(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> Header
 
 
 def is_secret_name(name: str) -> bool:
-    """Tell whether a field, parameter or header of this name holds something nobody may see.
+    """Return True if a field, parameter or header of this name holds a secret.
 
     >>> [is_secret_name(n) for n in ("X-My-Token", "weights_access_token", "apiKey", "max_tokens")]
     [True, True, True, False]
@@ -280,7 +280,7 @@ def is_secret_name(name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def is_secret_header(name: str) -> bool:
-    """Tell whether a header of this name holds something nobody may see.
+    """Return True if a header of this name holds a secret.
 
     >>> [is_secret_header(n) for n in ("Cookie", "X-Team-Key", "X-Idempotency-Key", "Accept")]
     [True, True, False, False]
@@ -290,7 +290,7 @@ def is_secret_header(name: str) -> bool:
 
 
 def is_secret_parameter(name: str) -> bool:
-    """Tell whether a query parameter of this name signs or opens the address it stands in.
+    """Return True if a query parameter of this name grants access to its address.
 
     >>> [is_secret_parameter(n) for n in ("X-Amz-Signature", "sig", "key", "page")]
     [True, True, True, False]
@@ -301,7 +301,7 @@ def is_secret_parameter(name: str) -> bool:
 def mask_headers(
     headers: Mapping[str, str] | Iterable[tuple[str, str]], secrets: Iterable[str | Secret] = ()
 ) -> dict[str, str]:
-    """Copy headers with the secret ones masked, and the others cleaned as `mask_text` does.
+    """Copy headers with the secret ones masked, and the others masked as by `mask_text`.
 
     >>> mask_headers({"Authorization": "Bearer abc", "Location": "https://bucket/o?sig=abc"})
     {'Authorization': '***', 'Location': 'https://bucket/o?sig=***'}
@@ -312,7 +312,7 @@ def mask_headers(
 
 
 def mask_url(url: str) -> str:
-    """Hide user name and password of an address, and the parameters that sign or open it.
+    """Mask user name and password of an address, and the parameters that grant access to it.
 
     >>> mask_url("https://me:pw@host/p?X-Amz-Signature=abc&page=2")
     'https://***@host/p?X-Amz-Signature=***&page=2'
@@ -321,7 +321,7 @@ def mask_url(url: str) -> str:
 
 
 def mask_text(text: str, secrets: Iterable[str | Secret] = ()) -> str:
-    """Hide in free text what looks like a key, and every value of `secrets`.
+    """Mask keys by their form in free text, and every value of `secrets`.
 
     >>> mask_text("key tml-abcdefgh refused; hello hunter22", ["hunter22"])
     'key *** refused; hello ***'
@@ -330,7 +330,7 @@ def mask_text(text: str, secrets: Iterable[str | Secret] = ()) -> str:
 
 
 def mask_json(tree: Any, secrets: Iterable[str | Secret] = ()) -> Any:
-    """Copy a JSON tree with secret fields masked by name, and all text and names cleaned as `mask_text` does.
+    """Copy a JSON tree with secret fields masked by name, and all names and texts masked as by `mask_text`.
 
     >>> mask_json({"path": "tinker://r/weights/a", "weights_access_token": "abc"})
     {'path': 'tinker://r/weights/a', 'weights_access_token': '***'}
@@ -354,7 +354,7 @@ def _mask_tree(tree: Any, known: tuple[str, ...], depth: int) -> Any:
     if isinstance(tree, list):
         return [_mask_tree(item, known, depth + 1) for item in tree]
     if isinstance(tree, dict):
-        hidden = _echoes(tree)
+        hidden = _find_echoes(tree)
         return {
             _mask(str(name), known): MASK
             if name in hidden or (isinstance(value, str) and is_secret_name(str(name)))
@@ -364,8 +364,8 @@ def _mask_tree(tree: Any, known: tuple[str, ...], depth: int) -> Any:
     return tree
 
 
-def _echoes(tree: Mapping[str, Any]) -> tuple[str, ...]:
-    """Fields that repeat a secret: a validation report names a field under `loc`, its value under `input`."""
+def _find_echoes(tree: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the fields that echo a secret: reports have its name in `loc` and its value in `input`."""
     place = tree.get("loc")
     secret = isinstance(place, list) and any(isinstance(part, str) and is_secret_name(part) for part in place)
     return ("input", "ctx") if secret else ()
@@ -387,10 +387,10 @@ def _mask_inner_pair(match: re.Match[str]) -> str:
 
 
 def without_frames(error: BaseException) -> BaseException:
-    """Drop the tracebacks of a foreign exception and of all behind it; kinds and texts stay.
+    """Drop the tracebacks of an exception and of its causes; types and messages stay.
 
-    The frames of libraries below us hold headers, bodies and addresses in local variables, which error
-    reporters collect.
+    The frames of HTTP libraries hold headers, bodies and addresses in local variables, which error reporters
+    collect.
     """
     todo, seen = [error], set()
     while todo:
@@ -403,12 +403,12 @@ def without_frames(error: BaseException) -> BaseException:
 
 
 def _known_forms(secrets: Iterable[str | Secret]) -> tuple[str, ...]:
-    """Each known value as it may stand in a text (as it is, percent-encoded in either way), longest first."""
+    """Return the forms of each known value (plain and percent-encoded in both ways), longest first."""
     forms: set[str] = set()
     for secret in secrets:
         value = secret.reveal() if isinstance(secret, Secret) else secret
         if len(value) >= _SHORTEST_KNOWN_SECRET:
-            # Halves of surrogate pairs are no reason to fail, whoever sends them.
+            # Accept lone surrogates instead of failing.
             escaped = (form(value, safe="", errors="surrogatepass") for form in (quote, quote_plus))
             forms.update(_Revealed(form) for form in (value, *escaped))
     return tuple(sorted(forms, key=len, reverse=True))

@@ -1,24 +1,24 @@
-"""Which of the names that there are somebody meant by one that there is not."""
+"""Suggestions for misspelt names. Pure functions; a leaf, so any module may use them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 
-def meant(name: str, known: Iterable[str], *, cutoff: float = 0.6, loosely: bool = True) -> str | None:
-    """The known name most like this one; None when none is. Loosely, parts of it count as well.
+def find_closest(name: str, known: Iterable[str], *, cutoff: float = 0.6, loosely: bool = True) -> str | None:
+    """Return the closest known name, or None. With `loosely`, initials and parts of names match too.
 
     >>> parameters = ["learning_rate", "weight_decay", "model_input"]
-    >>> [meant(name, parameters) for name in ("learn_rate", "lr", "input", "colour")]
+    >>> [find_closest(name, parameters) for name in ("learn_rate", "lr", "input", "colour")]
     ['learning_rate', 'learning_rate', 'model_input', None]
     """
-    import difflib  # only after a typing error
+    import difflib  # slow to import, needed only for a misspelt name
 
-    there, asked = list(known), name.lower()
-    close = difflib.get_close_matches(asked, there, n=1, cutoff=cutoff)
+    names, asked = list(known), name.lower()
+    close = difflib.get_close_matches(asked, names, n=1, cutoff=cutoff)
     if close or not loosely or len(asked) < 2:
         return close[0] if close else None
-    for candidate in there:
+    for candidate in names:
         words = candidate.split("_")
         initials = "".join(word[:1] for word in words)
         if asked in (initials, *words) or candidate in asked.split("_") or candidate.startswith(asked):
@@ -26,13 +26,13 @@ def meant(name: str, known: Iterable[str], *, cutoff: float = 0.6, loosely: bool
     return None
 
 
-def no_parameter(of: str, name: str, known: Iterable[str]) -> str:
-    """The text for a parameter that there is not: what it may have been meant for, and which there are.
+def describe_unknown_parameter(owner: str, name: str, known: Iterable[str]) -> str:
+    """Return the error text for an unknown parameter, with a suggestion and the known ones.
 
-    >>> no_parameter("AdamParams", "lr", ["learning_rate", "eps"])
+    >>> describe_unknown_parameter("AdamParams", "lr", ["learning_rate", "eps"])
     "AdamParams has no parameter 'lr'; did you mean 'learning_rate'? it takes: learning_rate, eps"
     """
-    there = list(known)
-    close = meant(name, there)
+    names = list(known)
+    close = find_closest(name, names)
     hint = f"did you mean {close!r}? " if close else ""
-    return f"{of} has no parameter {name!r}; {hint}it takes: {', '.join(there) or 'none'}"
+    return f"{owner} has no parameter {name!r}; {hint}it takes: {', '.join(names) or 'none'}"

@@ -1,4 +1,4 @@
-"""The package's name and version. A leaf: the build reads this file without importing the package."""
+"""The package's name and version. The build reads this file without importing the package."""
 
 from __future__ import annotations
 

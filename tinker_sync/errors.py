@@ -32,7 +32,14 @@ from enum import Enum
 from typing import Any, ClassVar, Final
 
 from tinker_sync._clock import in_seconds
-from tinker_sync._evidence import RequestInfo, ResponseInfo, doubt, read_body, reason, words_of
+from tinker_sync._error_details import (
+    RequestInfo,
+    ResponseInfo,
+    find_server_message,
+    hint_wrong_server,
+    name_status,
+    read_body,
+)
 from tinker_sync._secret import Secret, mask_headers, mask_text
 
 __all__ = [
@@ -260,7 +267,7 @@ class APIResponseValidationError(APIError):
         self.status_code = status_code or (self.response.status_code if self.response else None)
 
     def _advice(self) -> str:
-        return doubt(self.response, self.request) or super()._advice()
+        return hint_wrong_server(self.response, self.request) or super()._advice()
 
 
 class APIStatusError(APIError):
@@ -345,7 +352,7 @@ class APIStatusError(APIError):
         body, kept = read_body(content, known)
         request = RequestInfo.of(request)
         return status_error_class(status_code)(
-            words_of(body) or reason(status_code),
+            find_server_message(body) or name_status(status_code),
             response=ResponseInfo(
                 status_code=status_code, headers=mask_headers(headers, known), content=kept, request=request
             ),
@@ -362,11 +369,11 @@ class APIStatusError(APIError):
         words = super()._headline()
         if not self.status_code:  # made by hand, without an answer
             return words
-        name = reason(self.status_code)
+        name = name_status(self.status_code)
         return f"{self.status_code} {name}" + (f": {words}" if words != name else "")
 
     def _advice(self) -> str:
-        doubtful = doubt(self.response, self.request)
+        doubtful = hint_wrong_server(self.response, self.request)
         if doubtful:
             return doubtful
         if self.retry_after_s:

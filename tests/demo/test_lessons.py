@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.tiny_model import corpus
 from tinker_sync.demo import lessons
-from tinker_sync.local.tiny import corpus
 
 
 def digits(problem: lessons.SortingProblem) -> str:

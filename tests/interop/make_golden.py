@@ -45,17 +45,6 @@ def messages() -> dict[str, Any]:
         **_requests(),
         **_outputs(),
         **_samples(),
-        "params_strings": pb.SamplingParams(
-            max_tokens=16,
-            seed=2**64 - 1,
-            temperature=0.5,
-            top_k=-1,
-            top_p=1.0,
-            stop_strs={"values": ["\n", "é", ""]},
-        ),
-        "params_tokens": pb.SamplingParams(max_tokens=0, stop_tokens={"values": [0, 1, 300, -1, 2**31 - 1]}),
-        "params_no_stop": pb.SamplingParams(temperature=0.0, stop_strs={}),
-        "params_default": pb.SamplingParams(),
     }
 
 

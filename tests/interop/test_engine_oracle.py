@@ -16,16 +16,16 @@ import pytest
 from support.engine_models import LOSS_CONFIGS
 
 from tinker_sync.local.engine import head
-from tinker_sync.local.engine.attention import Span
+from tinker_sync.local.engine.attention import PackedSpan
 from tinker_sync.local.engine.decoder import Tape, packed_states
 from tinker_sync.local.engine.hf import load_weights
-from tinker_sync.local.engine.lora import LoraParams, LoraSettings, Route
+from tinker_sync.local.engine.lora import AdapterRoute, LoraParams, LoraSettings
 from tinker_sync.local.engine.loss_inputs import Example
 from tinker_sync.local.engine.model import Weights
 from tinker_sync.local.engine.optim import AdamSettings
 from tinker_sync.local.engine.sample_spec import SampleSpec
 from tinker_sync.local.engine.sampler import Sampler
-from tinker_sync.local.engine.training import TrainingRun
+from tinker_sync.local.engine.training import AdapterTrainer
 
 torch = pytest.importorskip("torch")
 with warnings.catch_warnings():
@@ -89,9 +89,9 @@ def pair(
 
 
 def our_logits(weights: Weights, params: LoraParams | None, tokens: Any) -> Any:
-    tape = Tape([Span(0, 1, len(tokens))], recording=False)
+    tape = Tape([PackedSpan(0, 1, len(tokens))], recording=False)
     hidden = packed_states(weights, tokens, np.arange(len(tokens)), params, tape)
-    return head.logits(weights, hidden, [Route(params)])
+    return head.logits(weights, hidden, [AdapterRoute(params)])
 
 
 def test_logits(pair: Pair) -> None:
@@ -211,13 +211,13 @@ def their_loss(p: Any, inputs: dict[str, Any], loss_fn: str, config: dict[str, f
     return -torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages).sum()
 
 
-def our_run(weights: Weights) -> TrainingRun:
-    run = TrainingRun(weights, LoraSettings(rank=4, seed=1))
+def our_run(weights: Weights) -> AdapterTrainer:
+    run = AdapterTrainer(weights, LoraSettings(rank=4, seed=1))
     run.params.flat[:] = np.random.default_rng(2).standard_normal(len(run.params.flat)) * 0.05
     return run
 
 
-def data_for(run: TrainingRun, loss_fn: str) -> list[Example]:
+def data_for(run: AdapterTrainer, loss_fn: str) -> list[Example]:
     """Data whose ratios lie around one, some of them clipped."""
     rng = np.random.default_rng(7)
     data = []

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinker_sync.local.tiny import directory, make
-from tinker_sync.local.tiny.scores import Model
+from benchmarks.tiny_model import make
+from benchmarks.tiny_model.scores import Model
+from tinker_sync.local.tiny import directory
 
 torch = pytest.importorskip("torch")
 with warnings.catch_warnings():

@@ -182,7 +182,7 @@ def test_the_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "file").write_text("mine")
     monkeypatch.setenv("TINKER_LOCAL_DATA_DIR", str(tmp_path / "file"))
     client = ServiceClient(base_url="local")
-    with pytest.raises(ConfigurationError, match="file cannot be used: it is no directory; name another"):
+    with pytest.raises(ConfigurationError, match="file cannot be used: it is not a directory; name another"):
         client.get_server_capabilities()
     (tmp_path / "file").unlink()
     training = client.create_lora_training_client(TINY, rank=2).result()  # the next call tries again

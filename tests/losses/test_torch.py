@@ -12,7 +12,7 @@ from support.engine_models import VOCAB, busy_run, tiny_weights
 from tinker_sync import types
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.local.engine.loss_inputs import Csr, Example
-from tinker_sync.local.engine.training import LossOutput, TrainingRun
+from tinker_sync.local.engine.training import AdapterTrainer, LossOutput
 from tinker_sync.losses import PPO, CrossEntropy, ImportanceSampling
 from tinker_sync.losses.data import backward_data, forward_data, read_logprobs
 from tinker_sync.losses.evaluate import make_evaluator
@@ -107,7 +107,7 @@ class InTheEngine:
     """`forward_backward_custom` with the engine in place of a server."""
 
     def __init__(self) -> None:
-        self.run: TrainingRun = busy_run(tiny_weights())
+        self.run: AdapterTrainer = busy_run(tiny_weights())
 
     def custom(self, given: list[types.Datum], loss: Any) -> float:
         output = self.run.forward(examples(forward_data(given)), "cross_entropy")

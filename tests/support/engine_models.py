@@ -1,4 +1,4 @@
-"""Tiny random models and data for tests of the engine, in float64 where gradients are checked."""
+"""Tiny random models and data for tests of the engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from tinker_sync.local.engine.lora import LoraParams, LoraSettings
 from tinker_sync.local.engine.loss_inputs import Example
 from tinker_sync.local.engine.model import ModelConfig, RopeScaling, Weights, random_weights
-from tinker_sync.local.engine.training import TrainingRun
+from tinker_sync.local.engine.training import AdapterTrainer
 
 VOCAB = 23
 
@@ -45,27 +45,27 @@ LOSS_CONFIGS: dict[str, dict[str, float]] = {
 def tiny_weights(
     shape: str = "qwen", *, seed: int = 1, dtype: str = "float32", scale: float = 0.3
 ) -> Weights:
-    """A base model that is far from uniform, so that mistakes show."""
+    """Make a base model far from uniform, in which mistakes are visible."""
     return random_weights(ModelConfig(**SHAPES[shape]), seed=seed, dtype=dtype, scale=scale)
 
 
 def busy_params(weights: Weights, settings: LoraSettings, *, seed: int = 3) -> LoraParams:
-    """An adapter in which B is not zero."""
+    """Make an adapter with a nonzero B."""
     params = LoraParams.zeros(weights.config, settings, weights.dtype)
     params.flat[:] = np.random.default_rng(seed).standard_normal(len(params.flat)) * 0.2
     return params
 
 
-def busy_run(weights: Weights, settings: LoraSettings | None = None, *, seed: int = 3) -> TrainingRun:
-    """A run in which every parameter has a gradient."""
+def busy_run(weights: Weights, settings: LoraSettings | None = None, *, seed: int = 3) -> AdapterTrainer:
+    """Make a trainer in which every parameter has a gradient."""
     settings = settings or LoraSettings(rank=3)
-    run = TrainingRun(weights, settings)
+    run = AdapterTrainer(weights, settings)
     run.params.flat[:] = busy_params(weights, settings, seed=seed).flat
     return run
 
 
 def example(rng: np.random.Generator, length: int, loss_fn: str, vocab: int = VOCAB) -> Example:
-    """One datum with what the loss takes. Ratios lie on both sides of the clipping thresholds."""
+    """Make a datum with the inputs of a loss; ratios lie on both sides of the clipping thresholds."""
     tokens = rng.integers(0, vocab, length + 1)
     inputs: dict[str, Any] = {"target_tokens": tokens[1:]}
     if loss_fn == "cross_entropy":
@@ -80,6 +80,6 @@ def example(rng: np.random.Generator, length: int, loss_fn: str, vocab: int = VO
 
 
 def examples(loss_fn: str, lengths: tuple[int, ...] = (5, 9, 5, 17), *, seed: int = 0) -> list[Example]:
-    """Data of several lengths."""
+    """Make data of several lengths."""
     rng = np.random.default_rng(seed)
     return [example(rng, length, loss_fn) for length in lengths]

@@ -6,7 +6,7 @@ import copy
 import random
 from typing import Any
 
-from tinker_sync.wire.proto._fields import Field, Message, Rule
+from tinker_sync.wire.proto._fields import Field, FieldRule, Message
 from tinker_sync.wire.proto._scalars import Scalar
 
 _HOSTILE = (
@@ -118,9 +118,9 @@ def hostile(rng: random.Random, table: Message, message: dict[str, Any]) -> dict
 def _spoil(rng: random.Random, table: Message, message: dict[str, Any]) -> None:
     field = rng.choice(table.fields)
     value = message.get(field.name)
-    if field.rule is Rule.MAP:
+    if field.rule is FieldRule.MAP:
         _spoil_map(rng, field.message, value or {})
-    elif field.rule is Rule.REPEATED:
+    elif field.rule is FieldRule.REPEATED:
         message[field.name] = _spoiled_list(rng, field, value or [])
     elif isinstance(field.kind, Message) and value is not None and rng.random() < 0.9:
         _spoil(rng, field.kind, value)

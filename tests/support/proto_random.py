@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from tinker_sync.wire.proto._fields import Field, Message, Rule
+from tinker_sync.wire.proto._fields import Field, FieldRule, Message
 from tinker_sync.wire.proto._scalars import Scalar
 
 _RANGES = {
@@ -33,17 +33,17 @@ def normal(table: Message, message: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in message.items():
         field = table.by_name[name]
-        if not any(rival in found for rival in field.rivals) and (value or field.rule is Rule.PRESENT):
+        if not any(rival in found for rival in field.rivals) and (value or field.rule is FieldRule.PRESENT):
             found[name] = value
     return found
 
 
 def _random_field(rng: random.Random, field: Field) -> Any:
-    if field.rule is Rule.MAP:
+    if field.rule is FieldRule.MAP:
         assert isinstance(field.kind, Message)
         value = field.kind.by_name["value"].kind
         return {_text(rng): _random_value(rng, value) for _ in range(_count(rng))}
-    if field.rule is Rule.REPEATED:
+    if field.rule is FieldRule.REPEATED:
         return [_random_value(rng, field.kind) for _ in range(_count(rng))]
     return _random_value(rng, field.kind)
 

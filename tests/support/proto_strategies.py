@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from support.proto_random import normal
 
-from tinker_sync.wire.proto._fields import Field, Message, Rule
+from tinker_sync.wire.proto._fields import Field, FieldRule, Message
 from tinker_sync.wire.proto._scalars import Scalar
 
 _SCALARS: dict[str, st.SearchStrategy[Any]] = {
@@ -33,9 +33,9 @@ def messages(table: Message) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def _field(field: Field) -> st.SearchStrategy[Any]:
-    if field.rule is Rule.MAP:
+    if field.rule is FieldRule.MAP:
         return st.dictionaries(_SCALARS["string"], _value(field.message.by_name["value"].kind), max_size=3)
-    if field.rule is Rule.REPEATED:
+    if field.rule is FieldRule.REPEATED:
         return st.lists(_value(field.kind), max_size=3)
     return _value(field.kind)
 

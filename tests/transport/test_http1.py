@@ -16,7 +16,7 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.transport.http1 import (
     MAX_HEAD_BYTES,
     MalformedReply,
-    Quiet,
+    MaskedBytes,
     ReplyParser,
     ReplyTooLarge,
     request_head,
@@ -275,4 +275,4 @@ def test_nothing_can_add_lines_to_a_head(method: str, target: str, name: str, va
 def test_a_head_shows_its_length_only() -> None:
     head = request_head("GET", "/", [("X-API-Key", "tml-secret")])
     assert "secret" not in repr(head)
-    assert isinstance(head, Quiet)
+    assert isinstance(head, MaskedBytes)

@@ -1,4 +1,4 @@
-"""Exact conversions: what is taken, what is kept without a copy, and which index a refusal names."""
+"""Conversions to arrays are exact, avoid copies, and name the index of a bad value."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FLOATS = [np.float16, np.float32, np.float64, np.longdouble]
 
 
 class ShowsAnArray:
-    """What jax, pandas and xarray objects have in common."""
+    """An object with `__array__`, as those of jax, pandas and xarray."""
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array
@@ -47,7 +47,7 @@ class ShowsAnArray:
 
 
 class Indexed:
-    """A sequence by its methods alone."""
+    """A sequence without a base class."""
 
     def __init__(self, *items: float) -> None:
         self._items = items
@@ -100,7 +100,7 @@ def test_every_container_of_whole_numbers_becomes_int64(container: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", INTS)
-def test_every_kind_of_integer_is_int64_of_its_own_accord(dtype: Any) -> None:
+def test_integers_become_int64_by_default(dtype: Any) -> None:
     high = min(np.iinfo(dtype).max, 2**63 - 1)
     low = np.iinfo(dtype).min
     array = wire_array(np.array([low, 0, high], dtype=dtype), "x")
@@ -109,20 +109,20 @@ def test_every_kind_of_integer_is_int64_of_its_own_accord(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_every_kind_of_float_is_float32_of_its_own_accord(dtype: Any) -> None:
+def test_floats_become_float32_by_default(dtype: Any) -> None:
     array = wire_array(np.array([-1.5, np.nan, np.inf], dtype=dtype), "x")
     assert array.dtype == np.float32
     assert np.array_equal(array, np.array([-1.5, np.nan, np.inf], dtype=np.float32), equal_nan=True)
 
 
-def test_booleans_count() -> None:
+def test_booleans_are_numbers() -> None:
     assert wire_array(np.array([True, False]), "x").tolist() == [1, 0]
     assert wire_array([True, False], "x", "float32").dtype == np.float32
     assert wire_array([True, False], "x").dtype == np.int64
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_both_byte_orders_mean_the_same(order: str) -> None:
+def test_byte_orders_are_converted(order: str) -> None:
     for kind, values in [
         ("i8", [2**40, -1]),
         ("u4", [2**32 - 1, 0]),
@@ -139,7 +139,7 @@ def test_both_byte_orders_mean_the_same(order: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["int64", "float32", None])
 @pytest.mark.parametrize("empty", [[], (), range(0), deque(), np.empty(0), np.empty(0, dtype=object)])
-def test_nothing_is_an_array_of_nothing(empty: Any, dtype: Any) -> None:
+def test_empty_values_become_empty_arrays(empty: Any, dtype: Any) -> None:
     array = wire_array(empty, "x", dtype)
     assert array.shape == (0,)
     assert array.dtype == (dtype or "float32")
@@ -156,13 +156,13 @@ def test_shapes_are_kept() -> None:
     assert wire_array([np.array([1, 2]), np.array([3, 4])], "x").tolist() == [[1, 2], [3, 4]]
 
 
-def test_columns_of_arrays_as_tables_hold_them() -> None:
+def test_object_arrays_of_arrays_are_stacked() -> None:
     column = np.empty(2, dtype=object)
     column[:] = [np.array([0.5, 1.5]), np.array([2.5, 3.5])]
     assert wire_array(column, "x").tolist() == [[0.5, 1.5], [2.5, 3.5]]
 
 
-def test_none_is_what_the_service_calls_not_computed() -> None:
+def test_none_becomes_nan() -> None:
     array = wire_array([None, -0.5], "x", "float32")
     assert np.isnan(array[0])
     assert array[1] == -0.5
@@ -174,7 +174,7 @@ def test_none_is_what_the_service_calls_not_computed() -> None:
 @pytest.mark.parametrize(
     "value", ["12", b"12", {"a": 1}, {1, 2}, None, object(), (i for i in [1]), {1: 2}.keys(), 1j]
 )
-def test_what_holds_no_numbers_is_a_type_error(value: Any) -> None:
+def test_values_without_numbers_raise_type_error(value: Any) -> None:
     with pytest.raises(TypeError, match=r"^x: expected a list, tuple, range, numpy array or torch tensor"):
         wire_array(value, "x")
 
@@ -190,11 +190,11 @@ def test_what_holds_no_numbers_is_a_type_error(value: Any) -> None:
     ],
     ids=lambda array: str(array.dtype),
 )
-def test_arrays_of_other_things_are_refused(array: np.ndarray) -> None:
+def test_arrays_of_other_types_are_refused(array: np.ndarray) -> None:
     assert refusal(wire_array, array, "x", "int64") == f"x: expected numbers, got an array of {array.dtype}"
 
 
-def test_dtypes_that_numpy_learnt_from_others_are_widened() -> None:
+def test_extension_dtypes_are_widened() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     wide = wire_array(np.array([1.5, -3.0], dtype=ml_dtypes.bfloat16), "x")
     assert wide.dtype == np.float32
@@ -206,7 +206,7 @@ def test_dtypes_that_numpy_learnt_from_others_are_widened() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int64", "float32"])
-def test_arrays_of_the_wire_dtype_are_themselves(dtype: Any, tmp_path: Path) -> None:
+def test_arrays_of_the_wire_dtype_are_shared(dtype: Any, tmp_path: Path) -> None:
     array = np.arange(12, dtype=dtype)
     readonly = array.copy()
     readonly.flags.writeable = False
@@ -232,7 +232,7 @@ def test_buffers_are_shared() -> None:
         del view
 
 
-def test_int32_tokens_are_themselves_unless_they_must_move() -> None:
+def test_contiguous_int32_tokens_are_shared() -> None:
     array = np.arange(8, dtype=np.int32)
     assert tokens_as_int32(array, "x") is array
     assert np.shares_memory(tokens_as_int32(array[2:5], "x"), array)
@@ -240,7 +240,7 @@ def test_int32_tokens_are_themselves_unless_they_must_move() -> None:
     assert tokens_as_int32(array[::-1], "x").tolist() == list(range(7, -1, -1))
 
 
-def test_subclasses_lose_their_manners_not_their_memory() -> None:
+def test_subclasses_become_plain_arrays_without_copies() -> None:
     matrix = np.arange(4).view(np.matrix)
     kept = plain_array(matrix, "x")
     assert type(kept) is np.ndarray
@@ -248,11 +248,13 @@ def test_subclasses_lose_their_manners_not_their_memory() -> None:
     assert np.shares_memory(kept, matrix)
 
 
-def test_masked_cells_are_refused_where_they_are() -> None:
+def test_masked_cells_are_refused_with_their_index() -> None:
     whole = np.ma.masked_array([[1, 2], [3, 4]], mask=False)
     assert wire_array(whole, "x").tolist() == [[1, 2], [3, 4]]
     holed = np.ma.masked_array([[1, 2], [3, 4]], mask=[[0, 0], [1, 0]])
-    assert refusal(wire_array, holed, "x") == "x[1][0]: is masked; call .filled(...) to say what to send"
+    assert (
+        refusal(wire_array, holed, "x") == "x[1][0]: is masked; call .filled(...) to choose the value to send"
+    )
     assert "x[1]: is masked" in refusal(tokens_as_int32, np.ma.masked_array([1, 2], mask=[0, 1]), "x")
 
 
@@ -260,7 +262,7 @@ def test_masked_cells_are_refused_where_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ([1, 2.5], "x[1]: expected a whole number, got 2.5"),
         ([1, float("nan")], "x[1]: expected a whole number, got nan"),
@@ -286,12 +288,12 @@ def test_masked_cells_are_refused_where_they_are() -> None:
         ),
     ],
 )
-def test_what_int64_cannot_hold_is_refused_with_its_index(value: Any, said: str) -> None:
-    assert refusal(wire_array, value, "x", "int64") == said
+def test_values_beyond_int64_are_refused_with_their_index(value: Any, message: str) -> None:
+    assert refusal(wire_array, value, "x", "int64") == message
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ([0.0, 1e39], "x[1]: 1e+39 is too large for float32"),
         ([[0.0], [-1e39]], "x[1][0]: -1e+39 is too large for float32"),
@@ -302,23 +304,23 @@ def test_what_int64_cannot_hold_is_refused_with_its_index(value: Any, said: str)
         ([object()], "x[0]: expected a number, got <object"),
     ],
 )
-def test_what_float32_cannot_hold_is_refused_with_its_index(value: Any, said: str) -> None:
-    assert refusal(wire_array, value, "x", "float32").startswith(said)
+def test_values_beyond_float32_are_refused_with_their_index(value: Any, message: str) -> None:
+    assert refusal(wire_array, value, "x", "float32").startswith(message)
 
 
 @pytest.mark.skipif(np.finfo(np.longdouble).max <= np.finfo(float).max, reason="no wider float here")
-def test_the_widest_float_is_not_cut() -> None:
+def test_longdouble_is_checked() -> None:
     array = np.array([1, np.finfo(np.longdouble).max], dtype=np.longdouble)
     assert refusal(wire_array, array, "x").startswith("x[1]: ")
     assert refusal(wire_array, np.array([2.0**64], dtype=np.longdouble), "x", "int64").startswith("x[0]: ")
 
 
-def test_rounding_to_float32_is_no_loss_worth_a_word() -> None:
+def test_rounding_to_float32_is_accepted() -> None:
     assert wire_array([0.1, 1e-60, 2**25 + 1], "x", "float32").tolist() == [np.float32(0.1), 0.0, 2.0**25]
     assert wire_array([2**64, 1], "x", "float32").tolist() == [2.0**64, 1.0]
 
 
-def test_a_strict_numpy_of_the_user_makes_no_difference() -> None:
+def test_the_error_state_of_numpy_has_no_effect() -> None:
     with np.errstate(all="raise"):
         assert wire_array([1e-60, 0.5], "x", "float32").tolist() == [0.0, 0.5]
         assert wire_array(np.array([1e-320, np.nan]), "x").shape == (2,)
@@ -326,7 +328,7 @@ def test_a_strict_numpy_of_the_user_makes_no_difference() -> None:
         assert refusal(wire_array, np.array([1.0, np.nan]), "x", "int64").startswith("x[1]")
 
 
-def test_floats_beside_big_whole_numbers_do_not_blur_them() -> None:
+def test_large_integers_beside_floats_stay_exact() -> None:
     big = 2**53 + 1
     assert wire_array([big, 1.0], "x", "int64").tolist() == [big, 1]
     assert wire_array([2**63 - 1, 2.0], "x", "int64").tolist() == [2**63 - 1, 2]
@@ -334,13 +336,13 @@ def test_floats_beside_big_whole_numbers_do_not_blur_them() -> None:
 
 
 @pytest.mark.parametrize("kind", FLOATS)
-def test_lists_of_numpy_floats_of_every_width(kind: Any) -> None:
+def test_lists_of_numpy_floats_are_converted(kind: Any) -> None:
     assert wire_array([kind(2), kind(-3)], "x", "int64").tolist() == [2, -3]
     assert wire_array((kind(2), 2**60), "x", "int64").tolist() == [2, 2**60]
     assert refusal(wire_array, [kind(0.5)], "x", "int64") == "x[0]: expected a whole number, got 0.5"
 
 
-def test_the_slow_way_ends_where_the_quick_one_does() -> None:
+def test_both_ways_of_conversion_have_the_same_limits() -> None:
     ends = [str(2**63 - 1), str(-(2**63))]
     assert wire_array(ends, "x", "int64").tolist() == [2**63 - 1, -(2**63)]
     for beyond in (2**63, -(2**63) - 1):
@@ -352,7 +354,7 @@ def test_the_slow_way_ends_where_the_quick_one_does() -> None:
         assert refusal(tokens_as_int32, ["0", str(beyond)], "x") == f"x[1]: {beyond} does not fit int32"
 
 
-def test_numbers_alone_decide_where_nobody_else_does() -> None:
+def test_numbers_decide_the_dtype_by_default() -> None:
     assert wire_array([1, 2.0], "x").dtype == np.float32
     assert wire_array([fractions.Fraction(1, 2)], "x").tolist() == [0.5]
     assert wire_array([decimal.Decimal(2), 1], "x").dtype == np.float32
@@ -377,7 +379,7 @@ NUMBERS = st.one_of(
 
 
 def exactly(value: Any) -> fractions.Fraction | None:
-    """What a cell stands for, with all its digits; None for what is no finite number."""
+    """Return the exact value of a cell; None for values other than finite numbers."""
     try:
         if isinstance(value, np.generic):
             value = value.item()
@@ -387,18 +389,18 @@ def exactly(value: Any) -> fractions.Fraction | None:
 
 
 @given(st.lists(NUMBERS, max_size=6), st.sampled_from([list, tuple, deque]))
-def test_int64_is_exact_or_names_the_first_bad_cell_of_one_reason(cells: list[Any], container: Any) -> None:
+def test_int64_is_exact_or_names_a_bad_cell(cells: list[Any], container: Any) -> None:
     meant = [exactly(cell) for cell in cells]
     fits = [m is not None and m.denominator == 1 and -(2**63) <= m < 2**63 for m in meant]
     if all(fits):
         assert wire_array(container(cells), "x", "int64").tolist() == [int(m) for m in meant if m is not None]
     else:
-        said = refusal(wire_array, container(cells), "x", "int64")
-        assert any(said.startswith(f"x[{index}]: ") for index, fit in enumerate(fits) if not fit)
+        message = refusal(wire_array, container(cells), "x", "int64")
+        assert any(message.startswith(f"x[{index}]: ") for index, fit in enumerate(fits) if not fit)
 
 
 @given(st.lists(NUMBERS, max_size=6), st.sampled_from([list, tuple, deque]))
-def test_float32_is_the_nearest_or_names_a_bad_cell(cells: list[Any], container: Any) -> None:
+def test_float32_is_nearest_or_names_a_bad_cell(cells: list[Any], container: Any) -> None:
     def nearest(cell: Any) -> float | None:
         if cell is None:
             return float("nan")
@@ -413,15 +415,15 @@ def test_float32_is_the_nearest_or_names_a_bad_cell(cells: list[Any], container:
     if None not in wanted:
         assert np.array_equal(wire_array(container(cells), "x", "float32"), wanted, equal_nan=True)
     else:
-        said = refusal(wire_array, container(cells), "x", "float32")
-        assert any(said.startswith(f"x[{index}]: ") for index, want in enumerate(wanted) if want is None)
+        message = refusal(wire_array, container(cells), "x", "float32")
+        assert any(message.startswith(f"x[{index}]: ") for index, want in enumerate(wanted) if want is None)
 
 
 # -------------------------------------------------------------------------------------------- ragged rows
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         ([[1, 2], [3]], "x[1]: is a row of 1 where x[0] is a row of 2; ragged lists cannot be sent"),
         ([[1], [2], [3, 4]], "x[2]: is a row of 2 where x[0] is a row of 1;"),
@@ -435,12 +437,12 @@ def test_float32_is_the_nearest_or_names_a_bad_cell(cells: list[Any], container:
         ([[1, None], [2]], "x[1]: is a row of 1"),
     ],
 )
-def test_the_odd_row_is_named(rows: Any, said: str) -> None:
+def test_ragged_rows_are_named(rows: Any, message: str) -> None:
     for dtype in ("int64", "float32"):
-        assert refusal(wire_array, rows, "x", dtype).startswith(said)
+        assert refusal(wire_array, rows, "x", dtype).startswith(message)
 
 
-def test_as_many_dimensions_as_numpy_has_everywhere() -> None:
+def test_the_limit_of_dimensions_is_32() -> None:
     deep: Any = None
     for _ in range(32):
         deep = [deep]
@@ -448,7 +450,7 @@ def test_as_many_dimensions_as_numpy_has_everywhere() -> None:
     assert "nested deeper than 32 lists" in refusal(wire_array, [deep], "x", "float32")
 
 
-def test_endless_nesting_ends() -> None:
+def test_recursive_lists_are_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
     assert "nested deeper than 32 lists" in refusal(wire_array, loop, "x")
@@ -458,7 +460,7 @@ def test_endless_nesting_ends() -> None:
 
 
 @given(st.lists(st.floats(width=32), max_size=8), st.sampled_from(["f2", "f4", "f8", ">f8", "g"]))
-def test_integers_of_floats_are_those_floats(values: list[float], kind: str) -> None:
+def test_whole_floats_convert_exactly(values: list[float], kind: str) -> None:
     with np.errstate(over="ignore"):
         array = np.array(values, dtype=kind)
     for convert, low, high in ((to_int64, -(2**63), 2**63), (to_int32, -(2**31), 2**31)):
@@ -469,7 +471,7 @@ def test_integers_of_floats_are_those_floats(values: list[float], kind: str) -> 
             assert refusal(convert, array, "x").startswith("x[")
 
 
-def test_int32_ends_where_it_ends() -> None:
+def test_int32_has_exact_limits() -> None:
     for dtype in (np.int64, np.float64, np.uint32):
         edge = np.array([0, 2**31 - 1], dtype=dtype)
         assert to_int32(edge, "x").tolist() == [0, 2**31 - 1]
@@ -484,7 +486,7 @@ def test_int32_ends_where_it_ends() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float64])
-def test_the_last_number_that_fits_is_not_the_first_that_does_not(dtype: Any) -> None:
+def test_limits_are_inclusive(dtype: Any) -> None:
     high, low = np.array([2**31 - 1, 2**31], dtype=dtype), np.array([-(2**31), -(2**31) - 1], dtype=dtype)
     for array in (high, low):
         assert to_int32(array[:1], "x").tolist() == array[:1].tolist()
@@ -493,7 +495,7 @@ def test_the_last_number_that_fits_is_not_the_first_that_does_not(dtype: Any) ->
     assert refusal(to_int64, np.array([-(2.0**63), 2.0**63]), "x").startswith("x[1]: ")
 
 
-def test_float32_is_itself() -> None:
+def test_arrays_of_the_target_dtype_are_returned() -> None:
     array = np.zeros(3, dtype=np.float32)
     assert to_float32(array, "x") is array
     assert to_int64(array.astype(np.int64), "x").dtype == np.int64
@@ -524,7 +526,7 @@ def test_float32_is_itself() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_tokens_come_in_anything(tokens: Any) -> None:
+def test_tokens_are_accepted_in_every_container(tokens: Any) -> None:
     array = tokens_as_int32(tokens, "x")
     assert array.dtype == np.dtype("<i4")
     assert array.flags.c_contiguous
@@ -532,7 +534,7 @@ def test_tokens_come_in_anything(tokens: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "said"),
+    ("tokens", "message"),
     [
         ([1, 2.5], "x[1]: expected a token id, got 2.5 (float)"),
         ([1, 2, None], "x[2]: expected a token id, got None (NoneType)"),
@@ -554,12 +556,12 @@ def test_tokens_come_in_anything(tokens: Any) -> None:
         (range(-(2**70), 5), f"x[0]: {-(2**70)} does not fit int32"),
     ],
 )
-def test_a_token_that_is_none_is_named(tokens: Any, said: str) -> None:
-    assert refusal(tokens_as_int32, tokens, "x") == said
+def test_bad_tokens_are_named(tokens: Any, message: str) -> None:
+    assert refusal(tokens_as_int32, tokens, "x") == message
 
 
 @given(st.integers(-(2**33), 2**33), st.integers(-(2**33), 2**33), st.integers(-(2**33), 2**33))
-def test_ranges_convert_like_the_lists_they_stand_for(start: int, stop: int, step: int) -> None:
+def test_ranges_convert_like_lists(start: int, stop: int, step: int) -> None:
     tokens = range(start, stop, step or 1)
     if len(tokens) > 64:
         return
@@ -574,14 +576,14 @@ def test_ranges_convert_like_the_lists_they_stand_for(start: int, stop: int, ste
     assert converted == of_list
 
 
-def test_a_long_range_costs_its_array_and_no_more() -> None:
+def test_long_ranges_are_checked_without_lists() -> None:
     assert tokens_as_int32(range(10, 0, -3), "x").tolist() == [10, 7, 4, 1]
     assert tokens_as_int32(range(-(2**31), -(2**31) + 2), "x").tolist() == [-(2**31), -(2**31) + 1]
     assert tokens_as_int32(range(2**31 - 1, 2**31 - 3, -1), "x").tolist() == [2**31 - 1, 2**31 - 2]
     assert refusal(tokens_as_int32, range(10**18), "x") == f"x[{2**31}]: {2**31} does not fit int32"
 
 
-def test_what_is_kept_of_tokens() -> None:
+def test_tuples_ranges_and_arrays_are_kept_and_lists_copied() -> None:
     for same in ((1, 2), range(3), np.arange(3), np.arange(3, dtype=np.uint16)):
         assert token_container(same, "x") is same
     given_list = [1, 2]
@@ -594,7 +596,7 @@ def test_what_is_kept_of_tokens() -> None:
 
 
 @pytest.mark.parametrize("value", ["12", b"12", bytearray(b"12"), {1: 2}, {1, 2}, {1: 2}.keys(), 5, None])
-def test_what_has_no_order_or_no_ids_is_refused(value: Any) -> None:
+def test_other_containers_are_refused(value: Any) -> None:
     assert refusal(token_container, value, "x").startswith("x: expected ")
 
 
@@ -625,7 +627,7 @@ def test_equal_arrays_share_a_hash(pair: Any, whole: str, real: str, floats: boo
         assert hash(ByValue(one)) == hash(ByValue(two))
 
 
-def test_equality_sees_shape_kind_and_absence() -> None:
+def test_equality_compares_shape_kind_and_absence() -> None:
     one = np.array([1, 2])
     assert not same_values(one, one.reshape(1, 2))
     assert not same_values(one, one.astype(float))
@@ -638,12 +640,12 @@ def test_equality_sees_shape_kind_and_absence() -> None:
     assert ByValue(one) != one.tolist()
 
 
-def test_a_hash_tells_arrays_apart() -> None:
+def test_different_arrays_have_different_hashes() -> None:
     arrays = [np.array(values) for values in ([], [1], [2], [1, 2], [2, 1], [0.5], [np.nan], [1, np.nan])]
     assert len({quick_hash(array) for array in arrays}) == len(arrays)
 
 
-def test_a_hash_looks_at_the_first_cells_only() -> None:
+def test_a_hash_reads_the_first_cells_only() -> None:
     class Counted(np.ndarray):
         copied = 0
 
@@ -659,7 +661,7 @@ def test_a_hash_looks_at_the_first_cells_only() -> None:
 # ---------------------------------------------------------------------------------------------------- torch
 
 
-def test_without_torch_nothing_is_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Tensor:
         __module__ = "torch"
 
@@ -670,6 +672,6 @@ def test_without_torch_nothing_is_a_tensor(monkeypatch: pytest.MonkeyPatch) -> N
     assert "torch" not in sys.modules
 
 
-def test_what_is_no_array_is_left_to_others() -> None:
+def test_other_values_are_not_arrays() -> None:
     for value in ([1], (1,), 1, "1", b"1", {1}, None):
         assert array_like(value, "x") is None

@@ -1,4 +1,4 @@
-"""What was used is told by its type, and by its fields where a server leaves the type out."""
+"""Kinds of usage are recognized by their type, or by their fields without one."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ EVENT = {"bucket_start": "2026-01-30T00:00:00Z", "bucket_end": "2026-01-30T01:00
         ({"gigabyte_hours": 1}, StorageBillingEvent(gigabyte_hours=1.0)),
     ],
 )
-def test_what_was_used(used: dict[str, Any], expected: Any) -> None:
+def test_kinds_of_usage_are_recognized(used: dict[str, Any], expected: Any) -> None:
     assert BillingUsageEvent(**EVENT, event_info=used).event_info == expected
 
 
-def test_a_broken_event_is_named_in_its_list() -> None:
+def test_a_bad_event_is_named_by_its_index() -> None:
     good = {**EVENT, "event_info": {"type": "checkpoint", "count": 2}}
     broken = {**EVENT, "event_info": {"type": "checkpoint", "count": "many"}}
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Checkpoint paths, and signed addresses that stay out of reprs."""
+"""Checkpoint paths are parsed, and reprs hide signed addresses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tinker_sync.types import Checkpoint, ExternalWeightsUrlsResponse, ParsedChe
         ("tinker://r/weights/...", "r", "training", "weights/..."),
     ],
 )
-def test_a_path_is_taken_apart(path: str, run: str, kind: str, checkpoint: str) -> None:
+def test_a_path_is_parsed(path: str, run: str, kind: str, checkpoint: str) -> None:
     parsed = ParsedCheckpointTinkerPath.from_tinker_path(path)
     assert parsed.tinker_path == path
     assert (parsed.training_run_id, parsed.checkpoint_type, parsed.checkpoint_id) == (run, kind, checkpoint)
@@ -51,7 +51,7 @@ def test_a_malformed_path_is_refused(path: str) -> None:
     )
 
 
-def test_signed_addresses_are_shown_by_host_only() -> None:
+def test_reprs_show_the_host_of_signed_addresses_only() -> None:
     urls = {
         "a": "https://user:pass-777@files.example:8443/secret-777/a?X-Amz-Signature=sig-777#frag-777",
         "b": "https://[broken-777",
@@ -64,13 +64,13 @@ def test_signed_addresses_are_shown_by_host_only() -> None:
     assert response.model_dump()["urls"] == urls
 
 
-def test_a_list_of_addresses_is_refused_without_them() -> None:
+def test_errors_do_not_show_signed_addresses() -> None:
     with pytest.raises(InvalidInputError) as caught:
         ExternalWeightsUrlsResponse(urls=["https://files.example/?sig-777"], expires=0)
     assert "777" not in str(caught.value)
 
 
-def test_a_checkpoint_of_another_kind_is_refused() -> None:
+def test_an_unknown_kind_of_checkpoint_is_refused() -> None:
     with pytest.raises(
         InvalidInputError, match=r"^Checkpoint\.checkpoint_type: expected one of 'training', "
     ):

@@ -1,4 +1,4 @@
-"""`Datum`: what becomes a tensor, provenance, and everything `validate` says at once."""
+"""`Datum` converts inputs to tensors, checks provenance, and reports all problems at once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def refusal(call: Any, *args: Any, **kwargs: Any) -> str:
 @pytest.mark.parametrize(
     "value", [[0, 1, 1], (0, 1, 1), range(3), deque([0, 1]), [True, False], [0.5, 1], ["1", 2]]
 )
-def test_lists_of_known_names_are_floats(name: str, value: Any) -> None:
+def test_lists_under_known_names_become_floats(name: str, value: Any) -> None:
     found = tensor(name, value)
     assert (found.dtype, found.shape) == ("float32", [len(value)])
     assert found.data == [float(cell) for cell in value]
@@ -61,12 +61,12 @@ def test_lists_of_known_names_are_floats(name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     "value", [[5, 6], (5, 6), range(5, 7), [5.0, 6.0], ["5", 6], [np.int8(5), np.uint64(6)]]
 )
-def test_lists_of_targets_are_whole_numbers(value: Any) -> None:
+def test_lists_of_targets_become_int64(value: Any) -> None:
     found = tensor("target_tokens", value)
     assert (found.dtype, found.shape, found.data) == ("int64", [2], [5, 6])
 
 
-def test_w39_lists_of_other_names_speak_for_themselves() -> None:
+def test_numbers_decide_the_dtype_under_other_names() -> None:
     assert tensor("my_mask", [1, 0]).dtype == "int64"
     assert tensor("my_mask", [True, False]).data == [1, 0]
     assert tensor("my_scale", [1, 0.5]).dtype == "float32"
@@ -75,7 +75,7 @@ def test_w39_lists_of_other_names_speak_for_themselves() -> None:
 
 
 @pytest.mark.parametrize("name", ["target_tokens", "weights"])
-def test_nothing_has_the_dtype_of_its_name(name: str) -> None:
+def test_empty_lists_have_the_dtype_of_their_name(name: str) -> None:
     found = tensor(name, [])
     assert (found.dtype, found.shape) == ("int64" if name == "target_tokens" else "float32", [0])
     assert tensor(name, [[], []]).shape == [2, 0]
@@ -88,21 +88,21 @@ def test_rows_of_lists_stay_dense() -> None:
 
 
 @pytest.mark.parametrize("kind", ["i1", "u1", "i4", "u4", "i8", "u8", "?", ">i8"])
-def test_arrays_of_whole_numbers_stay_whole(kind: str) -> None:
+def test_arrays_of_integers_become_int64(kind: str) -> None:
     for name in ("weights", "target_tokens", "mine"):
         found = tensor(name, np.array([1, 0], dtype=kind))
         assert (found.dtype, found.data) == ("int64", [1, 0])
 
 
 @pytest.mark.parametrize("kind", ["f2", "f4", "f8", ">f4", "g"])
-def test_arrays_of_floats_stay_floats_but_for_targets(kind: str) -> None:
+def test_arrays_of_floats_become_float32_except_targets(kind: str) -> None:
     for name in ("weights", "mine"):
         assert tensor(name, np.array([0.5, 1], dtype=kind)).dtype == "float32"
     assert tensor("target_tokens", np.array([5, 6], dtype=kind)).data == [5, 6]
     assert tensor("target_tokens", np.array([5, 6], dtype=kind)).dtype == "int64"
 
 
-def test_buffers_and_scalars_with_a_shape() -> None:
+def test_buffers_and_zero_dimensional_arrays_are_accepted() -> None:
     assert tensor("weights", c_array("d", [0.5])).data == [0.5]
     assert tensor("weights", memoryview(c_array("f", [0.5]))).dtype == "float32"
     assert tensor("weights", np.array(0.5)).shape == []
@@ -119,13 +119,13 @@ def test_tensors_are_kept() -> None:
 @pytest.mark.parametrize(
     "value", [0.5, 3, True, None, "12", b"12", {1, 2}, object(), (i for i in [1]), np.float32(1)]
 )
-def test_what_is_no_sequence_is_a_type_error(value: Any) -> None:
+def test_other_values_raise_type_error(value: Any) -> None:
     with pytest.raises(TypeError, match=r"^loss_fn_inputs\['weights'\]: expected a list"):
         tensor("weights", value)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         (
             "target_tokens",
@@ -165,11 +165,11 @@ def test_what_is_no_sequence_is_a_type_error(value: Any) -> None:
         ("it's", [None, "x"], 'loss_fn_inputs["it\'s"][1]: expected a number'),
     ],
 )
-def test_w39_what_would_be_cut_is_refused_with_its_place(name: str, value: Any, said: str) -> None:
-    assert refusal(tensor, name, value).startswith(said)
+def test_lossy_conversions_are_refused_with_their_path(name: str, value: Any, message: str) -> None:
+    assert refusal(tensor, name, value).startswith(message)
 
 
-def test_names_are_text_and_inputs_a_mapping() -> None:
+def test_inputs_must_be_a_mapping_with_text_keys() -> None:
     with pytest.raises(TypeError, match="names in text, got 1"):
         Datum(PROMPT, {1: [1]})
     for wrong in ([("weights", [1])], None, "weights"):
@@ -179,7 +179,7 @@ def test_names_are_text_and_inputs_a_mapping() -> None:
     assert Datum(PROMPT, inputs).loss_fn_inputs["weights"].shape == [3]
 
 
-def test_arguments_by_position_and_by_name() -> None:
+def test_arguments_are_accepted_by_position_and_by_name() -> None:
     by_name = Datum(model_input=PROMPT, loss_fn_inputs={"weights": [1, 1, 1]})
     assert Datum(PROMPT, {"weights": [1, 1, 1]}) == by_name
     assert Datum(PROMPT).loss_fn_inputs == {}
@@ -189,7 +189,7 @@ def test_arguments_by_position_and_by_name() -> None:
     assert refusal(Datum, [1, 2, 3]).startswith("Datum.model_input: expected ModelInput")
 
 
-def test_the_mapping_given_is_not_the_mapping_kept() -> None:
+def test_the_mapping_of_inputs_is_copied() -> None:
     given: Any = {"weights": [1, 1, 1]}
     datum = Datum(PROMPT, given)
     given["weights"] = "gone"
@@ -198,7 +198,7 @@ def test_the_mapping_given_is_not_the_mapping_kept() -> None:
     assert datum.loss_fn_inputs["weights"].data == [1, 1, 1]
 
 
-def test_five_arrays_are_shared_and_never_listed() -> None:
+def test_arrays_are_shared_without_lists() -> None:
     ids = np.arange(2048, dtype=np.int32)
     targets = np.arange(2048)
     floats = {name: np.zeros(2048, dtype=np.float32) for name in ("weights", "advantages", "logprobs")}
@@ -222,7 +222,7 @@ RUN = SampledProvenanceSpan(sequence_id="s", length=3)
 
 
 @pytest.mark.parametrize("kind", [PromptProvenanceSpan, SampledProvenanceSpan])
-def test_spans(kind: Any) -> None:
+def test_spans_have_defaults_and_limits(kind: Any) -> None:
     span = kind(sequence_id="s", length=3)
     assert (span.sequence_id, span.offset, span.length) == ("s", 0, 3)
     assert kind(sequence_id="s", offset=0, length=0).length == 0
@@ -244,7 +244,7 @@ def test_the_two_kinds_of_span_differ() -> None:
     assert PromptProvenanceSpan(sequence_id="s", length=3) != SampledProvenanceSpan(sequence_id="s", length=3)
 
 
-def test_spans_come_in_pairs_of_the_right_kind() -> None:
+def test_spans_must_come_in_pairs_of_the_right_kind() -> None:
     datum = Datum(PROMPT, {}, [RUN], (RUN,))
     assert (datum.model_input_spans, datum.loss_fn_input_spans) == ([RUN], [RUN])
     for pair in (([RUN], None), (None, [RUN]), ([], None)):
@@ -256,7 +256,7 @@ def test_spans_come_in_pairs_of_the_right_kind() -> None:
         Datum(PROMPT, {}, [RUN, {"sequence_id": "s", "length": 3}], [RUN])
 
 
-def test_with_provenance_gives_a_copy_that_tiles() -> None:
+def test_with_provenance_returns_a_checked_copy() -> None:
     plain = Datum(PROMPT, {"target_tokens": [2, 3, 4]})
     parts: Any = [
         PromptProvenanceSpan(sequence_id="p", length=1),
@@ -276,7 +276,7 @@ def test_with_provenance_gives_a_copy_that_tiles() -> None:
     )
 
 
-def test_with_provenance_asks_nothing_of_targets_that_are_no_row() -> None:
+def test_with_provenance_does_not_check_targets_of_other_ranks() -> None:
     short: Any = [SampledProvenanceSpan(sequence_id="s", length=2)]
     for targets in (
         {},
@@ -294,14 +294,14 @@ def problems(inputs: Any, prompt: ModelInput = PROMPT, *spans: Any) -> list[str]
     return Datum(prompt, inputs, *spans).problems("data[3]")
 
 
-def test_a_good_datum_has_no_problems() -> None:
+def test_a_valid_datum_has_no_problems() -> None:
     good = {"target_tokens": [2, 3, 4], **{name: [0.5, 1, 0] for name in PER_TOKEN}}
     assert problems(good) == []
     assert problems({}) == []
     assert Datum(PROMPT, good).validate() is None
 
 
-def test_everything_wrong_is_said_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     found = problems(
         {
             "target_tokens": [2, 3],
@@ -335,7 +335,7 @@ def test_one_threshold_may_stand_for_all_tokens(threshold: Any) -> None:
     ]
 
 
-def test_validate_raises_what_problems_lists() -> None:
+def test_validate_raises_all_problems() -> None:
     datum = Datum(PROMPT, {"target_tokens": [1], "weights": [np.nan]})
     with pytest.raises(InvalidInputError) as caught:
         datum.validate("data[3]")
@@ -347,23 +347,23 @@ def test_validate_raises_what_problems_lists() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 18, 2048])
-def test_the_index_of_the_first_bad_number(length: int) -> None:
+def test_the_first_bad_number_is_named(length: int) -> None:
     weights = np.ones(length)
     weights[length - 1 :] = np.inf
     found = problems({"weights": weights}, ModelInput.from_ints(range(length)))
     assert found == [f"data[3].loss_fn_inputs['weights'][{length - 1}]: expected a finite number, got inf"]
 
 
-def test_bad_numbers_in_rows_and_in_sparse_rows() -> None:
+def test_bad_numbers_in_matrices_are_named() -> None:
     dense = np.zeros((9, 9), dtype=np.float32)
     dense[4, 7] = np.nan
     dense[2, 3] = 1.0
     prompt = ModelInput.from_ints(range(9))
-    said = ["data[3].loss_fn_inputs['weights'][4][7]: expected a finite number, got nan"]
-    assert problems({"weights": dense}, prompt) == said
+    message = ["data[3].loss_fn_inputs['weights'][4][7]: expected a finite number, got nan"]
+    assert problems({"weights": dense}, prompt) == message
     sparse = TensorData.from_numpy_sparse(dense)
     assert sparse.is_sparse
-    assert problems({"weights": sparse}, prompt) == said
+    assert problems({"weights": sparse}, prompt) == message
     dense[0, 0] = np.inf
     dense[4, 7] = 0
     assert problems({"weights": TensorData.from_numpy_sparse(dense)}, prompt) == [
@@ -382,14 +382,14 @@ def test_a_bad_scalar_has_no_index() -> None:
     ]
 
 
-def test_an_empty_input_is_said_where_it_is_certain() -> None:
+def test_an_empty_input_is_reported() -> None:
     for empty in (ModelInput.empty(), ModelInput.from_ints([]), ModelInput.from_ints(range(0)).append_int(1)):
         found = problems({}, empty)
         assert found == ([] if empty.length else ["data[3].model_input: is empty"])
     assert problems({"target_tokens": [1]}, ModelInput.empty()) == ["data[3].model_input: is empty"]
 
 
-def test_only_text_has_a_length_to_hold_others_to() -> None:
+def test_lengths_are_compared_for_text_only() -> None:
     image = ImageChunk(data=b"", format="png", expected_tokens=1)
     unknown = ImageChunk(data=b"", format="png")
     for picture in (image, unknown):
@@ -416,12 +416,12 @@ def test_only_text_has_a_length_to_hold_others_to() -> None:
         {"weights": [1.0] * 7},
     ],
 )
-def test_what_a_server_may_understand_is_sent(inputs: Any) -> None:
+def test_unusual_shapes_are_accepted(inputs: Any) -> None:
     assert problems(inputs) == []
 
 
 @pytest.mark.parametrize(
-    ("inputs", "said"),
+    ("inputs", "message"),
     [
         (
             {"target_tokens": [[1, 9], [2, 9]], "weights": [1.0] * 3},
@@ -444,11 +444,11 @@ def test_what_a_server_may_understand_is_sent(inputs: Any) -> None:
         ({"target_tokens": []}, ["['target_tokens']: has length 0, model_input has 3"]),
     ],
 )
-def test_lengths_that_disagree(inputs: Any, said: list[str]) -> None:
-    assert problems(inputs) == [f"data[3].loss_fn_inputs{problem}" for problem in said]
+def test_different_lengths_are_reported(inputs: Any, message: list[str]) -> None:
+    assert problems(inputs) == [f"data[3].loss_fn_inputs{problem}" for problem in message]
 
 
-def test_spans_of_targets_in_rows_are_the_servers_to_judge() -> None:
+def test_spans_of_targets_of_rank_2_are_not_checked() -> None:
     rows = {"target_tokens": [[1, 9], [2, 9], [3, 9]]}
     assert problems(rows, PROMPT, [RUN], [SampledProvenanceSpan(sequence_id="s", length=6)]) == []
     assert problems({}, PROMPT, [RUN], [SampledProvenanceSpan(sequence_id="s", length=6)]) == []
@@ -458,7 +458,7 @@ def test_spans_of_targets_in_rows_are_the_servers_to_judge() -> None:
 
 
 def data() -> list[Datum]:
-    """Data that all differ."""
+    """Return datums of which no two are equal."""
     weights: Any = {"weights": [1, 1, 1]}
     return [
         Datum(PROMPT),
@@ -473,13 +473,13 @@ def data() -> list[Datum]:
     ]
 
 
-def test_equal_by_value_and_only_then() -> None:
+def test_datums_compare_by_value() -> None:
     for index, one in enumerate(data()):
         for other_index, other in enumerate(data()):
             assert (one == other) is (index == other_index)
 
 
-def test_every_kind_of_copy_is_equal() -> None:
+def test_copies_are_equal() -> None:
     for datum in data():
         copies = [copy.copy(datum), copy.deepcopy(datum), datum.model_copy(), datum.model_copy(deep=True)]
         copies += [pickle.loads(pickle.dumps(datum, p)) for p in range(2, pickle.HIGHEST_PROTOCOL + 1)]
@@ -499,7 +499,7 @@ def test_a_copy_with_changes_is_checked() -> None:
         datum.model_copy(update={"model_input_spans": [RUN]})
 
 
-def test_nothing_can_be_set() -> None:
+def test_datums_are_immutable() -> None:
     datum = data()[2]
     for name in ("model_input", "loss_fn_inputs", "model_input_spans", "colour"):
         with pytest.raises(AttributeError):
@@ -508,7 +508,7 @@ def test_nothing_can_be_set() -> None:
             delattr(datum, name)
 
 
-def test_dumps() -> None:
+def test_dumps_hold_all_fields() -> None:
     assert Datum(ModelInput.from_ints([1]), {"weights": [1]}, [RUN], [RUN]).model_dump(exclude_none=True) == {
         "model_input": {"chunks": [{"tokens": [1], "type": "encoded_text"}]},
         "loss_fn_inputs": {"weights": {"data": [1.0], "dtype": "float32", "shape": [1]}},

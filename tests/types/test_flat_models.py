@@ -1,4 +1,4 @@
-"""What holds for every model without arrays, on random instances of each."""
+"""Properties of every model without arrays, on random instances."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def hashable(value: object) -> bool:
     return True
 
 
-def test_there_are_models() -> None:
+def test_models_are_found() -> None:
     assert len(MODELS) > 100
     assert {name for name, cls in MODELS.items() if cls.__open__} == OPEN
 
 
 @every_model
-def test_only_names_are_taken_and_only_known_ones(cls: type[Any]) -> None:
+def test_arguments_must_be_known_keywords(cls: type[Any]) -> None:
     made = random_arguments(random.Random(1), cls)
     if made:
         with pytest.raises(TypeError):
@@ -53,7 +53,7 @@ def test_only_names_are_taken_and_only_known_ones(cls: type[Any]) -> None:
 
 
 @every_model
-def test_what_is_required_is_missed(cls: type[Any]) -> None:
+def test_missing_arguments_are_reported(cls: type[Any]) -> None:
     made = {**random_arguments(random.Random(2), cls)}
     required = [field.name for field in attrs.fields(cls) if field.init and field.default is attrs.NOTHING]
     for name in required:
@@ -64,7 +64,7 @@ def test_what_is_required_is_missed(cls: type[Any]) -> None:
 
 
 @every_model
-def test_unknown_fields_are_ignored_in_answers_and_refused_in_requests(cls: type[Any]) -> None:
+def test_responses_ignore_unknown_fields_and_requests_refuse_them(cls: type[Any]) -> None:
     made = {**random_arguments(random.Random(3), cls), "no_such_field": 1}
     if cls.__response__:
         assert "no_such_field" not in cls.model_validate(made).model_dump()
@@ -76,7 +76,7 @@ def test_unknown_fields_are_ignored_in_answers_and_refused_in_requests(cls: type
 
 
 @every_model
-def test_requests_and_answers_are_told_apart_by_name(cls: type[Any]) -> None:
+def test_names_distinguish_requests_and_responses(cls: type[Any]) -> None:
     if cls.__name__.endswith(("Response", "ResponseInternal")):
         assert cls.__response__
     if cls.__name__.endswith(("Request", "Params", "Config", "Query", "Owner")):
@@ -84,7 +84,7 @@ def test_requests_and_answers_are_told_apart_by_name(cls: type[Any]) -> None:
 
 
 @every_model
-def test_instances_survive_copies_and_pickles(cls: type[Any]) -> None:
+def test_copies_and_pickles_are_equal(cls: type[Any]) -> None:
     for made in instances(cls):
         assert copy.deepcopy(made) == made
         assert pickle.loads(pickle.dumps(made)) == made
@@ -93,14 +93,14 @@ def test_instances_survive_copies_and_pickles(cls: type[Any]) -> None:
 
 
 @every_model
-def test_instances_come_back_from_their_dumps(cls: type[Any]) -> None:
+def test_dumps_round_trip(cls: type[Any]) -> None:
     for made in instances(cls):
         assert cls.model_validate(made.model_dump()) == made
         assert cls.model_validate(json.loads(made.model_dump_json())) == made
 
 
 @every_model
-def test_instances_cannot_be_changed(cls: type[Any]) -> None:
+def test_instances_are_immutable(cls: type[Any]) -> None:
     made = instances(cls)[0]
     assert not hasattr(made, "__dict__")
     for field in attrs.fields(cls):

@@ -1,4 +1,4 @@
-"""Promises and completions."""
+"""Promises, polls and completions."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tinker_sync.types import (
         (None, RequestErrorCategory.Unknown),
     ],
 )
-def test_a_category_nobody_knows_is_unknown(given: Any, category: RequestErrorCategory) -> None:
+def test_an_unknown_category_becomes_unknown(given: Any, category: RequestErrorCategory) -> None:
     failed = RequestFailedResponse.model_validate({"error": "e", "category": given})
     assert failed.category is category
     assert failed.model_dump(mode="json") == {"error": "e", "category": category.value}
 
 
-def test_completions_are_told_by_their_state() -> None:
+def test_completions_are_recognized_by_their_state() -> None:
     reply = FuturesRetrieveResponse.model_validate(
         {
             "completions": [
@@ -54,7 +54,7 @@ def test_completions_are_told_by_their_state() -> None:
         FuturesRetrieveResponse(completions=[reply.completions[0], {"state": "lost"}], cursor=0)
 
 
-def test_a_question_travels_with_its_defaults() -> None:
+def test_a_poll_is_dumped_with_its_defaults() -> None:
     request = FuturesRetrieveRequest(target={"sampling_session_id": "s"})
     assert request.model_dump(exclude_none=True) == {
         "target": {"type": "sampling_session", "sampling_session_id": "s", "cloned_sampler_id": 0},
@@ -63,10 +63,10 @@ def test_a_question_travels_with_its_defaults() -> None:
     }
 
 
-def test_a_promise_ignores_what_it_does_not_know() -> None:
+def test_a_promise_ignores_unknown_fields() -> None:
     assert UntypedAPIFuture.model_validate({"request_id": "r", "eta": 5}) == UntypedAPIFuture(request_id="r")
 
 
-def test_a_script_may_not_make_up_a_queue_state() -> None:
+def test_an_unknown_queue_state_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"^TryAgainResponse\.queue_state: "):
         TryAgainResponse(request_id="r", queue_state="asleep")

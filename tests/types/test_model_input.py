@@ -1,4 +1,4 @@
-"""Chunks and `ModelInput`: containers kept, ids checked, values compared, lengths known or not."""
+"""Chunks and `ModelInput` keep containers, check ids, compare by value and know lengths."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SAME_TOKENS: list[Any] = [
 
 
 @pytest.mark.parametrize("tokens", SAME_TOKENS, ids=lambda tokens: type(tokens).__name__)
-def test_the_same_tokens_in_every_container(tokens: Any) -> None:
+def test_chunks_compare_by_tokens_not_container(tokens: Any) -> None:
     chunk = text(tokens)
     assert chunk.length == 2
     assert chunk.type == "encoded_text"
@@ -80,7 +80,7 @@ def test_the_same_tokens_in_every_container(tokens: Any) -> None:
         assert hash(ModelInput.from_ints(other)) == hash(prompt)
 
 
-def test_an_iterator_is_used_once() -> None:
+def test_an_iterator_is_consumed_once() -> None:
     assert text(i for i in (5, 6)).tokens == [5, 6]
     assert text(map(int, "56")).length == 2
 
@@ -94,7 +94,7 @@ def test_tuples_ranges_and_arrays_of_integers_are_kept(tokens: Any) -> None:
     assert text(tokens).tokens is tokens
 
 
-def test_a_list_is_copied_for_its_owner_goes_on_with_it() -> None:
+def test_a_list_is_copied() -> None:
     conversation = [1, 2]
     prompt = ModelInput.from_ints(conversation)
     before = hash(prompt)
@@ -107,14 +107,14 @@ def test_a_list_is_copied_for_its_owner_goes_on_with_it() -> None:
 @pytest.mark.parametrize(
     ("tokens", "kept"), [([True, np.int8(2)], [1, 2]), (("3", 4.0), (3, 4)), (deque([1]), [1])]
 )
-def test_what_stands_for_an_id_is_kept_as_the_id(tokens: Any, kept: Any) -> None:
+def test_equivalent_values_are_kept_as_ids(tokens: Any, kept: Any) -> None:
     found = text(tokens).tokens
     assert found == kept
     assert type(found) is type(kept)
     assert {type(token) for token in found} == {int}
 
 
-def test_an_array_is_shared_and_never_listed() -> None:
+def test_an_array_is_shared_without_lists() -> None:
     ids = np.arange(1_000_000, dtype=np.int32)
     tracemalloc.start()
     try:
@@ -123,24 +123,24 @@ def test_an_array_is_shared_and_never_listed() -> None:
             chunk = prompt.chunks[0]
             assert isinstance(chunk, EncodedTextChunk)
             assert chunk.as_int32() is ids
-            said, number, length = repr(prompt), hash(prompt), prompt.length
+            message, number, length = repr(prompt), hash(prompt), prompt.length
             same = chunk == text(ids[:])
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert made == []
     assert np.shares_memory(chunk.as_int32(), ids)
-    assert (said, length, same) == (
+    assert (message, length, same) == (
         "ModelInput(chunks=[EncodedTextChunk(tokens=array([1000000], int32), type='encoded_text')])",
         1_000_000,
         True,
     )
     assert number == hash(ModelInput.from_ints(ids))
-    assert peak < 3_000_000  # the comparison's booleans, and nothing of eight bytes a token
+    assert peak < 3_000_000  # the booleans of the comparison, no list
 
 
 @pytest.mark.parametrize(
-    ("tokens", "said"),
+    ("tokens", "message"),
     [
         ([1, 2.5], "EncodedTextChunk.tokens[1]: expected a token id, got 2.5 (float)"),
         ([1, None], "EncodedTextChunk.tokens[1]: expected a token id, got None (NoneType)"),
@@ -166,12 +166,12 @@ def test_an_array_is_shared_and_never_listed() -> None:
         (None, "EncodedTextChunk.tokens: expected a sequence of token ids, got None (NoneType)"),
     ],
 )
-def test_what_are_no_tokens_is_refused_with_its_place(tokens: Any, said: str) -> None:
-    assert refusal(ModelInput.from_ints, tokens).startswith(said)
+def test_bad_tokens_are_refused_with_their_index(tokens: Any, message: str) -> None:
+    assert refusal(ModelInput.from_ints, tokens).startswith(message)
 
 
 @given(st.lists(st.integers(-(2**31) - 2, 2**31 + 1), max_size=5), st.sampled_from([list, tuple, np.array]))
-def test_every_int32_and_no_other(tokens: list[int], container: Any) -> None:
+def test_ids_must_fit_int32(tokens: list[int], container: Any) -> None:
     bad = [index for index, token in enumerate(tokens) if not -(2**31) <= token < 2**31]
     if bad:
         assert refusal(text, container(tokens)).startswith(f"EncodedTextChunk.tokens[{bad[0]}]: ")
@@ -179,7 +179,7 @@ def test_every_int32_and_no_other(tokens: list[int], container: Any) -> None:
         assert text(container(tokens)).as_int32().tolist() == tokens
 
 
-def test_empty_text() -> None:
+def test_empty_text_is_accepted() -> None:
     for nothing in ([], (), range(0), np.array([], dtype=np.int64), np.array([]), iter(())):
         assert text(nothing).length == 0
         assert text(nothing).as_int32().dtype == np.int32
@@ -189,7 +189,7 @@ def test_empty_text() -> None:
 # ------------------------------------------------------------------------------------------ other chunks
 
 
-def test_pictures() -> None:
+def test_images_have_a_length_if_given() -> None:
     for chunk in (
         ImageChunk(data=b"\x89PNG", format="png", expected_tokens=64),
         ImageAssetPointerChunk(format="jpeg", location="asset://cat", expected_tokens=64),
@@ -227,7 +227,7 @@ def header(*octets: int) -> bytes:
         (header(0, 1, 0x85, *[0x80] * 8, 0x00), 5),
     ],
 )
-def test_audio_knows_its_length(dmel: bytes, length: int) -> None:
+def test_the_header_of_audio_gives_its_length(dmel: bytes, length: int) -> None:
     chunk = DmelChunk(dmel=dmel)
     assert chunk.length == length
     assert DmelChunk(dmel=base64.b64encode(dmel).decode()) == chunk
@@ -255,14 +255,14 @@ def test_audio_knows_its_length(dmel: bytes, length: int) -> None:
     ],
     ids=lambda dmel: dmel.hex(),
 )
-def test_audio_with_a_broken_header_says_so(dmel: bytes) -> None:
+def test_a_damaged_header_of_audio_is_refused(dmel: bytes) -> None:
     assert refusal(lambda: DmelChunk(dmel=dmel).length).startswith("DmelChunk.dmel: ")
 
 
 # ------------------------------------------------------------------------------------------ model inputs
 
 
-def test_building_up() -> None:
+def test_inputs_grow_by_append() -> None:
     empty = ModelInput.empty()
     assert (empty.length, empty.to_ints(), empty.chunks) == (0, [], [])
     one = ModelInput.from_ints([])
@@ -273,7 +273,7 @@ def test_building_up() -> None:
     assert ModelInput(chunks=(text([1]),)) == ModelInput.from_ints([1])
 
 
-def test_a_subclass_stays_one() -> None:
+def test_a_subclass_is_preserved() -> None:
     class Prompt(ModelInput):
         pass
 
@@ -282,26 +282,26 @@ def test_a_subclass_stays_one() -> None:
     assert grown.to_ints() == [1, 2]
 
 
-def test_the_list_of_chunks_is_its_own() -> None:
+def test_the_list_of_chunks_is_copied() -> None:
     chunks = [text([1])]
     prompt = ModelInput(chunks=chunks)
     chunks.append(text([2]))
     assert prompt.length == 1
 
 
-def test_only_text_has_ids() -> None:
+def test_ids_of_other_chunks_are_refused() -> None:
     mixed = ModelInput(chunks=[text([1]), ImageChunk(data=b"", format="png", expected_tokens=7)])
     assert refusal(mixed.to_ints) == "ModelInput.to_ints: chunks[1] is a ImageChunk, which has no token ids"
     assert mixed.length == 8
 
 
-def test_a_length_is_known_where_text_alone_says_so() -> None:
+def test_the_known_length_is_that_of_text() -> None:
     assert ModelInput(chunks=[text([1]), text(range(5))]).known_length() == 6
     image = ImageChunk(data=b"", format="png", expected_tokens=7)
     assert ModelInput(chunks=[text([1]), image]).known_length() is None
 
 
-def test_chunks_of_mappings_and_of_nothing_else() -> None:
+def test_chunks_are_models_or_mappings() -> None:
     prompt = ModelInput(
         chunks=[{"type": "encoded_text", "tokens": [1]}, {"tokens": [2]}, {"data": "eA==", "format": "png"}]
     )
@@ -331,7 +331,7 @@ def test_chunks_of_mappings_and_of_nothing_else() -> None:
 
 
 def inputs() -> list[ModelInput]:
-    """Model inputs that all differ."""
+    """Return inputs of which no two are equal."""
     return [
         ModelInput.empty(),
         ModelInput.from_ints([]),
@@ -348,7 +348,7 @@ def inputs() -> list[ModelInput]:
     ]
 
 
-def test_equal_by_value_and_only_then() -> None:
+def test_inputs_compare_by_value() -> None:
     for index, one in enumerate(inputs()):
         for other_index, other in enumerate(inputs()):
             assert (one == other) is (index == other_index)
@@ -358,7 +358,7 @@ def test_equal_by_value_and_only_then() -> None:
     assert text([1]) != ModelInput.from_ints([1])
 
 
-def test_every_kind_of_copy_is_equal() -> None:
+def test_copies_are_equal() -> None:
     for prompt in [*inputs(), *map(ModelInput.from_ints, SAME_TOKENS)]:
         copies = [copy.copy(prompt), copy.deepcopy(prompt), prompt.model_copy(), prompt.model_copy(deep=True)]
         copies += [pickle.loads(pickle.dumps(prompt, p)) for p in range(2, pickle.HIGHEST_PROTOCOL + 1)]
@@ -368,7 +368,7 @@ def test_every_kind_of_copy_is_equal() -> None:
             assert hash(twin) == hash(prompt)
 
 
-def test_nothing_can_be_set() -> None:
+def test_inputs_are_immutable() -> None:
     image = ImageChunk(data=b"", format="png")
     for model, name in (
         (text([1]), "tokens"),

@@ -1,4 +1,4 @@
-"""Optimizer families and steps: open families, the three names of a step's settings, ranges."""
+"""Optimizer families accept unknown fields, and steps check their settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tinker_sync.types import (
 # ------------------------------------------------------------------------------------------ open families
 
 
-def test_an_open_family_keeps_what_it_is_given() -> None:
+def test_an_open_family_keeps_all_fields() -> None:
     config = OptimizerConfigBase(type="muon", version=2, nested={"a": None}, gone=None)
     assert (config.type, config.version, config.nested) == ("muon", 2, {"a": None})
     assert config.model_dump() == {"type": "muon", "version": 2, "nested": {"a": None}, "gone": None}
@@ -43,7 +43,7 @@ def test_open_families_compare_by_all_fields_and_hash_by_type() -> None:
     assert OptimizerConfigBase(type="adamw") != AdamOptimizerConfig()
 
 
-def test_open_families_are_copied_whole() -> None:
+def test_copies_of_open_families_are_complete() -> None:
     params = OptimParamsBase(type="muon", learning_rate=0.02, schedule=[1, 2])
     assert params.model_copy(update={"learning_rate": 0.5}).model_dump() == {
         "type": "muon",
@@ -54,7 +54,7 @@ def test_open_families_are_copied_whole() -> None:
     assert pickle.loads(pickle.dumps(params)) == params
 
 
-def test_what_a_family_does_not_have_is_an_attribute_error() -> None:
+def test_absent_fields_raise_attribute_error() -> None:
     config = OptimizerConfigBase(type="muon", _hidden=1)
     with pytest.raises(AttributeError, match="'OptimizerConfigBase' object has no attribute 'version'"):
         config.version  # noqa: B018  # the access is the test
@@ -76,7 +76,7 @@ def test_a_field_named_like_a_method_does_not_replace_it(extras: dict[str, Any])
         assert OptimParamsBase(type="x", **extras).model_dump() == {"type": "x", **extras}
 
 
-def test_closed_families_refuse_what_they_do_not_know() -> None:
+def test_closed_families_refuse_unknown_fields() -> None:
     with pytest.raises(TypeError, match="version"):
         AdamOptimizerConfig(version=1)
     with pytest.raises(TypeError, match="lr"):
@@ -85,7 +85,7 @@ def test_closed_families_refuse_what_they_do_not_know() -> None:
     assert isinstance(DimuonParams(learning_rate=1), OptimParamsBase)
 
 
-def test_a_family_must_be_named() -> None:
+def test_the_type_of_a_family_is_required() -> None:
     with pytest.raises(TypeError, match="type"):
         OptimizerConfigBase(version=1)
     with pytest.raises(InvalidInputError, match=r"^OptimizerConfigBase\.type: expected text"):
@@ -102,12 +102,12 @@ def test_a_family_must_be_named() -> None:
         ({"type": "muon"}, OptimizerConfigBase(type="muon")),
     ],
 )
-def test_a_server_may_name_any_family(mapping: dict[str, Any], config: Any) -> None:
+def test_responses_may_have_any_family(mapping: dict[str, Any], config: Any) -> None:
     info = GetInfoResponse.model_validate({"model_data": {}, "model_id": "m", "optimizer_config": mapping})
     assert info.optimizer_config == config
 
 
-def test_a_models_family_is_adamw_unless_told() -> None:
+def test_the_default_family_is_adamw() -> None:
     request = CreateModelRequest(session_id="s", model_seq_id=0, base_model="b")
     assert request.model_dump()["optimizer_config"] == {"type": "adamw"}
     other = request.model_copy(update={"optimizer_config": DimuonOptimizerConfig()})
@@ -127,7 +127,7 @@ def test_the_settings_of_a_step_have_three_names(name: str) -> None:
     assert list(other.model_dump(exclude_none=True)) == ["model_id", "type", "optimizer_params"]
 
 
-def test_the_settings_of_a_step_are_given_once() -> None:
+def test_the_settings_of_a_step_must_be_given_once() -> None:
     with pytest.raises(TypeError, match=r"exactly one of .*, 0 were given"):
         OptimStepRequest(model_id="m")
     with pytest.raises(TypeError, match=r"exactly one of .*, 2 were given"):
@@ -145,11 +145,11 @@ def test_the_settings_of_a_step_are_given_once() -> None:
         ({"type": "adamw"}, OptimParamsBase(type="adamw")),
     ],
 )
-def test_a_type_makes_the_difference_between_mappings(mapping: dict[str, Any], params: Any) -> None:
+def test_the_type_of_a_mapping_decides_its_class(mapping: dict[str, Any], params: Any) -> None:
     assert OptimStepRequest(adam_params=mapping, model_id="m").optim_params == params
 
 
-def test_a_step_says_what_is_wrong_with_its_settings() -> None:
+def test_errors_name_the_bad_setting_of_a_step() -> None:
     with pytest.raises(InvalidInputError, match=r"^OptimStepRequest\.optim_params\.eps: expected a number"):
         OptimStepRequest(adam_params={"eps": "tiny"}, model_id="m")
     with pytest.raises(
@@ -158,13 +158,13 @@ def test_a_step_says_what_is_wrong_with_its_settings() -> None:
         OptimStepRequest(adam_params={"lr": 1}, model_id="m")
 
 
-def test_a_step_is_copied_with_its_settings() -> None:
+def test_copies_of_a_step_include_its_settings() -> None:
     request = OptimStepRequest(adam_params=AdamParams(), model_id="m")
     copied = request.model_copy(update={"optim_params": DimuonParams(learning_rate=1), "seq_id": 4})
     assert copied == OptimStepRequest(optim_params=DimuonParams(learning_rate=1), model_id="m", seq_id=4)
 
 
-def test_adams_settings_have_no_ranges() -> None:
+def test_settings_of_adam_have_no_ranges() -> None:
     assert AdamParams(learning_rate=-1, beta1=2).beta1 == 2.0
     assert math.isnan(AdamParams(eps=math.nan).eps)
 
@@ -183,13 +183,13 @@ def test_adams_settings_have_no_ranges() -> None:
         ),
     ],
 )
-def test_dimuons_settings_have(arguments: dict[str, Any], text: str) -> None:
+def test_settings_of_dimuon_have_ranges(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         DimuonParams(**arguments)
     assert str(caught.value) == f"DimuonParams.{text}"
 
 
-def test_what_dimuon_allows() -> None:
+def test_limits_of_dimuon_are_inclusive() -> None:
     allowed = DimuonParams(learning_rate=0, beta1=0, grad_clip_norm=-1)
     assert (allowed.learning_rate, allowed.beta1, allowed.grad_clip_norm) == (0.0, 0.0, -1.0)
 

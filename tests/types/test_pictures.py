@@ -1,4 +1,4 @@
-"""Images from bytes, files and Pillow: format and size are read, and what no server can read is refused."""
+"""Images come from bytes, files and Pillow; damaged and unknown ones are refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def jpeg(
         (png(1, 70000), ("png", (1, 70000))),
         (jpeg(640, 480), ("jpeg", (640, 480))),
         (jpeg(5, 7, frame=0xC2), ("jpeg", (5, 7))),  # progressive
-        (jpeg(5, 7, before=b"\xff\xff\xff\xe1\0\4ab"), ("jpeg", (5, 7))),  # filling before a segment
+        (jpeg(5, 7, before=b"\xff\xff\xff\xe1\0\4ab"), ("jpeg", (5, 7))),  # padding before a segment
         (jpeg(65535, 1) + b"trailing", ("jpeg", (65535, 1))),
         (png(3, 2) + b"trailing", ("png", (3, 2))),
     ],
@@ -79,7 +79,7 @@ def test_format_and_size_come_from_the_header(data: bytes, expected: Any, tmp_pa
         (jpeg(3, 2, frame=0xC8), "damaged"),
     ],
 )
-def test_what_is_no_whole_image_is_refused_with_its_place(data: bytes, words: str, tmp_path: Path) -> None:
+def test_incomplete_images_are_refused_with_their_path(data: bytes, words: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=words):
         ImageChunk.from_bytes(data)
     path = tmp_path / "picture"
@@ -89,19 +89,19 @@ def test_what_is_no_whole_image_is_refused_with_its_place(data: bytes, words: st
 
 
 @pytest.mark.parametrize("whole", [png(9, 9), jpeg(9, 9)])
-def test_no_beginning_of_a_file_passes(whole: bytes) -> None:
+def test_truncated_files_are_refused(whole: bytes) -> None:
     for end in range(len(whole)):
         with pytest.raises(InvalidInputError):
             ImageChunk.from_bytes(whole[:end])
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_a_missing_file_is_reported() -> None:
     with pytest.raises(FileNotFoundError):
         ImageChunk.from_file("/no/such/picture.png")
 
 
 class Pillow:
-    """What `from_image` uses of an image of Pillow."""
+    """A stand-in for an image of Pillow."""
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
@@ -118,18 +118,18 @@ class Pillow:
     ("mode", "form"),
     [("RGBA", "png"), ("CMYK", "png"), ("F", "png"), ("RGBA", "jpeg"), ("P", "jpeg"), ("L", "jpeg")],
 )
-def test_images_of_pillow_are_stored_in_a_mode_the_format_has(mode: str, form: Any) -> None:
+def test_images_of_pillow_are_converted_to_a_mode_of_the_format(mode: str, form: Any) -> None:
     chunk = ImageChunk.from_image(Pillow(mode), format=form, expected_tokens=5)
     assert (chunk.format, chunk.size, chunk.length) == (form, (4, 3), 5)
 
 
-def test_what_is_no_image_of_pillow() -> None:
+def test_other_objects_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="image: expected an image of Pillow, got a str"):
         ImageChunk.from_image("cat.png")
     with pytest.raises(InvalidInputError, match="format: expected 'png' or 'jpeg', got 'gif'"):
         ImageChunk.from_image(Pillow("RGB"), format="gif")  # type: ignore[arg-type]
 
 
-def test_a_broken_chunk_tells_no_size() -> None:
+def test_the_size_of_a_damaged_chunk_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"ImageChunk\.data: expected a PNG or JPEG"):
         ImageChunk(data=b"...", format="png").size  # noqa: B018  # the access is the test

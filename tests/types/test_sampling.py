@@ -1,4 +1,4 @@
-"""Sampling: parameters, requests checked to the end, and responses with arrays and the lists made of them."""
+"""Sampling parameters, checks of requests, and responses with arrays and lists."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def refusal(call: Any, *args: Any, **kwargs: Any) -> str:
 # -------------------------------------------------------------------------------------------- parameters
 
 
-def test_defaults() -> None:
+def test_parameters_have_the_defaults_of_the_protocol() -> None:
     assert SamplingParams().model_dump() == {
         "max_tokens": None,
         "seed": None,
@@ -52,7 +52,7 @@ def test_defaults() -> None:
     }
 
 
-def test_w38_a_mistyped_name_is_an_error() -> None:
+def test_a_mistyped_name_is_refused() -> None:
     for wrong in ("max_token", "temprature", "n"):
         with pytest.raises(TypeError, match=wrong):
             SamplingParams(**{wrong: 3})
@@ -85,7 +85,7 @@ def test_w38_a_mistyped_name_is_an_error() -> None:
         ([b"a", "b"], ["a", "b"]),
     ],
 )
-def test_stop_travels_as_given(given_stop: Any, kept: Any) -> None:
+def test_stop_keeps_its_form(given_stop: Any, kept: Any) -> None:
     found = SamplingParams(stop=given_stop).stop
     assert found == kept
     assert type(found) is type(kept)
@@ -95,7 +95,7 @@ def test_stop_travels_as_given(given_stop: Any, kept: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (5, "SamplingParams.stop: expected text, a list of texts or a list of token ids, got 5 (int)"),
         (1.5, "SamplingParams.stop: expected text"),
@@ -112,11 +112,11 @@ def test_stop_travels_as_given(given_stop: Any, kept: Any) -> None:
         (b"\xff", "SamplingParams.stop: expected text"),
     ],
 )
-def test_bad_stop_forms(wrong: Any, said: str) -> None:
-    assert refusal(SamplingParams, stop=wrong).startswith(said)
+def test_bad_stops_are_refused(wrong: Any, message: str) -> None:
+    assert refusal(SamplingParams, stop=wrong).startswith(message)
 
 
-def test_the_stop_list_given_is_not_the_one_kept() -> None:
+def test_a_list_of_stops_is_copied() -> None:
     words = ["a"]
     params = SamplingParams(stop=words)
     words.append("b")
@@ -124,7 +124,7 @@ def test_the_stop_list_given_is_not_the_one_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"max_tokens": -1}, "SamplingParams.max_tokens: expected 0 or more, got -1"),
         ({"max_tokens": 1.5}, "SamplingParams.max_tokens: expected a whole number, got 1.5 (float)"),
@@ -140,8 +140,8 @@ def test_the_stop_list_given_is_not_the_one_kept() -> None:
         ({"top_k": 1.5}, "SamplingParams.top_k: expected a whole number"),
     ],
 )
-def test_what_no_server_could_do_is_refused(wrong: Any, said: str) -> None:
-    assert refusal(SamplingParams, **wrong).startswith(said)
+def test_parameters_out_of_range_are_refused(wrong: Any, message: str) -> None:
+    assert refusal(SamplingParams, **wrong).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_what_no_server_could_do_is_refused(wrong: Any, said: str) -> None:
         {"seed": 2**64},
     ],
 )
-def test_what_a_server_may_do_is_sent(allowed: Any) -> None:
+def test_unusual_parameters_are_accepted(allowed: Any) -> None:
     ((name, value),) = allowed.items()
     assert float(getattr(SamplingParams(**allowed), name)) == float(value)
 
@@ -174,7 +174,7 @@ def request(**fields: Any) -> SampleRequest:
     return SampleRequest(**{"prompt": PROMPT, "sampling_params": SamplingParams(max_tokens=4), **fields})
 
 
-def test_a_request() -> None:
+def test_a_request_has_defaults() -> None:
     assert request().model_dump(exclude_none=True) == {
         "num_samples": 1,
         "prompt": PROMPT.model_dump(),
@@ -216,12 +216,12 @@ def test_a_request() -> None:
         },
     ],
 )
-def test_good_requests_pass(fields: Any) -> None:
+def test_valid_requests_pass(fields: Any) -> None:
     assert request(**fields).validate() is None
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"num_samples": 0}, "num_samples: expected 1 or more, got 0"),
         ({"topk_prompt_logprobs": -1}, "topk_prompt_logprobs: expected 0 or more, got -1"),
@@ -253,11 +253,11 @@ def test_good_requests_pass(fields: Any) -> None:
         ),
     ],
 )
-def test_what_no_server_would_take(fields: Any, said: str) -> None:
-    assert refusal(request(**fields).validate) == said
+def test_invalid_requests_are_refused(fields: Any, message: str) -> None:
+    assert refusal(request(**fields).validate) == message
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     wrong = request(num_samples=0, topk_sample_logprobs=-2, prompt_logprobs_last_n=0)
     with pytest.raises(InvalidInputError) as caught:
         wrong.validate()
@@ -267,7 +267,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 # --------------------------------------------------------------------------------------------- top k
 
 
-def test_topk_as_lists() -> None:
+def test_topk_converts_to_lists() -> None:
     ids = np.array([[5, 6, 7], [5, 6, 0], [0, 0, 0], [0, 8, 0], [0, 0, 9]], dtype=np.int32)
     logprobs = np.array(
         [[-1, -2, -3], [-1, -2, EMPTY], [EMPTY] * 3, [-0.5, -1, EMPTY], [-0.5, EMPTY, -9]], dtype=np.float32
@@ -287,7 +287,7 @@ def test_an_empty_matrix_is_an_empty_list(shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("shapes", [((2, 3), (2, 2)), ((2, 3), (3, 2)), ((6,), (6,)), ((1, 2, 3), (1, 2, 3))])
-def test_two_matrices_of_one_shape(shapes: Any) -> None:
+def test_matrices_of_different_shapes_are_refused(shapes: Any) -> None:
     assert "two matrices of one shape" in refusal(TopkLogprobs(*map(np.zeros, shapes)).to_lists)
 
 
@@ -297,7 +297,7 @@ def test_two_matrices_of_one_shape(shapes: Any) -> None:
         | st.none()
     )
 )
-def test_topk_comes_back_from_its_padding(rows: Any) -> None:
+def test_padding_of_topk_is_removed(rows: Any) -> None:
     ids = np.zeros((len(rows), 3), dtype=np.int32)
     logprobs = np.full((len(rows), 3), EMPTY, dtype=np.float32)
     for index, row in enumerate(rows):
@@ -309,7 +309,7 @@ def test_topk_comes_back_from_its_padding(rows: Any) -> None:
 # ------------------------------------------------------------------------------------------- responses
 
 
-def test_sequences_by_arrays() -> None:
+def test_sequences_from_arrays_have_lists() -> None:
     tokens, logprobs = np.array([5, 6], dtype=np.int32), np.array([-1, -0.5], dtype=np.float32)
     topk = TopkLogprobs(np.array([[5], [6]]), np.array([[-1.0], [-0.5]]))
     sequence = SampledSequence("stop", "s-1", tokens, logprobs, topk)
@@ -321,7 +321,7 @@ def test_sequences_by_arrays() -> None:
         assert getattr(sequence, name) is getattr(sequence, name)
 
 
-def test_sequences_by_lists() -> None:
+def test_sequences_from_lists_keep_them() -> None:
     sequence = SampledSequence(
         "length", "s", _tokens_list=[5], _logprobs_list=[-1.0], _topk_logprobs_list=[None, [(5, -1.0)]]
     )
@@ -330,7 +330,7 @@ def test_sequences_by_lists() -> None:
     assert (sequence.tokens_np, sequence.logprobs_np) == (None, None)
 
 
-def test_lists_given_beside_arrays_are_the_ones_to_see() -> None:
+def test_given_lists_take_precedence_over_arrays() -> None:
     topk = TopkLogprobs(np.array([[5]]), np.array([[-1.0]]))
     sequence = SampledSequence("stop", "s", np.array([5]), np.array([-1.0]), topk, [6], [-2.0], [None])
     assert (sequence.tokens, sequence.logprobs, sequence.topk_logprobs) == ([6], [-2.0], [None])
@@ -340,7 +340,7 @@ def test_lists_given_beside_arrays_are_the_ones_to_see() -> None:
     assert (response.prompt_logprobs, response.topk_prompt_logprobs) == ([None], [None, None])
 
 
-def test_w14_nothing_is_not_the_same_as_an_empty_array() -> None:
+def test_absent_and_empty_arrays_differ() -> None:
     nothing = SampledSequence("length")
     assert (nothing.sequence_id, nothing.tokens, nothing.logprobs, nothing.topk_logprobs) == (
         None,
@@ -357,7 +357,7 @@ def test_w14_nothing_is_not_the_same_as_an_empty_array() -> None:
     assert (response.prompt_logprobs, response.topk_prompt_logprobs) == ([], [])
 
 
-def test_responses() -> None:
+def test_responses_have_lists() -> None:
     response = SampleResponse(
         [SampledSequence("stop", "s", np.array([5]))],
         np.array([np.nan, -0.5, np.inf, np.nan], dtype=np.float32),
@@ -377,11 +377,11 @@ def test_responses() -> None:
     assert (listed.prompt_logprobs, listed.topk_prompt_logprobs) == ([None, -0.5], [None])
 
 
-def test_an_answer_may_say_more_than_we_know() -> None:
+def test_unknown_fields_of_responses_are_ignored() -> None:
     assert SampleResponse.model_validate({"sequences": [], "new": 1}) == SampleResponse([])
 
 
-def test_reprs_leave_arrays_out() -> None:
+def test_reprs_omit_arrays() -> None:
     topk = TopkLogprobs(np.array([[5]]), np.array([[-1.0]]))
     sequence = SampledSequence("stop", "s", np.array([5]), np.array([-1.0]), topk, [6], [-2.0], [None])
     assert repr(sequence) == "SampledSequence(stop_reason='stop', sequence_id='s')"
@@ -392,7 +392,7 @@ def test_reprs_leave_arrays_out() -> None:
     )
 
 
-def test_bad_answers_are_refused() -> None:
+def test_bad_responses_are_refused() -> None:
     assert refusal(SampledSequence, "eos").startswith(
         "SampledSequence.stop_reason: expected one of 'length', 'stop'"
     )
@@ -410,7 +410,7 @@ def big_response() -> SampleResponse:
     return SampleResponse([SampledSequence("stop", "s", tokens, logprobs, topk)] * 20, logprobs, topk)
 
 
-def test_lists_are_made_only_of_what_is_looked_at() -> None:
+def test_lists_are_created_on_first_access() -> None:
     with long_lists() as made:
         response = big_response()
         assert len(repr(response)) < 2000
@@ -423,7 +423,7 @@ def test_lists_are_made_only_of_what_is_looked_at() -> None:
     assert made == [10**6]
 
 
-def test_two_threads_see_one_list() -> None:
+def test_two_threads_get_one_list() -> None:
     for _ in range(20):
         sequence = SampledSequence("stop", "s", np.arange(50_000))
         together = threading.Barrier(4)
@@ -437,7 +437,7 @@ def test_two_threads_see_one_list() -> None:
         assert all(tokens is seen[0] for tokens in seen)
 
 
-def test_a_copy_with_other_arrays_has_other_lists() -> None:
+def test_a_changed_copy_has_new_lists() -> None:
     sequence = SampledSequence("stop", "s", np.array([5, 6]))
     assert sequence.tokens == [5, 6]
     changed = sequence.model_copy(update={"tokens_np": np.array([7])})
@@ -448,7 +448,7 @@ def test_a_copy_with_other_arrays_has_other_lists() -> None:
     assert response.model_copy(update={"prompt_logprobs_np": None}).prompt_logprobs is None
 
 
-def test_a_pickle_carries_arrays_and_not_their_lists_too() -> None:
+def test_a_pickle_omits_the_lists() -> None:
     sequence = SampledSequence("stop", "s", np.arange(2048, dtype=np.int32), np.zeros(2048, dtype=np.float32))
     response = SampleResponse([sequence], np.zeros(2048, dtype=np.float32))
     before = len(pickle.dumps(response))
@@ -466,7 +466,7 @@ def test_a_pickle_carries_arrays_and_not_their_lists_too() -> None:
 
 
 def values() -> list[Any]:
-    """Models that all differ."""
+    """Return models of which no two are equal."""
     floats = np.array([np.nan, -0.0])
     matrix = np.array([[1, 2]])
     return [
@@ -496,13 +496,13 @@ def values() -> list[Any]:
     ]
 
 
-def test_equal_by_value_and_only_then() -> None:
+def test_models_compare_by_value() -> None:
     for index, one in enumerate(values()):
         for other_index, other in enumerate(values()):
             assert (one == other) is (index == other_index), (one, other)
 
 
-def test_every_kind_of_copy_is_equal() -> None:
+def test_copies_are_equal() -> None:
     for one in values():
         copies = [copy.copy(one), copy.deepcopy(one), one.model_copy(), one.model_copy(deep=True)]
         copies += [pickle.loads(pickle.dumps(one, p)) for p in range(2, pickle.HIGHEST_PROTOCOL + 1)]
@@ -511,7 +511,7 @@ def test_every_kind_of_copy_is_equal() -> None:
             assert repr(twin) == repr(one)
 
 
-def test_what_is_equal_has_one_hash() -> None:
+def test_equal_models_share_a_hash() -> None:
     ids = np.array([5, 6])
     pairs = [
         (
@@ -528,7 +528,7 @@ def test_what_is_equal_has_one_hash() -> None:
         assert hash(one) == hash(other)
 
 
-def test_nothing_can_be_set() -> None:
+def test_models_are_immutable() -> None:
     for one in values():
         for name in [*type(one).__slots__, "tokens", "colour"]:
             with pytest.raises(AttributeError):
@@ -537,7 +537,7 @@ def test_nothing_can_be_set() -> None:
                 delattr(one, name)
 
 
-def test_dumps_name_arrays_as_they_are_called() -> None:
+def test_dumps_use_the_names_of_fields() -> None:
     dumped = SampledSequence("stop", "s", np.array([5])).model_dump(exclude_none=True)
     assert dumped == {"stop_reason": "stop", "sequence_id": "s", "tokens_np": [5]}
     assert EncodedTextChunk(tokens=[1]).model_dump_json() == '{"tokens":[1],"type":"encoded_text"}'

@@ -1,4 +1,4 @@
-"""Limits of a session search, its unions, and the states that were found."""
+"""Limits, unions and states of a search for sessions."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ from tinker_sync.types import (
         ),
     ],
 )
-def test_what_every_server_refuses(arguments: dict[str, Any], text: str) -> None:
+def test_values_out_of_range_are_refused(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         SessionSearchRequest(**arguments)
     assert str(caught.value) == f"SessionSearchRequest.{text}"
 
 
 @pytest.mark.parametrize("limit", [1, 200])
-def test_the_limits_themselves_are_allowed(limit: int) -> None:
+def test_limits_are_inclusive(limit: int) -> None:
     assert SessionSearchRequest(limit=limit).limit == limit
     assert len(UserSearchOwner(owner_urns=["u"] * 10).owner_urns) == 10
 
 
-def test_a_search_travels_as_declared() -> None:
+def test_a_search_is_dumped_as_declared() -> None:
     request = SessionSearchRequest(
         statuses=[ActiveSessionStatusQuery(), {"type": "client_finished", "reasons": ("errored",)}],
         cursor=SessionSearchCursor(
@@ -76,7 +76,7 @@ def test_a_search_travels_as_declared() -> None:
     }
 
 
-def test_the_default_owner_is_shared_and_cannot_change() -> None:
+def test_the_default_owner_is_immutable() -> None:
     assert SessionSearchRequest().owner is SessionSearchRequest().owner
     assert SessionSearchRequest().owner == OwnSearchOwner()
 
@@ -113,10 +113,10 @@ SUMMARY = {
         ),
     ],
 )
-def test_a_state_is_told_by_its_type(status: Any, expected: Any) -> None:
+def test_a_state_is_recognized_by_its_type(status: Any, expected: Any) -> None:
     assert SessionSummary.model_validate({**SUMMARY, "status": status}).status == expected
 
 
-def test_an_unknown_state_is_named() -> None:
+def test_an_unknown_state_is_refused_by_name() -> None:
     with pytest.raises(InvalidInputError, match=r"^SessionSummary\.status\.type: expected one of 'failed', "):
         SessionSummary.model_validate({**SUMMARY, "status": {"type": "asleep"}})

@@ -1,4 +1,4 @@
-"""`TensorData`: what it takes, keeps, shares, gives back and refuses, dense and CSR."""
+"""`TensorData` converts, shares, compares and refuses values, dense and CSR."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def csr(pad: int = 0) -> TensorData:
 # ----------------------------------------------------------------------------------------- constructing
 
 
-def test_arguments_by_position_and_by_name() -> None:
+def test_arguments_are_accepted_by_position_and_by_name() -> None:
     by_position = TensorData([7.0], "float32", [2, 3], [0, 0, 1], [2])
     by_name = TensorData(
         data=[7.0], dtype="float32", shape=[2, 3], sparse_crow_indices=[0, 0, 1], sparse_col_indices=[2]
@@ -49,7 +49,7 @@ def test_arguments_by_position_and_by_name() -> None:
         TensorData(data=[1], dtpye="int64")
 
 
-def test_a_dtype_is_asked_for_and_known() -> None:
+def test_the_dtype_is_required_and_checked() -> None:
     with pytest.raises(TypeError, match="dtype is required"):
         TensorData([1])
     for wrong in ("int32", "float64", "", np.float32):
@@ -77,21 +77,21 @@ def test_no_data_is_an_empty_tensor() -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", ["int64", "float32"])
-def test_data_of_any_kind(make: Any, dtype: Any) -> None:
+def test_data_of_every_kind_are_accepted(make: Any, dtype: Any) -> None:
     tensor = TensorData(make(), dtype)
     assert tensor.to_numpy().dtype == dtype
     assert tensor.data == [1, 2]
     assert {type(value) for value in tensor.data} == {int if dtype == "int64" else float}
 
 
-def test_a_single_number_is_a_tensor_without_dimensions() -> None:
+def test_a_single_number_becomes_a_scalar_tensor() -> None:
     scalar = TensorData(2.5, "float32", [])
     assert scalar.to_numpy().shape == ()
     assert (scalar.data, scalar.tolist(), scalar.shape) == ([2.5], 2.5, [])
 
 
 @pytest.mark.parametrize(
-    ("data", "dtype", "said"),
+    ("data", "dtype", "message"),
     [
         ([1.9], "int64", "TensorData.data[0]: expected a whole number, got 1.9"),
         ([0, np.nan], "int64", "TensorData.data[1]: expected a whole number, got nan"),
@@ -101,11 +101,11 @@ def test_a_single_number_is_a_tensor_without_dimensions() -> None:
         (["a"], "float32", "TensorData.data[0]: expected a number, got 'a' (str)"),
     ],
 )
-def test_what_would_be_cut_is_refused(data: Any, dtype: Any, said: str) -> None:
-    assert refusal(data, dtype).startswith(said)
+def test_lossy_conversions_are_refused(data: Any, dtype: Any, message: str) -> None:
+    assert refusal(data, dtype).startswith(message)
 
 
-def test_not_a_number_is_a_float() -> None:
+def test_nan_is_a_float() -> None:
     tensor = TensorData([None, np.nan, np.inf], "float32")
     assert np.isnan(tensor.to_numpy()[:2]).all()
     assert tensor.data[2] == np.inf
@@ -125,7 +125,7 @@ def test_not_a_number_is_a_float() -> None:
         (iter([2, 2]), [2, 2]),
     ],
 )
-def test_shapes(shape: Any, kept: list[int]) -> None:
+def test_shapes_are_applied(shape: Any, kept: list[int]) -> None:
     tensor = TensorData([1, 2, 3, 4], "int64", shape)
     assert tensor.shape == kept
     assert tensor.to_numpy().shape == tuple(kept)
@@ -133,23 +133,23 @@ def test_shapes(shape: Any, kept: list[int]) -> None:
 
 
 @pytest.mark.parametrize("shape", [[3], [2, 3], [-1, -1], [-2], [-2, -2], [0, -1], [], [5, -1], [2**70]])
-def test_a_shape_that_does_not_fit_is_refused(shape: list[int]) -> None:
+def test_a_wrong_shape_is_refused(shape: list[int]) -> None:
     assert refusal([1, 2, 3, 4], "int64", shape).startswith("TensorData.shape: ")
 
 
 @pytest.mark.parametrize("shape", [4, "22", [2.5], [None], {"a": 1}])
-def test_a_shape_that_is_none_is_refused(shape: Any) -> None:
+def test_a_shape_of_another_type_is_refused(shape: Any) -> None:
     assert refusal([1, 2, 3, 4], "int64", shape).startswith("TensorData.shape")
 
 
-def test_without_a_shape_the_array_keeps_its_own() -> None:
+def test_the_default_shape_is_that_of_the_array() -> None:
     tensor = TensorData([[1, 2], [3, 4]], "int64")
     assert tensor.shape is None
     assert tensor.tolist() == [[1, 2], [3, 4]]
     assert tensor == TensorData([1, 2, 3, 4], "int64", [2, 2])
 
 
-def test_the_shape_given_is_not_the_shape_kept() -> None:
+def test_a_list_of_sizes_is_copied() -> None:
     shape = [2, 2]
     tensor = TensorData([1, 2, 3, 4], "int64", shape)
     shape.append(9)
@@ -160,7 +160,7 @@ def test_the_shape_given_is_not_the_shape_kept() -> None:
 
 
 @pytest.mark.parametrize(("name", "dtype"), DTYPES)
-def test_arrays_are_shared_and_never_listed(name: Any, dtype: Any, tmp_path: Path) -> None:
+def test_arrays_are_shared_without_lists(name: Any, dtype: Any, tmp_path: Path) -> None:
     array = np.arange(24, dtype=dtype)
     readonly = array.copy()
     readonly.flags.writeable = False
@@ -180,7 +180,7 @@ def test_arrays_are_shared_and_never_listed(name: Any, dtype: Any, tmp_path: Pat
     assert np.shares_memory(reshaped.to_numpy(), array)
 
 
-def test_a_million_values_cost_no_memory_until_somebody_wants_a_list() -> None:
+def test_a_million_values_cost_no_memory_before_a_list() -> None:
     array = np.zeros((1000, 1000), dtype=np.float32).T
     tracemalloc.start()
     try:
@@ -194,7 +194,7 @@ def test_a_million_values_cost_no_memory_until_somebody_wants_a_list() -> None:
     assert (number, flat) == (hash(TensorData.from_numpy(array.copy())), 4_000_000)
 
 
-def test_wrap_takes_what_decoders_have_checked() -> None:
+def test_wrap_does_not_copy() -> None:
     values, crow, col = np.array([1.0], dtype=np.float32), np.array([0, 1]), np.array([3])
     tensor = TensorData._wrap(values, "float32", [1, 5], crow, col)
     assert tensor._numpy is values
@@ -209,10 +209,10 @@ def test_wrap_takes_what_decoders_have_checked() -> None:
 
 
 class Named(TensorData):
-    """A user's kind of tensor, with room for more."""
+    """A subclass with a further attribute."""
 
 
-def test_a_subclass_stays_one() -> None:
+def test_a_subclass_is_preserved() -> None:
     for made in (
         Named([1], "int64"),
         Named.from_numpy([1]),
@@ -228,25 +228,25 @@ def test_a_subclass_stays_one() -> None:
 
 
 @pytest.mark.parametrize("kind", ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "?", ">i4"])
-def test_whole_numbers_from_numpy(kind: str) -> None:
+def test_numpy_integers_become_int64(kind: str) -> None:
     tensor = TensorData.from_numpy(np.array([[1, 0]], dtype=kind))
     assert (tensor.dtype, tensor.shape, tensor.data) == ("int64", [1, 2], [1, 0])
 
 
 @pytest.mark.parametrize("kind", ["f2", "f4", "f8", ">f8", "g"])
-def test_floats_from_numpy(kind: str) -> None:
+def test_numpy_floats_become_float32(kind: str) -> None:
     tensor = TensorData.from_numpy(np.array([[0.5, np.inf]], dtype=kind))
     assert (tensor.dtype, tensor.shape, tensor.data) == ("float32", [1, 2], [0.5, np.inf])
 
 
-def test_from_numpy_takes_lists_and_scalars_too() -> None:
+def test_from_numpy_accepts_lists_and_scalars() -> None:
     assert TensorData.from_numpy([[1, 2]]).shape == [1, 2]
     assert TensorData.from_numpy(np.float64(0.5)).shape == []
     assert TensorData.from_numpy(3).dtype == "int64"
 
 
 @pytest.mark.parametrize("array", [np.array([1j]), np.array(["a"]), np.array(["2026"], dtype="M8[Y]")])
-def test_from_numpy_refuses_what_are_no_numbers(array: Any) -> None:
+def test_from_numpy_refuses_other_types(array: Any) -> None:
     with pytest.raises(InvalidInputError, match=r"^TensorData\.from_numpy"):
         TensorData.from_numpy(array)
 
@@ -280,7 +280,7 @@ MATRICES = st.one_of(
 
 
 @given(MATRICES, st.sampled_from([0, -1, 7, np.int64(-1), np.uint8(7)]))
-def test_sparse_stores_what_differs_from_the_pad_and_gives_all_back(dense: np.ndarray, pad: Any) -> None:
+def test_sparse_tensors_round_trip(dense: np.ndarray, pad: Any) -> None:
     tensor = TensorData.from_numpy_sparse(dense, pad)
     stored, crow, col = by_hand(dense, int(pad))
     rows, columns = dense.shape
@@ -300,7 +300,7 @@ def test_sparse_stores_what_differs_from_the_pad_and_gives_all_back(dense: np.nd
     assert tensor == pickle.loads(pickle.dumps(tensor))
 
 
-def test_the_size_rule_at_its_edge() -> None:
+def test_csr_is_used_only_if_smaller() -> None:
     # 3 x 4 cells: CSR takes 4 + 2 nnz, so 3 stored values make 10 < 12 and 4 make 12.
     dense = np.zeros((3, 4), dtype=np.int64)
     dense.flat[:3] = 1
@@ -316,7 +316,7 @@ def test_small_matrices_stay_dense(shape: tuple[int, int]) -> None:
     assert tensor.to_numpy().shape == shape
 
 
-def test_all_pad_and_very_wide() -> None:
+def test_empty_and_very_wide_matrices_compress() -> None:
     nothing = TensorData.from_numpy_sparse(np.full((5, 8), -100), -100)
     assert (nothing.data, nothing.sparse_crow_indices, nothing.sparse_col_indices) == ([], [0] * 6, [])
     assert nothing.tolist(-100) == [[-100] * 8] * 5
@@ -334,20 +334,20 @@ def test_only_matrices_become_sparse(shape: tuple[int, ...]) -> None:
     assert tensor.shape == list(shape)
 
 
-def test_a_dense_tensor_knows_no_pad() -> None:
+def test_a_dense_tensor_ignores_the_pad() -> None:
     tensor = TensorData.from_numpy(np.zeros((2, 2)))
     assert tensor.to_numpy(5) is tensor._numpy
 
 
 @pytest.mark.parametrize("pad", [True, 1.0, "0", None, np.float32(0), np.bool_(False)])
-def test_a_pad_is_a_whole_number(pad: Any) -> None:
+def test_a_pad_must_be_a_whole_number(pad: Any) -> None:
     with pytest.raises(TypeError, match="pad_value: expected a whole number"):
         TensorData.from_numpy_sparse(np.zeros((9, 9)), pad)
     with pytest.raises(TypeError, match="pad_value: expected a whole number"):
         csr().to_numpy(pad)
 
 
-def test_a_pad_fits_the_dtype() -> None:
+def test_a_pad_must_fit_the_dtype() -> None:
     for pad in (2**63, -(2**63) - 1):
         with pytest.raises(InvalidInputError, match=r"^pad_value"):
             csr().to_numpy(pad)
@@ -357,7 +357,7 @@ def test_a_pad_fits_the_dtype() -> None:
     assert floats.to_numpy(2**70)[0, 0] == 2.0**70
 
 
-def test_sparse_by_hand_is_flat() -> None:
+def test_sparse_data_are_flattened() -> None:
     tensor = TensorData([[7, 5]], "int64", [3, 9], np.array([0, 0, 1, 2]), (8, 0))
     assert tensor == csr()
     assert tensor.tolist() == csr().tolist()
@@ -365,7 +365,7 @@ def test_sparse_by_hand_is_flat() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "crow", "col", "said"),
+    ("shape", "crow", "col", "message"),
     [
         ([2, 3], [0, 1], [0], "sparse_crow_indices: 2 rows need 3 pointers, got 2"),
         ([2, 3], [[0, 0, 1]], [0], "sparse_crow_indices: 2 rows need 3 pointers, got 3"),
@@ -385,16 +385,16 @@ def test_sparse_by_hand_is_flat() -> None:
         (None, [0, 1], [0], "shape: a sparse tensor needs its 2-D dense shape, got None"),
     ],
 )
-def test_indices_that_describe_no_matrix_are_refused(shape: Any, crow: Any, col: Any, said: str) -> None:
-    assert refusal([7.0], "float32", shape, crow, col).startswith(f"TensorData.{said}")
+def test_bad_indices_are_refused(shape: Any, crow: Any, col: Any, message: str) -> None:
+    assert refusal([7.0], "float32", shape, crow, col).startswith(f"TensorData.{message}")
 
 
-def test_indices_go_together() -> None:
+def test_indices_must_come_in_pairs() -> None:
     assert "go together" in refusal([7.0], "float32", [1, 3], [0, 1])
     assert "go together" in refusal([7.0], "float32", [1, 3], None, [0])
 
 
-def test_cells_in_any_order_but_each_once() -> None:
+def test_cells_may_have_any_order_but_no_duplicates() -> None:
     unordered = TensorData([3, 1], "int64", [1, 4], [0, 2], [3, 1])
     assert unordered.tolist() == [[0, 1, 0, 3]]
     twice = TensorData([3, 1, 2], "int64", [2, 4], [0, 1, 3], [0, 2, 2])
@@ -408,14 +408,14 @@ def test_cells_in_any_order_but_each_once() -> None:
         again.to_numpy()
 
 
-def test_no_rows_and_no_columns() -> None:
+def test_matrices_without_rows_or_columns_work() -> None:
     empty = TensorData([], "int64", [0, 5], [0], [])
     assert empty.is_sparse
     assert empty.to_numpy().shape == (0, 5)
     assert TensorData([], "float32", [2, 0], [0, 0, 0], []).to_numpy().shape == (2, 0)
 
 
-def test_lists_are_made_anew() -> None:
+def test_lists_are_created_at_each_access() -> None:
     tensor = csr()
     for name in ("data", "sparse_crow_indices", "sparse_col_indices"):
         getattr(tensor, name).append(99)
@@ -426,7 +426,7 @@ def test_lists_are_made_anew() -> None:
 
 
 def samples() -> list[TensorData]:
-    """Tensors that all differ."""
+    """Return tensors of which no two are equal."""
     return [
         TensorData([1, 2, 3, 4], "int64"),
         TensorData([1, 2, 3, 4], "int64", [2, 2]),
@@ -448,7 +448,7 @@ def samples() -> list[TensorData]:
     ]
 
 
-def test_equal_by_value_and_only_then() -> None:
+def test_tensors_compare_by_value() -> None:
     for index, one in enumerate(samples()):
         for other_index, other in enumerate(samples()):
             assert (one == other) is (index == other_index)
@@ -459,7 +459,7 @@ def test_equal_by_value_and_only_then() -> None:
     assert TensorData([1], "int64") != "TensorData"
 
 
-def test_what_looks_different_and_is_not() -> None:
+def test_equal_tensors_may_have_different_forms() -> None:
     array = np.arange(6)
     pairs = [
         (TensorData([-0.0, np.nan], "float32"), TensorData([0.0, -np.nan], "float32", [2])),
@@ -472,7 +472,7 @@ def test_what_looks_different_and_is_not() -> None:
         assert hash(one) == hash(other)
 
 
-def test_every_kind_of_copy_is_equal() -> None:
+def test_copies_are_equal() -> None:
     for tensor in samples():
         copies = [copy.copy(tensor), copy.deepcopy(tensor), tensor.model_copy(), tensor.model_copy(deep=True)]
         copies += [pickle.loads(pickle.dumps(tensor, p)) for p in range(pickle.HIGHEST_PROTOCOL + 1)]
@@ -496,7 +496,7 @@ def test_a_deep_copy_shares_nothing() -> None:
     assert deep_csr == csr()
 
 
-def test_a_pickle_of_a_slice_is_as_small_as_the_slice() -> None:
+def test_a_pickle_of_a_slice_is_small() -> None:
     base = np.zeros(1_000_000, dtype=np.float32)
     assert len(pickle.dumps(TensorData.from_numpy(base[:10]))) < 1000
 
@@ -506,14 +506,14 @@ def _its_twin(tensor: TensorData) -> TensorData:
     return tensor
 
 
-def test_tensors_travel_to_other_processes() -> None:
+def test_tensors_can_be_sent_to_other_processes() -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         for tensor in (csr(), TensorData([np.nan, 0.5], "float32"), TensorData(3, "int64")):
             assert pool.submit(_its_twin, tensor).result(60) == tensor
 
 
-def test_nothing_can_be_set() -> None:
+def test_tensors_are_immutable() -> None:
     tensor = csr()
     for name in ("dtype", "shape", "_numpy", "_crow", "data", "nbytes", "colour"):
         with pytest.raises(AttributeError):
@@ -535,7 +535,7 @@ def test_reprs_are_short() -> None:
     assert str(csr()) == repr(csr())
 
 
-def test_dumps() -> None:
+def test_dumps_hold_lists() -> None:
     assert csr().model_dump() == {
         "data": [7, 5],
         "dtype": "int64",
@@ -558,7 +558,7 @@ def test_a_copy_with_changes_is_checked() -> None:
         tensor.model_copy(update={"shap": [3]})
 
 
-def test_torch_is_named_where_it_is_missing() -> None:
+def test_a_missing_torch_is_reported() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from tinker_sync.types import TensorData\n"

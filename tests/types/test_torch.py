@@ -1,4 +1,4 @@
-"""torch tensors of every kind, where torch is installed."""
+"""Torch tensors of every kind, if torch is installed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refusal(call: Any, *args: Any) -> str:
 
 
 def known(names: list[str]) -> list[Any]:
-    """The dtypes of these names that this torch has."""
+    """Return the dtypes with these names that this torch has."""
     return [getattr(torch, name) for name in names if hasattr(torch, name)]
 
 
@@ -44,25 +44,25 @@ def known(names: list[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("dtype", known(WHOLE), ids=str)
-def test_whole_numbers(dtype: Any) -> None:
+def test_integers_become_int64(dtype: Any) -> None:
     tensor = TensorData.from_torch(torch.tensor([[1, 0]]).to(dtype))
     assert (tensor.dtype, tensor.shape, tensor.data) == ("int64", [1, 2], [1, 0])
 
 
 @pytest.mark.parametrize("dtype", known(REAL), ids=str)
-def test_floats(dtype: Any) -> None:
+def test_floats_become_float32(dtype: Any) -> None:
     tensor = TensorData.from_torch(torch.tensor([[1.5, -0.25]]).to(dtype))
     assert (tensor.dtype, tensor.shape, tensor.data) == ("float32", [1, 2], [1.5, -0.25])
 
 
 @pytest.mark.parametrize("dtype", known([*WHOLE, *REAL]), ids=str)
 @pytest.mark.parametrize("name", ["int64", "float32"])
-def test_under_a_dtype(dtype: Any, name: Any) -> None:
+def test_a_given_dtype_decides(dtype: Any, name: Any) -> None:
     tensor = TensorData(torch.tensor([1, 0, 1]).to(dtype), name)
     assert (tensor.dtype, tensor.shape, tensor.data) == (name, None, [1, 0, 1])
 
 
-def test_memory_is_shared_where_the_dtype_is_right() -> None:
+def test_memory_is_shared_if_the_dtype_fits() -> None:
     for source in (
         torch.zeros(6),
         torch.zeros(2, 3).T,
@@ -76,7 +76,7 @@ def test_memory_is_shared_where_the_dtype_is_right() -> None:
         assert np.shares_memory(tensor.to_torch().numpy(), source.numpy())
 
 
-def test_gradients_are_left_behind() -> None:
+def test_tensors_are_detached() -> None:
     leaf = torch.ones(3, requires_grad=True)
     made = leaf * 2
     for source in (leaf, made, torch.nn.Parameter(torch.ones(3))):
@@ -87,7 +87,7 @@ def test_gradients_are_left_behind() -> None:
     assert Datum(PROMPT, {"weights": [made[0], made[1]]}).loss_fn_inputs["weights"].data == [2.0, 2.0]
 
 
-def test_lists_of_tensors() -> None:
+def test_lists_of_tensors_are_accepted() -> None:
     assert TensorData.from_numpy([torch.tensor(1), torch.tensor(2)]).data == [1, 2]
     rows = [torch.tensor([1.0, 2.0], dtype=torch.bfloat16), torch.tensor([3.0, 4.0], dtype=torch.bfloat16)]
     assert TensorData.from_numpy(rows).tolist() == [[1.0, 2.0], [3.0, 4.0]]
@@ -96,17 +96,17 @@ def test_lists_of_tensors() -> None:
 
 
 class Mine(torch.Tensor):
-    """A user's own kind of tensor, from another module than torch."""
+    """A subclass of torch.Tensor from another module."""
 
 
-def test_subclasses_are_tensors_too() -> None:
+def test_subclasses_are_accepted() -> None:
     source = torch.tensor([1, 2]).as_subclass(Mine)
     assert TensorData.from_torch(source).data == [1, 2]
     assert Datum(PROMPT, {"weights": source}).loss_fn_inputs["weights"].data == [1, 2]
     assert EncodedTextChunk(tokens=source).as_int32().tolist() == [1, 2]
 
 
-def test_no_dimensions() -> None:
+def test_scalars_are_accepted() -> None:
     tensor = TensorData.from_torch(torch.tensor(2.5))
     assert (tensor.shape, tensor.data) == ([], [2.5])
     assert tensor.to_torch().shape == ()
@@ -114,7 +114,7 @@ def test_no_dimensions() -> None:
     assert TensorData(torch.tensor(3), "int64").tolist() == 3
 
 
-def test_layouts_without_numpy_are_made_dense() -> None:
+def test_sparse_and_other_layouts_become_dense() -> None:
     dense = torch.tensor([[0.0, 2.0], [0.0, 0.0]])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -127,7 +127,7 @@ def test_layouts_without_numpy_are_made_dense() -> None:
     assert TensorData.from_torch(torch.ones(2, dtype=torch.complex64).conj().imag).data == [0.0, 0.0]
 
 
-def test_what_has_no_numbers_is_refused() -> None:
+def test_tensors_without_numbers_are_refused() -> None:
     meta = torch.zeros(3, device="meta")
     assert refusal(TensorData.from_torch, meta) == (
         "TensorData.from_torch: a torch tensor on the meta device has no values"
@@ -143,7 +143,7 @@ def test_what_has_no_numbers_is_refused() -> None:
     )
 
 
-def test_what_would_be_cut_is_refused() -> None:
+def test_lossy_conversions_are_refused() -> None:
     assert refusal(TensorData, torch.tensor([1.0, 1.5]), "int64") == (
         "TensorData.data[1]: expected a whole number, got 1.5"
     )
@@ -166,7 +166,7 @@ MATRICES = st.tuples(st.integers(0, 6), st.integers(0, 9)).flatmap(
     st.sampled_from(["int64", "int32", "float32", "bfloat16", "float64", "uint8"]),
     st.sampled_from([0, 7, -1]),
 )
-def test_both_doors_to_csr_are_one(dense: np.ndarray, dtype: str, pad: int) -> None:
+def test_numpy_and_torch_give_the_same_csr(dense: np.ndarray, dtype: str, pad: int) -> None:
     if dtype == "uint8":
         dense = np.abs(dense)
     source = torch.from_numpy(dense).to(getattr(torch, dtype))
@@ -179,7 +179,7 @@ def test_both_doors_to_csr_are_one(dense: np.ndarray, dtype: str, pad: int) -> N
     assert tensor.tolist(pad) == source.tolist()
 
 
-def test_pads() -> None:
+def test_pad_values_are_checked() -> None:
     matrix = torch.full((4, 9), -100)
     matrix[1, 2] = 5
     tensor = TensorData.from_torch_sparse(matrix, np.int64(-100))
@@ -192,7 +192,7 @@ def test_pads() -> None:
             tensor.to_torch(wrong)
 
 
-def test_torch_reads_our_csr() -> None:
+def test_torch_reads_the_csr() -> None:
     matrix = torch.zeros(5, 9)
     matrix[0, 3], matrix[4, 8], matrix[4, 0] = 1.5, -2.0, 0.25
     tensor = TensorData.from_torch_sparse(matrix)
@@ -209,7 +209,7 @@ def test_torch_reads_our_csr() -> None:
     assert torch.equal(tensor.to_torch(), matrix)
 
 
-def test_datum_makes_mostly_empty_rows_sparse_where_the_service_reads_them() -> None:
+def test_a_datum_compresses_sparse_targets_and_weights() -> None:
     rows = torch.zeros(9, 9)
     rows[2, 3] = 1
     inputs = Datum(
@@ -226,7 +226,7 @@ def test_datum_makes_mostly_empty_rows_sparse_where_the_service_reads_them() -> 
         assert torch.equal(tensor.to_torch().float(), rows)
 
 
-def test_float_targets_are_whole_numbers() -> None:
+def test_float_targets_must_be_whole() -> None:
     for targets in (
         torch.tensor([5.0, 6.0]),
         torch.tensor([5.0, 6.0], dtype=torch.bfloat16),
@@ -246,7 +246,7 @@ def test_float_targets_are_whole_numbers() -> None:
 @pytest.mark.parametrize(
     "dtype", known(["int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32"]), ids=str
 )
-def test_tokens(dtype: Any) -> None:
+def test_tokens_are_accepted(dtype: Any) -> None:
     prompt = ModelInput.from_ints(torch.tensor([5, 6]).to(dtype))
     assert prompt == ModelInput.from_ints([5, 6])
     assert prompt.to_ints() == [5, 6]
@@ -264,7 +264,7 @@ def test_tokens_share_memory_and_need_one_dimension() -> None:
     assert SamplingParams(stop=torch.tensor([1, 2])).stop == [1, 2]
 
 
-def test_single_values_as_settings() -> None:
+def test_scalars_are_accepted_as_settings() -> None:
     assert ForwardBackwardInput([], "ppo", {"clip": torch.tensor(0.5)}).loss_fn_config == {"clip": 0.5}
     assert SamplingParams(temperature=torch.tensor(0.5), max_tokens=torch.tensor(3)).max_tokens == 3
     with pytest.raises(InvalidInputError):
@@ -288,7 +288,7 @@ def test_single_values_as_settings() -> None:
     ],
     ids=lambda array: f"{array.dtype}{array.shape}{array.strides}",
 )
-def test_every_array_becomes_a_tensor(array: np.ndarray) -> None:
+def test_every_array_converts_to_torch(array: np.ndarray) -> None:
     tensor = TensorData.from_numpy(array)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -306,7 +306,7 @@ def test_every_array_becomes_a_tensor(array: np.ndarray) -> None:
         assert frozen.tolist() == array.tolist()
 
 
-def test_copies_keep_nothing_of_torch() -> None:
+def test_copies_do_not_refer_to_torch() -> None:
     tensor = TensorData.from_torch(torch.ones(3, requires_grad=True))
     for twin in (copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor))):
         assert twin == tensor

@@ -1,4 +1,4 @@
-"""Forward and backward passes: data, loss settings, validation of all at once, outputs."""
+"""Forward and backward passes check their data and settings and convert outputs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refusal(call: Any, *args: Any, **kwargs: Any) -> str:
     return str(caught.value)
 
 
-def test_arguments_by_position_and_by_name() -> None:
+def test_arguments_are_accepted_by_position_and_by_name() -> None:
     by_position = ForwardBackwardInput([GOOD], "ppo", {"clip": 0.2})
     by_name = ForwardBackwardInput(data=[GOOD], loss_fn="ppo", loss_fn_config={"clip": 0.2})
     assert by_position == by_name
@@ -51,7 +51,7 @@ def test_arguments_by_position_and_by_name() -> None:
         ForwardBackwardRequest(by_name, model="m")
 
 
-def test_data_of_any_iterable_and_of_nothing_else() -> None:
+def test_data_must_be_an_iterable_of_datums() -> None:
     for data in ((GOOD,), iter([GOOD]), {1: GOOD}.values()):
         assert ForwardBackwardInput(data, "ppo").data == [GOOD]
     given = [GOOD]
@@ -65,7 +65,7 @@ def test_data_of_any_iterable_and_of_nothing_else() -> None:
             ForwardBackwardInput(wrong, "ppo")
 
 
-def test_settings_are_numbers_or_text() -> None:
+def test_settings_must_be_numbers_or_text() -> None:
     given = {
         "a": 1,
         "b": np.float32(0.5),
@@ -81,36 +81,36 @@ def test_settings_are_numbers_or_text() -> None:
     assert config["a"] == 1.0
     assert ForwardBackwardInput([GOOD], "ppo", {}).loss_fn_config == {}
     for wrong, kind in ((None, "NoneType"), ([1], "list"), (1j, "complex"), (np.ones(2), "ndarray")):
-        said = refusal(ForwardBackwardInput, [GOOD], "ppo", {"clip": wrong})
-        assert said.startswith("loss_fn_config['clip']: expected a number")
-        assert said.endswith(f"({kind})")
+        message = refusal(ForwardBackwardInput, [GOOD], "ppo", {"clip": wrong})
+        assert message.startswith("loss_fn_config['clip']: expected a number")
+        assert message.endswith(f"({kind})")
     with pytest.raises(TypeError, match="loss_fn_config: expected a mapping"):
         ForwardBackwardInput([GOOD], "ppo", [("clip", 0.2)])
 
 
 @pytest.mark.parametrize("wrong", [None, 5, ["ppo"]])
-def test_a_loss_is_named(wrong: Any) -> None:
+def test_the_loss_must_be_text(wrong: Any) -> None:
     assert refusal(ForwardBackwardInput, [GOOD], wrong).startswith(
         "ForwardBackwardInput.loss_fn: expected text"
     )
 
 
-def test_numbers_of_requests_are_whole() -> None:
+def test_sequence_numbers_must_be_whole() -> None:
     work = ForwardBackwardInput([GOOD], "ppo")
     assert ForwardBackwardRequest(work, "m", np.int64(4)).seq_id == 4
     assert refusal(ForwardBackwardRequest, work, "m", 1.5).startswith("ForwardBackwardRequest.seq_id: ")
     assert refusal(ForwardRequest, work, 7).startswith("ForwardRequest.model_id: ")
 
 
-def test_good_work_passes() -> None:
+def test_valid_data_pass() -> None:
     assert ForwardBackwardInput([GOOD] * 3, "cross_entropy").validate() is None
 
 
-def test_no_data_is_said() -> None:
+def test_empty_data_are_reported() -> None:
     assert refusal(ForwardBackwardInput([], "ppo").validate) == "data: is empty; give at least one Datum"
 
 
-def test_every_problem_of_every_datum_is_said_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     weights = np.ones(18)
     weights[17] = np.nan
     work = ForwardBackwardInput(
@@ -135,14 +135,14 @@ def test_every_problem_of_every_datum_is_said_at_once() -> None:
     assert pickle.loads(pickle.dumps(caught.value)).problems == caught.value.problems
 
 
-def test_a_single_datum_is_no_list() -> None:
+def test_a_single_datum_is_refused() -> None:
     with pytest.raises(TypeError, match=r"got a single one; write \[datum\]$"):
         ForwardBackwardInput(GOOD, "ppo")
     with pytest.raises(TypeError, match=r"^data: expected a list of Datum, got NoneType$"):
         ForwardBackwardInput(None, "ppo")
 
 
-def test_outputs() -> None:
+def test_outputs_convert_their_tensors() -> None:
     record = {"logprobs": TensorData([0.5], "float32", [1])}
     output = ForwardBackwardOutput("ArrayRecord", (record,), {"loss:sum": 1.5})
     assert output.loss_fn_outputs == [record]
@@ -156,7 +156,7 @@ def test_outputs() -> None:
         ForwardBackwardOutput("A", [record, {"x": [0.5]}])
 
 
-def test_copies_and_values() -> None:
+def test_copies_are_equal() -> None:
     work = ForwardBackwardInput([GOOD], "ppo", {"clip": 0.2})
     values: list[Any] = [
         work,

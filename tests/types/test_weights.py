@@ -1,4 +1,4 @@
-"""Console links of saved weights, and access tokens that nobody sees."""
+"""Console addresses of saved weights, and access tokens hidden from reprs and errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOAD = {"path": "tinker://r/weights/a", "optimizer": False}
 
 
 @pytest.mark.parametrize("cls", [SaveWeightsResponse, SaveWeightsForSamplerResponse])
-def test_a_console_link_quotes_both_parts(cls: type[Any]) -> None:
+def test_console_addresses_quote_both_parts(cls: type[Any]) -> None:
     saved = cls(path="tinker://s:train:0/weights/a b?")
     base = "https://tinker.thinkingmachines.ai/checkpoints/"
     assert saved.get_console_url() == base + "s%3Atrain%3A0/weights%2Fa%20b%3F"
@@ -29,7 +29,7 @@ def test_a_console_link_quotes_both_parts(cls: type[Any]) -> None:
         cls(path="elsewhere").get_console_url()
 
 
-def test_a_playground_link_quotes_the_path() -> None:
+def test_playground_addresses_quote_the_path() -> None:
     saved = SaveWeightsForSamplerResponse(path="tinker://r/sampler_weights/a&b")
     base = "https://tinker.thinkingmachines.ai/playground?mode=checkpoint&checkpoint="
     assert saved.get_playground_url() == base + "tinker%3A%2F%2Fr%2Fsampler_weights%2Fa%26b"
@@ -43,7 +43,7 @@ def test_a_playground_link_quotes_the_path() -> None:
         AuthTokenResponse(jwt=SECRET),
     ],
 )
-def test_a_token_is_sent_but_not_shown(made: Any) -> None:
+def test_a_token_is_dumped_but_not_shown(made: Any) -> None:
     assert SECRET in made.model_dump().values()
     assert SECRET not in repr(made)
     assert SECRET not in str([made])
@@ -60,7 +60,7 @@ def test_a_token_is_sent_but_not_shown(made: Any) -> None:
         lambda: AuthTokenResponse.model_validate({"jwt": [SECRET]}),
     ],
 )
-def test_a_token_is_in_no_refusal(make: Any) -> None:
+def test_errors_do_not_show_a_token(make: Any) -> None:
     with pytest.raises(InvalidInputError) as caught:
         make()
     assert SECRET not in "".join(traceback.format_exception(caught.value))

@@ -174,7 +174,7 @@ def test_json_bodies_of_older_servers() -> None:
 def test_fields_unknown_to_older_servers_stay_at_home() -> None:
     new = body(sample(), NEW)
     old = body(sample(), OLD)
-    # `record_stability_info` is None here and so in neither.
+    # Neither includes `record_stability_info`, which is unset here.
     assert set(new) - set(old) == {"topk_sample_logprobs", "prompt_alt_tokens_k"}
     create = types.CreateModelRequest(session_id="s", model_seq_id=0, base_model="b")
     assert set(body(create, NEW)) - set(body(create, OLD)) == {"optimizer_config"}

@@ -1,4 +1,4 @@
-"""The table of calls: complete, consistent, and usable from both sides."""
+"""The table of calls is complete, consistent and usable by client and server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def filled(endpoint: Endpoint) -> str:
 
 
 @pytest.mark.parametrize("endpoint", ROWS, ids=lambda row: row.name)
-def test_every_type_named_exists(endpoint: Endpoint) -> None:
+def test_every_named_type_exists(endpoint: Endpoint) -> None:
     for name, found in [
         (endpoint.request, endpoint.request_type),
         (endpoint.reply, endpoint.reply_type),
@@ -38,7 +38,7 @@ def test_every_type_named_exists(endpoint: Endpoint) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ROWS, ids=lambda row: row.name)
-def test_every_row_makes_sense(endpoint: Endpoint) -> None:
+def test_rows_are_consistent(endpoint: Endpoint) -> None:
     assert endpoint.path.text.startswith("/api/v1/")
     assert endpoint.reason
     assert (endpoint.method == "GET") <= (endpoint.body == "none")
@@ -49,28 +49,28 @@ def test_every_row_makes_sense(endpoint: Endpoint) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ROWS, ids=lambda row: row.name)
-def test_a_filled_path_is_found_again(endpoint: Endpoint) -> None:
+def test_a_filled_path_is_matched(endpoint: Endpoint) -> None:
     ids = {name: IDS[name] for name in endpoint.path.names}
     assert find(endpoint.method, filled(endpoint)) == (endpoint, ids)
 
 
-def test_no_two_calls_look_alike() -> None:
+def test_calls_are_distinct() -> None:
     assert len({(row.method, row.path.text) for row in ROWS}) == len(ROWS)
 
 
-def test_what_is_no_call_is_not_found() -> None:
+def test_unknown_calls_are_not_found() -> None:
     assert find("GET", "/api/v1/nothing") is None
     assert find("PATCH", "/api/v1/training_runs") is None
     assert find("GET", "/api/v1/training_runs/a/b") is None
 
 
-def test_a_checkpoint_may_be_called_like_a_verb() -> None:
+def test_a_checkpoint_may_have_the_name_of_a_verb() -> None:
     found = find("DELETE", "/api/v1/training_runs/r/checkpoints/weights/publish")
     assert found is not None
     assert (found[0].name, found[1]["checkpoint"]) == ("delete_checkpoint", "weights/publish")
 
 
-def test_ids_are_encoded_on_the_way_in_and_decoded_on_the_way_out() -> None:
+def test_ids_are_encoded_and_decoded() -> None:
     path = ENDPOINTS["get_sampler"].path_for(sampler="a/b?c")
     assert path == "/api/v1/samplers/a%2Fb%3Fc"
     assert find("GET", path) == (ENDPOINTS["get_sampler"], {"sampler": "a/b?c"})
@@ -84,7 +84,7 @@ def test_numbered_calls_carry_a_number() -> None:
             assert fields, row.name
 
 
-def test_calls_that_are_asked_again_by_others_have_no_retries_of_their_own() -> None:
+def test_calls_with_other_retries_have_none_here() -> None:
     for name in ("retrieve_future", "retrieve_futures", "cancel_future", "session_heartbeat", "asample"):
         assert ENDPOINTS[name].max_retries == 0
 
@@ -101,7 +101,7 @@ def test_calls_that_are_asked_again_by_others_have_no_retries_of_their_own() -> 
         ("optim_step", None),
     ],
 )
-def test_timeouts_of_the_protocol(name: str, timeout_s: float | None) -> None:
+def test_timeouts_follow_the_protocol(name: str, timeout_s: float | None) -> None:
     assert ENDPOINTS[name].timeout_s == timeout_s
 
 

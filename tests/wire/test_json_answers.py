@@ -1,4 +1,4 @@
-"""What arrives as JSON, and what is said of what does not fit, with each back end."""
+"""JSON answers are decoded to types, and bad ones are refused with their path, by each back end."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def test_depth_is_bounded(backend: Backend) -> None:
     def body(depth: int, inner: str) -> bytes:
         return b"[" * depth + inner.encode() + b"]" * depth
 
-    # What looks like a bracket in a text is none, however the text is written.
+    # Brackets inside texts do not count, in every form of the text.
     for inner in ('"' + "[" * 500 + '"', r'"\"[[[["', r'"\\"', r'"\\\"{"', '"' + '\\"[' * 300 + '"', '"",""'):
         assert loads(body(MAX_DEPTH, inner), backend=backend)
         with pytest.raises(WireError, match="more than 100 deep"):
@@ -460,7 +460,7 @@ def test_kinds_that_are_no_models() -> None:
 
 
 def test_every_model_can_be_read() -> None:
-    """A kind of field that nobody thought of shows here and not in the hands of a user."""
+    """The decoder supports every kind of field of the types."""
     from tinker_sync.wire.json import make_converter
 
     for answers in (True, False):

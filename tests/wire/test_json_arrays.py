@@ -75,7 +75,7 @@ def test_an_output_there_and_back(backend: Backend) -> None:
     assert json.loads(encoded)["loss_fn_outputs"][0]["a"]["data"] == [float(FLOAT32), None]
     decoded = decode(encoded, ForwardBackwardOutput, backend=backend)
     assert decoded.loss_fn_outputs == output.loss_fn_outputs
-    # What JSON cannot say arrives as a number that is none, not as another number.
+    # Values that JSON lacks arrive as NaN, not as other numbers.
     assert decoded.metrics["loss:sum"] == 0.1
     assert math.isnan(decoded.metrics["odd"])
 

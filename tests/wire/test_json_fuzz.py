@@ -19,7 +19,7 @@ ANSWERS = {name: cls for name, cls in answer_kinds().items() if name != "Samplin
 
 
 def outcome(data: bytes, cls: type[Any], backend: Any) -> str:
-    """What became of it, as text: NaN is not equal to itself."""
+    """Return the outcome as text, because NaN does not equal itself."""
     refusal = None
     try:
         decoded = decode(data, cls, backend=backend)

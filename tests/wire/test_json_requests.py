@@ -1,4 +1,4 @@
-"""What leaves as JSON, and what is refused, with each back end."""
+"""Types are encoded to JSON, and bad values are refused, by each back end."""
 
 from __future__ import annotations
 
@@ -340,7 +340,7 @@ def test_all_problems_are_told_at_once_up_to_a_bound(backend: Backend) -> None:
 def test_masked_cells_have_no_value_to_send(backend: Backend) -> None:
     masked = np.ma.MaskedArray([1, 2, 3], mask=[False, False, True])
     (problem,) = problems_of({"a": masked}, backend)
-    assert problem == "$.a[2]: is masked; call .filled(...) to say what to send"
+    assert problem == "$.a[2]: is masked; call .filled(...) to choose the value to send"
 
 
 def nested(depth: int) -> Any:
@@ -424,7 +424,7 @@ def test_token_lists_are_passed_as_they_are() -> None:
 
 
 def calls_of_tolist(backend: Backend, request: types.SampleRequest) -> int:
-    """How often an array is turned into a list while a request is encoded."""
+    """Count the conversions of arrays to lists while a request is encoded."""
     calls = []
 
     def watch(_frame: Any, event: str, function: Any) -> None:

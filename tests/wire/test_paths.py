@@ -1,4 +1,4 @@
-"""Paths and queries: what an id may become on its way into an address."""
+"""Paths and queries are built from ids and matched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEXT = st.text(min_size=1).filter(lambda text: text not in (".", ".."))
 
 
 @given(TEXT.filter(lambda text: text.isprintable() or text.isascii()))
-def test_w35_a_segment_stays_one_segment_and_comes_back(text: str) -> None:
+def test_a_segment_round_trips(text: str) -> None:
     encoded = segment(text)
     assert not set(encoded) & set("/?# \r\n\t%") - {"%"}
     assert encoded.isascii()
@@ -24,23 +24,23 @@ def test_w35_a_segment_stays_one_segment_and_comes_back(text: str) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", ".", "..", "\ud800"])
-def test_what_would_name_another_path_is_refused(bad: str) -> None:
+def test_dots_and_empty_ids_are_refused(bad: str) -> None:
     with pytest.raises(InvalidInputError):
         segment(bad)
 
 
 @pytest.mark.parametrize("bad", ["../x", "weights/..", "weights/", "/a", "a/b/c", "weights/a/../../x"])
-def test_a_checkpoint_id_cannot_climb(bad: str) -> None:
+def test_bad_checkpoint_ids_are_refused(bad: str) -> None:
     with pytest.raises(InvalidInputError):
         segments(bad)
 
 
-def test_ids_of_the_protocol_stay_as_they_are() -> None:
+def test_ids_of_the_protocol_are_unchanged() -> None:
     assert segment("s:sample:0") == "s:sample:0"
     assert segments("weights/step-1") == "weights/step-1"
 
 
-def test_queries_are_written_as_the_protocol_says() -> None:
+def test_queries_follow_the_protocol() -> None:
     zone = timezone(timedelta(hours=2))
     assert (
         encode_query(
@@ -64,7 +64,7 @@ def test_a_value_cannot_add_a_parameter() -> None:
     assert encode_query({"q": "a&admin=1#x\r\n"}) == "q=a%26admin%3D1%23x%0D%0A"
 
 
-def test_ids_must_fit_the_template() -> None:
+def test_ids_must_match_the_template() -> None:
     template = PathTemplate("/a/{one}/b")
     for ids in ({}, {"two": 1}, {"one": 1, "two": 2}):
         with pytest.raises(TypeError):

@@ -1,7 +1,7 @@
-"""Damaged and hostile bytes for every decoder: `WireError` or a value, in bounded memory and time.
+"""Decoders answer damaged and hostile bytes with `WireError` or a value, in bounded memory and time.
 
-The default suite runs one batch of inputs for each decoder, always the same ones. FUZZ_ROUNDS=300000 in the
-environment runs as many for each, in further batches; with `pytest -s` each prints what it cost.
+The default suite runs one fixed batch of inputs for each decoder. The environment variable FUZZ_ROUNDS sets
+another number of inputs; `pytest -s` shows the cost of each batch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from tinker_sync.types import (
     SampledProvenanceSpan,
     SampledSequence,
     SampleResponse,
-    SamplingParams,
     TensorData,
     TopkLogprobs,
 )
@@ -46,11 +45,11 @@ BATCH = 5_000
 ROUNDS = int(os.environ.get("FUZZ_ROUNDS", BATCH))
 
 MEMORY_FLOOR = 32_768
-"""What a decoder and its error need for themselves."""
+"""The memory of a decoder and its error, without the message."""
 MEMORY_FACTOR = 250
-"""An empty submessage takes two bytes, the empty arrays and the object that stand for it a few hundred."""
+"""Bytes per byte of input: an empty submessage takes two bytes, its object a few hundred."""
 EMPTY_RECORDS = MAX_EMPTY_RECORDS * 80
-"""The one thing that may be large without being sent."""
+"""The memory of records that take no bytes in the message."""
 
 
 def floats(*shape: int) -> np.ndarray:
@@ -117,20 +116,10 @@ def samples() -> list[bytes]:
     ]
 
 
-def params() -> list[bytes]:
-    made = [
-        SamplingParams(max_tokens=5, seed=3, stop=["a", "b"]),
-        SamplingParams(stop=[1, 2, 300]),
-        SamplingParams(),
-    ]
-    return [proto.encode_sampling_params(one).join() for one in made]
-
-
 DECODERS: dict[str, tuple[Message, Callable[[Any], object], Callable[[], list[bytes]]]] = {
     "requests": (tables.FORWARD_BACKWARD_REQUEST, proto.decode_forward_backward_request, requests),
     "outputs": (tables.FORWARD_BACKWARD_OUTPUT, proto.decode_forward_backward_output, outputs),
     "samples": (tables.SAMPLE_RESPONSE, proto.decode_sample_response, samples),
-    "params": (tables.SAMPLING_PARAMS, proto.decode_sampling_params, params),
 }
 
 
@@ -143,7 +132,7 @@ def test_decoders_read_their_seeds(name: str) -> None:
 
 @pytest.mark.parametrize("first", range(0, ROUNDS, BATCH))
 @pytest.mark.parametrize("name", DECODERS)
-def test_damaged_bytes_raise_nothing_but_wire_errors(name: str, first: int) -> None:
+def test_damaged_bytes_raise_wire_errors_only(name: str, first: int) -> None:
     table, decode, make_seeds = DECODERS[name]
     rng, rounds = random.Random(f"{name} {first}"), min(BATCH, ROUNDS - first)
     seeds = make_seeds()
@@ -167,13 +156,13 @@ def test_damaged_bytes_raise_nothing_but_wire_errors(name: str, first: int) -> N
     finally:
         tracemalloc.stop()
     cost = f"slowest {slowest * 1e3:.1f} ms, peak {dearest / 1e6:.2f} MB"
-    print(f"{name}: {rounds} inputs, {accepted} accepted, {cost}")  # noqa: T201 -- what a long run is for
+    print(f"{name}: {rounds} inputs, {accepted} accepted, {cost}")  # noqa: T201 -- for long runs
     assert slowest < 1.0
-    assert rounds // 50 < accepted < rounds  # both outcomes were seen
+    assert rounds // 50 < accepted < rounds  # both outcomes occur
 
 
 def _owned(value: Any) -> Any:
-    """A plain message that can be copied: bytes in place of views."""
+    """Copy a plain message, with bytes in place of views."""
     if isinstance(value, dict):
         return {key: _owned(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -196,7 +185,7 @@ def _input(
 
 
 def _accepts(decode: Callable[[Any], object], data: bytes) -> bool:
-    """Whether the decoder takes these bytes. Anything but a `WireError` fails the test."""
+    """Return True if the decoder accepts the bytes; errors other than `WireError` fail the test."""
     try:
         decode(data)
     except WireError:

@@ -1,4 +1,4 @@
-"""Outputs of a pass: batches cut into arrays of their own, every offset checked first."""
+"""The codec of outputs splits batches into separate arrays and checks every offset."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ ONES = np.ones(4, dtype="<f4").tobytes()
         ("pkg.mod:ArrayRecord", False, "pkg.mod:ArrayRecord"),
     ],
 )
-def test_the_output_type(kind: str, with_batch: bool, expected: str) -> None:
+def test_the_output_type_is_the_bare_class_name(kind: str, with_batch: bool, expected: str) -> None:
     batches = [batch(1)] if with_batch else []
     assert decoded(*batches, kind=kind).loss_fn_output_type == expected
 
@@ -88,7 +88,7 @@ def test_numbers_are_widened(dtype: int, layout: str, widened: Any) -> None:
     assert [tensor.data for tensor in tensors] == [values[:2].tolist(), values[2:].tolist()]
 
 
-def test_bfloat16_is_the_upper_half_of_float32() -> None:
+def test_bfloat16_is_widened() -> None:
     values = np.array([1.0, -0.5, np.inf, 3.140625], dtype="<f4")
     halves = (values.view("<u4") >> 16).astype("<u2").tobytes()
     (record,) = decoded(batch(x=column(halves, int64s(0, 8), tables.DTYPE_BFLOAT16))).loss_fn_outputs
@@ -96,7 +96,7 @@ def test_bfloat16_is_the_upper_half_of_float32() -> None:
 
 
 def memory_of(array: np.ndarray) -> np.ndarray:
-    """The array that owns the memory."""
+    """Return the array that owns the memory."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     assert array.base is None
@@ -104,9 +104,9 @@ def memory_of(array: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", [tables.DTYPE_FLOAT32, tables.DTYPE_BFLOAT16, tables.DTYPE_INT32])
-def test_arrays_are_writable_aligned_and_hold_no_response_alive(dtype: int) -> None:
+def test_arrays_are_writable_aligned_and_small(dtype: int) -> None:
     itemsize = 2 if dtype == tables.DTYPE_BFLOAT16 else 4
-    # Small ones, empty ones, one that just fits a block, one larger, and some behind it.
+    # Small and empty arrays, one that just fits a block, a larger one, and some after it.
     sizes = [1, 0, 100, 0, BLOCK_CELLS - 1, 3 * BLOCK_CELLS, 2, BLOCK_CELLS, 1, 1, 0]
     offsets = itemsize * np.cumsum([0, *sizes])
     data = np.arange(sum(sizes) * itemsize, dtype=np.uint8).tobytes()
@@ -123,7 +123,7 @@ def test_arrays_are_writable_aligned_and_hold_no_response_alive(dtype: int) -> N
     assert b"".join(tensor._numpy.tobytes() for tensor in tensors) == together["x"]._numpy.tobytes()
 
 
-def test_many_small_arrays_are_cut_right() -> None:
+def test_many_small_arrays_are_split_correctly() -> None:
     rng = np.random.default_rng(3)
     sizes = rng.integers(0, 300, 1000)
     values = rng.standard_normal(sizes.sum(), dtype=np.float32)
@@ -142,14 +142,14 @@ def test_trailing_shapes_divide_each_datum() -> None:
     assert decoded(batch(x=column(b"", int64s(0, 0), 1, 0, 5))).loss_fn_outputs[0]["x"].shape == [0, 0, 5]
 
 
-def test_each_batch_counts_for_itself() -> None:
+def test_each_batch_has_its_own_count() -> None:
     counted = batch(2, x=column(ONES, int64s(0, 8, 16)))
     uncounted = batch(x=column(ONES, int64s(0, 16)))
     assert len(decoded(counted, uncounted, batch(3)).loss_fn_outputs) == 6
     assert len(decoded(batch(x=column())).loss_fn_outputs) == 0
 
 
-def test_bytes_that_no_offset_names_are_left_alone() -> None:
+def test_bytes_outside_of_the_offsets_are_ignored() -> None:
     (record,) = decoded(batch(x=column(ONES, int64s(4, 12)))).loss_fn_outputs
     assert record["x"].data == [1.0, 1.0]
 
@@ -183,12 +183,12 @@ def test_bytes_that_no_offset_names_are_left_alone() -> None:
         (batch(10**18), "num_datums"),
     ],
 )
-def test_what_does_not_add_up_is_refused_with_its_place(given: dict[str, Any], where: str) -> None:
+def test_inconsistent_batches_are_refused_with_their_path(given: dict[str, Any], where: str) -> None:
     good = batch(1, x=column(ONES, int64s(0, 16)))
     assert fault(good, given).path == f"loss_fn_outputs[1].{where}"
 
 
-def test_as_many_dimensions_as_numpy_holds() -> None:
+def test_the_limit_of_dimensions_is_accepted() -> None:
     (record,) = decoded(batch(x=column(ONES, int64s(0, 16), 1, *[1] * 31))).loss_fn_outputs
     assert record["x"].to_numpy().shape == (4, *[1] * 31)
 
@@ -197,11 +197,11 @@ def test_empty_records_are_bounded_over_all_batches() -> None:
     assert len(decoded(batch(MAX_EMPTY_RECORDS)).loss_fn_outputs) == MAX_EMPTY_RECORDS
     error = fault(batch(MAX_EMPTY_RECORDS), batch(1))
     assert error.path == "loss_fn_outputs[1].num_datums"
-    # A negative count does not make room for more.
+    # A negative count does not offset the others.
     assert fault(batch(-(10**18)), batch(10**18)).path == "loss_fn_outputs[0].num_datums"
 
 
-def test_a_claim_of_many_data_costs_no_memory() -> None:
+def test_a_false_count_of_data_costs_no_memory() -> None:
     claims = [
         batch(10**18),
         batch(2**40, x=column(ONES, int64s(0, 16))),
@@ -230,7 +230,7 @@ def tensor(*shape: int, dtype: Any = np.float32) -> TensorData:
     return TensorData.from_numpy(np.arange(np.prod(shape, dtype=int), dtype=dtype).reshape(shape))
 
 
-def test_outputs_survive_both_ways() -> None:
+def test_outputs_round_trip() -> None:
     sent = output(
         {"x": tensor(3), "k": tensor(3, 2, dtype=np.int64)},
         {"x": tensor(0), "k": tensor(0, 2, dtype=np.int64)},
@@ -245,14 +245,14 @@ def test_outputs_survive_both_ways() -> None:
     assert [one["num_datums"] for one in batches] == [2, 1, 1, 2]
 
 
-def test_arrays_are_sent_from_where_they_lie() -> None:
+def test_arrays_are_encoded_without_copies() -> None:
     records = [{"x": tensor(100)} for _ in range(3)]
     pieces = [np.frombuffer(piece, np.uint8) for piece in encode_forward_backward_output(output(*records))]
     for record in records:
         assert any(np.shares_memory(piece, record["x"]._numpy) for piece in pieces)
 
 
-def test_sparse_tensors_and_scalars_are_sent_in_the_only_form_there_is() -> None:
+def test_sparse_tensors_and_scalars_are_encoded_densely() -> None:
     sparse = TensorData([5], "int64", [1, 3], [0, 1], [2])
     scalar = TensorData.from_numpy(np.float32(1.5))
     (record,) = decode_forward_backward_output(

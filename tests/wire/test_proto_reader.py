@@ -1,4 +1,4 @@
-"""Bytes to plain values: proto3's rules, and where faults are said to be."""
+"""The reader follows proto3's rules and names the path of a fault."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tinker_sync.wire.proto._scalars import BOOL, FLOAT, INT32, INT64, STRING, U
 
 
 def read(table: Message, *parts: str | bytes) -> dict[str, Any]:
-    """What a message of these parts, hexadecimal or bytes, is read as."""
+    """Read a message from parts, hexadecimal or bytes."""
     data = b"".join(bytes.fromhex(part) if isinstance(part, str) else part for part in parts)
     result = comparable(read_message(table, data))
     assert isinstance(result, dict)
@@ -36,7 +36,7 @@ def fault(table: Message, *parts: str | bytes) -> WireError:
 
 
 def field(number: int, payload: bytes) -> bytes:
-    """A length-delimited field."""
+    """Encode a length-delimited field."""
     return varint(number << 3 | 2) + varint(len(payload)) + payload
 
 
@@ -58,13 +58,13 @@ NUMBERS = Message(
 
 
 @pytest.mark.parametrize("number", [1, 127, 128, 300, 2**31 - 1, -1, -(2**31)])
-def test_int32_is_the_low_half_with_its_sign(number: int) -> None:
+def test_int32_takes_the_low_half_with_its_sign(number: int) -> None:
     assert read(NUMBERS, "08", varint(number & (2**64 - 1))) == {"i32": number}
     # Some writers send negative numbers in five bytes.
     assert read(NUMBERS, "08", varint(number & (2**32 - 1))) == {"i32": number}
 
 
-def test_numbers_wider_than_their_field_lose_the_high_bits() -> None:
+def test_wide_numbers_lose_their_high_bits() -> None:
     assert read(NUMBERS, "08", varint(2**32 + 5)) == {"i32": 5}
     assert read(NUMBERS, "10", varint(2**64 - 1)) == {"u32": 2**32 - 1}
     assert read(NUMBERS, "18", varint(2**64 - 1)) == {"i64": -1}
@@ -72,7 +72,7 @@ def test_numbers_wider_than_their_field_lose_the_high_bits() -> None:
     assert read(NUMBERS, "20 ffffffffffffffffff7f") == {"u64": 2**64 - 1}  # 70 bits
 
 
-def test_any_number_but_zero_is_true() -> None:
+def test_nonzero_numbers_are_true() -> None:
     assert read(NUMBERS, "28", varint(2**63)) == {"flag": True}
 
 
@@ -88,30 +88,30 @@ def test_enums_are_open() -> None:
 # -------------------------------------------------------------------------------- presence and repetition
 
 
-def test_defaults_without_presence_are_as_good_as_absent() -> None:
+def test_defaults_without_presence_are_absent() -> None:
     assert read(NUMBERS, "0800 2800") == {}
-    assert read(NUMBERS, "0805 0800") == {}  # the last one wins, and it is the default
+    assert read(NUMBERS, "0805 0800") == {}  # the last value counts, and it is the default
 
 
-def test_defaults_with_presence_are_seen() -> None:
+def test_defaults_with_presence_are_kept() -> None:
     assert read(NUMBERS, "3d00000000") == {"real": (0.0, 1.0)}
     assert read(tables.SAMPLED_SEQUENCE, "1a00") == {"logprobs": b""}
     assert read(tables.SAMPLE_RESPONSE, "1a00") == {"topk_prompt_logprobs": {}}
 
 
-def test_lists_are_read_packed_loose_and_mixed() -> None:
+def test_lists_are_read_packed_unpacked_and_mixed() -> None:
     assert read(NUMBERS, "32 04 01 ac02 00") == {"many": [1, 300, 0]}
     assert read(NUMBERS, "30 01 32 02 02 03 30 04") == {"many": [1, 2, 3, 4]}
     assert read(NUMBERS, "32 00") == {}
     assert read(NUMBERS, "4d0000803f 4a080000004000004040") == {"reals": [(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)]}
 
 
-def test_a_packed_list_must_end_with_a_whole_number() -> None:
+def test_a_truncated_packed_list_is_refused() -> None:
     error = fault(NUMBERS, "32 02 01 ac", "0801")
     assert error.path == "many[1]"
 
 
-def test_a_submessage_given_twice_is_merged() -> None:
+def test_repeated_submessages_are_merged() -> None:
     once, twice = field(3, b"\x18\x02"), field(3, b"\x20\x07\x18\x03")
     assert read(tables.SAMPLE_RESPONSE, once, twice) == {"topk_prompt_logprobs": {"k": 3, "length": 7}}
     first, second = field(5, field(4, b"\x01\x02")), field(5, b"\x18\x01" + field(4, b"\x03"))
@@ -120,15 +120,15 @@ def test_a_submessage_given_twice_is_merged() -> None:
     }
 
 
-def test_the_last_member_of_a_oneof_wins_and_the_same_one_is_merged() -> None:
+def test_the_last_member_of_a_oneof_counts() -> None:
     image, text = field(2, field(2, b"png")), field(1, field(1, b"\0\0\0\0"))
     assert read(tables.CHUNK, image, text) == {"encoded_text": {"tokens": b"\0\0\0\0"}}
     assert read(tables.CHUNK, text, image) == {"image": {"format": "png"}}
     assert read(tables.CHUNK, image, field(2, field(1, b"x"))) == {"image": {"format": "png", "data": b"x"}}
-    assert read(tables.CHUNK, image, text, field(2, b"")) == {"image": {}}  # what was cleared stays cleared
+    assert read(tables.CHUNK, image, text, field(2, b"")) == {"image": {}}  # cleared fields stay cleared
 
 
-def test_map_entries_may_lack_key_or_value_and_the_last_of_a_key_wins() -> None:
+def test_map_entries_may_lack_key_or_value_and_the_last_one_counts() -> None:
     value = b"\x11" + b"\0\0\0\0\0\0\xf8\x3f"
     assert read(tables.FORWARD_BACKWARD_OUTPUT, field(3, value)) == {"metrics": {"": (1.5, 1.0)}}
     assert read(tables.FORWARD_BACKWARD_OUTPUT, field(3, field(1, b"a"))) == {"metrics": {"a": (0.0, 1.0)}}
@@ -161,14 +161,14 @@ def test_a_known_number_with_another_wire_type_is_unknown() -> None:
         ("08ff", "does not end"),
         ("08" + "80" * 10 + "00", "longer than 10 bytes"),
         ("80", "does not end"),
-        ("00", "no field number"),
-        ("0200", "no field number"),
-        ("f8ffffffff01", "no field number"),
-        ("7e", "no wire type"),
-        ("7f", "no wire type"),
+        ("00", "not a field number"),
+        ("0200", "not a field number"),
+        ("f8ffffffff01", "not a field number"),
+        ("7e", "not a wire type"),
+        ("7f", "not a wire type"),
         ("79" + "00" * 7, "ends after 7"),
         ("7d" + "00" * 3, "ends after 3"),
-        ("7a05", "5 bytes announced, 0 there"),
+        ("7a05", "5 bytes announced, 0 present"),
         ("7affffffffffffffffff01", "bytes announced"),
         ("7b", "does not end"),
         ("7b0801", "does not end"),
@@ -181,13 +181,13 @@ def test_broken_bytes_are_refused(data: str, reason: str) -> None:
     assert reason in str(fault(NUMBERS, data))
 
 
-def test_groups_nest_a_hundred_deep_and_no_deeper() -> None:
+def test_groups_nest_at_most_a_hundred_deep() -> None:
     assert read(NUMBERS, b"\x7b" * 100 + b"\x7c" * 100) == {}
     assert "deeper than 100" in str(fault(NUMBERS, b"\x7b" * 101 + b"\x7c" * 101))
 
 
-def test_a_length_may_not_reach_out_of_its_own_message() -> None:
-    # Enough bytes follow in the buffer, but they belong to somebody else.
+def test_a_length_must_stay_within_its_message() -> None:
+    # Enough bytes follow in the buffer, but outside of the message.
     inner = field(1, b"\x12\x05abc")
     assert fault(tables.SAMPLE_RESPONSE, inner, b"abcdefgh").path == "sequences[0].tokens"
 
@@ -200,7 +200,7 @@ def test_text_must_be_utf8(text: bytes) -> None:
     assert fault(tables.FORWARD_BACKWARD_OUTPUT, field(3, field(1, text))).path == "metrics['']"
 
 
-def test_faults_carry_the_path_of_their_field() -> None:
+def test_faults_have_the_path_of_their_field() -> None:
     sequences = [field(1, b""), field(1, b"\x12\x00"), field(1, field(4, b"\x18\xff"))]
     error = fault(tables.SAMPLE_RESPONSE, *sequences)
     assert error.path == "sequences[2].topk_sampled_logprobs.k"
@@ -217,12 +217,12 @@ def test_faults_carry_the_path_of_their_field() -> None:
     assert fault(tables.SAMPLE_RESPONSE, "80").path == "$"
 
 
-def test_paths_stay_short_however_long_a_key_is() -> None:
+def test_paths_shorten_long_keys() -> None:
     error = fault(tables.FORWARD_BACKWARD_OUTPUT, field(3, field(1, b"k" * 100_000) + b"\x11"))
     assert error.path == "metrics['" + "k" * 60 + "…']"
 
 
-def test_a_type_that_is_stricter_than_its_message_is_a_wire_error_too() -> None:
+def test_a_refusal_by_a_type_becomes_a_wire_error() -> None:
     with (
         pytest.raises(WireError, match="cannot decode SampleResponse: sequences: odd"),
         decoding("SampleResponse"),
@@ -236,7 +236,7 @@ def test_a_type_that_is_stricter_than_its_message_is_a_wire_error_too() -> None:
 @pytest.mark.parametrize("table", tables.MESSAGES, ids=lambda table: table.name)
 @settings(max_examples=50)
 @given(data=st.data())
-def test_what_is_written_is_read_back(table: Message, data: st.DataObject) -> None:
+def test_written_messages_are_read_back(table: Message, data: st.DataObject) -> None:
     message = data.draw(messages(table))
     written = write_message(table, message)
     assert written.size == len(written.join())
@@ -244,7 +244,7 @@ def test_what_is_written_is_read_back(table: Message, data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize("table", tables.MESSAGES, ids=lambda table: table.name)
-def test_every_cut_is_read_or_refused(table: Message) -> None:
+def test_truncated_messages_are_read_or_refused(table: Message) -> None:
     data = write_message(table, random_message(random.Random(7), table)).join()
     for length in range(len(data)):
         with contextlib.suppress(WireError):

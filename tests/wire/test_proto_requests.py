@@ -1,4 +1,4 @@
-"""Training requests: from the user's arrays to bytes, and back for the embedded server."""
+"""The codec of training requests, for the client and for the embedded server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def datum(*chunks: Any, **inputs: Any) -> Datum:
 
 
 def encoded(*data: Datum, **more: Any) -> dict[str, Any]:
-    """What the request's bytes say."""
+    """Encode a request and read it as a plain message."""
     forward_only = more.pop("forward_only", False)
     body = encode_forward_backward_request(request(*data, **more), forward_only=forward_only).join()
     result = comparable(read_message(tables.FORWARD_BACKWARD_REQUEST, body))
@@ -67,14 +67,14 @@ def wire_fault(plain: dict[str, Any]) -> WireError:
 # ------------------------------------------------------------------------------------------ out
 
 
-def test_forward_only_and_the_sequence_number() -> None:
+def test_forward_only_and_sequence_number_are_encoded() -> None:
     assert encoded(seq_id=None) == {"model_id": "model", "loss_fn": "cross_entropy"}
     assert encoded(seq_id=7, forward_only=True)["forward_only"] is True
     assert encoded(seq_id=2**31 - 1)["seq_id"] == 2**31 - 1
     assert refused(seq_id=2**31) == "seq_id: 2147483648 does not fit int32"
 
 
-def test_numbers_of_the_config_go_into_both_maps_and_text_into_one() -> None:
+def test_numbers_of_the_config_fill_both_maps_and_text_one() -> None:
     plain = encoded(config={"mode": "token", "beta": 0.5, "on": True, "n": 3})
     numbers = {"beta": (0.5, 1.0), "on": (1.0, 1.0), "n": (3.0, 1.0)}
     assert plain["loss_fn_config"] == numbers
@@ -86,7 +86,7 @@ def test_numbers_of_the_config_go_into_both_maps_and_text_into_one() -> None:
     assert "loss_fn_config" not in encoded(config={})
 
 
-def test_every_kind_of_chunk() -> None:
+def test_every_kind_of_chunk_is_encoded() -> None:
     chunks = encoded(
         datum(
             EncodedTextChunk(tokens=[1, -1, 2**31 - 1]),
@@ -105,14 +105,14 @@ def test_every_kind_of_chunk() -> None:
     ]
 
 
-def test_an_image_that_the_server_should_fetch_is_refused_with_its_place() -> None:
+def test_an_image_by_address_is_refused_with_its_path() -> None:
     pointer = ImageAssetPointerChunk(format="png", location="asset://x")
     good = datum(EncodedTextChunk(tokens=[1]))
     text = refused(good, good, good, datum(EncodedTextChunk(tokens=[1]), pointer))
     assert text.startswith("data[3].model_input.chunks[1]: ImageAssetPointerChunk cannot be sent")
 
 
-def test_a_token_spoiled_after_the_fact_is_refused_with_its_place() -> None:
+def test_a_token_changed_after_creation_is_refused_with_its_path() -> None:
     tokens = np.array([1, 2, 3])
     spoiled = datum(EncodedTextChunk(tokens=tokens))
     tokens[2] = 2**31
@@ -126,14 +126,14 @@ def test_names_of_inputs_must_be_text() -> None:
 
 
 @pytest.mark.parametrize("shape", [None, [3], [1, 3], [3, 1, 1]])
-def test_dense_tensors_with_and_without_a_shape(shape: list[int] | None) -> None:
+def test_dense_tensors_are_encoded_with_and_without_a_shape(shape: list[int] | None) -> None:
     tensor = TensorData([1, 2, 3], "int64", shape)
     plain = encoded(datum(x=tensor))["data"][0]["loss_fn_inputs"]["x"]
     expected = {"dtype": tables.DTYPE_INT64, "dense": np.arange(1, 4).tobytes()}
     assert plain == ({**expected, "shape": shape} if shape else expected)
 
 
-def test_empty_and_scalar_tensors() -> None:
+def test_empty_and_scalar_tensors_are_encoded() -> None:
     inputs = encoded(datum(empty=np.zeros((0, 3), dtype=np.float32), scalar=np.array(5)))["data"][0][
         "loss_fn_inputs"
     ]
@@ -141,7 +141,7 @@ def test_empty_and_scalar_tensors() -> None:
     assert inputs["scalar"] == {"dtype": tables.DTYPE_INT64, "dense": np.int64(5).tobytes()}
 
 
-def test_equal_arrays_under_other_names_and_shapes_have_frames_of_their_own() -> None:
+def test_frames_depend_on_name_and_shape() -> None:
     square = np.zeros((2, 2), dtype=np.float32)
     inputs = encoded(datum(a=square, b=square, c=square.reshape(4)), datum(a=square.reshape(1, 4)))["data"]
     assert [sorted(one["loss_fn_inputs"]) for one in inputs] == [["a", "b", "c"], ["a"]]
@@ -163,7 +163,7 @@ def test_sparse_tensors_stay_sparse() -> None:
     }
 
 
-def test_spans_in_order() -> None:
+def test_spans_keep_their_order() -> None:
     prompt = PromptProvenanceSpan(sequence_id="s", length=2)
     sampled = SampledProvenanceSpan(sequence_id="t", offset=4, length=1)
     one = Datum(ModelInput.from_ints([1, 2, 3]), {}, [prompt, sampled], [sampled])
@@ -178,7 +178,7 @@ def test_spans_in_order() -> None:
     ] == request(one)
 
 
-def test_arrays_are_sent_from_where_they_lie() -> None:
+def test_arrays_are_encoded_without_copies() -> None:
     tokens = np.arange(100, dtype=np.int32)
     targets, weights = np.arange(100), np.ones(100, dtype=np.float32)
     weights.flags.writeable = False
@@ -201,7 +201,7 @@ def test_arrays_are_sent_from_where_they_lie() -> None:
         np.arange(3, dtype=np.uint8),
     ],
 )
-def test_other_layouts_are_sent_in_row_major_little_endian(array: np.ndarray) -> None:
+def test_other_layouts_become_row_major_little_endian(array: np.ndarray) -> None:
     plain = encoded(datum(EncodedTextChunk(tokens=array.reshape(-1)), x=array))["data"][0]
     assert plain["loss_fn_inputs"]["x"]["dense"] == array.astype("<i8").tobytes()
     assert plain["model_input"] == [{"encoded_text": {"tokens": array.astype("<i4").tobytes()}}]
@@ -210,7 +210,7 @@ def test_other_layouts_are_sent_in_row_major_little_endian(array: np.ndarray) ->
 # ------------------------------------------------------------------------------------------ in
 
 
-def test_a_request_survives_both_ways() -> None:
+def test_a_request_round_trips() -> None:
     first = datum(
         EncodedTextChunk(tokens=[1, 2]),
         ImageChunk(data=b"x", format="png", expected_tokens=3),
@@ -223,7 +223,7 @@ def test_a_request_survives_both_ways() -> None:
     assert decode_forward_backward_request(body) == (sent, True)
 
 
-def test_the_newer_settings_are_preferred() -> None:
+def test_the_newer_map_of_settings_takes_precedence() -> None:
     old = {"loss_fn_config": {"a": 1.0, "b": 2.0}}
     assert decoded(old).forward_backward_input.loss_fn_config == {"a": 1.0, "b": 2.0}
     new = {**old, "loss_fn_config_v2": {"a": {"number": 0.0}, "c": {"text": ""}}}
@@ -231,7 +231,7 @@ def test_the_newer_settings_are_preferred() -> None:
     assert decoded({}).forward_backward_input.loss_fn_config is None
 
 
-def test_received_arrays_are_writable_and_their_own() -> None:
+def test_decoded_arrays_are_writable_and_separate() -> None:
     body = encode_forward_backward_request(
         request(datum(EncodedTextChunk(tokens=[1, 2]), x=np.arange(4.0, dtype=np.float32)))
     ).join()
@@ -286,7 +286,7 @@ TEXT = {"encoded_text": {"tokens": bytes(4)}}
         ),
     ],
 )
-def test_what_no_type_takes_is_refused_with_its_place(plain: dict[str, Any], path: str) -> None:
+def test_values_that_a_type_refuses_are_reported_with_their_path(plain: dict[str, Any], path: str) -> None:
     assert wire_fault({"data": [{"model_input": [TEXT]}, plain]}).path == path
 
 

@@ -1,4 +1,4 @@
-"""Sample responses and parameters: presence is kept, matrices must be full."""
+"""The codec of sample responses keeps presence and refuses inconsistent messages."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ from tinker_sync.types import (
     PromptAltTokens,
     SampledSequence,
     SampleResponse,
-    SamplingParams,
     TensorData,
     TopkLogprobs,
 )
 from tinker_sync.wire.proto import (
     decode_sample_response,
-    decode_sampling_params,
     encode_sample_response,
-    encode_sampling_params,
-    read_message,
     tables,
     write_message,
 )
@@ -58,11 +54,11 @@ def test_presence_of_logprobs_is_kept() -> None:
     assert decoded(prompt_logprobs=b"").prompt_logprobs == []
 
 
-def test_the_message_does_not_name_its_sequences() -> None:
+def test_decoded_sequences_have_no_id() -> None:
     assert decoded(sequences=[{}]).sequences[0].sequence_id is None
 
 
-def test_arrays_are_writable_and_their_own() -> None:
+def test_arrays_are_writable_and_separate() -> None:
     response = decoded(
         sequences=[{"tokens": bytes(8), "logprobs": bytes(8), "topk_sampled_logprobs": topk(2, 3)}],
         prompt_logprobs=bytes(12),
@@ -81,7 +77,7 @@ def test_arrays_are_writable_and_their_own() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (3, 0), (0, 0), (0, 2**32 - 1)])
-def test_a_matrix_without_cells_is_none(shape: tuple[int, int]) -> None:
+def test_an_empty_matrix_becomes_none(shape: tuple[int, int]) -> None:
     response = decoded(sequences=[{"topk_sampled_logprobs": topk(*shape)}], topk_prompt_logprobs=topk(*shape))
     assert response.sequences[0].topk_logprobs_np is None
     assert response.topk_prompt_logprobs_np is None
@@ -90,13 +86,13 @@ def test_a_matrix_without_cells_is_none(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("dtype", "data", "expected"),
     [
-        (tables.DTYPE_BFLOAT16, "803f 00c0", [1.0, -2.0]),  # shifted here as in batches
+        (tables.DTYPE_BFLOAT16, "803f 00c0", [1.0, -2.0]),
         (tables.DTYPE_INT32, "01000000 ffffffff", [1, -1]),
         (tables.DTYPE_INT64, "0100000000000000 ffffffffffffff7f", [1, 2**63 - 1]),
         (tables.DTYPE_FLOAT32, "0000803f 000000c0", [1.0, -2.0]),
     ],
 )
-def test_w11_plain_tensors_are_widened(dtype: int, data: str, expected: list[float]) -> None:
+def test_plain_tensors_are_widened(dtype: int, data: str, expected: list[float]) -> None:
     tensor = {"dtype": dtype, "dense": bytes.fromhex(data)}
     found = decoded(target_prompt_logprobs=tensor).target_prompt_logprobs
     assert found is not None
@@ -153,7 +149,7 @@ def test_sparse_tensors_stay_sparse() -> None:
         (sparse(col_indices=int64s(2)), ".sparse_csr"),
     ],
 )
-def test_tensors_that_do_not_add_up_are_refused_with_their_place(tensor: dict[str, Any], where: str) -> None:
+def test_inconsistent_tensors_are_refused_with_their_path(tensor: dict[str, Any], where: str) -> None:
     assert fault(target_prompt_logprobs=tensor).path == f"target_prompt_logprobs{where}"
     good = {"dtype": 1, "dense": bytes(4)}
     both = {"tokens": good, "logprobs": tensor}
@@ -175,13 +171,11 @@ def test_tensors_that_do_not_add_up_are_refused_with_their_place(tensor: dict[st
         ({"topk_sampled_logprobs": {**topk(1, 2), "logprobs": bytes(3)}}, "topk_sampled_logprobs.logprobs"),
     ],
 )
-def test_sequences_that_do_not_add_up_are_refused_with_their_place(
-    sequence: dict[str, Any], where: str
-) -> None:
+def test_inconsistent_sequences_are_refused_with_their_path(sequence: dict[str, Any], where: str) -> None:
     assert fault(sequences=[{}, {}, sequence]).path == f"sequences[2].{where}"
 
 
-def test_prompt_fields_are_checked_too() -> None:
+def test_prompt_fields_are_checked() -> None:
     assert fault(prompt_logprobs=bytes(6)).path == "prompt_logprobs"
     assert fault(topk_prompt_logprobs=topk(1, 1, 0)).path == "topk_prompt_logprobs.token_ids"
     assert fault(prompt_alt_tokens={}).path == "prompt_alt_tokens.tokens.dtype"
@@ -190,7 +184,7 @@ def test_prompt_fields_are_checked_too() -> None:
 # ------------------------------------------------------------------------------------------ responses out
 
 
-def test_responses_survive_both_ways() -> None:
+def test_responses_round_trip() -> None:
     ids, logprobs = np.arange(6, dtype=np.int32).reshape(3, 2), np.zeros((3, 2), dtype=np.float32)
     alternatives = PromptAltTokens(
         TensorData([1, 2], "int64", [2, 1]), TensorData([-1.0, -2.0], "float32", [2, 1])
@@ -209,7 +203,7 @@ def test_responses_survive_both_ways() -> None:
     assert again(response) == response
 
 
-def test_lists_are_sent_like_arrays() -> None:
+def test_lists_are_encoded_like_arrays() -> None:
     rows = [None, [(5, -1.0), (6, -2.0)], [(7, -3.0)]]
     sequence = SampledSequence("stop", None, _tokens_list=[1, 2, 3], _logprobs_list=[-1.0, -2.0, -3.0])
     response = again(
@@ -221,7 +215,7 @@ def test_lists_are_sent_like_arrays() -> None:
     assert response.topk_prompt_logprobs == rows
 
 
-def test_the_sequence_id_stays_behind() -> None:
+def test_the_sequence_id_is_not_encoded() -> None:
     assert again(SampleResponse([SampledSequence("stop", "seq-1")])).sequences[0].sequence_id is None
 
 
@@ -237,50 +231,7 @@ def test_the_sequence_id_stays_behind() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_place(response: SampleResponse, text: str) -> None:
+def test_values_out_of_range_are_refused_with_their_path(response: SampleResponse, text: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         encode_sample_response(response)
     assert str(caught.value).startswith(text)
-
-
-# ------------------------------------------------------------------------------------------ parameters
-
-
-@pytest.mark.parametrize(
-    ("params", "received"),
-    [
-        (SamplingParams(), SamplingParams()),
-        (
-            SamplingParams(max_tokens=0, seed=0, temperature=0),
-            SamplingParams(max_tokens=0, seed=0, temperature=0),
-        ),
-        (SamplingParams(stop="\n"), SamplingParams(stop=["\n"])),
-        (SamplingParams(stop=["a", ""]), SamplingParams(stop=["a", ""])),
-        (SamplingParams(stop=[1, 2**31 - 1]), SamplingParams(stop=[1, 2**31 - 1])),
-        (SamplingParams(stop=[]), SamplingParams(stop=[])),
-        (SamplingParams(temperature=0.7), SamplingParams(temperature=float(np.float32(0.7)))),
-    ],
-)
-def test_parameters_survive_both_ways(params: SamplingParams, received: SamplingParams) -> None:
-    assert decode_sampling_params(encode_sampling_params(params).join()) == received
-
-
-def test_no_stop_at_all_is_not_the_implicit_stop() -> None:
-    plain = read_message(tables.SAMPLING_PARAMS, encode_sampling_params(SamplingParams(stop=[])).join())
-    assert plain["stop_strs"] == {}
-    assert "stop_strs" not in read_message(
-        tables.SAMPLING_PARAMS, encode_sampling_params(SamplingParams()).join()
-    )
-
-
-@pytest.mark.parametrize(
-    "params", [SamplingParams(seed=-1), SamplingParams(max_tokens=2**31), SamplingParams(stop=[2**31])]
-)
-def test_parameters_that_do_not_fit_are_refused(params: SamplingParams) -> None:
-    with pytest.raises(InvalidInputError, match="does not fit"):
-        encode_sampling_params(params)
-
-
-def test_parameters_that_no_type_takes_are_refused() -> None:
-    with pytest.raises(WireError):
-        decode_sampling_params(write_message(tables.SAMPLING_PARAMS, {"top_p": 2.0}).join())

@@ -1,4 +1,4 @@
-"""Plain values to bytes: nothing is cut to fit, nothing big is copied."""
+"""The writer refuses values out of range and copies no large payload."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ import pytest
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.wire.proto import Buffers, read_message, tables, write_message
 from tinker_sync.wire.proto import _writer as writer
-from tinker_sync.wire.proto._fields import Message
+from tinker_sync.wire.proto._fields import Message, plain, present, repeated
+from tinker_sync.wire.proto._scalars import FLOAT, STRING, UINT64
+
+KINDS = Message(
+    "Kinds", plain(1, "seed", UINT64), present(2, "temperature", FLOAT), repeated(3, "values", STRING)
+)
 
 
 def refused(table: Message, value: dict[str, Any]) -> str:
@@ -20,7 +25,7 @@ def refused(table: Message, value: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-# ------------------------------------------------------------------------------------------ what is written
+# ------------------------------------------------------------------------------------------ writing
 
 
 def test_fields_are_written_in_the_order_of_their_numbers() -> None:
@@ -47,7 +52,7 @@ def test_defaults_with_presence_are_written() -> None:
     assert write_message(tables.CHUNK, {"encoded_text": {}}).join().hex() == "0a00"
 
 
-def test_map_entries_have_key_and_value_even_where_these_are_defaults() -> None:
+def test_map_entries_always_have_key_and_value() -> None:
     data = write_message(tables.FORWARD_BACKWARD_OUTPUT, {"metrics": {"": 0.0}}).join()
     assert data.hex() == "1a0b" + "0a00" + "11" + "00" * 8
 
@@ -59,7 +64,7 @@ def test_maps_keep_their_order() -> None:
     assert list(read_message(tables.FORWARD_BACKWARD_OUTPUT, data)["metrics"]) == names
 
 
-def test_numpy_numbers_are_numbers() -> None:
+def test_numpy_numbers_are_accepted() -> None:
     value = {"prompt_cache_hit_tokens": np.int64(7)}
     assert write_message(tables.SAMPLE_RESPONSE, value).join().hex() == "2007"
     assert (
@@ -68,7 +73,7 @@ def test_numpy_numbers_are_numbers() -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------------------------------ refusals
 
 
 @pytest.mark.parametrize(
@@ -76,14 +81,14 @@ def test_numpy_numbers_are_numbers() -> None:
     [
         (tables.FORWARD_BACKWARD_REQUEST, {"seq_id": 2**31}, "seq_id: 2147483648 does not fit int32"),
         (tables.TOPK_LOGPROBS, {"k": -1}, "k: -1 does not fit uint32"),
-        (tables.SAMPLING_PARAMS, {"seed": 2**64}, "seed: 18446744073709551616 does not fit uint64"),
-        (tables.SAMPLING_PARAMS, {"seed": 1.0}, "seed: expected a whole number, got float"),
-        (tables.SAMPLING_PARAMS, {"temperature": 1e39}, "temperature: 1e+39 does not fit float"),
-        (tables.SAMPLING_PARAMS, {"temperature": "hot"}, "temperature: expected a number, got str"),
+        (KINDS, {"seed": 2**64}, "seed: 18446744073709551616 does not fit uint64"),
+        (KINDS, {"seed": 1.0}, "seed: expected a whole number, got float"),
+        (KINDS, {"temperature": 1e39}, "temperature: 1e+39 does not fit float"),
+        (KINDS, {"temperature": "hot"}, "temperature: expected a number, got str"),
         (tables.TENSOR, {"shape": [1, 2**63]}, "shape[1]: 9223372036854775808 does not fit int64"),
-        (tables.STOP_STRINGS, {"values": ["a", b"b"]}, "values[1]: expected text, got bytes"),
+        (KINDS, {"values": ["a", b"b"]}, "values[1]: expected text, got bytes"),
         (
-            tables.STOP_STRINGS,
+            KINDS,
             {"values": ["a\ud800"]},
             "values[0]: the text has no UTF-8 form: a lone surrogate at 1",
         ),
@@ -109,22 +114,20 @@ def test_numpy_numbers_are_numbers() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_place(
+def test_values_out_of_range_are_refused_with_their_path(
     table: Message, value: dict[str, Any], text: str
 ) -> None:
     assert text in refused(table, value)
 
 
-def test_reals_that_only_lose_precision_are_sent() -> None:
+def test_loss_of_precision_is_accepted() -> None:
     for real in (0.1, math.inf, math.nan, 1e-50):
-        data = write_message(tables.SAMPLING_PARAMS, {"temperature": real}).join()
+        data = write_message(KINDS, {"temperature": real}).join()
         expected = np.float32(real)
-        assert np.array_equal(
-            read_message(tables.SAMPLING_PARAMS, data)["temperature"], expected, equal_nan=True
-        )
+        assert np.array_equal(read_message(KINDS, data)["temperature"], expected, equal_nan=True)
 
 
-def test_a_message_nobody_could_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_above_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "MAX_SIZE", 100)
     assert write_message(tables.DMEL_CHUNK, {"dmel": bytes(98)}).size == 100
     assert "the message has 101 bytes; at most 100 can be sent" in refused(
@@ -135,7 +138,7 @@ def test_a_message_nobody_could_read_is_refused(monkeypatch: pytest.MonkeyPatch)
 # ------------------------------------------------------------------------------------------ buffers
 
 
-def test_views_are_taken_over_and_not_copied() -> None:
+def test_views_are_not_copied() -> None:
     array = np.arange(1000)
     view = memoryview(array).cast("B")
     out = write_message(tables.SAMPLE_RESPONSE, {"sequences": [{"tokens": view}]})
@@ -144,13 +147,13 @@ def test_views_are_taken_over_and_not_copied() -> None:
     assert read_message(tables.SAMPLE_RESPONSE, out.join())["sequences"][0]["tokens"] == array.tobytes()
 
 
-def test_large_bytes_are_pieces_as_they_are() -> None:
+def test_large_bytes_are_not_copied() -> None:
     image = bytes(100_000)
     out = write_message(tables.IMAGE_CHUNK, {"data": image, "format": "png"})
     assert any(piece is image for piece in out)
 
 
-def test_buffers_stand_for_bytes_and_for_messages() -> None:
+def test_buffers_serve_as_bytes_and_as_messages() -> None:
     inner = write_message(tables.TOPK_LOGPROBS, {"k": 2, "token_ids": Buffers([b"ab", memoryview(b"cd")])})
     expected = write_message(
         tables.SAMPLED_SEQUENCE, {"topk_sampled_logprobs": {"k": 2, "token_ids": b"abcd"}}
@@ -158,11 +161,11 @@ def test_buffers_stand_for_bytes_and_for_messages() -> None:
     assert write_message(tables.SAMPLED_SEQUENCE, {"topk_sampled_logprobs": inner}).join() == expected.join()
 
 
-def test_empty_buffers_are_a_default() -> None:
+def test_empty_buffers_count_as_default() -> None:
     assert write_message(tables.DMEL_CHUNK, {"dmel": Buffers()}).size == 0
 
 
-def test_buffers_know_their_size_and_show_little_of_it() -> None:
+def test_the_repr_of_buffers_is_short() -> None:
     buffers = Buffers([b"abc", memoryview(np.zeros(3, dtype=np.float32))])
     assert buffers.size == 15
     assert repr(buffers) == "<Buffers of 15 bytes in 2 pieces>"

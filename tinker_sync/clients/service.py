@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from tinker_sync._secret import QuietDict, veiled
-from tinker_sync._spelling import meant, no_parameter
+from tinker_sync._secret import MaskedDict, mask_repr
+from tinker_sync._spelling import describe_unknown_parameter, find_closest
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._models import LoadedModel, NewModel
 from tinker_sync.clients._spending import Spending
@@ -97,8 +97,8 @@ class ServiceClient:
         **unknown: Any,
     ) -> None:
         # First of all: whatever is raised below, tracebacks show local variables.
-        base_url, api_key, unknown = veiled(base_url), veiled(api_key), QuietDict(unknown)
-        default_headers = QuietDict({**(default_headers or {}), **(default_headers_overrides or {})})
+        base_url, api_key, unknown = mask_repr(base_url), mask_repr(api_key), MaskedDict(unknown)
+        default_headers = MaskedDict({**(default_headers or {}), **(default_headers_overrides or {})})
         default_headers_overrides = None
         if unknown:
             _refuse_mistyped(unknown)
@@ -457,5 +457,5 @@ def _refuse_mistyped(unknown: Mapping[str, Any]) -> None:
     parameters = [name for name in inspect.signature(ServiceClient.__init__).parameters if name != "unknown"]
     parameters.remove("self")
     for name in unknown:
-        if meant(name, parameters, cutoff=0.8, loosely=False):
-            raise TypeError(no_parameter("ServiceClient", name, parameters))
+        if find_closest(name, parameters, cutoff=0.8, loosely=False):
+            raise TypeError(describe_unknown_parameter("ServiceClient", name, parameters))

@@ -1,8 +1,8 @@
 """The embedded server. It knows the wire and the types, and no client.
 
-engine   the model that learns;  tiny     the one that is built in
-host     what computes;          store    what is kept
-server   what answers requests;  launch   a process for it
+engine   training and sampling in numpy;  tiny     the built-in base model
+host     the computing threads;           store    the durable state
+server   the HTTP service;                launch   its process
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 if not TYPE_CHECKING:
-    # The engine is of use without the server, and quicker to load.
+    # Importing the engine alone must not load the server.
     __getattr__, __dir__ = lazy_names(__name__, {"tinker_sync.local.launch.serving": ("serve",)})

@@ -23,7 +23,7 @@ from attrs import field, frozen
 from requests.structures import CaseInsensitiveDict
 
 from tinker_sync._clock import Clock
-from tinker_sync._secret import HeaderMap, Secret, veiled, without_frames
+from tinker_sync._secret import HeaderMap, Secret, mask_repr, without_frames
 from tinker_sync._version import __version__
 from tinker_sync.config import Settings
 from tinker_sync.errors import TransferError
@@ -159,7 +159,7 @@ class SignedHttp:
             if answer.status not in REDIRECTS or not location:
                 return answer
             with answer:
-                url = veiled(urljoin(url, location))
+                url = mask_repr(urljoin(url, location))
             answer = self._send("GET", url, headers, None)
         with answer:
             raise TransferError(f"the address of the file redirects more than {MAX_REDIRECTS} times")

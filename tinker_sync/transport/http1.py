@@ -16,7 +16,7 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import Final
 
-from tinker_sync._secret import Quiet
+from tinker_sync._secret import MaskedBytes
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.transport.scheme import begins_as_tls
 
@@ -56,7 +56,7 @@ class ReplyTooLarge(Exception):
     """An answer is, or says it is, larger than the limit."""
 
 
-def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -> Quiet:
+def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -> MaskedBytes:
     """Write the first lines of a request, up to and including the empty line.
 
     Raises:
@@ -73,7 +73,7 @@ def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -
         for name, value in lines:
             _check_line(name, value)
     # In one expression: the text has no name by which a traceback could show it.
-    return Quiet(
+    return MaskedBytes(
         "".join(
             [f"{method} {target} HTTP/1.1\r\n", *[f"{name}: {value}\r\n" for name, value in lines], "\r\n"]
         ).encode("latin-1")

@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 from attrs import field, frozen
 
 from tinker_sync._clock import Clock, slice_of
-from tinker_sync._secret import Quiet, without_frames
+from tinker_sync._secret import MaskedBytes, without_frames
 from tinker_sync.transport.call import SendFailed
 from tinker_sync.transport.http1 import MalformedReply, ReplyParser, ReplyTooLarge, SpeaksTls
 from tinker_sync.transport.pools import Connection, Pools, never_block
@@ -75,7 +75,7 @@ class SocketLine:
         """The moment of the clock after which `step` fails for want of news."""
         return min(self._silence_ends_s, self._limits.give_up_s)
 
-    def send(self, head: Quiet, body: bytes | None) -> None:
+    def send(self, head: MaskedBytes, body: bytes | None) -> None:
         """Send the request, or find that the server has answered and closed before its end.
 
         Raises:
@@ -232,11 +232,11 @@ class SocketLine:
         )
 
 
-def _pieces(head: Quiet, body: bytes | None) -> list[bytes | memoryview]:
+def _pieces(head: MaskedBytes, body: bytes | None) -> list[bytes | memoryview]:
     """The request in parts for `sendall`; a small body shares the packet of its head."""
     if not body:
         return [head]
     if len(body) <= _SEND_BYTES:
-        return [Quiet(head + body)]
+        return [MaskedBytes(head + body)]
     view = memoryview(body)
     return [head, *(view[at : at + _SEND_BYTES] for at in range(0, len(body), _SEND_BYTES))]

@@ -1,7 +1,7 @@
-"""Exact conversions between what users hold (lists, ranges, numpy, torch) and the arrays that travel.
+"""Exact conversions from users' values (lists, ranges, numpy, torch) to the arrays of requests.
 
-Every function either converts without loss or raises an `InvalidInputError` that names the place and the
-first bad index. Nothing is copied that already has the right form.
+Each function converts without loss or raises an `InvalidInputError` that names the path and the first bad
+index. Values that already have the right form are not copied. Pure functions.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ WIRE_INT64 = np.dtype("<i8")
 WIRE_FLOAT32 = np.dtype("<f4")
 
 _MOST_DIMENSIONS = 32
-"""As many as every numpy we support can hold."""
+"""The limit of all supported numpy versions."""
 
 _EXACT_IN_FLOAT64 = 2.0**53
-"""From here on a float64 no longer tells neighbouring whole numbers apart."""
+"""From here on, neighbouring whole numbers share a float64."""
 
 
 # ------------------------------------------------------------------------------------- arrays of anything
 
 
 def is_torch(value: object) -> bool:
-    """Whether this is a torch tensor, without importing torch: who has one has imported it."""
+    """Return True for a torch tensor, without importing torch: its creator has imported it."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, getattr(torch, "Tensor", ()))
 
 
 def array_of_torch(tensor: Any, where: str) -> AnyArray:
-    """The tensor's dense values as numpy, sharing memory where it can. What numpy lacks becomes float32."""
+    """Return dense values as numpy, with shared memory if possible; types that numpy lacks become float32."""
     if tensor.device.type == "meta":
         raise InvalidInputError(f"{where}: a torch tensor on the meta device has no values")
     tensor = tensor.detach()
@@ -57,23 +57,25 @@ def array_of_torch(tensor: Any, where: str) -> AnyArray:
     tensor = tensor.to_dense().cpu().resolve_conj().resolve_neg()
     try:
         array: AnyArray = tensor.numpy()
-    except TypeError:  # bfloat16 and the 8-bit floats; all of their values are float32 values too
+    except TypeError:  # bfloat16 and the 8-bit floats; float32 holds all of their values
         array = tensor.float().numpy()
     return array
 
 
 def plain_array(value: AnyArray, where: str) -> AnyArray:
-    """A numpy array without the extras of a subclass, over the same memory."""
+    """Return a plain numpy array over the memory of a subclass."""
     if type(value) is np.ndarray:
         return value
     if np.ma.isMaskedArray(value) and np.ma.getmaskarray(value).any():
         bad = np.ma.getmaskarray(value)
-        raise InvalidInputError(f"{place(where, bad)}: is masked; call .filled(...) to say what to send")
+        raise InvalidInputError(
+            f"{place(where, bad)}: is masked; call .filled(...) to choose the value to send"
+        )
     return np.asarray(value)
 
 
 def array_like(value: Any, where: str) -> AnyArray | None:
-    """The array that a value is or shows (torch, jax, pandas, buffers); None for all else, lists too."""
+    """Return the array of a value (numpy, torch, jax, pandas, buffers); None for others, such as lists."""
     if isinstance(value, np.ndarray):
         return plain_array(value, where)
     if is_torch(value):
@@ -87,11 +89,11 @@ def array_like(value: Any, where: str) -> AnyArray | None:
 
 
 def wire_array(value: Any, where: str, dtype: Literal["int64", "float32"] | None = None) -> AnyArray:
-    """Numbers of any kind as an int64 or float32 array: as `dtype` says, or else as the numbers are.
+    """Convert numbers of any kind to an int64 or float32 array; without `dtype`, the numbers decide.
 
     Raises:
-        TypeError: the value is of a kind that holds no numbers.
-        InvalidInputError: a cell is no number or would change, or the rows differ in length.
+        TypeError: the value is of a kind without numbers.
+        InvalidInputError: a cell is not a number or would change, or the rows differ in length.
     """
     array = array_like(value, where)
     if array is None:
@@ -104,7 +106,7 @@ def wire_array(value: Any, where: str, dtype: Literal["int64", "float32"] | None
 
 
 def dtype_name(array: AnyArray) -> Literal["int64", "float32"]:
-    """The wire's name for what an array holds."""
+    """Return the wire dtype for an array."""
     return "float32" if array.dtype.kind == "f" else "int64"
 
 
@@ -118,11 +120,11 @@ def _array_of_list(value: Any, where: str, dtype: str | None) -> AnyArray:
     if isinstance(value, list) and dtype is not None:
         try:
             return _packed(value, "q" if dtype == "int64" else "d", _C_DTYPES[dtype])
-        except Exception:  # noqa: BLE001, S110  # whatever odd cells raise; they are looked at below
+        except Exception:  # noqa: BLE001, S110  # odd cells raise many types; _cell_by_cell handles them
             pass
     try:
         array = np.asarray(value)
-    except Exception:  # noqa: BLE001  # the same, one by one
+    except Exception:  # noqa: BLE001  # as above
         return _cell_by_cell(value, where, dtype)
     if array.dtype.kind not in "biuf" or (dtype != "float32" and _may_be_rounded(array)):
         return _cell_by_cell(value, where, dtype)
@@ -130,7 +132,7 @@ def _array_of_list(value: Any, where: str, dtype: str | None) -> AnyArray:
 
 
 def _packed(numbers: list[Any] | tuple[Any, ...], code: str, dtype: np.dtype[Any]) -> AnyArray:
-    """The numbers as an array of that C type, three times as fast as numpy; raises for what is none."""
+    """Convert numbers to an array of a C type, three times as fast as numpy; raise for other values."""
     packed = np.empty(len(numbers), dtype)
     struct.pack_into(f"{len(numbers)}{code}", packed.data, 0, *numbers)
     return packed
@@ -140,17 +142,17 @@ _C_DTYPES = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float64)}
 
 
 def _may_be_rounded(array: AnyArray) -> bool:
-    """Whether numpy may have met a whole number in a list that float64 cannot hold."""
+    """Return True if numpy may have rounded a whole number of a list to float64."""
     if array.dtype.kind != "f" or array.dtype.itemsize < 8:
-        return False  # numpy makes no narrower float of a list with whole numbers in it
+        return False  # numpy converts lists with whole numbers to float64 or wider
     return bool((np.abs(array) >= _EXACT_IN_FLOAT64).any())
 
 
 def _array_of_odd_kind(array: AnyArray, where: str, dtype: str | None) -> AnyArray:
     if array.dtype.kind in "OUS":
-        # Without a number to go by float32 is the guess, as for an empty list.
+        # Without any number the dtype is float32, as for an empty list.
         return _cell_by_cell(array, where, dtype) if array.size else np.zeros(array.shape, np.float32)
-    if array.dtype.kind == "V":  # bfloat16, int4 and their like, as jax brings them
+    if array.dtype.kind == "V":  # bfloat16, int4 and similar types of jax
         for wider in (np.int64, np.float32):
             if np.can_cast(array.dtype, wider):
                 return array.astype(wider)
@@ -158,7 +160,7 @@ def _array_of_odd_kind(array: AnyArray, where: str, dtype: str | None) -> AnyArr
 
 
 def _cell_by_cell(value: Any, where: str, dtype: str | None) -> AnyArray:
-    """The slow, exact way: for text, None, numbers of other libraries, and to name what is wrong."""
+    """Convert cell by cell: for text, None and numbers of other libraries, and to name the first bad cell."""
     cells: list[Any] = []
     shape = _gather(value, where, cells)
     if dtype is None:
@@ -178,11 +180,11 @@ def _cell_by_cell(value: Any, where: str, dtype: str | None) -> AnyArray:
 
 
 def _gather(value: Any, where: str, cells: list[Any], depth: int = 0) -> tuple[int, ...]:
-    """Collect the cells of nested rows; the shape they fill, or an error that names the row that does not."""
+    """Collect the cells of nested rows; return their shape, or raise an error that names a ragged row."""
     if is_torch(value):
         value = array_of_torch(value, where)
     if not _is_row(value):
-        # An array of one cell and no dimensions has every method of an integer, whatever it holds.
+        # A zero-dimensional array has the methods of an integer for every dtype, so unpack it.
         cells.append(value.item() if isinstance(value, np.ndarray) else value)
         return ()
     if depth == _MOST_DIMENSIONS:
@@ -225,7 +227,7 @@ def _whole(cell: Any) -> int | None:
 
 def _real(cell: Any) -> float | None:
     if cell is None:
-        return math.nan  # what the service itself answers where nothing was computed
+        return math.nan  # the service itself sends NaN for absent values
     try:
         return _as_float(cell)
     except InvalidInputError:
@@ -236,7 +238,7 @@ def _real(cell: Any) -> float | None:
 
 
 def to_int64(array: AnyArray, where: str) -> Int64Array:
-    """The array as int64; a fraction, NaN or a number out of range is an error."""
+    """Convert to int64; refuse fractions, NaN and numbers out of range."""
     if array.dtype == np.int64:
         return array
     if array.dtype.kind == "f":
@@ -247,7 +249,7 @@ def to_int64(array: AnyArray, where: str) -> Int64Array:
 
 
 def to_int32(array: AnyArray, where: str) -> Int32Array:
-    """The array as contiguous little-endian int32, itself if it already is that."""
+    """Convert to contiguous little-endian int32; return the array itself if it already is that."""
     if array.dtype != np.int32:
         if array.dtype.kind == "f":
             _refuse_fractions(array, where)
@@ -257,13 +259,13 @@ def to_int32(array: AnyArray, where: str) -> Int32Array:
 
 
 def to_float32(array: AnyArray, where: str) -> Float32Array:
-    """The array as float32. Rounding is fine; a finite number that would become infinite is an error."""
+    """Convert to float32. Rounding is accepted; finite numbers that would become infinite are refused."""
     if array.dtype == np.float32:
         return array
     with np.errstate(all="ignore"):
         converted = array.astype(np.float32)
         if array.dtype.itemsize <= 4 or array.dtype.kind != "f":
-            return converted  # no such number is too large
+            return converted  # all numbers of these types fit
         bad = np.isinf(converted) & np.isfinite(array)
     if bad.any():
         raise InvalidInputError(f"{place(where, bad)}: {first(array, bad)} is too large for float32")
@@ -278,7 +280,7 @@ def _refuse_fractions(array: AnyArray, where: str) -> None:
 
 def _refuse_out_of_range(array: AnyArray, low: int, high: int, kind: str, where: str) -> None:
     if array.dtype.kind == "f":
-        # `high + 1` is a power of two, so it is exact as a float where `high` may not be.
+        # `high + 1` is a power of two and so exact as a float; `high` may not be.
         bad = (array < float(low)) | (array >= float(high + 1))
     else:
         if int(array.min()) >= low and int(array.max()) <= high:
@@ -291,13 +293,13 @@ def _refuse_out_of_range(array: AnyArray, low: int, high: int, kind: str, where:
 
 
 def place(where: str, bad: npt.NDArray[np.bool_]) -> str:
-    """`where` with the index of the first bad cell, such as `weights[17]` or `weights[2][0]`."""
+    """Append the index of the first bad cell to `where`, as in `weights[17]` or `weights[2][0]`."""
     index = np.unravel_index(int(np.argmax(bad)), bad.shape) if bad.ndim else ()
     return where + "".join(f"[{int(i)}]" for i in index)
 
 
 def first(array: AnyArray, bad: npt.NDArray[np.bool_]) -> object:
-    """The first bad value, as Python shows it."""
+    """Return the first bad value as a Python object."""
     value: object = array.flat[int(np.argmax(bad))].item()
     return value
 
@@ -306,9 +308,9 @@ def first(array: AnyArray, bad: npt.NDArray[np.bool_]) -> object:
 
 
 def token_container(tokens: Any, where: str) -> Sequence[int] | AnyArray:
-    """What to keep of token ids: arrays, tuples and ranges themselves, a copy of a list, all else as a list.
+    """Return the container to keep: arrays, tuples and ranges themselves, other values as a new list.
 
-    A list is copied because those who collect tokens go on appending to theirs.
+    Lists are copied, because programs that collect tokens append to theirs later.
     """
     if isinstance(tokens, (tuple, range)):
         return tokens
@@ -328,7 +330,7 @@ def token_container(tokens: Any, where: str) -> Sequence[int] | AnyArray:
 
 
 def tokens_as_int32(tokens: Any, where: str) -> Int32Array:
-    """Token ids of any container as a flat int32 array. Lists cost one pass; arrays of int32 nothing."""
+    """Convert token ids to a flat int32 array. Lists take one pass; int32 arrays are returned as they are."""
     if isinstance(tokens, (list, tuple)):
         try:
             return _packed(tokens, "i", np.dtype(np.int32))
@@ -352,14 +354,14 @@ def _tokens_of_range(tokens: range, where: str) -> Int32Array:
     low, high = -(2**31), 2**31 - 1
     if tokens and not (low <= min(tokens[0], tokens[-1]) and max(tokens[0], tokens[-1]) <= high):
         beyond = high + 1 if tokens.step > 0 else low - 1
-        # How many steps, rounded up, lead from the start to the first number outside.
+        # The number of steps, rounded up, from the start to the first number outside.
         index = -((tokens.start - beyond) // tokens.step) if low <= tokens[0] <= high else 0
         raise InvalidInputError(f"{where}[{index}]: {short_repr(tokens[index])} does not fit int32")
     return np.arange(tokens.start, tokens.stop, tokens.step, dtype=np.int64).astype(WIRE_INT32)
 
 
 def _tokens_one_by_one(tokens: Sequence[Any], where: str) -> Int32Array:
-    """The slow path: numbers in text and whole floats are exact, all else is an error with its index."""
+    """Convert one by one: accept numbers in text and whole floats, refuse other values with their index."""
     converted = np.empty(len(tokens), dtype=np.int32)
     for index, token in enumerate(tokens):
         try:
@@ -376,7 +378,7 @@ def _tokens_one_by_one(tokens: Sequence[Any], where: str) -> Int32Array:
 
 
 def same_values(left: AnyArray | None, right: AnyArray | None) -> bool:
-    """Equal shapes and values, both whole or both floats; NaN equals NaN."""
+    """Compare shapes, values and kinds (whole or float); NaN equals NaN."""
     if left is right:
         return True
     if left is None or right is None or left.shape != right.shape:
@@ -388,13 +390,13 @@ def same_values(left: AnyArray | None, right: AnyArray | None) -> bool:
 
 
 def quick_hash(array: AnyArray) -> int:
-    """A hash that equal arrays share and that costs the same for every length: size and the first cells."""
+    """Hash the size and the first cells of an array, in constant time."""
     head = array.flat[:16].tolist()
     return hash((array.size, tuple(None if cell != cell else cell for cell in head)))
 
 
 class ByValue:
-    """An array as a model's field compares it: by its values, with a hash."""
+    """A wrapper that compares and hashes an array by its values, for fields of models."""
 
     __slots__ = ("_array",)
 

@@ -1,6 +1,6 @@
-"""Checks of a field after its conversion: ranges, lengths, time zones. Given as `attrs.field(validator=...)`.
+"""Validators of fields for `attrs.field(validator=...)`: ranges, lengths, time zones.
 
-Only what the reference client refuses as well is refused; the text names class and field.
+They refuse what the reference client refuses too; the message names class and field.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 from tinker_sync.errors import InvalidInputError
 
 Check = Callable[[Any, Any, Any], None]
-"""What attrs calls with the instance, the field and its value."""
+"""A function of the instance, the field and its value."""
 
 
 def in_range(*, ge: float, le: float = math.inf, lt: float = math.inf) -> Check:
-    """A number of at least `ge`, at most `le` and below `lt`. NaN and infinities are in no range."""
+    """Require a number of at least `ge`, at most `le` and below `lt`; NaN and infinities are refused."""
     bounds = [f"{ge} or more"]
     bounds += [f"at most {le}"] if le < math.inf else []
     bounds += [f"less than {lt}"] if lt < math.inf else []
@@ -29,13 +29,13 @@ def in_range(*, ge: float, le: float = math.inf, lt: float = math.inf) -> Check:
 
 
 def finite(instance: Any, field: Any, value: float) -> None:
-    """No NaN, no infinity."""
+    """Require a finite number."""
     if not math.isfinite(value):
         raise _refuse(instance, field, "a finite number", value)
 
 
 def holds(least: int, most: float = math.inf) -> Check:
-    """A text or list of so many characters or items; None is none of its business."""
+    """Require a text or list of a certain length; None is accepted."""
     expected = f"{least} or more" if most == math.inf else f"{least} to {most}"
 
     def check(instance: Any, field: Any, value: Any) -> None:
@@ -47,7 +47,7 @@ def holds(least: int, most: float = math.inf) -> Check:
 
 
 def with_time_zone(instance: Any, field: Any, value: Any) -> None:
-    """A datetime that says which moment it is on every machine."""
+    """Require a datetime with a time zone."""
     if value.utcoffset() is None:
         raise _refuse(instance, field, "a datetime with a time zone", value)
 

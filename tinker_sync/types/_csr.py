@@ -1,7 +1,7 @@
-"""Compressed sparse rows (CSR) over numpy: what is stored of a 2-D array, and the way back.
+"""Compressed sparse rows (CSR) over numpy: compression of 2-D arrays, expansion, and checks of indices.
 
-`stored` are the listed values row by row, `crow` says where each row begins and ends in them, `col` says the
-column of each. Arrays in, arrays out; the two index arrays are int64.
+`stored` are the listed values row by row, `crow` holds the bounds of each row among them, `col` the column of
+each value. The index arrays are int64. Pure functions.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import AnyArray, Int64Array, wire_array
 
 
-def compressed(dense: AnyArray, pad: int) -> tuple[AnyArray, Int64Array, Int64Array] | None:
-    """The cells of a 2-D array that differ from `pad`, as stored, crow, col; None if no smaller."""
+def compress(dense: AnyArray, pad: int) -> tuple[AnyArray, Int64Array, Int64Array] | None:
+    """Return stored, crow and col of the cells that differ from `pad`, or None if that is not smaller."""
     listed = dense != pad
     nnz = int(np.count_nonzero(listed))
     rows, columns = dense.shape
@@ -28,21 +28,21 @@ def compressed(dense: AnyArray, pad: int) -> tuple[AnyArray, Int64Array, Int64Ar
     return dense[listed], crow, col
 
 
-def expanded(
+def expand(
     stored: AnyArray, shape: Sequence[int], crow: Int64Array, col: Int64Array, pad: AnyArray
 ) -> AnyArray:
-    """The dense array of checked indices, with `pad` in every cell that is not listed."""
+    """Return the dense array for checked indices, with `pad` in unlisted cells."""
     rows = np.repeat(np.arange(shape[0], dtype=np.int64), np.diff(crow))
-    _refuse_twice(rows * shape[1] + col, shape)
+    _refuse_duplicates(rows * shape[1] + col, shape)
     dense: AnyArray = np.full(shape, pad, dtype=stored.dtype)
     dense[rows, col] = stored
     return dense
 
 
-def _refuse_twice(cells: Int64Array, shape: Sequence[int]) -> None:
-    """An error if a cell is listed twice: nobody knows which of the values is meant."""
+def _refuse_duplicates(cells: Int64Array, shape: Sequence[int]) -> None:
+    """Refuse cells that are listed twice, because their value is ambiguous."""
     if bool(np.all(cells[1:] > cells[:-1])):
-        return  # in order, as everybody writes them
+        return  # in order, the usual case
     order = np.sort(cells)
     twice = order[1:] == order[:-1]
     if twice.any():
@@ -50,10 +50,10 @@ def _refuse_twice(cells: Int64Array, shape: Sequence[int]) -> None:
         raise InvalidInputError(f"TensorData.sparse_col_indices: cell [{row}][{column}] is listed twice")
 
 
-def checked_indices(
+def check_indices(
     stored: AnyArray, shape: Sequence[int] | None, crow: Any, col: Any
 ) -> tuple[Int64Array, Int64Array]:
-    """What a user gave as indices, as arrays; an error if they do not describe a sparse tensor."""
+    """Convert a user's indices to arrays; refuse those that do not describe a sparse tensor."""
     if crow is None or col is None:
         raise InvalidInputError(
             "TensorData: sparse_crow_indices and sparse_col_indices go together; one is missing"
@@ -69,7 +69,7 @@ def checked_indices(
 
 
 def csr_problem(nnz: int, shape: Sequence[int], crow: Int64Array, col: Int64Array) -> str | None:
-    """What is wrong with these CSR indices for `nnz` stored values of a dense shape; None if nothing is."""
+    """Describe the fault in CSR indices for `nnz` stored values of a dense shape; None if they are valid."""
     rows, columns = shape
     if crow.ndim != 1 or crow.size != rows + 1:
         return f"sparse_crow_indices: {rows} rows need {rows + 1} pointers, got {crow.size}"

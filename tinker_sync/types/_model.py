@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overlo
 
 import attrs
 
-from tinker_sync._spelling import no_parameter
+from tinker_sync._spelling import describe_unknown_parameter
 from tinker_sync.types._convert import (
     Structured,
     converter_for,
@@ -268,7 +268,7 @@ def advising(construct: Callable[P, None]) -> Callable[P, None]:
             # What the constructor itself raises comes from a frame further in.
             if not unknown or error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise
-            reason = no_parameter(type(args[0]).__name__, unknown[0], parameters)
+            reason = describe_unknown_parameter(type(args[0]).__name__, unknown[0], parameters)
         else:
             return
         # Outside of the handler, so that it stands alone.

@@ -1,4 +1,4 @@
-"""Moments as RFC 3339 text, both ways, the same on every Python we support."""
+"""Conversion between moments and RFC 3339 text, identical on every supported Python. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _RFC_3339 = re.compile(
 _DIGITS = re.compile(r"[+-]?\d*\.?\d+", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MOST_SECONDS = 2e10
-"""The year 2603. No moment of ours is later, so larger numbers count milliseconds."""
+"""The year 2603. Larger numbers count milliseconds, because the protocol has no later moments."""
 
 
 def parse_moment(text: str) -> datetime:
-    """A datetime from RFC 3339 text; without an offset it stays naive. Digits count seconds since 1970.
+    """Parse RFC 3339 text; without an offset the result is naive. Plain digits count seconds since 1970.
 
     Raises ValueError, or OverflowError for digits beyond the year 9999.
 
@@ -36,7 +36,9 @@ def parse_moment(text: str) -> datetime:
 
 
 def from_unix_time(number: float) -> datetime:
-    """A datetime in UTC from seconds, or milliseconds, since 1970. Raises ValueError or OverflowError.
+    """Convert seconds or milliseconds since 1970 to a datetime in UTC.
+
+    Raises ValueError or OverflowError for numbers out of range.
 
     >>> from_unix_time(1_700_000_000) == from_unix_time(1_700_000_000_000)
     True
@@ -56,7 +58,7 @@ def _zone(offset: str | None) -> timezone | None:
 
 
 def format_moment(moment: datetime) -> str:
-    """RFC 3339 text; UTC is written Z.
+    """Format a moment as RFC 3339 text, with Z for UTC.
 
     >>> format_moment(datetime(2026, 1, 31, tzinfo=timezone.utc))
     '2026-01-31T00:00:00Z'

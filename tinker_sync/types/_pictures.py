@@ -1,4 +1,4 @@
-"""What the bytes of an image file say about themselves: format, width and height. Pure; decodes no pixels."""
+"""Format, width and height of an image file, read from its header. Pure functions; they decode no pixels."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ _JPEG: Final = b"\xff\xd8\xff"
 _JPEG_END: Final = b"\xff\xd9"
 _OTHERS: Final = {b"GIF8": "GIF", b"RIFF": "WebP", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
 _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""JPEG segments that hold the size; the three are tables."""
+"""The JPEG segments with the image size; the three excluded markers are tables."""
 _BARE: Final = frozenset([0x01, *range(0xD0, 0xD9)])
 """JPEG markers without a length."""
 _SCAN: Final = 0xDA
 
 
 class Picture(NamedTuple):
-    """An image as its header describes it."""
+    """The facts in an image's header."""
 
     format: Literal["png", "jpeg"]
     width: int
     height: int
 
 
-def look_at(data: bytes, where: str) -> Picture:
-    """Format and size of a whole PNG or JPEG file.
+def inspect_image(data: bytes, where: str) -> Picture:
+    """Read format and size of a complete PNG or JPEG file.
 
     Args:
         data: the file's bytes.
-        where: how errors call it.
+        where: the name of the data in error messages.
 
     Raises:
-        InvalidInputError: it is neither, or damaged, or cut short.
+        InvalidInputError: the file is of another format, damaged or truncated.
     """
     if data.startswith(_PNG):
-        found = _png(data)
+        found = _read_png(data)
     elif data.startswith(_JPEG):
-        found = _jpeg(data)
+        found = _read_jpeg(data)
     else:
         other = next((name for begin, name in _OTHERS.items() if data.startswith(begin)), "something else")
         raise InvalidInputError(f"{where}: expected a PNG or JPEG file, got {other if data else 'nothing'}")
@@ -50,46 +50,46 @@ def look_at(data: bytes, where: str) -> Picture:
     return found
 
 
-def _png(data: bytes) -> Picture | None:
+def _read_png(data: bytes) -> Picture | None:
     found: Picture | None = None
     for kind, start, length in _png_chunks(data):
         if found is None:
             if kind != b"IHDR" or length != 13:
                 return None
-            found = Picture("png", _number(data, start, 4), _number(data, start + 4, 4))
+            found = Picture("png", _read_number(data, start, 4), _read_number(data, start + 4, 4))
         if kind == b"IEND":
             return found
     return None
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """The kind, place and length of each chunk; the last of a file that is cut short may lack its end."""
+    """Yield kind, position and length of each chunk; the last chunk of a truncated file may be incomplete."""
     at = len(_PNG)
     while at + 12 <= len(data):
-        length = _number(data, at, 4)
+        length = _read_number(data, at, 4)
         yield data[at + 4 : at + 8], at + 8, length
         at += 12 + length
 
 
-def _jpeg(data: bytes) -> Picture | None:
+def _read_jpeg(data: bytes) -> Picture | None:
     found: Picture | None = None
     at = 2
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
-        if marker == 0xFF:  # filling
+        if marker == 0xFF:  # padding
             at += 1
             continue
         if marker in _BARE:
             at += 2
             continue
-        length = _number(data, at + 2, 2)
+        length = _read_number(data, at + 2, 2)
         if marker in _FRAMES and at + 9 <= len(data):
-            found = Picture("jpeg", _number(data, at + 7, 2), _number(data, at + 5, 2))
+            found = Picture("jpeg", _read_number(data, at + 7, 2), _read_number(data, at + 5, 2))
         if marker == _SCAN:
             return found if data.find(_JPEG_END, at + 2 + length) >= 0 else None
         at += 2 + max(length, 2)
     return None
 
 
-def _number(data: bytes, at: int, size: int) -> int:
+def _read_number(data: bytes, at: int, size: int) -> int:
     return int.from_bytes(data[at : at + size], "big")

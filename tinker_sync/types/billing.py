@@ -1,4 +1,4 @@
-"""What an organization used and pays for, what it stores, and what was done in it."""
+"""An organization's usage, costs, storage and audit log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tinker_sync.types._model import Model, model
 
 @model
 class GetBillingUsageRequest(Model):
-    """The usage from `starting_on` to before `ending_before`, both on the hour in UTC.
+    """A request for the usage from `starting_on` to before `ending_before`, both full hours in UTC.
 
     >>> request = GetBillingUsageRequest(starting_on="2026-01-30T00:00Z", ending_before="2026-01-31T00:00Z")
     >>> request.ending_before - request.starting_on
@@ -35,7 +35,7 @@ class TrainingBillingEvent(Model):
 
 @model
 class SamplingPrefillBillingEvent(Model):
-    """Tokens of prompts; those the cache had cost less."""
+    """Tokens of prompts; cached ones cost less."""
 
     __response__ = True
 
@@ -46,7 +46,7 @@ class SamplingPrefillBillingEvent(Model):
 
 @model
 class SamplingSampleBillingEvent(Model):
-    """Tokens that were sampled."""
+    """Sampled tokens."""
 
     __response__ = True
 
@@ -56,7 +56,7 @@ class SamplingSampleBillingEvent(Model):
 
 @model
 class CheckpointBillingEvent(Model):
-    """Checkpoints that were saved."""
+    """Saved checkpoints."""
 
     __response__ = True
 
@@ -89,16 +89,16 @@ BillingEventInfo: TypeAlias = (
     | CheckpointBillingEvent
     | StorageBillingEvent
 )
-"""What was used; tell them apart by class or by `type`."""
+"""The kinds of usage; distinguish them by class or by `type`."""
 
 
 @model
 class BillingUsageEvent(Model):
-    """What was used of one thing in one hour, and by whom.
+    """The usage of one kind in one hour, by one user.
 
     Attributes:
-        session_id: whose metadata is in `BillingUsageResponse.sessions`; None for storage.
-        estimated_cost_usd: before credits; None while there is no price. Tokens cost rate x count /
+        session_id: a key of `BillingUsageResponse.sessions`; None for storage.
+        estimated_cost_usd: the cost before credits; None without a price. Tokens cost rate x count /
             1,000,000, storage rate x gigabyte hours / 720.
 
     >>> BillingUsageEvent(
@@ -126,7 +126,7 @@ class BillingUsageEvent(Model):
 
 @model
 class BillingUsageSession(Model):
-    """What a session that was billed is known by."""
+    """The metadata of a billed session."""
 
     __response__ = True
 
@@ -135,10 +135,10 @@ class BillingUsageSession(Model):
 
 @model
 class BillingUsageResponse(Model):
-    """Usage hour by hour, and the sessions that appear in it.
+    """Usage hour by hour, and its sessions.
 
     Attributes:
-        sessions: by session id.
+        sessions: the sessions by id.
         cost_data_through: costs before this moment come from invoices, later ones from the price list.
 
     >>> BillingUsageResponse(data=[], sessions={"s-1": {"user_metadata": {"team": "a"}}}).sessions["s-1"]
@@ -154,14 +154,14 @@ class BillingUsageResponse(Model):
 
 @model
 class GetCurrentCheckpointStorageUsageRequest(Model):
-    """The storage in use now: of one project, or of all."""
+    """A request for the present storage of one project or of all."""
 
     project_id: str | None = None
 
 
 @model
 class CurrentCheckpointStorageUsageItem(Model):
-    """What one user stores in one project."""
+    """The storage of one user in one project."""
 
     __response__ = True
 
@@ -177,7 +177,7 @@ class CurrentCheckpointStorageUsageItem(Model):
 
 @model
 class CurrentCheckpointStorageUsageResponse(Model):
-    """What is stored now, and what a gigabyte costs a month.
+    """The present storage, and the monthly price of a gigabyte.
 
     >>> item = {"checkpoint_count": 2, "size_bytes": 10**9, "size_gigabytes": 1}
     >>> CurrentCheckpointStorageUsageResponse(data=[item]).data[0].size_gigabytes
@@ -192,7 +192,7 @@ class CurrentCheckpointStorageUsageResponse(Model):
 
 @model
 class AuditLogEntry(Model):
-    """One thing that was done, such as "checkpoint_read"; who did it to what is in `event_details`.
+    """An entry such as "checkpoint_read", with user and object in `event_details`.
 
     `model_id`, `tinker_path` and `purpose` are deprecated and set for checkpoints only.
 

@@ -1,4 +1,4 @@
-"""Checkpoints: what the service lists, and the paths that name them."""
+"""Checkpoints, as the service lists them, and their paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _SCHEME = "tinker://"
-_TYPE_OF_FOLDER: dict[str, CheckpointType] = {
+_TYPES_BY_FOLDER: dict[str, CheckpointType] = {
     "weights": "training",
     "sampler_weights": "sampler",
     "external_weights": "external",
@@ -29,11 +29,11 @@ class Checkpoint(Model):
     """One saved state of a model, as the service lists it.
 
     Attributes:
-        checkpoint_id: folder and name, such as "weights/step-100".
-        time: when it was saved.
-        public: whether everybody may read it.
-        expires_at: when the service deletes it; None is never.
-        base_model: what it was trained from; None where the server does not say. Experimental.
+        checkpoint_id: the folder and the name, such as "weights/step-100".
+        time: the moment of saving.
+        public: True if all users may read it.
+        expires_at: the moment of its deletion; None means never.
+        base_model: the base model; None if the server does not send it. Experimental.
 
     >>> Checkpoint(
     ...     checkpoint_id="weights/final",
@@ -58,7 +58,7 @@ class Checkpoint(Model):
 
     def _fields_out(self) -> dict[str, Any]:
         out = Model._fields_out(self)
-        if self.base_model is None:  # as a service has it that does not know the field
+        if self.base_model is None:  # older services do not send the field
             del out["base_model"]
         return out
 
@@ -81,10 +81,10 @@ class ParsedCheckpointTinkerPath(Model):
 
     @classmethod
     def from_tinker_path(cls, tinker_path: str) -> Self:
-        """Take a path apart.
+        """Parse a path.
 
         Raises:
-            InvalidInputError: it is not ``tinker://RUN/FOLDER/NAME`` with one of the three known folders.
+            InvalidInputError: the path is not ``tinker://RUN/FOLDER/NAME`` with a known folder.
 
         >>> ParsedCheckpointTinkerPath.from_tinker_path("tinker://run-1/final")
         Traceback (most recent call last):
@@ -92,25 +92,25 @@ class ParsedCheckpointTinkerPath(Model):
         tinker_sync.errors.InvalidInputError: 'tinker://run-1/final': expected tinker://RUN/FOLDER/NAME, ...
         """
         parts = tinker_path[len(_SCHEME) :].split("/")
-        # A run or name that is empty or dots would lead to the address of something else.
+        # An empty or dotted run or name would lead to another address.
         well_formed = tinker_path.startswith(_SCHEME) and len(parts) == 3 and not {"", ".", ".."} & set(parts)
-        if not well_formed or parts[1] not in _TYPE_OF_FOLDER:
+        if not well_formed or parts[1] not in _TYPES_BY_FOLDER:
             raise InvalidInputError(
                 f"{tinker_path!r}: expected {_SCHEME}RUN/FOLDER/NAME, "
-                f"where FOLDER is one of {', '.join(_TYPE_OF_FOLDER)}"
+                f"where FOLDER is one of {', '.join(_TYPES_BY_FOLDER)}"
             )
         run, folder, name = parts
         return cls(
             tinker_path=tinker_path,
             training_run_id=run,
-            checkpoint_type=_TYPE_OF_FOLDER[folder],
+            checkpoint_type=_TYPES_BY_FOLDER[folder],
             checkpoint_id=f"{folder}/{name}",
         )
 
 
 @model
 class Cursor(Model):
-    """Where a page of a list stands: its offset and size, and how many entries there are in all.
+    """The position of a page in a list: its offset, its size, and the total number of entries.
 
     >>> Cursor(offset=0, limit=20, total_count=3).total_count
     3
@@ -125,7 +125,7 @@ class Cursor(Model):
 
 @model
 class CheckpointsListResponse(Model):
-    """A page of checkpoints. `cursor` is None where the list is not cut into pages.
+    """A page of checkpoints, without `cursor` if the list has no pages.
 
     >>> CheckpointsListResponse(checkpoints=[], cursor={"offset": 0, "limit": 100, "total_count": 0}).cursor
     Cursor(offset=0, limit=100, total_count=0)
@@ -139,9 +139,9 @@ class CheckpointsListResponse(Model):
 
 @model
 class ExternalWeightsUrlsResponse(Model):
-    """Where the files of an external checkpoint can be fetched: a signed URL for each path, until `expires`.
+    """The signed URLs of an external checkpoint's files, by path, valid until `expires`.
 
-    Whoever holds such a URL can read the file, so the repr shows only its host.
+    Such a URL grants access to the file, so the repr shows only its host.
 
     >>> ExternalWeightsUrlsResponse(urls={"a.bin": "https://files.example/x?sig=abc"}, expires="2026-01-31")
     ExternalWeightsUrlsResponse(urls={'a.bin': 'https://files.example/…'}, expires=...)
@@ -160,9 +160,9 @@ class ExternalWeightsUrlsResponse(Model):
 
 
 def host_only(url: str) -> str:
-    """What of a signed URL may be shown."""
+    """Reduce a signed URL to its scheme and host."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # such as an unclosed "["
+    except ValueError:  # for example an unclosed "["
         return "…"
     return f"{parts.scheme}://{parts.hostname}/…"

@@ -1,4 +1,4 @@
-"""Searching checkpoints: what to look for, and what was found. Experimental: the service may change it."""
+"""The search for checkpoints. Experimental: the service may change it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tinker_sync.types.search import OwnSearchOwner, SearchOwner
 
 @model
 class CheckpointSearchCursor(Model):
-    """Where the next page begins: hand a response's `next_cursor` back as it is."""
+    """The position of the next page: pass a response's `next_cursor` back unchanged."""
 
     __response__ = True
 
@@ -25,15 +25,15 @@ class CheckpointSearchCursor(Model):
 
 @model
 class CheckpointSearchRequest(Model):
-    """Look for checkpoints. All conditions must hold.
+    """A search for checkpoints. All conditions must hold.
 
     Attributes:
-        project_ids: in one of these projects; None is every project the caller may list.
-        user_metadata: with these entries among others.
-        checkpoint_type: of this type; None is any.
-        owner: whose.
-        base_models: of one of these models; None is any, and an empty list none.
-        limit: checkpoints a page, 1 to 200.
+        project_ids: the projects to search; None means all that the caller may list.
+        user_metadata: entries that the checkpoint must have.
+        checkpoint_type: the type to search for; None means any.
+        owner: the owners of the checkpoints.
+        base_models: the base models to search for; None means any, an empty list matches nothing.
+        limit: the size of a page, 1 to 200.
         cursor: None for the first page.
 
     >>> CheckpointSearchRequest(checkpoint_type="sampler", base_models=["org/base"]).owner
@@ -51,7 +51,7 @@ class CheckpointSearchRequest(Model):
 
 @model
 class CheckpointSearchResponse(Model):
-    """A page of the checkpoints that match, the newest first. `next_cursor` is None on the last one.
+    """A page of the checkpoints that match, the newest first. The last page has no `next_cursor`.
 
     >>> CheckpointSearchResponse(checkpoints=[]).next_cursor is None
     True

@@ -12,7 +12,7 @@ from tinker_sync.types.scalars import CustomLossInputRank
 CustomLossNodeOp: TypeAlias = Literal[
     "placeholder", "get_attr", "call_function", "call_method", "call_module", "output"
 ]
-"""What a node of a traced loss does."""
+"""The operation of a node in a traced loss."""
 
 
 @model
@@ -20,7 +20,7 @@ class CustomLossInput(Model):
     """One input of a loss and its number of dimensions.
 
     Attributes:
-        name: "logprobs", or a name among the datums' `loss_fn_inputs`.
+        name: "logprobs", or a name in the datums' `loss_fn_inputs`.
 
     >>> CustomLossInput(name="logprobs", rank=1).rank
     1
@@ -35,9 +35,9 @@ class CustomLossNode(Model):
     """One step of the computation.
 
     Attributes:
-        name: later nodes refer to its value by this.
+        name: the name by which later nodes refer to its value.
         target: the function (``torch.exp``), the method or the parameter.
-        args: JSON values stand for themselves, objects of one key for the rest: ``{"ref": name}`` for another
+        args: plain JSON values, or objects with one key for the rest: ``{"ref": name}`` for another
             node's value, ``{"tuple": [...]}``, ``{"dict": {...}}``, ``{"slice": [start, stop, step]}``,
             ``{"ellipsis": true}``, ``{"float": "inf"}``, ``{"dtype": "float32"}`` and the like.
         kwargs: the same by name.
@@ -55,7 +55,7 @@ class CustomLossNode(Model):
 
 @model
 class CustomLossGraph(Model):
-    """A traced loss: its steps in the order they run. The server rebuilds it of operations it allows.
+    """A traced loss: its steps in order. The server rebuilds it from operations that it allows.
 
     >>> node = CustomLossNode(op="output", name="output", target="output", args=[{"ref": "loss"}])
     >>> CustomLossGraph(nodes=[node]).format
@@ -68,7 +68,7 @@ class CustomLossGraph(Model):
 
 @model
 class CreateCustomLossRequest(Model):
-    """Store a loss for a session; `custom_loss_seq_id` counts them from 0, `inputs` begin with "logprobs"."""
+    """A request to store a loss; `custom_loss_seq_id` counts from 0, `inputs` begin with "logprobs"."""
 
     session_id: str
     custom_loss_seq_id: int
@@ -80,7 +80,7 @@ class CreateCustomLossRequest(Model):
 
 @model
 class CreateCustomLossResponse(Model):
-    """The id a pass names to use the loss."""
+    """The id by which passes use the loss."""
 
     __response__ = True
 

@@ -1,4 +1,4 @@
-"""`Datum`, one training example, and the spans that say where its tokens came from."""
+"""`Datum`, one training example, and the provenance spans of its tokens."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ __all__ = [
 ]
 
 LossFnInputs: TypeAlias = dict[str, TensorData]
-"""The tensors a loss reads, by name."""
+"""The input tensors of a loss, by name."""
 
 LossFnOutput: TypeAlias = dict[str, TensorData]
-"""The tensors a loss returns for one datum, by name."""
+"""The output tensors of a loss for one datum, by name."""
 
 _KNOWN_DTYPES: dict[str, TensorDtype] = {
     "target_tokens": "int64",
@@ -56,7 +56,7 @@ _KNOWN_DTYPES: dict[str, TensorDtype] = {
     "clip_high_threshold": "float32",
     "sequence_ratio_mask": "float32",
 }
-"""What a list under a known name becomes; under other names the numbers themselves decide."""
+"""The dtypes of lists under known names; under other names the numbers decide."""
 
 _PER_TOKEN = tuple(name for name in _KNOWN_DTYPES if name != "target_tokens")
 _ONE_FOR_ALL = ("clip_low_threshold", "clip_high_threshold")
@@ -83,7 +83,7 @@ class _Span(Model):
 
 @model
 class PromptProvenanceSpan(_Span):
-    """A run of tokens that stood in the prompt of the named sequence, from `offset` on.
+    """A run of tokens from the prompt of the named sequence, starting at `offset`.
 
     >>> PromptProvenanceSpan(sequence_id="seq-1", length=12).offset
     0
@@ -92,7 +92,7 @@ class PromptProvenanceSpan(_Span):
 
 @model
 class SampledProvenanceSpan(_Span):
-    """A run of tokens that the named sequence sampled, from `offset` on.
+    """A run of sampled tokens of the named sequence, starting at `offset`.
 
     >>> SampledProvenanceSpan(sequence_id="seq-1", offset=2, length=5).length
     5
@@ -102,7 +102,7 @@ class SampledProvenanceSpan(_Span):
 ProvenanceSpan: TypeAlias = PromptProvenanceSpan | SampledProvenanceSpan
 
 ProvenanceSpans: TypeAlias = list[ProvenanceSpan]
-"""Runs that tile one field of a datum, in order."""
+"""The runs of one field of a datum, in order and without gaps."""
 
 
 def _tensors(given: Any) -> dict[str, TensorData]:
@@ -119,9 +119,9 @@ def _tensor(name: str, value: Any) -> TensorData:
     if not isinstance(name, str):
         raise TypeError(f"Datum.loss_fn_inputs: expected names in text, got {name!r}")
     where = f"loss_fn_inputs[{name!r}]"
-    # Whole floats are exact targets; anything else would train on another token than the one meant.
+    # Whole floats are exact targets; a fraction would become another token and is refused.
     dtype: TensorDtype | None = "int64" if name == "target_tokens" else None
-    if isinstance(value, np.ndarray):  # first, for it is what training loops hand over
+    if isinstance(value, np.ndarray):  # first, because training loops use arrays
         return TensorData._of(wire_array(value, where, dtype))
     if isinstance(value, Mapping):
         return model_from(TensorData, value, where)
@@ -155,7 +155,7 @@ def _spans(given: Any) -> ProvenanceSpans | None:
 
 @model(kw_only=False)
 class Datum(Model):
-    """One training example: what the model reads and what the loss needs.
+    """One training example: the model's input and the inputs of the loss.
 
     Lists, tuples, ranges, numpy arrays and torch tensors become `TensorData`; arrays that have the wire's
     dtype are kept, not copied. Position i of `model_input` predicts `target_tokens[i]`.
@@ -168,11 +168,11 @@ class Datum(Model):
     model_input: ModelInput
     loss_fn_inputs: LossFnInputs = attrs.field(factory=dict, converter=_tensors)
     model_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
-    """Runs that tile `model_input`."""
+    """The runs that cover `model_input`."""
     loss_fn_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
-    """Runs that tile `target_tokens`."""
+    """The runs that cover `target_tokens`."""
 
-    if TYPE_CHECKING:  # for checkers: wider than the fields, which keep tensors and lists
+    if TYPE_CHECKING:  # for type checkers: the constructor accepts more types than the fields hold
 
         def __init__(
             self,
@@ -191,14 +191,14 @@ class Datum(Model):
     def with_provenance(
         self, model_input: Sequence[ProvenanceSpan], loss_fn_inputs: Sequence[ProvenanceSpan]
     ) -> Self:
-        """A copy that says where its tokens came from.
+        """Return a copy with the provenance of its tokens.
 
         Args:
-            model_input: runs whose lengths add up to that of `model_input`.
-            loss_fn_inputs: runs whose lengths add up to that of `target_tokens`.
+            model_input: runs that cover `model_input`.
+            loss_fn_inputs: runs that cover `target_tokens`.
 
         Raises:
-            InvalidInputError: the runs do not tile their field.
+            InvalidInputError: the lengths of the runs do not add up to that of their field.
 
         >>> datum = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
         >>> run = SampledProvenanceSpan(sequence_id="seq-1", length=2)
@@ -212,13 +212,13 @@ class Datum(Model):
         return self._evolved({"model_input_spans": model_input, "loss_fn_input_spans": loss_fn_inputs})
 
     def validate(self, path: str = "datum") -> None:
-        """Check everything that every server would refuse, and say all of it at once.
+        """Check for values that every server refuses, and report all problems at once.
 
         Args:
-            path: how errors call this datum.
+            path: the name of this datum in error messages.
 
         Raises:
-            InvalidInputError: `problems` lists each with its place, such as
+            InvalidInputError: `problems` lists each problem with its path, such as
                 ``data[3].loss_fn_inputs['weights'][17]: expected a finite number, got nan``.
 
         >>> Datum(ModelInput.empty()).validate("data[3]")
@@ -229,7 +229,7 @@ class Datum(Model):
         refuse_all(self.problems(path))
 
     def problems(self, path: str = "datum") -> list[str]:
-        """What `validate` would complain about, as text; empty when nothing is wrong.
+        """Return the problems that `validate` would report; empty if there are none.
 
         >>> Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3, 4]}).problems()
         ["datum.loss_fn_inputs['target_tokens']: has length 3, model_input has 2"]
@@ -260,20 +260,20 @@ class Datum(Model):
 
 
 def _rows(tensor: TensorData) -> int | None:
-    """The first dimension; None for a scalar, which belongs to no position."""
+    """Return the first dimension; None for a scalar."""
     shape = tensor._effective_shape
     return shape[0] if shape else None
 
 
 def _may_have_length(tensor: TensorData, length: int) -> bool:
-    """Whether a server can read one row, or one value, for each of `length` positions."""
+    """Return True if the tensor can hold one row or value for each of `length` positions."""
     shape = tensor._effective_shape
     return not shape or shape[0] == length or math.prod(shape) == length
 
 
 def _is_finite(tensor: TensorData) -> bool:
     values = tensor._numpy
-    # Counting is the fastest way to look at them all.
+    # count_nonzero is faster than all().
     return values.dtype.kind != "f" or bool(np.count_nonzero(np.isfinite(values)) == values.size)
 
 
@@ -303,6 +303,6 @@ def _refuse_gaps(where: str, spans: Sequence[ProvenanceSpan], length: int) -> No
 
 
 def refuse_all(problems: Sequence[str]) -> None:
-    """Raise one error that lists every problem; do nothing when there is none."""
+    """Raise one error that lists every problem, if there are any."""
     if problems:
         raise InvalidInputError(problems)

@@ -1,4 +1,4 @@
-"""Telemetry: what a client tells the service about itself, unless it is switched off."""
+"""Telemetry events, which a client sends to the service unless telemetry is switched off."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tinker_sync.types.scalars import EventType, Severity
 
 @model
 class SessionStartEvent(Model):
-    """A program began to use the service. `event_session_index` counts the events of a process from 0."""
+    """The start of a program; `event_session_index` counts the events of a process from 0."""
 
     __response__ = True
     __tag__ = ("event", "SESSION_START")
@@ -27,7 +27,7 @@ class SessionStartEvent(Model):
 
 @model
 class SessionEndEvent(Model):
-    """A program ended after `duration`, which is text such as "0:00:12.5"."""
+    """The end of a program after `duration`, a text such as "0:00:12.5"."""
 
     __response__ = True
     __tag__ = ("event", "SESSION_END")
@@ -42,7 +42,7 @@ class SessionEndEvent(Model):
 
 @model
 class UnhandledExceptionEvent(Model):
-    """An exception reached the user that was not the user's fault."""
+    """An exception that reached the user and was not the user's fault."""
 
     __response__ = True
     __tag__ = ("event", "UNHANDLED_EXCEPTION")
@@ -59,7 +59,7 @@ class UnhandledExceptionEvent(Model):
 
 @model
 class GenericEvent(Model):
-    """Anything else, by name.
+    """An event of another kind, by name.
 
     >>> GenericEvent(
     ...     event="GENERIC_EVENT",
@@ -86,12 +86,12 @@ class GenericEvent(Model):
 
 
 TelemetryEvent: TypeAlias = SessionStartEvent | SessionEndEvent | UnhandledExceptionEvent | GenericEvent
-"""One event."""
+"""A telemetry event."""
 
 
 @model
 class TelemetryBatch(Model):
-    """Events of one process, and what it runs on."""
+    """The events of one process, with its platform."""
 
     __response__ = True
 
@@ -104,7 +104,7 @@ class TelemetryBatch(Model):
 
 @model
 class TelemetrySendRequest(Model):
-    """The events of one process on their way to the service.
+    """A request with the events of one process.
 
     >>> TelemetrySendRequest(
     ...     events=[], platform="Linux", sdk_version="0.36.0", session_id="s-1", process_uuid="p-1"
@@ -121,7 +121,7 @@ class TelemetrySendRequest(Model):
 
 @model
 class TelemetryResponse(Model):
-    """The events were taken."""
+    """The answer to accepted events."""
 
     __response__ = True
 

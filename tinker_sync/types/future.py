@@ -1,4 +1,4 @@
-"""Promises: what the server answers at once, and how the result is fetched later."""
+"""Promises of the server, and the requests that fetch their results."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tinker_sync.types.weights import (
 
 @model
 class UntypedAPIFuture(Model):
-    """The server took the request; its result is to be had under `request_id`.
+    """A promise: the server accepted the request and keeps its result under `request_id`.
 
     Attributes:
-        sample_sequence_ids: the ids the sampled sequences will have, in the order of the response.
+        sample_sequence_ids: the ids of the future sampled sequences, in the order of the response.
 
     >>> UntypedAPIFuture(request_id="req-1").model_id is None
     True
@@ -41,7 +41,7 @@ class UntypedAPIFuture(Model):
 
 @model
 class FutureRetrieveRequest(Model):
-    """Ask for a result; `allow_metadata_only` lets the server tell the size of a large one first."""
+    """A request for a result; `allow_metadata_only` lets the server first send the size of a large one."""
 
     request_id: RequestID
     allow_metadata_only: bool = False
@@ -77,7 +77,7 @@ class QueueState(str, Enum):
 
 @model
 class TryAgainResponse(Model):
-    """The server has no result yet; `queue_state` gives the reason."""
+    """The result is not ready; `queue_state` gives the reason."""
 
     __response__ = True
 
@@ -88,7 +88,7 @@ class TryAgainResponse(Model):
 
 @model
 class RequestFailedResponse(Model):
-    """The request failed. A category this package does not know is `Unknown`.
+    """The request failed. An unknown category becomes `Unknown`.
 
     >>> RequestFailedResponse(error="out of memory", category="something new").category
     <RequestErrorCategory.Unknown: 'unknown'>
@@ -112,7 +112,7 @@ FutureRetrieveResponse: TypeAlias = (
     | UnloadModelResponse
     | RequestFailedResponse
 )
-"""All that may come back for a training request."""
+"""The possible results of a training request."""
 
 
 # --------------------------------------------------------------------- all samples of a session at once
@@ -120,7 +120,7 @@ FutureRetrieveResponse: TypeAlias = (
 
 @model
 class SamplingSessionFuturesTarget(Model):
-    """Whose results to ask for: a sampling session, and which of the processes that share it."""
+    """A sampling session, and the number of the process among those that share it."""
 
     type: Literal["sampling_session"] = "sampling_session"
     sampling_session_id: str
@@ -129,11 +129,11 @@ class SamplingSessionFuturesTarget(Model):
 
 @model
 class FuturesRetrieveRequest(Model):
-    """Ask which requests have come to an end since a cursor.
+    """A request for the requests that have ended since a cursor.
 
     Attributes:
-        timeout: how long the server may hold the question open, in seconds; None leaves it to the server.
-        retrieved_request_ids: those whose results were fetched since the last question.
+        timeout: the longest time the server may hold the request, in seconds; None leaves it to the server.
+        retrieved_request_ids: the requests whose results were fetched since the last such request.
 
     >>> target = SamplingSessionFuturesTarget(sampling_session_id="s-1:sample:0")
     >>> FuturesRetrieveRequest(target=target).prev_cursor
@@ -148,7 +148,7 @@ class FuturesRetrieveRequest(Model):
 
 @model
 class FutureFinished(Model):
-    """A request came to a good end; the size is that of its result before compression."""
+    """A request succeeded; the size is that of its result before compression."""
 
     __response__ = True
 
@@ -159,7 +159,7 @@ class FutureFinished(Model):
 
 @model
 class FutureFailed(Model):
-    """A request failed; fetching its result tells why."""
+    """A request failed; its result holds the reason."""
 
     __response__ = True
 
@@ -168,12 +168,12 @@ class FutureFailed(Model):
 
 
 FutureCompletion: TypeAlias = FutureFinished | FutureFailed
-"""How a request ended."""
+"""The end of a request."""
 
 
 @model
 class FuturesRetrieveResponse(Model):
-    """The requests that came to an end, and the cursor for the next question.
+    """The ended requests, and the cursor for the next poll.
 
     >>> reply = FuturesRetrieveResponse(completions=[{"state": "failed", "request_id": "req-1"}], cursor=1)
     >>> reply.completions

@@ -1,4 +1,4 @@
-"""Models: making one, asking about one, and what the server offers."""
+"""Creation and description of models, and the server's capabilities."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class LoraConfig(Model):
     """The adapter of a new model.
 
     Attributes:
-        rank: of the low-rank matrices.
-        seed: of their first values; the server draws one when None.
-        train_unembed: whether the unembedding layer gets an adapter.
-        train_mlp: whether the feed-forward layers do, experts included.
-        train_attn: whether the attention layers do.
+        rank: the rank of the low-rank matrices.
+        seed: the seed of their start values; None lets the server draw one.
+        train_unembed: adapt the unembedding layer.
+        train_mlp: adapt the feed-forward layers, experts included.
+        train_attn: adapt the attention layers.
 
     >>> LoraConfig(rank=32, train_unembed=False)
     LoraConfig(rank=32, seed=None, train_unembed=False, train_mlp=True, train_attn=True)
@@ -33,7 +33,7 @@ class LoraConfig(Model):
 
 @model
 class CreateModelRequest(Model):
-    """Ask for a new model; `model_seq_id` numbers the models of a session from 0.
+    """A request for a new model; `model_seq_id` numbers the models of a session from 0.
 
     >>> request = CreateModelRequest(session_id="s-1", model_seq_id=0, base_model="org/base")
     >>> request.optimizer_config
@@ -61,7 +61,7 @@ class CreateModelResponse(Model):
 
 @model
 class GetInfoRequest(Model):
-    """Ask what a model is."""
+    """A request for the description of a model."""
 
     model_id: ModelID
     type: Literal["get_info"] = "get_info"
@@ -69,7 +69,7 @@ class GetInfoRequest(Model):
 
 @model
 class ModelData(Model):
-    """The base of a model: architecture, name, and where its tokenizer comes from.
+    """The base of a model: architecture, name and tokenizer.
 
     >>> ModelData(model_name="org/base").tokenizer_id is None
     True
@@ -84,7 +84,7 @@ class ModelData(Model):
 
 @model
 class GetInfoResponse(Model):
-    """What a model is.
+    """The description of a model.
 
     >>> info = GetInfoResponse(model_data={"arch": "dense"}, model_id="run-1", is_lora=True, lora_rank=32)
     >>> info.model_data.arch
@@ -104,7 +104,7 @@ class GetInfoResponse(Model):
 
 @model
 class UnloadModelRequest(Model):
-    """Tell the server that a model is no longer needed. Only older servers have this call."""
+    """A request to unload a model; a call of older servers."""
 
     model_id: ModelID
     type: Literal["unload_model"] = "unload_model"
@@ -112,7 +112,7 @@ class UnloadModelRequest(Model):
 
 @model
 class UnloadModelResponse(Model):
-    """The model that was unloaded."""
+    """The unloaded model."""
 
     __response__ = True
 
@@ -122,7 +122,7 @@ class UnloadModelResponse(Model):
 
 @model
 class SupportedModel(Model):
-    """A base model the server offers: its context in tokens, and whether it can train and sample it now.
+    """A base model of the server, with its context in tokens; `trainable` and `sampleable` describe it now.
 
     >>> SupportedModel(model_name="org/base", trainable=True).sampleable is None
     True
@@ -138,7 +138,7 @@ class SupportedModel(Model):
 
 @model
 class GetServerCapabilitiesResponse(Model):
-    """What the server offers.
+    """The server's capabilities.
 
     >>> offered = GetServerCapabilitiesResponse(supported_models=[{"model_name": "org/base"}])
     >>> [each.model_name for each in offered.supported_models]

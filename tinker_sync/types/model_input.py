@@ -1,4 +1,4 @@
-"""What a model reads: chunks of tokens, images and audio, and `ModelInput`, the list of them."""
+"""The input of a model: chunks of tokens, images and audio, and `ModelInput`, a list of chunks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tinker_sync.types._arrays import (
     tokens_as_int32,
 )
 from tinker_sync.types._model import Model, model
-from tinker_sync.types._pictures import look_at
+from tinker_sync.types._pictures import inspect_image
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -41,17 +41,17 @@ TokenSequence: TypeAlias = Sequence[int] | npt.NDArray[Any]
 
 
 class Encodes(Protocol):
-    """What turns text into token ids."""
+    """A tokenizer, as far as `ModelInput.from_text` uses it."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> TokenSequence:
-        """The ids of a text."""
+        """Return the token ids of a text."""
 
 
 _TOKENS = "EncodedTextChunk.tokens"
 
 
-def _kept_tokens(given: Any) -> TokenSequence:
-    """The container to keep, after a look at every id."""
+def _check_tokens(given: Any) -> TokenSequence:
+    """Check every id, and return the container to keep."""
     if type(given) is np.ndarray and given.ndim == 1 and given.dtype == np.int32:
         return given
     tokens = token_container(given, _TOKENS)
@@ -63,14 +63,14 @@ def _kept_tokens(given: Any) -> TokenSequence:
     exact = tokens_as_int32(tokens, _TOKENS)
     if isinstance(tokens, range) or countOf(map(type, tokens), int) == len(tokens):
         return tokens
-    # Text such as "4", whole floats and numpy's integers were understood above; keep what they stand for.
+    # Keep the converted values of text such as "4", whole floats and numpy's integers.
     plain: list[int] = exact.tolist()
     return tuple(plain) if isinstance(tokens, tuple) else plain
 
 
 @model(eq=False)
 class EncodedTextChunk(Model):
-    """Token ids, in whatever container they came; an array stays an array, and shared, a list is copied.
+    """Token ids; a given array is kept and shared, a list is copied.
 
     >>> EncodedTextChunk(tokens=[1, 2, 3]).length
     3
@@ -78,16 +78,16 @@ class EncodedTextChunk(Model):
     True
     """
 
-    tokens: TokenSequence = attrs.field(converter=_kept_tokens)
+    tokens: TokenSequence = attrs.field(converter=_check_tokens)
     type: Literal["encoded_text"] = "encoded_text"
 
     @property
     def length(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         return len(self.tokens)
 
     def as_int32(self) -> Int32Array:
-        """The ids as they travel: a contiguous int32 array, the user's own where it is one."""
+        """Return the ids as a contiguous int32 array; the user's array itself if it already is one."""
         return tokens_as_int32(self.tokens, _TOKENS)
 
     def __eq__(self, other: object) -> bool:
@@ -100,7 +100,7 @@ class EncodedTextChunk(Model):
 
 
 class _Picture(Model):
-    """What both image chunks share: a length only if the user says what to expect."""
+    """The base of both image chunks, with a length if the user gives one."""
 
     __slots__ = ()
 
@@ -108,14 +108,14 @@ class _Picture(Model):
 
     @property
     def length(self) -> int:
-        """The tokens the image is expected to take; `InvalidInputError` when `expected_tokens` is not set."""
+        """The expected number of tokens. Raises `InvalidInputError` if `expected_tokens` is not set."""
         if self.expected_tokens is None:
             raise InvalidInputError(f"{type(self).__name__}: the length is not known; set expected_tokens")
         return self.expected_tokens
 
 
 _MODES = {"png": ("1", "L", "LA", "I;16", "P", "RGB", "RGBA"), "jpeg": ("L", "RGB", "CMYK")}
-"""Kinds of pixels that a format can hold as they are; others become red, green and blue."""
+"""The pixel modes that a format can hold; others are converted to RGB."""
 
 
 @model
@@ -133,44 +133,44 @@ class ImageChunk(_Picture):
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview, *, expected_tokens: int | None = None) -> Self:
-        """The chunk for a whole PNG or JPEG file; its format and size are read from its header.
+        """Create a chunk from a complete PNG or JPEG file; the header gives its format.
 
         Args:
             data: the file's bytes.
-            expected_tokens: how many tokens the model makes of it, where that is known.
+            expected_tokens: the number of tokens of the image, if known.
 
         Raises:
-            InvalidInputError: it is neither, damaged, cut short or without pixels.
+            InvalidInputError: the file is of another format, damaged, truncated or without pixels.
 
         >>> ImageChunk.from_bytes(b"GIF89a")
         Traceback (most recent call last):
         tinker_sync.errors.InvalidInputError: data: expected a PNG or JPEG file, got GIF
         """
-        return cls._looked_at(bytes(data), "data", expected_tokens)
+        return cls._from_bytes(bytes(data), "data", expected_tokens)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], *, expected_tokens: int | None = None) -> Self:
-        """The chunk for an image file, whatever its name ends with; as `from_bytes`."""
+        """Create a chunk from an image file, as `from_bytes` does; the extension of its name is ignored."""
         with open(path, "rb") as file:
-            return cls._looked_at(file.read(), os.fspath(path), expected_tokens)
+            return cls._from_bytes(file.read(), os.fspath(path), expected_tokens)
 
     @classmethod
     def from_image(
         cls,
         image: Any,
         *,
-        format: Literal["png", "jpeg"] = "png",  # noqa: A002  # what the field is called, and Pillow's argument
+        format: Literal["png", "jpeg"] = "png",  # noqa: A002  # the name of the field and of Pillow's argument
         expected_tokens: int | None = None,
     ) -> Self:
-        """The chunk for an image of Pillow.
+        """Create a chunk from an image of Pillow.
 
         Args:
             image: a `PIL.Image.Image`.
-            format: how to store it; "jpeg" is smaller and loses detail, and transparency altogether.
-            expected_tokens: how many tokens the model makes of it, where that is known.
+            format: the file format; "jpeg" is smaller, loses detail and drops transparency.
+            expected_tokens: the number of tokens of the image, if known.
 
         Raises:
-            InvalidInputError: it is no such image.
+            InvalidInputError: `image` is not an image of Pillow.
         """
         if not callable(getattr(image, "save", None)) or not isinstance(getattr(image, "mode", None), str):
             raise InvalidInputError(f"image: expected an image of Pillow, got a {type(image).__name__}")
@@ -180,22 +180,22 @@ class ImageChunk(_Picture):
             image = image.convert("RGB")
         file = io.BytesIO()
         image.save(file, format=format.upper())
-        return cls._looked_at(file.getvalue(), "image", expected_tokens)
+        return cls._from_bytes(file.getvalue(), "image", expected_tokens)
 
     @classmethod
-    def _looked_at(cls, data: bytes, where: str, expected_tokens: int | None) -> Self:
-        return cls(data=data, format=look_at(data, where).format, expected_tokens=expected_tokens)
+    def _from_bytes(cls, data: bytes, where: str, expected_tokens: int | None) -> Self:
+        return cls(data=data, format=inspect_image(data, where).format, expected_tokens=expected_tokens)
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height in pixels, by the file's header. Raises `InvalidInputError` for a broken one."""
-        picture = look_at(self.data, "ImageChunk.data")
+        """Width and height in pixels, from the file's header. Raises `InvalidInputError` if it is damaged."""
+        picture = inspect_image(self.data, "ImageChunk.data")
         return picture.width, picture.height
 
 
 @model
 class ImageAssetPointerChunk(_Picture):
-    """An image that the server fetches itself. Only servers that take JSON bodies can read it in training.
+    """An image that the server fetches itself. Training requests can send it in JSON, not in protobuf.
 
     >>> ImageAssetPointerChunk(format="png", location="asset://cat", expected_tokens=64).length
     64
@@ -220,7 +220,7 @@ class DmelChunk(Model):
 
     @property
     def length(self) -> int:
-        """The container's first dimension. Raises `InvalidInputError` when the header is broken."""
+        """The container's first dimension. Raises `InvalidInputError` if the header is damaged."""
         return _container_shape(self.dmel)[0]
 
 
@@ -241,13 +241,13 @@ class ModelInput(Model):
 
     chunks: list[ModelInputChunk]
 
-    if TYPE_CHECKING:  # for checkers: wider than the field, which keeps a list
+    if TYPE_CHECKING:  # for type checkers: the constructor accepts more types than the field holds
 
         def __init__(self, *, chunks: Iterable[ModelInputChunk]) -> None: ...
 
     @classmethod
     def from_ints(cls, tokens: TokenSequence) -> Self:
-        """One text chunk of these token ids; a numpy array is kept as it is.
+        """Create an input of one text chunk; a numpy array is kept without a copy.
 
         >>> ModelInput.from_ints(np.arange(4)).length
         4
@@ -256,13 +256,14 @@ class ModelInput(Model):
 
     @classmethod
     def from_text(cls, text: str, tokenizer: Encodes, *, add_special_tokens: bool = True) -> Self:
-        """One text chunk of what a tokenizer makes of a text.
+        """Create an input of one text chunk by encoding a text.
 
         Args:
-            text: what the model shall read.
-            tokenizer: what a client's `get_tokenizer` gives, or anything that encodes in the same way.
-            add_special_tokens: put around it what the tokenizer puts around every text; not for chats that a
-                template has rendered.
+            text: the text to encode.
+            tokenizer: the result of a client's `get_tokenizer`, or another tokenizer with this `encode`.
+            add_special_tokens: add the tokenizer's special tokens; set it to False for a chat rendered by a
+                template, which already has them.
+
 
         >>> class Letters:
         ...     def encode(self, text, *, add_special_tokens):
@@ -274,7 +275,7 @@ class ModelInput(Model):
 
     @classmethod
     def empty(cls) -> Self:
-        """No chunks at all.
+        """Create an input without chunks.
 
         >>> ModelInput.empty().length
         0
@@ -282,7 +283,7 @@ class ModelInput(Model):
         return cls(chunks=[])
 
     def to_ints(self) -> list[int]:
-        """All token ids as one list. Raises `InvalidInputError` if there is anything but text.
+        """Return all token ids as one list. Raises `InvalidInputError` for chunks other than text.
 
         >>> ModelInput.from_ints((5, 6)).to_ints()
         [5, 6]
@@ -299,11 +300,11 @@ class ModelInput(Model):
 
     @property
     def length(self) -> int:
-        """The context it takes. Raises `InvalidInputError` for an image without `expected_tokens`."""
+        """The length in tokens. Raises `InvalidInputError` for an image without `expected_tokens`."""
         return sum(chunk.length for chunk in self.chunks)
 
     def append(self, chunk: ModelInputChunk) -> Self:
-        """A new input with one more chunk.
+        """Return a new input with one more chunk.
 
         >>> ModelInput.empty().append(EncodedTextChunk(tokens=[1])).length
         1
@@ -311,7 +312,7 @@ class ModelInput(Model):
         return type(self)(chunks=[*self.chunks, chunk])
 
     def append_int(self, token: int) -> Self:
-        """A new input with one more token, in a chunk of its own.
+        """Return a new input with one more token, in a separate chunk.
 
         >>> len(ModelInput.from_ints([1]).append_int(2).chunks)
         2
@@ -319,14 +320,14 @@ class ModelInput(Model):
         return self.append(EncodedTextChunk(tokens=[token]))
 
     def known_length(self) -> int | None:
-        """The length where every chunk tells its own, else None.
+        """Return the length if all chunks are text, else None.
 
         >>> ModelInput(chunks=[ImageChunk(data=b"", format="png")]).known_length() is None
         True
         """
         total = 0
         for chunk in self.chunks:
-            # What an image is expected to take is advice; only the server knows.
+            # The server alone decides the length of other chunks; `expected_tokens` is advice.
             if not isinstance(chunk, EncodedTextChunk):
                 return None
             total += chunk.length
@@ -342,7 +343,7 @@ _MAX_VARINT_BITS = 63
 
 
 def _container_shape(container: bytes) -> tuple[int, ...]:
-    """The shape in a tensor container's header: marker, dtype, how many dimensions, each as a varint."""
+    """Read the shape from a tensor container's header: marker, dtype, number of dimensions, varints."""
     octets = iter(container)
     kind = _next_octet(octets)
     if kind == _CONSTANT_TENSOR:

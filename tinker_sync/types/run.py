@@ -13,10 +13,10 @@ class TrainingRun(Model):
     """One training run and its latest checkpoints.
 
     Attributes:
-        model_owner: who made it.
-        corrupted: the server lost part of its state.
+        model_owner: the user who created it.
+        corrupted: True if the server lost part of its state.
         lora_rank: None unless `is_lora`.
-        last_request_time: when it was last used.
+        last_request_time: the moment of its last use.
 
     >>> TrainingRun(
     ...     training_run_id="run-1",

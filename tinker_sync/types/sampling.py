@@ -67,7 +67,7 @@ def _stop_token(index: int, item: Any) -> int:
 
 @model
 class SamplingParams(Model):
-    """How to sample.
+    """The parameters of sampling.
 
     >>> SamplingParams(max_tokens=16, temperature=0.7, stop=["\\n"]).top_p
     1.0
@@ -76,7 +76,7 @@ class SamplingParams(Model):
     max_tokens: int | None = None
     seed: int | None = None
     stop: Stop = attrs.field(default=None, converter=_stop)
-    """None stops at the model's end token; an empty list never stops before `max_tokens`."""
+    """None stops at the model's end token; an empty list stops only at `max_tokens`."""
     temperature: float = 1.0
     """0 is greedy."""
     top_k: int = -1
@@ -96,7 +96,7 @@ class SamplingParams(Model):
 
 @model(kw_only=False)
 class TopkLogprobs(Model):
-    """The k likeliest tokens at each position, as two matrices; an empty cell is token 0 with -99999.0.
+    """The k likeliest tokens at each position, as two matrices; empty cells hold token 0 with -99999.0.
 
     >>> top = TopkLogprobs(np.array([[5, 6]]), np.array([[-0.1, -2.5]], dtype=np.float32))
     >>> top.token_ids.shape
@@ -107,10 +107,10 @@ class TopkLogprobs(Model):
     logprobs: AnyArray = attrs.field(converter=np.asarray, eq=ByValue)
 
     def to_lists(self) -> TopkList:
-        """For each position its (token id, log-probability) pairs; None where nothing was computed.
+        """Return the (token id, log-probability) pairs of each position; None for positions without scores.
 
         Raises:
-            InvalidInputError: the two are no matrices of one shape.
+            InvalidInputError: the arrays are not two matrices of one shape.
 
         >>> TopkLogprobs(np.array([[5, 0]]), np.array([[-1.5, -99999.0]])).to_lists()
         [[(5, -1.5)]]
@@ -121,10 +121,10 @@ class TopkLogprobs(Model):
         if self.token_ids.size == 0:
             return []
         rows = zip(self.token_ids.tolist(), self.logprobs.tolist(), strict=True)
-        return [_filled_cells(ids, logprobs) for ids, logprobs in rows]
+        return [_drop_empty_cells(ids, logprobs) for ids, logprobs in rows]
 
 
-def _filled_cells(ids: list[int], logprobs: list[float]) -> list[tuple[int, float]] | None:
+def _drop_empty_cells(ids: list[int], logprobs: list[float]) -> list[tuple[int, float]] | None:
     cells = list(zip(ids, logprobs, strict=True))
     if cells[0] == (0, NO_LOGPROB):
         return None
@@ -135,7 +135,7 @@ def _filled_cells(ids: list[int], logprobs: list[float]) -> list[tuple[int, floa
 
 @model(kw_only=False)
 class PromptAltTokens(Model):
-    """Tokens drawn in place of each prompt token after the first: row i covers prompt token i + 1.
+    """Tokens drawn in place of each prompt token after the first; row i belongs to prompt token i + 1.
 
     >>> tokens, logprobs = TensorData([7, 8], "int64", [1, 2]), TensorData([-1, -2], "float32", [1, 2])
     >>> PromptAltTokens(tokens, logprobs).tokens.tolist()
@@ -159,12 +159,12 @@ def _array_field() -> Any:
 
 
 def _list_field(name: str) -> Any:
-    """A list given in place of an array."""
+    """Return a field for a list given instead of an array."""
     return attrs.field(default=None, repr=False, converter=_optional_list, alias=name)
 
 
 class _Views(dict[str, Any]):
-    """Lists made of arrays at the first look. A pickle leaves them out; whoever loads it makes their own."""
+    """Lists created from arrays on first access. Pickles leave them out."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Views, ()
@@ -175,13 +175,13 @@ def _views_field() -> Any:
 
 
 def _view(views: Any, name: str, make: Callable[[], Any]) -> Any:
-    """The list under a name, made on first use. Two threads may both make it; all see the one kept first."""
+    """Return a list, created on first use. Two threads may both create it; all get the same one."""
     return views[name] if name in views else views.setdefault(name, make())
 
 
 @model(kw_only=False)
 class SampledSequence(Model):
-    """One sampled continuation: arrays as they came, and lists made at the first look.
+    """One sampled continuation, with its arrays as received and lists created on first access.
 
     >>> sequence = SampledSequence("length", "seq-1", np.array([5, 6]), np.array([-1.0, -2.0]))
     >>> sequence.tokens, sequence.logprobs
@@ -190,7 +190,7 @@ class SampledSequence(Model):
 
     stop_reason: Literal["length", "stop"]
     sequence_id: str | None = None
-    """Names this sequence in provenance spans; None where the server gives no ids."""
+    """The id for provenance spans; None if the server gives no ids."""
     tokens_np: AnyArray | None = _array_field()
     logprobs_np: AnyArray | None = _array_field()
     topk_logprobs_np: TopkLogprobs | None = attrs.field(default=None, repr=False)
@@ -210,7 +210,7 @@ class SampledSequence(Model):
 
     @property
     def logprobs(self) -> list[float] | None:
-        """The log-probability of each token as a list; None if there are none."""
+        """The log-probability of each token as a list; None if the response has none."""
         array = self.logprobs_np
         if array is None or self._logprobs_list is not None:
             return self._logprobs_list
@@ -219,7 +219,7 @@ class SampledSequence(Model):
 
     @property
     def topk_logprobs(self) -> TopkList | None:
-        """The likeliest tokens at each position as lists of pairs; None if not asked for."""
+        """The likeliest tokens at each position as lists of pairs; None if not requested."""
         topk = self.topk_logprobs_np
         if topk is None or self._topk_logprobs_list is not None:
             return self._topk_logprobs_list
@@ -229,7 +229,7 @@ class SampledSequence(Model):
 
 @model(kw_only=False)
 class SampleResponse(Model):
-    """What a sample request returned: the sequences, and what was computed about the prompt.
+    """The result of a sample request: the sequences and the scores of the prompt.
 
     >>> response = SampleResponse([], np.array([np.nan, -0.5], dtype=np.float32))
     >>> response.prompt_logprobs
@@ -240,7 +240,7 @@ class SampleResponse(Model):
 
     sequences: list[SampledSequence]
     prompt_logprobs_np: AnyArray | None = _array_field()
-    """NaN where a position was not scored, such as the first."""
+    """NaN for positions without a score, such as the first."""
     topk_prompt_logprobs_np: TopkLogprobs | None = attrs.field(default=None, repr=False)
     target_prompt_logprobs: TensorData | None = None
     prompt_cache_hit_tokens: int = 0
@@ -251,16 +251,16 @@ class SampleResponse(Model):
 
     @property
     def prompt_logprobs(self) -> list[float | None] | None:
-        """The log-probability of each prompt token, None where it was not scored; None if not asked for."""
+        """The log-probability of each prompt token, None for unscored ones; None if not requested."""
         array = self.prompt_logprobs_np
         if array is None or self._prompt_logprobs_list is not None:
             return self._prompt_logprobs_list
-        made: list[float | None] = _view(self._views, "prompt_logprobs", lambda: _none_for_nan(array))
+        made: list[float | None] = _view(self._views, "prompt_logprobs", lambda: _replace_nan(array))
         return made
 
     @property
     def topk_prompt_logprobs(self) -> TopkList | None:
-        """The likeliest tokens at each prompt position as lists of pairs; None if not asked for."""
+        """The likeliest tokens at each prompt position as lists of pairs; None if not requested."""
         topk = self.topk_prompt_logprobs_np
         if topk is None or self._topk_prompt_logprobs_list is not None:
             return self._topk_prompt_logprobs_list
@@ -268,7 +268,7 @@ class SampleResponse(Model):
         return made
 
 
-def _none_for_nan(array: AnyArray) -> list[float | None]:
+def _replace_nan(array: AnyArray) -> list[float | None]:
     values: list[float | None] = array.tolist()
     for index in np.flatnonzero(np.isnan(array)):
         values[index] = None
@@ -295,17 +295,17 @@ class SampleRequest(Model):
     topk_prompt_logprobs: int = 0
     topk_sample_logprobs: int = 0
     target_prompt_logprobs: TensorData | None = None
-    """Token ids to score, one row for each prompt position after the first; -1 asks for nothing."""
+    """Token ids to score, one row for each prompt position after the first; -1 is ignored."""
     prompt_alt_tokens_k: int = 0
     prompt_logprobs_last_n: int | None = None
     record_stability_info: bool | None = None
     type: Literal["sample"] = "sample"
 
     def validate(self) -> None:
-        """Check everything that every server would refuse, and say all of it at once.
+        """Check for values that every server refuses, and report all problems at once.
 
         Raises:
-            InvalidInputError: `problems` lists each with its place.
+            InvalidInputError: `problems` lists each problem with its path.
 
         >>> SampleRequest(
         ...     prompt=ModelInput.from_ints([1]), sampling_params=SamplingParams(), num_samples=0

@@ -1,37 +1,37 @@
-"""Names for the texts and small numbers that the service uses: ids and closed lists of words."""
+"""Aliases for the service's ids and closed sets of values."""
 
 from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
 ModelID: TypeAlias = str
-"""What the server calls a training run's model. Opaque: compare it, do not take it apart."""
+"""The id of a training run's model. Opaque: compare it, do not parse it."""
 
 RequestID: TypeAlias = str
-"""What the server calls a request it promised to answer later."""
+"""The id in a promise, under which the server keeps the result."""
 
 TensorDtype: TypeAlias = Literal["int64", "float32"]
-"""How the values of a tensor travel."""
+"""The dtype of a tensor's values on the wire."""
 
 StopReason: TypeAlias = Literal["length", "stop"]
-"""Why sampling ended: `max_tokens` was reached, or a stop token or text was."""
+"""The reason for the end of sampling: `max_tokens`, or a stop token or text."""
 
 CheckpointType: TypeAlias = Literal["training", "sampler", "external"]
-"""What a checkpoint is for: training on (with optimizer state), sampling, or use outside of the service."""
+"""The purpose of a checkpoint: training (with optimizer state), sampling, or use outside of the service."""
 
 LossFnType: TypeAlias = Literal[
     "cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce", "custom"
 ]
-"""The losses of the protocol; servers may know others."""
+"""The losses of the protocol; servers may have others."""
 
 CustomLossInputRank: TypeAlias = Literal[0, 1, 2]
-"""The dimensions of a custom loss input: 0 a scalar, 1 one value a token, 2 several values a token."""
+"""The rank of a custom loss input: 0 a scalar, 1 one value per token, 2 several values per token."""
 
 ClientSessionFinishReasonType: TypeAlias = Literal["success", "errored", "interrupted"]
-"""How a program says its session ended."""
+"""The program's own account of the end of its session."""
 
 Severity: TypeAlias = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
-"""How grave a telemetry event is."""
+"""The severity of a telemetry event."""
 
 EventType: TypeAlias = Literal["SESSION_START", "SESSION_END", "UNHANDLED_EXCEPTION", "GENERIC_EVENT"]
 """The kinds of telemetry events."""

@@ -1,4 +1,4 @@
-"""Searching sessions: what to look for, what was found, and the states a session can be in."""
+"""The search for sessions: requests, results, and the states of a session."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from tinker_sync.types._checks import holds, in_range, with_time_zone
 from tinker_sync.types._model import Model, model
 from tinker_sync.types.scalars import ClientSessionFinishReasonType
 
-# ---------------------------------------------------------------------------------- whose, in which state
+# -------------------------------------------------------------------------------------- owners and states
 
 
 @model
 class OwnSearchOwner(Model):
-    """Only the caller's sessions."""
+    """The caller's sessions."""
 
     type: Literal["own"] = "own"
 
 
 @model
 class AccessibleSearchOwner(Model):
-    """The sessions of everybody, as far as the caller may see them."""
+    """The sessions of all users that the caller may see."""
 
     type: Literal["accessible"] = "accessible"
 
 
 @model
 class UserSearchOwner(Model):
-    """The sessions of these users, 1 to 10 of them.
+    """The sessions of 1 to 10 named users.
 
     >>> UserSearchOwner(owner_urns=[])
     Traceback (most recent call last):
@@ -43,33 +43,33 @@ class UserSearchOwner(Model):
 
 
 SearchOwner: TypeAlias = OwnSearchOwner | AccessibleSearchOwner | UserSearchOwner
-"""Whose sessions to look through."""
+"""The owners of the sessions to search."""
 
 
 @model
 class ActiveSessionStatusQuery(Model):
-    """Sessions that still run."""
+    """Active sessions."""
 
     type: Literal["active"] = "active"
 
 
 @model
 class CancelledSessionStatusQuery(Model):
-    """Sessions that were cancelled in the console."""
+    """Sessions cancelled in the console."""
 
     type: Literal["cancelled"] = "cancelled"
 
 
 @model
 class FailedSessionStatusQuery(Model):
-    """Sessions that one of their requests, runs or samplers made fail."""
+    """Sessions that failed because of a request, a run or a sampler."""
 
     type: Literal["failed"] = "failed"
 
 
 @model
 class ClientFinishedSessionStatusQuery(Model):
-    """Sessions whose program said it was done: in one of these ways, or in any when None.
+    """Sessions finished by their program, for one of the reasons, or for any when None.
 
     >>> ClientFinishedSessionStatusQuery(reasons=["errored", "interrupted"]).type
     'client_finished'
@@ -85,7 +85,7 @@ SessionStatusQuery: TypeAlias = (
     | FailedSessionStatusQuery
     | ClientFinishedSessionStatusQuery
 )
-"""One state to look for."""
+"""A state to search for."""
 
 
 # ------------------------------------------------------------------------------------------ the search
@@ -93,7 +93,7 @@ SessionStatusQuery: TypeAlias = (
 
 @model
 class SessionSearchCursor(Model):
-    """Where the next page begins: hand a response's `next_cursor` back as it is."""
+    """The position of the next page: pass a response's `next_cursor` back unchanged."""
 
     __response__ = True
 
@@ -103,15 +103,15 @@ class SessionSearchCursor(Model):
 
 @model
 class SessionSearchRequest(Model):
-    """Look for sessions. All conditions must hold, but id and name: with both, either will do.
+    """A search for sessions. All conditions must hold; of id and name, one is enough.
 
     Attributes:
-        session_id: exactly this one.
-        project_ids: in one of these projects; None is every project the caller may list.
-        user_metadata: with these entries among others.
-        display_name: with these words in the name, whatever their case.
-        statuses: in one of these states; None is any.
-        limit: sessions a page, 1 to 200.
+        session_id: the id of the session.
+        project_ids: the projects to search; None means all that the caller may list.
+        user_metadata: entries that the session must have.
+        display_name: words that the name must contain, in any case.
+        statuses: the states to search for; None means any.
+        limit: the size of a page, 1 to 200.
         cursor: None for the first page.
 
     >>> request = SessionSearchRequest(display_name="night", statuses=[FailedSessionStatusQuery()])
@@ -129,7 +129,7 @@ class SessionSearchRequest(Model):
     cursor: SessionSearchCursor | None = None
 
 
-# ------------------------------------------------------------------------------------ what was found
+# -------------------------------------------------------------------------------------------- results
 
 
 @model
@@ -166,12 +166,12 @@ class SessionFailedSamplingSessionReason(Model):
 SessionFailedReason: TypeAlias = (
     SessionFailedRequestReason | SessionFailedTrainingRunReason | SessionFailedSamplingSessionReason
 )
-"""What made a session fail."""
+"""The cause of a session's failure."""
 
 
 @model
 class SessionFailed(Model):
-    """The session failed, by the user's fault or the service's."""
+    """The session failed because of the user or of the service."""
 
     __response__ = True
 
@@ -193,7 +193,7 @@ class SessionCancelled(Model):
 
 @model
 class ClientSessionFinishSuccess(Model):
-    """The program came to its end."""
+    """The program ended normally."""
 
     __response__ = True
 
@@ -211,7 +211,7 @@ class ClientSessionFinishErrored(Model):
 
 @model
 class ClientSessionFinishInterrupted(Model):
-    """Somebody stopped the program."""
+    """The program was interrupted."""
 
     __response__ = True
 
@@ -221,12 +221,12 @@ class ClientSessionFinishInterrupted(Model):
 ClientSessionFinishReason: TypeAlias = (
     ClientSessionFinishSuccess | ClientSessionFinishErrored | ClientSessionFinishInterrupted
 )
-"""How a program said its session ended."""
+"""The program's own account of the end of its session."""
 
 
 @model
 class ClientSessionFinished(Model):
-    """The program that opened the session said it was done."""
+    """The program that opened the session finished it."""
 
     __response__ = True
 
@@ -250,7 +250,7 @@ SessionStatus: TypeAlias = SessionFailed | SessionCancelled | ClientSessionFinis
 
 @model
 class SessionSummary(Model):
-    """One session that was found. `status` is None when it neither ended nor is known to run.
+    """One session of the result, without `status` if its state is unknown.
 
     >>> found = SessionSummary(
     ...     session_id="s-1",
@@ -279,7 +279,7 @@ class SessionSummary(Model):
 
 @model
 class SessionSearchResponse(Model):
-    """A page of sessions; `next_cursor` is None on the last one.
+    """A page of sessions; the last page has no `next_cursor`.
 
     >>> SessionSearchResponse(sessions=[]).next_cursor is None
     True

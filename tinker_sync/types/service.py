@@ -1,4 +1,4 @@
-"""The service itself: its settings for clients, its health, and who it takes the caller for."""
+"""The service itself: its settings for clients, its health, and the caller's identity."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from tinker_sync.types._model import Model, model
 
 @model
 class ClientConfigRequest(Model):
-    """Ask for the settings meant for a client that speaks this version of the protocol."""
+    """A request for the settings of a client that speaks this version of the protocol."""
 
     sdk_version: str
 
 
 @model
 class ClientConfigResponse(Model):
-    """What the service wants of its clients; what it leaves out keeps the value here.
+    """The service's settings for its clients; a setting that it leaves out has the default below.
 
     Attributes:
         pjwt_auth_enabled: exchange the credential for a short-lived token.
         credential_default_source: "credential_cmd" takes the credential for that from the user's command.
-        sample_dispatch_bytes_semaphore_size: most bytes of sample requests on their way at once.
+        sample_dispatch_bytes_semaphore_size: most bytes of sample requests in flight at once.
         inflight_response_bytes_semaphore_size: most bytes of results fetched at once.
         parallel_fwdbwd_chunks: send the chunks of one pass side by side.
         proto_compress_fwdbwd: compress the bodies of passes.
         fwdbwd_max_chunk_len: most datums of a chunk.
         fwdbwd_max_chunk_bytes_count: most bytes of a chunk, by estimate.
-        fwdbwd_dispatch_bytes_semaphore_size: most bytes of passes on their way at once.
-        billing_exception_max_pause_duration_sec: how long to wait for an unpaid account.
+        fwdbwd_dispatch_bytes_semaphore_size: most bytes of passes in flight at once.
+        billing_exception_max_pause_duration_sec: the longest wait for an unpaid account.
         sample_no_retries: send a sample once only.
-        sample_enable_stuck_detection: give up on samples when none makes progress.
-        sample_max_concurrent_requests: most samples under way at once.
-        use_pyqwest_transport: of no meaning here; it names a transport of the reference client.
+        sample_enable_stuck_detection: fail samples when none of them makes progress.
+        sample_max_concurrent_requests: most samples in progress at once.
+        use_pyqwest_transport: a transport of the reference client; ignored here.
         create_model_via_load_weights: make a model and load its weights in one request.
         sample_use_retrieve_futures: wait for all samples of a session in one request.
         custom_loss_server_side: custom losses run on the server.
@@ -71,9 +71,9 @@ class ClientDynamicConfigResponse(Model):
     """Settings that may change while a client runs.
 
     Attributes:
-        refresh_interval_sec: when to ask again.
-        sample_cancel_enabled: tell the server of samples nobody waits for any more.
-        sample_cancel_max_batch_size: how many of those at a time.
+        refresh_interval_sec: the time until the next request for these settings.
+        sample_cancel_enabled: report abandoned samples to the server.
+        sample_cancel_max_batch_size: most samples in one such report.
 
     >>> ClientDynamicConfigResponse(refresh_interval_sec=60).sample_cancel_enabled
     False
@@ -88,7 +88,7 @@ class ClientDynamicConfigResponse(Model):
 
 @model
 class AuthTokenResponse(Model):
-    """A short-lived token; it is in no repr.
+    """A short-lived token, which its repr hides.
 
     >>> AuthTokenResponse(jwt="secret")
     AuthTokenResponse()
@@ -101,7 +101,7 @@ class AuthTokenResponse(Model):
 
 @model
 class HealthResponse(Model):
-    """The service is up."""
+    """The answer of a running service."""
 
     __response__ = True
 
@@ -110,7 +110,7 @@ class HealthResponse(Model):
 
 @model
 class WhoamiResponse(Model):
-    """Whom the service takes the caller for: user, organization and, for people, an email address.
+    """The caller's identity: user, organization and, for people, an email address.
 
     >>> WhoamiResponse(user_urn="user-1", org_urn="org-1").email is None
     True

@@ -1,4 +1,4 @@
-"""Sessions: opening one, keeping it alive, sampling in it, and what the service tells of them."""
+"""Sessions: creation, heartbeats, sampling sessions and descriptions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tinker_sync.types._model import Model, model
 
 @model
 class CreateSessionRequest(Model):
-    """Open a session. `sdk_version` is the version of the protocol the client speaks.
+    """A request to open a session; `sdk_version` is the version of the client's protocol.
 
     >>> request = CreateSessionRequest(tags=["night-run"], user_metadata={}, sdk_version="0.36.0")
     >>> request.display_name is None
@@ -26,7 +26,7 @@ class CreateSessionRequest(Model):
 
 @model
 class CreateSessionResponse(Model):
-    """The new session, and what the service wants its user to read."""
+    """The new session, with the service's messages for its user."""
 
     __response__ = True
 
@@ -39,7 +39,7 @@ class CreateSessionResponse(Model):
 
 @model
 class SessionHeartbeatRequest(Model):
-    """Say that a session is still in use."""
+    """A heartbeat, which keeps a session alive."""
 
     session_id: str
     type: Literal["session_heartbeat"] = "session_heartbeat"
@@ -47,7 +47,7 @@ class SessionHeartbeatRequest(Model):
 
 @model
 class SessionHeartbeatResponse(Model):
-    """The heartbeat was heard."""
+    """The answer to a heartbeat."""
 
     __response__ = True
 
@@ -56,7 +56,7 @@ class SessionHeartbeatResponse(Model):
 
 @model
 class CreateSamplingSessionRequest(Model):
-    """Start to sample from a base model or a checkpoint.
+    """A request for a sampling session on a base model or a checkpoint.
 
     `sampling_session_seq_id` counts these requests, and unnamed saves to sample from, from 0 in a session.
     """
@@ -80,7 +80,7 @@ class CreateSamplingSessionResponse(Model):
 
 @model
 class JoinSamplingSessionRequest(Model):
-    """Share a sampling session that another process opened."""
+    """A request to share a sampling session of another process."""
 
     sampling_session_id: str
     type: Literal["join_sampling_session"] = "join_sampling_session"
@@ -88,7 +88,7 @@ class JoinSamplingSessionRequest(Model):
 
 @model
 class JoinSamplingSessionResponse(Model):
-    """The number that keeps this process's samples apart from those of the others in the session."""
+    """The number that distinguishes this process's samples from those of others in the session."""
 
     __response__ = True
 
@@ -98,7 +98,7 @@ class JoinSamplingSessionResponse(Model):
 
 @model
 class GetSamplerResponse(Model):
-    """What a sampler samples from: a base model, and the checkpoint on top of it, if any.
+    """The base model of a sampler, and its checkpoint if it has one.
 
     >>> GetSamplerResponse(sampler_id="s-1:sample:0", base_model="org/base").model_path is None
     True
@@ -113,7 +113,7 @@ class GetSamplerResponse(Model):
 
 @model
 class GetSamplerResponseInternal(GetSamplerResponse):
-    """The same, from servers that also say where the tokenizer is, such as the embedded one.
+    """A sampler with its tokenizer, which servers such as the embedded one send.
 
     >>> GetSamplerResponseInternal(sampler_id="s-1:sample:0", base_model="org/base").tokenizer_id is None
     True
@@ -142,7 +142,7 @@ class GetSessionResponse(Model):
 
 @model
 class ListSessionsResponse(Model):
-    """The ids of sessions, one page of them.
+    """A page of session ids.
 
     >>> ListSessionsResponse(sessions=["s-1", "s-2"]).sessions
     ['s-1', 's-2']

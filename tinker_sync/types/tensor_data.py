@@ -1,4 +1,4 @@
-"""`TensorData`: one tensor, dense or sparse, over numpy arrays, with all it can do without torch."""
+"""`TensorData`: one tensor, dense or sparse, over numpy arrays; torch is optional."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tinker_sync.types._arrays import (
     wire_array,
 )
 from tinker_sync.types._convert import converter_for
-from tinker_sync.types._csr import checked_indices, compressed, expanded
+from tinker_sync.types._csr import check_indices, compress, expand
 from tinker_sync.types._model import Model, advising, refuse, short_repr
 from tinker_sync.types.scalars import TensorDtype as TensorDtype
 
@@ -33,13 +33,13 @@ _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"int64": np.dtype(np.int64), "float32
 
 
 class _Unlocked(Model):
-    """The memory of a tensor before it is one: fields can still be assigned."""
+    """A tensor under construction, with fields that can be assigned."""
 
     __slots__ = ("_col", "_crow", "_numpy", "dtype", "shape")
 
     dtype: TensorDtype
     shape: list[int] | None
-    """The dense shape. None: one dimension, as long as the data."""
+    """The dense shape; None means one dimension, as long as the data."""
     _numpy: AnyArray
     _crow: Int64Array | None
     _col: Int64Array | None
@@ -48,9 +48,9 @@ class _Unlocked(Model):
 class TensorData(_Unlocked):
     """Values of one tensor with their wire dtype, dense or sparse CSR. Immutable; threads may share it.
 
-    An array that already has the dtype is kept, not copied: do not write into it while a request is under
-    way.
-    Two tensors are equal when dtype, shape, layout and values are (NaN equals NaN).
+    An array that already has the dtype is kept without a copy: do not write into it while a request is in
+        flight.
+    Two tensors are equal if dtype, shape, layout and values are equal (NaN equals NaN).
 
     >>> TensorData(data=[1, 2, 3], dtype="int64")
     TensorData(data=[1, 2, 3], dtype='int64', shape=None)
@@ -69,18 +69,18 @@ class TensorData(_Unlocked):
         sparse_crow_indices: Sequence[int] | AnyArray | None = None,
         sparse_col_indices: Sequence[int] | AnyArray | None = None,
     ) -> None:
-        """Take values under a wire dtype.
+        """Create a tensor from values and a wire dtype.
 
         Args:
-            data: the values: any sequence, numpy array or torch tensor of numbers; sparse: the listed cells.
+            data: the values: a sequence, numpy array or torch tensor of numbers; if sparse, the listed cells.
             dtype: "int64" or "float32".
             shape: the dense shape; needed for a sparse tensor.
             sparse_crow_indices: CSR row pointers, one more than there are rows.
             sparse_col_indices: CSR column of each listed cell.
 
         Raises:
-            TypeError: no dtype, or data of a kind that holds no numbers.
-            InvalidInputError: a value that the dtype cannot hold, a shape that does not fit, broken indices.
+            TypeError: the dtype is missing, or the data are of a kind without numbers.
+            InvalidInputError: the dtype cannot hold a value, the shape does not fit, or the indices are bad.
         """
         if dtype is None:
             raise TypeError("TensorData: dtype is required, 'int64' or 'float32'")
@@ -95,9 +95,9 @@ class TensorData(_Unlocked):
         crow = col = None
         if sparse_crow_indices is not None or sparse_col_indices is not None:
             values = values.reshape(-1)
-            crow, col = checked_indices(values, sizes, sparse_crow_indices, sparse_col_indices)
+            crow, col = check_indices(values, sizes, sparse_crow_indices, sparse_col_indices)
         elif sizes is not None and list(values.shape) != sizes:
-            values = _reshaped(values, sizes)
+            values = _reshape(values, sizes)
             sizes = list(values.shape)
         self._assign(values, dtype, sizes, crow, col)
 
@@ -125,12 +125,12 @@ class TensorData(_Unlocked):
         crow: Int64Array | None = None,
         col: Int64Array | None = None,
     ) -> Self:
-        """A tensor over arrays that the caller has already checked; nothing is copied."""
+        """Create a tensor over checked arrays, without copies."""
         if cls is not TensorData:  # a subclass may have another layout
             made = cls.__new__(cls)
             made._assign(values, dtype, shape, crow, col)
             return made
-        # An answer has thousands of tensors; going around the lock for each field costs three times this.
+        # An answer has thousands of tensors; object.__setattr__ for each field takes three times as long.
         fresh = _Unlocked()
         fresh.dtype = dtype
         fresh.shape = shape
@@ -146,11 +146,11 @@ class TensorData(_Unlocked):
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"TensorData is immutable: cannot delete {name!r}")
 
-    # ------------------------------------------------------------------------------------- what it holds
+    # ------------------------------------------------------------------------------------------- content
 
     @property
     def data(self) -> list[int] | list[float]:
-        """The stored values as one flat list, made anew at each access.
+        """The stored values as one flat list, created at each access.
 
         >>> TensorData(data=[[1, 2], [3, 4]], dtype="int64", shape=[2, 2]).data
         [1, 2, 3, 4]
@@ -159,7 +159,7 @@ class TensorData(_Unlocked):
 
     @property
     def is_sparse(self) -> bool:
-        """Whether the tensor is stored as CSR.
+        """True if the tensor is stored as CSR.
 
         >>> TensorData(data=[1], dtype="int64").is_sparse
         False
@@ -168,7 +168,7 @@ class TensorData(_Unlocked):
 
     @property
     def sparse_crow_indices(self) -> list[int] | None:
-        """CSR row pointers as a list; None for a dense tensor.
+        """The CSR row pointers as a list; None for a dense tensor.
 
         >>> TensorData([7.0], "float32", [2, 9], [0, 0, 1], [4]).sparse_crow_indices
         [0, 0, 1]
@@ -177,7 +177,7 @@ class TensorData(_Unlocked):
 
     @property
     def sparse_col_indices(self) -> list[int] | None:
-        """CSR column of each stored value as a list; None for a dense tensor.
+        """The CSR column of each stored value as a list; None for a dense tensor.
 
         >>> TensorData([7.0], "float32", [2, 9], [0, 0, 1], [4]).sparse_col_indices
         [4]
@@ -186,7 +186,7 @@ class TensorData(_Unlocked):
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes of what is stored: values and CSR indices.
+        """The size in bytes of values and CSR indices.
 
         >>> TensorData(data=[1.0, 2.0], dtype="float32").nbytes
         8
@@ -213,16 +213,16 @@ class TensorData(_Unlocked):
         }
         return type(self)(**{**kept, **changes})
 
-    # ---------------------------------------------------------------------------------------- making one
+    # ------------------------------------------------------------------------------------------ creation
 
     @classmethod
     def _of(cls, values: AnyArray) -> Self:
-        """The dense tensor of an array that has a wire dtype."""
+        """Create a dense tensor from an array with a wire dtype."""
         return cls._wrap(values, dtype_name(values), list(values.shape))
 
     @classmethod
     def from_numpy(cls, array: npt.ArrayLike) -> Self:
-        """A dense tensor of an array: floats become float32, whole numbers and booleans int64.
+        """Create a dense tensor: floats become float32, whole numbers and booleans int64.
 
         >>> TensorData.from_numpy(np.array([1, 2], dtype=np.uint8)).dtype
         'int64'
@@ -231,12 +231,12 @@ class TensorData(_Unlocked):
 
     @classmethod
     def from_torch(cls, tensor: torch.Tensor) -> Self:
-        """A dense tensor of a torch tensor, sharing its memory where it can. Gradients are not followed."""
+        """Create a dense tensor from a torch tensor, detached; it shares memory if possible."""
         return cls._of(wire_array(tensor, "TensorData.from_torch"))
 
     @classmethod
     def from_numpy_sparse(cls, array: npt.ArrayLike, pad_value: int = 0) -> Self:
-        """A 2-D array as CSR without the cells equal to `pad_value`, where that is smaller; else dense.
+        """Create CSR of a 2-D array without cells equal to `pad_value`; dense if CSR is not smaller.
 
         >>> TensorData.from_numpy_sparse(np.diag([5] * 9)).sparse_col_indices
         [0, 1, 2, 3, 4, 5, 6, 7, 8]
@@ -246,7 +246,7 @@ class TensorData(_Unlocked):
         values = dense._numpy
         if values.ndim != 2:
             return dense
-        parts = compressed(values, pad)
+        parts = compress(values, pad)
         if parts is None:
             return dense
         stored, crow, col = parts
@@ -254,13 +254,13 @@ class TensorData(_Unlocked):
 
     @classmethod
     def from_torch_sparse(cls, tensor: torch.Tensor, pad_value: int = 0) -> Self:
-        """The torch twin of `from_numpy_sparse`."""
+        """Create a tensor like `from_numpy_sparse`, from a torch tensor."""
         return cls.from_numpy_sparse(array_of_torch(tensor, "TensorData.from_torch_sparse"), pad_value)
 
-    # ------------------------------------------------------------------------------------- taking it out
+    # ---------------------------------------------------------------------------------------- conversion
 
     def to_numpy(self, pad_value: int = 0) -> AnyArray:
-        """The dense array: the stored one itself, or a new one with `pad_value` in the cells CSR leaves out.
+        """Return the dense array: the stored one, or for CSR a new one with `pad_value` in unlisted cells.
 
         >>> TensorData([7.0], "float32", [2, 3], [0, 0, 1], [2]).to_numpy(pad_value=-1).tolist()
         [[-1.0, -1.0, -1.0], [-1.0, -1.0, 7.0]]
@@ -268,10 +268,10 @@ class TensorData(_Unlocked):
         if self._crow is None or self._col is None or self.shape is None:
             return self._numpy
         pad = wire_array(_checked_pad(pad_value), "pad_value", self.dtype)
-        return expanded(self._numpy, self.shape, self._crow, self._col, pad)
+        return expand(self._numpy, self.shape, self._crow, self._col, pad)
 
     def to_torch(self, pad_value: int = 0) -> torch.Tensor:
-        """The dense torch tensor; shares memory with `to_numpy()` where that may be written to.
+        """Return the dense torch tensor; it shares memory with `to_numpy()` if that is writable.
 
         Raises:
             MissingExtraError: torch is not installed.
@@ -282,18 +282,18 @@ class TensorData(_Unlocked):
             raise MissingExtraError("torch", feature="TensorData.to_torch") from None
         values = self.to_numpy(pad_value)
         if not values.flags.writeable or any(stride < 0 for stride in values.strides):
-            values = values.copy()  # torch has neither read-only tensors nor steps backwards
+            values = values.copy()  # torch lacks read-only tensors and negative strides
         return torch.from_numpy(values)
 
     def tolist(self, pad_value: int = 0) -> list[Any]:
-        """The dense values as nested lists.
+        """Return the dense values as nested lists.
 
         >>> TensorData(data=[1, 2, 3, 4], dtype="int64", shape=[2, 2]).tolist()
         [[1, 2], [3, 4]]
         """
         return cast("list[Any]", self.to_numpy(pad_value).tolist())
 
-    # ------------------------------------------------------------------------------------- being a value
+    # ------------------------------------------------------------------------------------- comparison, repr
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TensorData):
@@ -335,14 +335,14 @@ class TensorData(_Unlocked):
 
 
 class _Head:
-    """The first values of an array, as a list is shown."""
+    """The first values of an array, with the repr of a list."""
 
     def __init__(self, array: AnyArray) -> None:
         self._array = array
 
     def __repr__(self) -> str:
         size = self._array.size
-        # Not by `reshape(-1)`, which copies all of a transposed array.
+        # `reshape(-1)` would copy all of a transposed array.
         head = self._array.flat[: 8 if size <= 8 else 3].tolist()
         return short_repr(head) if size <= 8 else f"{short_repr(head)[:-1]}, … {size} items]"
 
@@ -367,8 +367,8 @@ def _sizes(shape: Iterable[Any]) -> list[int]:
     return [_size(size) for size in shape]
 
 
-def _reshaped(values: AnyArray, sizes: list[int]) -> AnyArray:
-    """The values in a shape in which one size may be -1: as many as there are."""
+def _reshape(values: AnyArray, sizes: list[int]) -> AnyArray:
+    """Reshape values; one size may be -1 and is then computed."""
     try:
         if min(sizes, default=0) >= -1:
             return values.reshape(sizes)

@@ -1,4 +1,4 @@
-"""Forward and backward passes: what is asked for and what comes back."""
+"""Forward and backward passes: requests and results."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _SINGLE = "data: expected a list of Datum, got a single one; write [datum]"
 
 
 def listed_data(given: Iterable[Datum]) -> list[Datum]:
-    """The examples of a call as a list of its own.
+    """Copy the examples of a call to a list.
 
     Raises:
-        InvalidInputError: it is a single one.
-        TypeError: it is no list of them.
+        InvalidInputError: `given` is a single datum.
+        TypeError: `given` is not a list of datums.
     """
     if isinstance(given, Datum):
         raise InvalidInputError(_SINGLE)
@@ -61,7 +61,7 @@ def _config(given: Any) -> LossFnConfig | None:
 def _setting(name: str, value: Any) -> float | str:
     if isinstance(value, str):
         return value
-    # One converter a call: settings are few, and the error names which one it was.
+    # A converter for each call lets the error name the setting; settings are few.
     convert = cast("Callable[[Any], float]", converter_for(float, f"loss_fn_config[{name!r}]"))
     return convert(value)
 
@@ -80,14 +80,14 @@ class ForwardBackwardInput(Model):
     loss_fn: str
     loss_fn_config: LossFnConfig | None = attrs.field(default=None, converter=_config)
 
-    if TYPE_CHECKING:  # for checkers: wider than the fields, which keep a list
+    if TYPE_CHECKING:  # for type checkers: the constructor accepts more types than the fields hold
 
         def __init__(
             self, data: Iterable[Datum], loss_fn: str, loss_fn_config: LossFnConfig | None = None
         ) -> None: ...
 
     def validate(self) -> None:
-        """Check every datum and say all that is wrong at once.
+        """Check every datum and report all problems at once.
 
         Raises:
             InvalidInputError: `problems` names each place, such as ``data[3].loss_fn_inputs['weights'][17]``.
@@ -117,7 +117,7 @@ class ForwardBackwardRequest(Model):
 
 @model(kw_only=False)
 class ForwardRequest(Model):
-    """One numbered forward pass of a model; only servers of older protocols have a call of its own for it."""
+    """One numbered forward pass of a model; servers of older protocols have a separate call for it."""
 
     forward_input: ForwardBackwardInput
     model_id: str
@@ -130,7 +130,7 @@ _TENSORS_ONLY = {TensorData}
 def _outputs(given: Any) -> list[LossFnOutput]:
     outputs = list(given)
     for index, output in enumerate(outputs):
-        # A decoder's output has thousands, all of one kind.
+        # The decoder gives thousands of records, all of `TensorData`: check them in one step.
         kinds = set(map(type, output.values()))
         if kinds != _TENSORS_ONLY and not all(isinstance(tensor, TensorData) for tensor in output.values()):
             where = f"ForwardBackwardOutput.loss_fn_outputs[{index}]"
@@ -142,7 +142,7 @@ def _outputs(given: Any) -> list[LossFnOutput]:
 
 @model(kw_only=False)
 class ForwardBackwardOutput(Model):
-    """What a pass returned: one record of tensors a datum, and metrics named ``name:reduction``.
+    """The result of a pass: one record of tensors for each datum, and metrics named ``name:reduction``.
 
     >>> ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 1.5}).metrics["loss:sum"]
     1.5

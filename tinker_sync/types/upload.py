@@ -1,4 +1,4 @@
-"""Bringing weights from elsewhere to the service. Experimental: the service may change it."""
+"""The upload of external weights. Experimental: the service may change it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tinker_sync.types.model import LoraConfig
 
 @model
 class ExternalWeightsUploadStartRequest(Model):
-    """Begin to upload an adapter.
+    """A request to begin the upload of an adapter.
 
     Attributes:
-        base_model: what it is an adapter of.
-        lora_config: how it is built.
-        destination_project_id: where it goes; None is the default project.
+        base_model: the model of the adapter.
+        lora_config: the configuration of the adapter.
+        destination_project_id: the target project; None means the default one.
 
     >>> ExternalWeightsUploadStartRequest(base_model="org/base", lora_config={"rank": 8}).lora_config.rank
     8
@@ -33,9 +33,9 @@ class ExternalWeightsUploadStartRequest(Model):
 
 @model
 class ExternalWeightsUploadStartResult(Model):
-    """An upload that has begun: a signed URL for each file, to be sent there with PUT until `expires`.
+    """A started upload: a signed URL for each file, which accepts a PUT until `expires`.
 
-    Whoever holds such a URL can write the file, so the repr shows only its host.
+    Such a URL grants access to the file, so the repr shows only its host.
 
     >>> ExternalWeightsUploadStartResult(
     ...     upload_id="up-1", urls={"a.bin": "https://files.example/x?sig=abc"}, expires="2026-01-31"
@@ -56,14 +56,14 @@ class ExternalWeightsUploadStartResult(Model):
 
 @model
 class ExternalWeightsUploadFinishRequest(Model):
-    """All files of an upload are there."""
+    """A request to finish an upload after all files have been sent."""
 
     upload_id: str
 
 
 @model
 class ExternalWeightsUploadFinishResult(Model):
-    """The checkpoint that an upload has become.
+    """The checkpoint created from an upload.
 
     >>> ExternalWeightsUploadFinishResult(tinker_path="tinker://run-1/external_weights/up-1").tinker_path
     'tinker://run-1/external_weights/up-1'

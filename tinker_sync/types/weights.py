@@ -1,6 +1,6 @@
-"""Saving, loading and copying weights: requests, and what they resolve to.
+"""Saving, loading and copying weights: requests and results.
 
-An access token for somebody else's weights is sent, but is in no repr and in no error.
+Reprs and errors hide the access token for another user's weights.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def _token_field() -> Any:
 
 @model
 class SaveWeightsRequest(Model):
-    """Save a model's weights and optimizer state, to train on from there.
+    """A request to save a model's weights and optimizer state.
 
     Attributes:
         path: the name of the checkpoint, not a path.
-        ttl_seconds: when the server may delete it; None is never.
-        overwrite: replace a checkpoint of the same name, its metadata too.
+        ttl_seconds: the time after which the server may delete it; None means never.
+        overwrite: replace a checkpoint of the same name and its metadata.
 
     >>> SaveWeightsRequest(model_id="run-1", path="step-100", seq_id=7).overwrite
     False
@@ -50,7 +50,7 @@ class SaveWeightsRequest(Model):
 
 @model
 class SaveWeightsResponse(Model):
-    """Where the weights and optimizer state were saved.
+    """The path of the saved weights and optimizer state.
 
     >>> SaveWeightsResponse(path="tinker://run-1/weights/final").get_console_url()
     'https://tinker.thinkingmachines.ai/checkpoints/run-1/weights%2Ffinal'
@@ -62,18 +62,18 @@ class SaveWeightsResponse(Model):
     type: Literal["save_weights"] | None = None
 
     def get_console_url(self) -> str:
-        """The page of this checkpoint in the web console. Raises `InvalidInputError` for a malformed path."""
+        """Return the checkpoint's console address. Raises `InvalidInputError` for a malformed path."""
         return _console_url(self.path)
 
 
 @model
 class SaveWeightsForSamplerRequest(Model):
-    """Save a model's weights to sample from: by name, or for one sampling session that nobody else sees.
+    """A request to save a model's weights for sampling, by name or for one private sampling session.
 
     Attributes:
         path: the name of the checkpoint; None with `sampling_session_seq_id`.
-        sampling_session_seq_id: the session's number of the sampling session to be.
-        ttl_seconds: when the server may delete it; None is never.
+        sampling_session_seq_id: the number of the future sampling session within its session.
+        ttl_seconds: the time after which the server may delete it; None means never.
         kind: ``"snapshot"`` keeps the weights of this save. ``"inflight"`` moves all inflight samplers of the
             model to the newest inflight save.
 
@@ -93,7 +93,7 @@ class SaveWeightsForSamplerRequest(Model):
 
 @model
 class SaveWeightsForSamplerResponse(Model):
-    """Where the weights to sample from were saved.
+    """The path of the weights for sampling.
 
     >>> saved = SaveWeightsForSamplerResponse(path="tinker://run-1/sampler_weights/a")
     >>> saved.get_console_url()
@@ -108,17 +108,17 @@ class SaveWeightsForSamplerResponse(Model):
     type: Literal["save_weights_for_sampler"] | None = None
 
     def get_console_url(self) -> str:
-        """The page of this checkpoint in the web console. Raises `InvalidInputError` for a malformed path."""
+        """Return the checkpoint's console address. Raises `InvalidInputError` for a malformed path."""
         return _console_url(self.path)
 
     def get_playground_url(self) -> str:
-        """The page of the web console where one can talk to this checkpoint."""
+        """Return the checkpoint's playground in the web console."""
         return playground_url(self.path)
 
 
 @model
 class SaveWeightsForSamplerResponseInternal(Model):
-    """What the server says of such a save: the path of a named one, the session of the other kind."""
+    """The server's answer to such a save: the path of a named one, or the sampling session."""
 
     __response__ = True
 
@@ -129,7 +129,7 @@ class SaveWeightsForSamplerResponseInternal(Model):
 
 @model
 class SaveWeightsExternalRequest(Model):
-    """Export a model's adapter as files to download.
+    """A request to export a model's adapter as files to download.
 
     Attributes:
         path: the name of the checkpoint, not a path.
@@ -149,7 +149,7 @@ class SaveWeightsExternalRequest(Model):
 
 @model
 class SaveWeightsExternalResponse(Model):
-    """Where the exported files are; `get_external_weights_urls` of a REST client gives their addresses.
+    """The path of the exported files; `get_external_weights_urls` of a REST client returns their addresses.
 
     >>> SaveWeightsExternalResponse(path="tinker://run-1/external_weights/final").path
     'tinker://run-1/external_weights/final'
@@ -163,7 +163,7 @@ class SaveWeightsExternalResponse(Model):
 
 @model
 class SaveWeightsExternalResponseInternal(Model):
-    """What the server says of an export, its size included."""
+    """The server's answer to an export, with its size."""
 
     __response__ = True
 
@@ -182,15 +182,15 @@ def _console_url(path: str) -> str:
 
 @model
 class LoadWeightsRequest(Model):
-    """Load a checkpoint into a model: an existing one (`model_id`), or a new one of a session.
+    """A request to load a checkpoint into a model: an existing one (`model_id`) or a new one of a session.
 
     Attributes:
-        session_id: with `model_seq_id`, makes the model as well; there is no `model_id` then.
+        session_id: with `model_seq_id`, creates the model; `model_id` is absent then.
         base_model: another base for the new model, such as one with a longer context.
         path: the checkpoint's ``tinker://`` path.
         optimizer: load the optimizer state too.
         optimizer_config: the optimizer of a new model that loads weights only.
-        weights_access_token: proves the right to read somebody else's weights.
+        weights_access_token: the permission to read another user's weights.
 
     >>> request = LoadWeightsRequest(
     ...     session_id="s-1", model_seq_id=0, path="tinker://run-1/weights/a", optimizer=True
@@ -214,7 +214,7 @@ class LoadWeightsRequest(Model):
 
 @model
 class LoadWeightsResponse(Model):
-    """The end of a load: from where, and into which model.
+    """The result of a load, with its path and model.
 
     >>> LoadWeightsResponse(path="tinker://run-1/weights/a").model_id is None
     True
@@ -229,7 +229,7 @@ class LoadWeightsResponse(Model):
 
 @model
 class CopyWeightsRequest(Model):
-    """Copy a checkpoint into a project of one's own, or into a model slot of a session.
+    """A request to copy a checkpoint into the user's project or into a model slot of a session.
 
     >>> request = CopyWeightsRequest(source_path="tinker://run-1/weights/a", weights_access_token="secret")
     >>> "secret" in repr(request)
@@ -255,7 +255,7 @@ class CopyWeightsResponse(Model):
 
 @model
 class WeightsInfoResponse(Model):
-    """What must be known of a checkpoint to make a model that can load it.
+    """The facts about a checkpoint that are needed to create a model for it.
 
     >>> WeightsInfoResponse(base_model="org/base", is_lora=True, lora_rank=32).optimizer_config.type
     'adamw'

@@ -1,6 +1,6 @@
-"""Paths and queries of the API as text: building them from ids, and finding the ids in one.
+"""Paths and queries of the API: construction from ids, and extraction of the ids.
 
-Pure functions. An id from a user or a server never becomes more than its own segment of a path.
+Pure functions. An id from a user or a server stays within its own segment of a path.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from urllib.parse import quote, unquote
 
 from tinker_sync.errors import InvalidInputError
 
-# What RFC 3986 allows within a segment as it is; ids like `s:sample:0` so stay readable.
+# The characters that RFC 3986 allows unencoded in a segment; ids like `s:sample:0` stay readable.
 _SEGMENT_SAFE: Final = "-._~!$&'()*+,;=:@"
 _QUERY_SAFE: Final = "-._~,:"
 _SLOT: Final = re.compile(r"\{(\*?)(\w+)\}")
 _ID: Final = "[^/]+"
-# A checkpoint is `weights/name`; some older servers know it by the bare name.
+# A checkpoint is `weights/name`; some older servers use the bare name.
 _MAX_PARTS: Final = 2
 _KIND: Final = "(?:weights|sampler_weights|external_weights)/"
 _CHECKPOINT: Final = f"(?:{_KIND}[^/]+|(?!{_KIND})[^/]+)"
@@ -27,10 +27,10 @@ QueryValue = str | int | float | bool | datetime | Sequence[str] | None
 
 
 def segment(value: object) -> str:
-    """An id as one segment of a path.
+    """Encode an id as one segment of a path.
 
     Raises:
-        InvalidInputError: It is empty or made of dots, which would name another path.
+        InvalidInputError: The id is empty or consists of dots, which would give another path.
 
     >>> segment("s:sample:0"), segment("a/b c?"), segment(7)
     ('s:sample:0', 'a%2Fb%20c%3F', '7')
@@ -45,7 +45,7 @@ def segment(value: object) -> str:
 
 
 def segments(value: object) -> str:
-    """An id of up to two parts, such as `weights/name`, as segments of a path.
+    """Encode an id of up to two parts, such as `weights/name`, as segments of a path.
 
     >>> segments("weights/final 1")
     'weights/final%201'
@@ -57,9 +57,9 @@ def segments(value: object) -> str:
 
 
 def encode_query(values: Mapping[str, QueryValue]) -> str:
-    """A query without its question mark: lists joined by commas, truth in lower case, moments in RFC 3339.
+    """Encode a query: lists joined by commas, booleans in lower case, moments in RFC 3339.
 
-    What is None or empty is left out.
+    The result has no question mark. Values of None and empty ones are left out.
 
     >>> encode_query({"limit": 20, "flag": True, "ids": ["a", "b"], "project_id": None, "q": "x&y"})
     'limit=20&flag=true&ids=a,b&q=x%26y'
@@ -82,7 +82,7 @@ def _query_text(value: QueryValue) -> str:
 
 
 class PathTemplate:
-    """A path with places for ids: `{run}` takes a segment, `{*checkpoint}` one, or a kind and a name.
+    """A path with slots for ids: `{run}` is one segment, `{*checkpoint}` is a name or a kind and a name.
 
     >>> template = PathTemplate("/runs/{run}/checkpoints/{*checkpoint}")
     >>> template.fill({"run": "r 1", "checkpoint": "weights/a"})
@@ -103,17 +103,17 @@ class PathTemplate:
         self._pattern = re.compile(pattern + re.escape(text[end:]))
 
     def fill(self, ids: Mapping[str, object]) -> str:
-        """The path for these ids.
+        """Return the path for ids.
 
         Raises:
-            TypeError: An id is missing, or one too many.
-            InvalidInputError: One cannot be part of a path.
+            TypeError: The ids do not match the template's names.
+            InvalidInputError: An id cannot be part of a path.
         """
         if set(ids) != set(self.names):
             raise TypeError(f"{self.text} takes {', '.join(self.names) or 'no ids'}, not {', '.join(ids)}")
         return _SLOT.sub(lambda slot: (segments if slot[1] else segment)(ids[slot[2]]), self.text)
 
     def match(self, path: str) -> dict[str, str] | None:
-        """The ids in a path, percent-encoding undone, or None if it is another path."""
+        """Return the decoded ids in a path, or None if the path does not match."""
         found = self._pattern.fullmatch(path)
         return {name: unquote(value) for name, value in found.groupdict().items()} if found else None

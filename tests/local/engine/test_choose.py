@@ -1,20 +1,20 @@
-"""Choosing tokens: against plain and slow ways to say the same."""
+"""The choice of tokens, compared with plain and slow implementations."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tinker_sync.local.engine.choose import Draws, Settings, choose, inverted, top
+from tinker_sync.local.engine.choose import Draws, SamplingSettings, choose, invert_cdf, top
 
 
 @pytest.mark.parametrize("cells", [1, 63, 64, 65, 1000])
-def test_inversion_of_any_width(cells: int) -> None:
+def test_inversion_works_for_every_width(cells: int) -> None:
     rng = np.random.default_rng(cells)
     weights = rng.random((200, cells), dtype=np.float32) * (rng.random((200, cells)) < 0.3)
     weights[:, cells // 2] += 1e-3
     uniforms = rng.random(200)
-    found = inverted(weights, uniforms)
+    found = invert_cdf(weights, uniforms)
     shares = np.cumsum(weights, axis=1, dtype=np.float64) / weights.sum(axis=1, dtype=np.float64)[:, None]
     rows = np.arange(200)
     assert (weights[rows, found] > 0).all()
@@ -23,14 +23,14 @@ def test_inversion_of_any_width(cells: int) -> None:
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
-def test_the_ends_of_the_unit_interval_hit_tokens_that_can_be(uniform: float) -> None:
+def test_extreme_uniforms_hit_possible_tokens(uniform: float) -> None:
     weights = np.zeros((1, 200), dtype=np.float32)
     weights[0, [70, 130]] = [1e-20, 1.0]
-    assert inverted(weights, np.array([uniform]))[0] in ((70,) if uniform == 0 else (130,))
+    assert invert_cdf(weights, np.array([uniform]))[0] in ((70,) if uniform == 0 else (130,))
 
 
-def allowed(logits: np.ndarray, how: Settings) -> set[int]:
-    """The tokens that may be drawn, step by step as the settings say."""
+def allowed(logits: np.ndarray, how: SamplingSettings) -> set[int]:
+    """Apply the filters of the settings step by step."""
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     if how.top_k > 0:
         order = order[: how.top_k]
@@ -48,16 +48,16 @@ def allowed(logits: np.ndarray, how: Settings) -> set[int]:
 @pytest.mark.parametrize(
     "how",
     [
-        Settings(1.0, 3, 1.0),
-        Settings(0.5, -1, 0.7),
-        Settings(2.0, 6, 0.5),
-        Settings(5.0, -1, 0.99),
-        Settings(1.0, 10_000, 0.9),
-        Settings(1.0, -1, 1e-9),
+        SamplingSettings(1.0, 3, 1.0),
+        SamplingSettings(0.5, -1, 0.7),
+        SamplingSettings(2.0, 6, 0.5),
+        SamplingSettings(5.0, -1, 0.99),
+        SamplingSettings(1.0, 10_000, 0.9),
+        SamplingSettings(1.0, -1, 1e-9),
     ],
     ids=str,
 )
-def test_filters_let_through_what_they_should(vocab: int, how: Settings) -> None:
+def test_filters_admit_the_right_tokens(vocab: int, how: SamplingSettings) -> None:
     rng = np.random.default_rng(vocab)
     logits = rng.standard_normal(vocab).astype(np.float32) * 2
     rows = np.tile(logits, (3000, 1))
@@ -70,16 +70,16 @@ def test_filters_let_through_what_they_should(vocab: int, how: Settings) -> None
     assert (np.abs(share - weights) < 5 * np.sqrt(weights / 3000) + 1e-3).all()
 
 
-def test_rows_with_different_settings_in_one_call() -> None:
+def test_rows_with_different_settings_are_independent() -> None:
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((6, 300)).astype(np.float32)
     settings = [
-        Settings(0.0),
-        Settings(),
-        Settings(0.7),
-        Settings(1.0, 5),
-        Settings(1.0, -1, 0.5),
-        Settings(1e-9),
+        SamplingSettings(0.0),
+        SamplingSettings(),
+        SamplingSettings(0.7),
+        SamplingSettings(1.0, 5),
+        SamplingSettings(1.0, -1, 0.5),
+        SamplingSettings(1e-9),
     ]
     uniforms = rng.random(6).tolist()
     together = choose(logits.copy(), settings, uniforms)
@@ -93,7 +93,7 @@ def test_rows_with_different_settings_in_one_call() -> None:
     np.testing.assert_allclose(together.logprobs, expected[np.arange(6), together.tokens], atol=1e-5)
 
 
-def test_top_orders_equals_by_number() -> None:
+def test_top_orders_equal_values_by_number() -> None:
     cells = np.array([2.0, 5.0, 2.0, 5.0, 2.0, 1.0])
     assert [top(cells, count).tolist() for count in (0, 1, 3, 4, 6)] == [
         [],

@@ -1,4 +1,4 @@
-"""Uploaded losses: computed as torch would compute the function itself, and nothing beyond the list."""
+"""Uploaded losses match torch's own results, and calls outside the allowed list are refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.engine_models import VOCAB, busy_run, tiny_weights
 
-from tinker_sync.local.engine.custom_graph import custom_rule, loss_rule
+from tinker_sync.local.engine.custom_graph import compile_custom_loss, compile_rule
 from tinker_sync.local.engine.loss_inputs import Csr, Example
 from tinker_sync.types import CustomLossGraph, CustomLossInput, CustomLossNode
 
@@ -20,14 +20,14 @@ from tinker_sync.losses.trace import encode_graph, trace  # noqa: E402
 
 
 def uploaded(fn: Any, ranks: dict[str, int]) -> tuple[list[CustomLossInput], CustomLossGraph]:
-    """What a server gets of a function."""
+    """Encode a function as a client uploads it."""
     handle = trace(fn, ranks, "session-1")
     return list(handle.inputs), encode_graph(handle.name, handle.graph)
 
 
 @pytest.mark.parametrize("fn", RANKS, ids=lambda fn: fn.__name__)
-def test_values_and_derivatives_are_those_of_the_function(fn: Any) -> None:
-    rule = loss_rule(*uploaded(fn, RANKS[fn]))
+def test_values_and_derivatives_match_torch(fn: Any) -> None:
+    rule = compile_rule(*uploaded(fn, RANKS[fn]))
     for seed in range(3):
         given = inputs_for(RANKS[fn], 7, seed)
         leaf = torch.tensor(given["logprobs"], requires_grad=True)
@@ -42,7 +42,7 @@ def test_values_and_derivatives_are_those_of_the_function(fn: Any) -> None:
 
 
 def data(names: dict[str, str], count: int = 5) -> list[Example]:
-    """Data of several lengths; `names` says which input goes under which name."""
+    """Make data of several lengths; `names` maps names of inputs to arrays."""
     rng = np.random.default_rng(7)
     made = []
     for index in range(count):
@@ -66,15 +66,13 @@ def data(names: dict[str, str], count: int = 5) -> list[Example]:
     ],
     ids=["cross_entropy", "ppo"],
 )
-def test_a_pass_is_that_of_the_same_loss_in_the_engine(
-    fn: Any, built_in: str, renamed: dict[str, str]
-) -> None:
+def test_an_uploaded_loss_matches_the_built_in_one(fn: Any, built_in: str, renamed: dict[str, str]) -> None:
     weights = tiny_weights()
     ours, theirs = busy_run(weights), busy_run(weights)
     known = data({name: {"logprobs": "old"}.get(name, name) for name in renamed.values()})
     mine = data({name: name for name in renamed})
     expected = theirs.forward_backward(known, built_in)
-    output = custom_rule(*uploaded(fn, RANKS[fn]))(ours, mine, backward=True)
+    output = compile_custom_loss(*uploaded(fn, RANKS[fn]))(ours, mine, backward=True)
     assert output.metrics["loss:sum"] == pytest.approx(expected.metrics["loss:sum"], rel=1e-5)
     scale = np.abs(theirs.grads.flat).max()
     np.testing.assert_allclose(ours.grads.flat / scale, theirs.grads.flat / scale, atol=1e-5)
@@ -83,14 +81,14 @@ def test_a_pass_is_that_of_the_same_loss_in_the_engine(
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-def test_a_forward_pass_has_the_metrics_and_leaves_no_gradients() -> None:
+def test_a_forward_pass_has_metrics_and_no_gradients() -> None:
     run = busy_run(tiny_weights())
     inputs, graph = uploaded(ppo, RANKS[ppo])
     given = data({"old": "old", "advantages": "advantages"})
-    output = custom_rule(inputs, graph)(run, given, backward=False)
+    output = compile_custom_loss(inputs, graph)(run, given, backward=False)
     assert not run.grads.flat.any()
     assert set(output.metrics) == {"loss:sum", "custom/clipped/fraction:mean"}
-    rule = loss_rule(inputs, graph)
+    rule = compile_rule(inputs, graph)
     each = [
         rule.compute(p.astype(np.float64), dict(one.inputs), {}).metrics  # type: ignore[arg-type]
         for p, one in zip(output.logprobs, given, strict=True)
@@ -100,11 +98,11 @@ def test_a_forward_pass_has_the_metrics_and_leaves_no_gradients() -> None:
     assert 0 < mean < 1
 
 
-def test_candidates_and_sparse_targets() -> None:
+def test_several_candidates_and_sparse_targets() -> None:
     run, sparse = busy_run(tiny_weights()), busy_run(tiny_weights())
     targets = np.array([[3, 4, 5], [6, 7, 8]])
     tokens = np.array([1, 2])
-    whole = custom_rule(*uploaded(smoothed, RANKS[smoothed]))
+    whole = compile_custom_loss(*uploaded(smoothed, RANKS[smoothed]))
     dense = whole(run, [Example(tokens, {"target_tokens": targets})], backward=True)
     assert dense.logprobs[0].shape == (2, 3)
     every = Csr(targets.reshape(-1), np.array([0, 3, 6]), np.array([0, 1, 2, 0, 1, 2]), (2, 3))
@@ -115,9 +113,9 @@ def test_candidates_and_sparse_targets() -> None:
         whole(run, [Example(tokens, {"target_tokens": targets[:, 0]})], backward=True)
 
 
-def test_what_the_loss_does_not_take_is_left_alone_and_what_it_takes_must_fit() -> None:
+def test_extra_inputs_are_ignored_and_bad_ones_refused() -> None:
     run = busy_run(tiny_weights())
-    rule = custom_rule(*uploaded(nll, RANKS[nll]))
+    rule = compile_custom_loss(*uploaded(nll, RANKS[nll]))
     tokens, targets = np.array([1, 2]), np.array([2, 3])
     good = {"target_tokens": targets, "weights": np.array([1.0, 2.0]), "reward": np.array(3.0)}
     rule(run, [Example(tokens, good)], backward=True)
@@ -130,12 +128,12 @@ def test_what_the_loss_does_not_take_is_left_alone_and_what_it_takes_must_fit() 
         rule(run, [Example(tokens, {**good, "weights": np.ones(3)})], backward=True)
 
 
-def test_a_value_that_is_not_finite_changes_nothing() -> None:
+def test_non_finite_values_leave_no_gradients() -> None:
     def logarithm(logprobs: Any) -> Any:
         return torch.log(logprobs).sum(), {}
 
     run = busy_run(tiny_weights())
-    rule = custom_rule(*uploaded(logarithm, {"logprobs": 1}))
+    rule = compile_custom_loss(*uploaded(logarithm, {"logprobs": 1}))
     with pytest.raises(ValueError, match="not finite"):
         rule(run, [Example(np.array([1]), {"target_tokens": np.array([2])})], backward=True)
     assert not run.grads.flat.any()
@@ -143,30 +141,30 @@ def test_a_value_that_is_not_finite_changes_nothing() -> None:
     def kinked(logprobs: Any) -> Any:
         return torch.sqrt(logprobs * 0).sum(), {}
 
-    rule = custom_rule(*uploaded(kinked, {"logprobs": 1}))
+    rule = compile_custom_loss(*uploaded(kinked, {"logprobs": 1}))
     with pytest.raises(ValueError, match="one of its derivatives is not finite"):
         rule(run, [Example(np.array([1]), {"target_tokens": np.array([2])})], backward=True)
     assert not run.grads.flat.any()
 
 
-def test_a_loss_or_metric_that_is_no_scalar() -> None:
+def test_losses_and_metrics_must_be_scalars() -> None:
     run = busy_run(tiny_weights())
     example = [Example(np.array([1]), {"target_tokens": np.array([2])})]
-    rule = custom_rule(*uploaded(lambda logprobs: (logprobs, {}), {"logprobs": 1}))
+    rule = compile_custom_loss(*uploaded(lambda logprobs: (logprobs, {}), {"logprobs": 1}))
     with pytest.raises(ValueError, match=r"its value must be a scalar tensor, got shape \(1,\)"):
         rule(run, example, backward=True)
-    rule = custom_rule(
+    rule = compile_custom_loss(
         *uploaded(lambda logprobs: (logprobs.sum(), {"custom/p:sum": logprobs}), {"logprobs": 1})
     )
     with pytest.raises(ValueError, match=r"metric custom/p:sum must be a scalar tensor, got shape \(1,\)"):
         rule(run, example, backward=True)
 
 
-# ------------------------------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------------------------------ refusals
 
 
 def graph_of(op: str, target: str, args: list[Any] | None = None, **kwargs: Any) -> CustomLossGraph:
-    """A loss with this one call in it."""
+    """Make a loss with this one call."""
     return CustomLossGraph(
         nodes=[
             CustomLossNode(op="placeholder", name="logprobs", target="logprobs"),
@@ -220,23 +218,23 @@ LOGPROBS = [CustomLossInput(name="logprobs", rank=1)]
         ("get_attr", "weight"),
     ],
 )
-def test_what_is_not_on_the_list_is_refused_when_it_is_uploaded(op: str, target: str) -> None:
+def test_calls_outside_the_list_are_refused_at_upload(op: str, target: str) -> None:
     with pytest.raises(ValueError, match=r"graph.nodes\[1\] .*not computed by this server"):
-        custom_rule(LOGPROBS, graph_of(op, target))
+        compile_custom_loss(LOGPROBS, graph_of(op, target))
 
 
 @pytest.mark.parametrize(
     "name", ["__class__", "data", "grad", "grad_fn", "storage", "__dict__", "shape.__class__"]
 )
-def test_attributes_that_are_not_on_the_list(name: str) -> None:
-    rule = loss_rule(LOGPROBS, graph_of("call_function", "getattr", [{"ref": "logprobs"}, name]))
+def test_attributes_outside_the_list_are_refused(name: str) -> None:
+    rule = compile_rule(LOGPROBS, graph_of("call_function", "getattr", [{"ref": "logprobs"}, name]))
     with pytest.raises(ValueError, match=r"the attribute .* is not known to this server"):
         rule.compute(np.array([-1.0]), {}, {})
 
 
-def test_a_method_of_something_else_than_a_tensor() -> None:
-    rule = loss_rule(LOGPROBS, graph_of("call_method", "sum", ["text"]))
-    with pytest.raises(ValueError, match="sum of a str, which is no tensor"):
+def test_methods_of_other_types_are_refused() -> None:
+    rule = compile_rule(LOGPROBS, graph_of("call_method", "sum", ["text"]))
+    with pytest.raises(ValueError, match="sum of a str, which is not a tensor"):
         rule.compute(np.array([-1.0]), {}, {})
 
 
@@ -258,28 +256,28 @@ def test_a_method_of_something_else_than_a_tensor() -> None:
     ],
     ids=str,
 )
-def test_arguments_in_unknown_forms(argument: Any) -> None:
+def test_unknown_forms_of_arguments_are_refused(argument: Any) -> None:
     with pytest.raises(ValueError, match=r"graph.nodes\[1\] .*(unknown form|not known)"):
-        custom_rule(LOGPROBS, graph_of("call_function", "torch.exp", [{"ref": "logprobs"}, argument]))
+        compile_custom_loss(LOGPROBS, graph_of("call_function", "torch.exp", [{"ref": "logprobs"}, argument]))
 
 
-def test_arguments_that_are_nested_too_deeply() -> None:
+def test_deeply_nested_arguments_are_refused() -> None:
     argument: Any = 1
     for _ in range(60):
         argument = {"tuple": [argument]}
     with pytest.raises(ValueError, match="nested too deeply"):
-        custom_rule(LOGPROBS, graph_of("call_function", "torch.exp", [argument]))
+        compile_custom_loss(LOGPROBS, graph_of("call_function", "torch.exp", [argument]))
 
 
-def test_graphs_without_an_output_or_with_other_inputs() -> None:
+def test_graphs_without_output_or_with_other_inputs_are_refused() -> None:
     whole = graph_of("call_function", "torch.sum")
     with pytest.raises(ValueError, match="must have the inputs as its placeholders, and one output"):
-        custom_rule(LOGPROBS, CustomLossGraph(nodes=whole.nodes[:-1]))
+        compile_custom_loss(LOGPROBS, CustomLossGraph(nodes=whole.nodes[:-1]))
     with pytest.raises(ValueError, match="must have the inputs"):
-        custom_rule([*LOGPROBS, CustomLossInput(name="weights", rank=1)], whole)
+        compile_custom_loss([*LOGPROBS, CustomLossInput(name="weights", rank=1)], whole)
 
 
-def test_every_form_of_argument() -> None:
+def test_every_form_of_argument_is_computed() -> None:
     nodes = [
         CustomLossNode(op="placeholder", name="logprobs", target="logprobs"),
         CustomLossNode(
@@ -317,5 +315,5 @@ def test_every_form_of_argument() -> None:
             args=[{"tuple": [{"ref": "f"}, {"dict": {"custom/f:sum": {"ref": "f"}}}]}],
         ),
     ]
-    term = loss_rule(LOGPROBS, CustomLossGraph(nodes=nodes)).compute(np.array([-1.5, -2.0]), {}, {})
+    term = compile_rule(LOGPROBS, CustomLossGraph(nodes=nodes)).compute(np.array([-1.5, -2.0]), {}, {})
     assert (term.loss, term.slope.tolist(), term.metrics) == (-1.5, [1.0, 0.0], {"custom/f:sum": -1.5})

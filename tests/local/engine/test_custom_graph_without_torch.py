@@ -1,4 +1,4 @@
-"""What a server without torch says to a loss."""
+"""A server without torch refuses uploaded losses."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from tinker_sync.local.engine.custom_graph import custom_rule
+from tinker_sync.local.engine.custom_graph import compile_custom_loss
 from tinker_sync.types import CustomLossGraph
 
 
-def test_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ValueError, match=r"need torch on this server: pip install 'tinker-sync\[torch\]'"):
-        custom_rule([], CustomLossGraph(nodes=[]))
+        compile_custom_loss([], CustomLossGraph(nodes=[]))

@@ -1,4 +1,4 @@
-"""Every gradient of the engine against differences of its loss, in float64."""
+"""The gradients of the engine match finite differences of the loss, in float64."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pytest
 from support.engine_models import LOSS_CONFIGS, SHAPES, VOCAB, busy_run, examples, tiny_weights
 
 from tinker_sync.local.engine import attention, head, training
-from tinker_sync.local.engine.lora import LoraSettings, targets
-from tinker_sync.local.engine.loss_inputs import Example, checked, rule_of, settled_config
-from tinker_sync.local.engine.training import TrainingRun
+from tinker_sync.local.engine.lora import LoraSettings, adapter_targets
+from tinker_sync.local.engine.loss_inputs import Example, check_example, complete_config, find_rule
+from tinker_sync.local.engine.training import AdapterTrainer
 
 STEP = 1e-5
 
 
 @dataclass
 class Differences:
-    """The loss of a run as a function of one parameter."""
+    """The loss of a trainer as a function of one parameter."""
 
-    run: TrainingRun
+    run: AdapterTrainer
     data: list[Example]
     loss_fn: str
 
@@ -38,22 +38,40 @@ class Differences:
         return (above - below) / (2 * STEP)
 
 
-def places_of_every_kind(run: TrainingRun, each: int) -> list[int]:
-    """Some parameters out of every matrix of the adapter."""
+def compare(
+    run: AdapterTrainer,
+    data: list[Example],
+    loss_fn: str = "cross_entropy",
+    *,
+    rtol: float = 1e-5,
+    atol: float = 1e-8,
+    seed: int = 7,
+) -> None:
+    """Compare twelve gradients of a run with the differences of a loss."""
+    places = np.random.default_rng(seed).integers(0, len(run.params.flat), 12)
+    differences = Differences(run, data, loss_fn)
+    expected = [differences.slope(int(place)) for place in places]
+    np.testing.assert_allclose(run.grads.flat[places], expected, rtol=rtol, atol=atol)
+
+
+def places_of_every_kind(run: AdapterTrainer, each: int) -> list[int]:
+    """Choose some parameters of every matrix of the adapter."""
     rng = np.random.default_rng(5)
-    marks = TrainingRun(run.weights, run.params.settings).params
+    marks = AdapterTrainer(run.weights, run.params.settings).params
     marks.flat[:] = np.arange(len(marks.flat))
     chosen = [rng.choice(array.reshape(-1), each, replace=False) for array in marks.named().values()]
     return np.concatenate(chosen).astype(int).tolist()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_kind_of_parameter(shape: str) -> None:
+def test_gradients_of_every_matrix(shape: str) -> None:
     run = busy_run(tiny_weights(shape, dtype="float64"))
     data = examples("cross_entropy")
     run.forward_backward(data, "cross_entropy")
     places = places_of_every_kind(run, 2)
-    names = {name for target in targets(run.weights.config, run.params.settings) for name in target.names}
+    names = {
+        name for target in adapter_targets(run.weights.config, run.params.settings) for name in target.names
+    }
     assert len(places) == 2 * 2 * len(names) == 60
     differences = Differences(run, data, "cross_entropy")
     expected = [differences.slope(place) for place in places]
@@ -62,25 +80,21 @@ def test_every_kind_of_parameter(shape: str) -> None:
 
 
 @pytest.mark.parametrize("loss_fn", sorted(LOSS_CONFIGS.keys() - {"cispo", "gspo"}))
-def test_every_loss(loss_fn: str) -> None:
+def test_gradients_of_every_loss(loss_fn: str) -> None:
     run = busy_run(tiny_weights(dtype="float64"))
     data = examples(loss_fn)
     run.forward_backward(data, loss_fn, LOSS_CONFIGS[loss_fn])
-    rng = np.random.default_rng(6)
-    places = rng.integers(0, len(run.params.flat), 12)
-    differences = Differences(run, data, loss_fn)
-    expected = [differences.slope(int(place)) for place in places]
-    np.testing.assert_allclose(run.grads.flat[places], expected, rtol=1e-4, atol=1e-7)
+    compare(run, data, loss_fn, rtol=1e-4, atol=1e-7, seed=6)
 
 
-# Differences would see through what these two hold still, so it is held still for them.
+# These losses stop gradients, which differences do not; a linear loss with the same slopes replaces them.
 @pytest.mark.parametrize("loss_fn", ["cispo", "gspo"])
-def test_losses_that_stop_gradients(loss_fn: str) -> None:
-    run, config = busy_run(tiny_weights(dtype="float64")), settled_config(loss_fn, LOSS_CONFIGS[loss_fn])
+def test_gradients_of_losses_that_stop_gradients(loss_fn: str) -> None:
+    run, config = busy_run(tiny_weights(dtype="float64")), complete_config(loss_fn, LOSS_CONFIGS[loss_fn])
     data = examples(loss_fn)
     at = run.forward_backward(data, loss_fn, config).logprobs
     held = [
-        checked(one, loss_fn, VOCAB).term(rule_of(loss_fn), p, config).slope[:, 0]
+        check_example(one, loss_fn, VOCAB).term(find_rule(loss_fn), p, config).slope[:, 0]
         for one, p in zip(data, at, strict=True)
     ]
     assert any((slope == 0).any() for slope in held) == (loss_fn == "gspo")
@@ -88,43 +102,34 @@ def test_losses_that_stop_gradients(loss_fn: str) -> None:
         Example(one.tokens, {"target_tokens": one.inputs["target_tokens"], "weights": -slope})
         for one, slope in zip(data, held, strict=True)
     ]
-    differences = Differences(run, linear, "cross_entropy")
-    places = np.random.default_rng(9).integers(0, len(run.params.flat), 12)
-    expected = [differences.slope(int(place)) for place in places]
-    np.testing.assert_allclose(run.grads.flat[places], expected, rtol=1e-4, atol=1e-6)
+    compare(run, linear, rtol=1e-4, atol=1e-6, seed=9)
 
 
 @pytest.mark.parametrize(
     "only", ["train_attn", "train_mlp", "train_unembed"], ids=lambda name: name.removeprefix("train_")
 )
-def test_adapters_of_one_part_only(only: str) -> None:
+def test_gradients_of_partial_adapters(only: str) -> None:
     parts = {name: name == only for name in ("train_attn", "train_mlp", "train_unembed")}
     run = busy_run(tiny_weights(dtype="float64"), LoraSettings(rank=2, **parts))
     data = examples("cross_entropy")
     run.forward_backward(data, "cross_entropy")
-    differences = Differences(run, data, "cross_entropy")
-    places = np.random.default_rng(7).integers(0, len(run.params.flat), 12)
-    expected = [differences.slope(int(place)) for place in places]
-    np.testing.assert_allclose(run.grads.flat[places], expected, rtol=1e-5, atol=1e-8)
+    compare(run, data)
 
 
-def test_several_candidates_for_each_position() -> None:
+def test_gradients_with_several_candidates() -> None:
     rng = np.random.default_rng(8)
     tokens, targets_ = rng.integers(0, VOCAB, 7), rng.integers(0, VOCAB, (7, 3))
-    targets_[2] = 4  # the same candidate thrice
+    targets_[2] = 4  # one candidate three times
     data = [
         Example(tokens, {"target_tokens": targets_, "weights": rng.random((7, 3))}),
         *examples("cross_entropy", (7, 12)),
     ]
     run = busy_run(tiny_weights(dtype="float64"))
     run.forward_backward(data, "cross_entropy")
-    differences = Differences(run, data, "cross_entropy")
-    places = rng.integers(0, len(run.params.flat), 12)
-    expected = [differences.slope(int(place)) for place in places]
-    np.testing.assert_allclose(run.grads.flat[places], expected, rtol=1e-5, atol=1e-8)
+    compare(run, data)
 
 
-def test_long_sequences_small_blocks_and_small_batches_change_nothing(
+def test_gradients_do_not_depend_on_blocks_and_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = examples("cross_entropy", (70, 3, 41, 70))

@@ -1,4 +1,4 @@
-"""Reading base models: files made here, whole and damaged."""
+"""Base models are read from valid files, and damaged files are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.engine_models import LLAMA, QWEN, examples, tiny_weights
 from tinker_sync.local.engine.hf import load_config, load_weights, read_safetensors
 from tinker_sync.local.engine.lora import LoraSettings
 from tinker_sync.local.engine.model import Weights
-from tinker_sync.local.engine.training import TrainingRun
+from tinker_sync.local.engine.training import AdapterTrainer
 
 CONFIG: dict[str, Any] = {
     "vocab_size": 23,
@@ -38,7 +38,7 @@ LLAMA_CONFIG = CONFIG | {"model_type": "llama", "rope_theta": 500.0, "rope_scali
 
 
 def split(weights: Weights) -> dict[str, np.ndarray[Any, Any]]:
-    """The weights under the names and in the pieces that files have."""
+    """Return the weights as the separate, named tensors of a file."""
     config = weights.config
     tensors = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.final_norm}
     if not config.tied:
@@ -83,7 +83,7 @@ def written(folder: Path, shape: str, config: dict[str, Any]) -> Weights:
 
 
 @pytest.mark.parametrize(("shape", "config"), [("qwen", QWEN_CONFIG), ("llama", LLAMA_CONFIG)])
-def test_a_directory_is_read_back(tmp_path: Path, shape: str, config: dict[str, Any]) -> None:
+def test_a_written_model_is_read_back(tmp_path: Path, shape: str, config: dict[str, Any]) -> None:
     weights = written(tmp_path, shape, config)
     loaded = load_weights(tmp_path)
     assert loaded.config == weights.config
@@ -93,12 +93,13 @@ def test_a_directory_is_read_back(tmp_path: Path, shape: str, config: dict[str, 
         assert one.tobytes() == two.tobytes()
     data = examples("cross_entropy")
     one, two = (
-        TrainingRun(base, LoraSettings(rank=1)).forward(data, "cross_entropy") for base in (weights, loaded)
+        AdapterTrainer(base, LoraSettings(rank=1)).forward(data, "cross_entropy")
+        for base in (weights, loaded)
     )
     assert one.metrics == two.metrics
 
 
-def test_rotation_settings_of_newer_files_are_found(tmp_path: Path) -> None:
+def test_newer_rotation_settings_are_read(tmp_path: Path) -> None:
     config = {name: value for name, value in LLAMA_CONFIG.items() if not name.startswith("rope")}
     config["rope_parameters"] = SCALING | {"rope_theta": 500.0}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -108,7 +109,7 @@ def test_rotation_settings_of_newer_files_are_found(tmp_path: Path) -> None:
     assert not loaded.qk_norm
 
 
-def test_defaults_of_what_a_config_leaves_out(tmp_path: Path) -> None:
+def test_missing_config_fields_have_defaults(tmp_path: Path) -> None:
     gone = ("head_dim", "num_key_value_heads", "rope_theta", "hidden_act")
     config = {name: value for name, value in QWEN_CONFIG.items() if name not in gone}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -116,7 +117,7 @@ def test_defaults_of_what_a_config_leaves_out(tmp_path: Path) -> None:
     assert (loaded.head_dim, loaded.kv_heads, loaded.rope_theta) == (4, 4, QWEN.get("rope_theta", 10000.0))
 
 
-def test_files_in_pieces(tmp_path: Path) -> None:
+def test_sharded_files_are_read(tmp_path: Path) -> None:
     weights = written(tmp_path, "qwen", QWEN_CONFIG)
     tensors = split(weights)
     (tmp_path / "model.safetensors").unlink()
@@ -134,7 +135,7 @@ def test_files_in_pieces(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("BF16", 2**-7), ("F16", 2**-10), ("F64", 0.0)])
-def test_other_kinds_of_numbers(tmp_path: Path, dtype: str, tolerance: float) -> None:
+def test_other_number_types_are_converted(tmp_path: Path, dtype: str, tolerance: float) -> None:
     array = np.array([[1.0, -0.1], [300.0, 0.0]], dtype=np.float32)
     (tmp_path / "a").write_bytes(packed({"x": array}, dtype))
     found = read_safetensors(tmp_path / "a")["x"]
@@ -156,7 +157,7 @@ def test_other_kinds_of_numbers(tmp_path: Path, dtype: str, tolerance: float) ->
         (packed({"x": np.ones(3)}, "I8"), "x holds I8, not one of"),
     ],
 )
-def test_damaged_files_are_named(tmp_path: Path, data: bytes, complaint: str) -> None:
+def test_the_error_names_the_damaged_file(tmp_path: Path, data: bytes, complaint: str) -> None:
     path = tmp_path / "bad.safetensors"
     path.write_bytes(data)
     with pytest.raises(ValueError, match=rf"bad\.safetensors: .*{complaint}"):
@@ -177,15 +178,13 @@ def test_damaged_files_are_named(tmp_path: Path, data: bytes, complaint: str) ->
         ({"vocab_size": 0}, "vocab_size: must be positive"),
     ],
 )
-def test_models_that_are_not_computed_are_refused(
-    tmp_path: Path, change: dict[str, Any], complaint: str
-) -> None:
+def test_unsupported_models_are_refused(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN_CONFIG | change), encoding="utf-8")
     with pytest.raises(ValueError, match=rf"config\.json: .*{complaint}"):
         load_config(tmp_path)
 
 
-def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
+def test_the_error_names_missing_and_misshapen_tensors(tmp_path: Path) -> None:
     weights = written(tmp_path, "qwen", QWEN_CONFIG)
     tensors = split(weights)
     del tensors["model.norm.weight"]

@@ -1,4 +1,4 @@
-"""The engine loads on its own: numpy and attrs, no network, and nobody who only imports the client has it."""
+"""The engine imports numpy and attrs but no network, and the client does not import the engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def loaded_after(code: str) -> set[str]:
-    """The modules of a fresh interpreter after this code."""
+    """Run code in a fresh interpreter, and return the loaded modules."""
     script = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
@@ -18,13 +18,13 @@ def loaded_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_the_client_does_not_load_it() -> None:
+def test_the_client_does_not_load_the_engine() -> None:
     loaded = loaded_after("import tinker_sync; tinker_sync.ServiceClient, tinker_sync.types.Datum")
     assert "tinker_sync.clients.service" in loaded
     assert not [name for name in loaded if name.startswith("tinker_sync.local")]
 
 
-def test_it_loads_numpy_and_no_network() -> None:
+def test_the_engine_loads_no_network() -> None:
     loaded = loaded_after("from tinker_sync.local.engine import hf, sampler, training")
     assert "numpy" in loaded
     assert not loaded & {"requests", "urllib3", "tokenizers", "safetensors", "asyncio", "torch"}

@@ -1,4 +1,4 @@
-"""Each loss by its formula, its derivative by hand or by differences, and what its inputs are refused for."""
+"""Losses match their formulas and derivatives, and bad inputs are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.engine_models import LOSS_CONFIGS, VOCAB, example
 
-from tinker_sync.local.engine.loss_inputs import Csr, Example, checked, rule_of, settled_config
+from tinker_sync.local.engine.loss_inputs import Csr, Example, check_example, complete_config, find_rule
 from tinker_sync.local.engine.losses import LOSSES, Term
 
 P = np.array([-1.0, -2.0, -0.5, -3.0])
@@ -20,50 +20,50 @@ SAMPLED = {"logprobs": Q, "advantages": A}
 
 
 def term(loss_fn: str, inputs: dict[str, Any] | None = None, **config: float) -> Term:
-    return rule_of(loss_fn).compute(P, inputs or SAMPLED, settled_config(loss_fn, config))
+    return find_rule(loss_fn).compute(P, inputs or SAMPLED, complete_config(loss_fn, config))
 
 
-def test_cross_entropy() -> None:
+def test_cross_entropy_matches_its_formula() -> None:
     weights = np.array([0.0, 1.0, 2.0, -1.0])
     assert term("cross_entropy", {"weights": weights}).loss == pytest.approx(2.0 + 1.0 - 3.0)
     assert term("cross_entropy", {"weights": weights}).slope.tolist() == (-weights).tolist()
-    assert rule_of("cross_entropy").compute(P, {}, {}).loss == pytest.approx(6.5)
+    assert find_rule("cross_entropy").compute(P, {}, {}).loss == pytest.approx(6.5)
 
 
-def test_importance_sampling() -> None:
+def test_importance_sampling_matches_its_formula() -> None:
     found = term("importance_sampling")
     assert found.loss == pytest.approx(-(R * A).sum())
     np.testing.assert_allclose(found.slope, -R * A)
 
 
-def test_ppo_takes_the_lesser_and_stops_the_gradient_where_it_clips() -> None:
+def test_ppo_stops_the_gradient_of_clipped_tokens() -> None:
     found = term("ppo")
     assert found.loss == pytest.approx(-(1.2 * 2.0 + R[1] * 1.0 - 1.0 - 0.8 * 0.5))
-    # Too high with a positive advantage, and too low with a negative one, are clipped.
+    # Clipped: high ratios with a positive advantage, low ratios with a negative one.
     np.testing.assert_allclose(found.slope, [0.0, -R[1], 1.0, 0.0])
 
 
-def test_cispo_keeps_the_gradient_of_what_it_clips() -> None:
+def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
     held = np.array([1.5, 0.5, 1.0, R[3]])
     found = term("cispo", clip_low_threshold=0.5, clip_high_threshold=1.5)
     assert found.loss == pytest.approx(-(held * P * A).sum())
     np.testing.assert_allclose(found.slope, -held * A)
 
 
-def test_dro() -> None:
+def test_dro_matches_its_formula() -> None:
     found = term("dro", beta=0.3)
     assert found.loss == pytest.approx(-(P * A - 0.15 * (P - Q) ** 2).sum())
     np.testing.assert_allclose(found.slope, -(A - 0.3 * (P - Q)))
 
 
-def test_gspo_has_one_ratio_for_the_sequence() -> None:
+def test_gspo_uses_one_ratio_for_the_sequence() -> None:
     mask = np.array([0.0, 1.0, 1.0, 1.0])
     ratio = math.exp((-1.0 + 0.0 - 0.5) / 3)
     found = term(
         "gspo", SAMPLED | {"sequence_ratio_mask": mask}, clip_low_threshold=0.8, clip_high_threshold=1.2
     )
     assert ratio == pytest.approx(0.6065, abs=1e-4)
-    # Below the threshold: the ratio counts for positive advantages, the threshold for negative ones.
+    # Below the threshold, positive advantages use the ratio, negative ones the threshold.
     assert found.loss == pytest.approx(-(ratio * 2.0 + ratio * 1.0 - 0.8 - 0.4))
     np.testing.assert_allclose(found.slope, [-ratio * 2.0, -ratio, 0.0, 0.0])
 
@@ -71,7 +71,7 @@ def test_gspo_has_one_ratio_for_the_sequence() -> None:
 @pytest.mark.parametrize("loss_fn", sorted(LOSSES.keys() - {"cispo", "gspo"}))
 def test_the_slope_is_the_derivative(loss_fn: str) -> None:
     inputs = SAMPLED if loss_fn != "cross_entropy" else {"weights": A}
-    rule, config = rule_of(loss_fn), settled_config(loss_fn, LOSS_CONFIGS[loss_fn])
+    rule, config = find_rule(loss_fn), complete_config(loss_fn, LOSS_CONFIGS[loss_fn])
     for place in range(len(P)):
         step = np.zeros(len(P))
         step[place] = 1e-6
@@ -89,8 +89,8 @@ def test_the_slope_is_the_derivative(loss_fn: str) -> None:
         ("dro", {"beta": 0.05}),
     ],
 )
-def test_defaults(loss_fn: str, defaults: dict[str, float]) -> None:
-    assert settled_config(loss_fn, None) == defaults
+def test_configs_have_defaults(loss_fn: str, defaults: dict[str, float]) -> None:
+    assert complete_config(loss_fn, None) == defaults
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_defaults(loss_fn: str, defaults: dict[str, float]) -> None:
         ("stable_reinforce", {}, "only the hosted service records"),
     ],
 )
-def test_configs_that_are_refused(loss_fn: str, config: dict[str, float], complaint: str) -> None:
+def test_bad_configs_are_refused(loss_fn: str, config: dict[str, float], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        settled_config(loss_fn, config)
+        complete_config(loss_fn, config)
 
 
 def changed(loss_fn: str, **inputs: Any) -> Example:
@@ -148,9 +148,9 @@ T4 = np.arange(4)
         ("cross_entropy", {"target_tokens": T4[:, None]}, r"weights: shape \(4,\) differs"),
     ],
 )
-def test_inputs_that_are_refused(loss_fn: str, inputs: dict[str, Any], complaint: str) -> None:
+def test_bad_inputs_are_refused(loss_fn: str, inputs: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=rf"^data\[2\]\.{complaint}"):
-        checked(changed(loss_fn, **inputs), loss_fn, VOCAB, "data[2].")
+        check_example(changed(loss_fn, **inputs), loss_fn, VOCAB, "data[2].")
 
 
 @pytest.mark.parametrize(
@@ -161,10 +161,10 @@ def test_inputs_that_are_refused(loss_fn: str, inputs: dict[str, Any], complaint
         ([0, 1, 1, 1, 1], [3], "column lies outside of 0 … 2"),
     ],
 )
-def test_sparse_inputs_that_are_refused(crow: list[int], col: list[int], complaint: str) -> None:
+def test_bad_sparse_inputs_are_refused(crow: list[int], col: list[int], complaint: str) -> None:
     sparse = Csr(np.ones(len(col), dtype=np.int64), np.array(crow), np.array(col), (4, 3))
     with pytest.raises(ValueError, match=f"target_tokens: .*{complaint}"):
-        checked(changed("cross_entropy", target_tokens=sparse, weights=sparse), "cross_entropy", VOCAB)
+        check_example(changed("cross_entropy", target_tokens=sparse, weights=sparse), "cross_entropy", VOCAB)
 
 
 def csr(dense: np.ndarray[Any, Any]) -> Csr:
@@ -172,16 +172,16 @@ def csr(dense: np.ndarray[Any, Any]) -> Csr:
     return Csr(dense[dense != 0], crow, np.nonzero(dense)[1], dense.shape)
 
 
-def test_sparse_targets_equal_dense_ones_and_padding_is_zero() -> None:
+def test_sparse_targets_match_dense_ones_with_padding_of_zero() -> None:
     targets = np.array([[3, 5], [0, 7], [2, 0], [0, 0]])
     weights = np.array([[0.5, 0.5], [1.0, 2.0], [3.0, 0.0], [0.0, 0.0]])  # one token 0 has a weight
     tokens = T4
     both = [
-        checked(Example(tokens, {"target_tokens": target, "weights": weight}), "cross_entropy", VOCAB)
+        check_example(Example(tokens, {"target_tokens": target, "weights": weight}), "cross_entropy", VOCAB)
         for target, weight in ((targets, weights), (csr(targets), csr(weights)))
     ]
     p = -np.arange(1.0, 9.0).reshape(4, 2)
-    rule = rule_of("cross_entropy")
+    rule = find_rule("cross_entropy")
     dense, sparse = (one.term(rule, p, {}) for one in both)
     assert dense.loss == sparse.loss == pytest.approx(-(p * weights).sum())
     assert dense.slope.tolist() == sparse.slope.tolist()

@@ -1,4 +1,4 @@
-"""The pieces of a layer, each against its definition."""
+"""The operations of a layer match their definitions."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ CONFIG = ModelConfig(
 SCALING = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=256)
 
 
-def test_frequencies_fall_by_powers_of_theta() -> None:
+def test_frequencies_are_powers_of_theta() -> None:
     np.testing.assert_allclose(frequencies(CONFIG), [10000.0 ** (-i / 8) for i in range(8)], rtol=1e-6)
 
 
-def test_llama_3_slows_what_turns_less_than_once_in_the_first_context() -> None:
+def test_llama_3_scales_low_frequencies() -> None:
     plain, scaled = frequencies(CONFIG), frequencies(attrs.evolve(CONFIG, rope_scaling=SCALING))
     for before, after in zip(plain.tolist(), scaled.tolist(), strict=True):
         turns = 256 * before / (2 * math.pi)
@@ -46,7 +46,7 @@ def test_llama_3_slows_what_turns_less_than_once_in_the_first_context() -> None:
     assert any(0.125 < ratio < 1 for ratio in ratios)
 
 
-def test_rotation_keeps_products_of_equal_distance() -> None:
+def test_rotated_products_depend_on_distance_only() -> None:
     rng = np.random.default_rng(0)
     q, k = rng.standard_normal((2, 1, 1, 16))
 
@@ -60,7 +60,7 @@ def test_rotation_keeps_products_of_equal_distance() -> None:
     np.testing.assert_allclose(rotate(rotate(q, turn), turn, back=True), q, rtol=1e-12)
 
 
-def test_norm_and_its_gradient() -> None:
+def test_the_norm_and_its_gradient() -> None:
     rng = np.random.default_rng(1)
     x, dy, weight, move = rng.standard_normal((4, 3, 8))
     weight = weight[0]
@@ -71,7 +71,7 @@ def test_norm_and_its_gradient() -> None:
     assert (dx * move).sum() == pytest.approx((above - below) / 2e-6, rel=1e-6)
 
 
-def test_activation_and_its_gradient() -> None:
+def test_the_activation_and_its_gradient() -> None:
     rng = np.random.default_rng(2)
     x, move = rng.standard_normal((2, 3, 8))
     dy = rng.standard_normal((3, 4))

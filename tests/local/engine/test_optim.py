@@ -1,4 +1,4 @@
-"""AdamW against steps worked out number by number."""
+"""AdamW matches a scalar implementation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tinker_sync.local.engine.optim import AdamSettings, AdamState
 
 
 def by_hand(weight: float, grads: list[float], settings: AdamSettings) -> float:
-    """One number through AdamW as its paper has it."""
+    """Apply AdamW to one number, as in its paper."""
     first = second = 0.0
     for step, grad in enumerate(grads, start=1):
         weight -= settings.learning_rate * settings.weight_decay * weight
@@ -32,7 +32,7 @@ def by_hand(weight: float, grads: list[float], settings: AdamSettings) -> float:
         AdamSettings(learning_rate=0.1, beta1=0.0, beta2=0.0),
     ],
 )
-def test_steps_by_hand(settings: AdamSettings) -> None:
+def test_steps_match_the_scalar_implementation(settings: AdamSettings) -> None:
     start, grads = [1.0, -2.0, 0.5], [[0.5, -1.0, 0.0], [0.1, 3.0, 0.0], [0.0, 0.0, 2.0], [-0.2, 1.0, 1.0]]
     weights = np.array(start)
     state = AdamState.start(weights)
@@ -43,7 +43,7 @@ def test_steps_by_hand(settings: AdamSettings) -> None:
     assert state.steps == 4
 
 
-def test_clipping_is_by_the_norm_of_all_and_reports_the_norm_before() -> None:
+def test_clipping_uses_and_returns_the_total_norm() -> None:
     settings = AdamSettings(learning_rate=0.1, grad_clip_norm=1.0, beta1=0.0, beta2=0.0, eps=1.0)
     weights = np.zeros(2)
     assert AdamState.start(weights).step(weights, np.array([3.0, 4.0]), settings) == pytest.approx(5.0)
@@ -53,7 +53,7 @@ def test_clipping_is_by_the_norm_of_all_and_reports_the_norm_before() -> None:
     np.testing.assert_allclose(small, [-0.1 * 0.3 / 1.3, -0.1 * 0.4 / 1.4], rtol=1e-12)
 
 
-def test_zero_gradients_move_on_by_the_moments() -> None:
+def test_moments_move_weights_without_gradients() -> None:
     weights = np.ones(1)
     state, settings = AdamState.start(weights), AdamSettings(learning_rate=0.1)
     state.step(weights, np.zeros(1), settings)
@@ -64,7 +64,7 @@ def test_zero_gradients_move_on_by_the_moments() -> None:
     assert weights[0] < before
 
 
-def test_zero_eps_with_zero_gradients_is_no_division() -> None:
+def test_zero_eps_and_zero_gradients_do_not_divide_by_zero() -> None:
     weights = np.ones(2, dtype=np.float32)
     AdamState.start(weights).step(weights, np.array([0.0, 1.0], np.float32), AdamSettings(eps=0.0))
     assert weights[0] == 1.0
@@ -72,7 +72,7 @@ def test_zero_eps_with_zero_gradients_is_no_division() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_gradients_that_are_not_finite_change_nothing(bad: float) -> None:
+def test_non_finite_gradients_change_nothing(bad: float) -> None:
     weights = np.ones(2)
     state = AdamState.start(weights)
     with pytest.raises(ValueError, match="gradients: not all"):
@@ -84,6 +84,6 @@ def test_gradients_that_are_not_finite_change_nothing(bad: float) -> None:
     ("field", "value"),
     [("learning_rate", -1.0), ("eps", math.nan), ("weight_decay", math.inf), ("beta1", 1.0), ("beta2", -0.1)],
 )
-def test_settings_that_are_refused(field: str, value: float) -> None:
+def test_bad_settings_are_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"^{field}: must be"):
         AdamSettings(**{field: value})

@@ -1,4 +1,4 @@
-"""Sampling: against a decoder without cache, and that no request feels the others."""
+"""Sampling matches a decoder without cache, and requests do not affect each other."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from support.engine_models import SHAPES, VOCAB, busy_params, tiny_weights
 
 from tinker_sync.local.engine import head
-from tinker_sync.local.engine.attention import Span
+from tinker_sync.local.engine.attention import PackedSpan
 from tinker_sync.local.engine.decoder import Tape, packed_states
-from tinker_sync.local.engine.lora import LoraParams, LoraSettings, Route
+from tinker_sync.local.engine.lora import AdapterRoute, LoraParams, LoraSettings
 from tinker_sync.local.engine.model import Weights
 from tinker_sync.local.engine.sample_spec import SampleResult, SampleSpec
 from tinker_sync.local.engine.sampler import Sampler
@@ -34,10 +34,10 @@ def spec(length: int = 7, **changes: Any) -> SampleSpec:
 def logprobs_of(
     weights: Weights, params: LoraParams | None, tokens: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
-    """Every position's log-probabilities, without cache."""
-    tape = Tape([Span(0, 1, len(tokens))], recording=False)
+    """Compute the log-probabilities at every position, without cache."""
+    tape = Tape([PackedSpan(0, 1, len(tokens))], recording=False)
     hidden = packed_states(weights, tokens, np.arange(len(tokens)), params, tape)
-    return head.log_softmax(head.logits(weights, hidden, [Route(params)]))
+    return head.log_softmax(head.logits(weights, hidden, [AdapterRoute(params)]))
 
 
 def same(one: SampleResult, two: SampleResult, rounding: float = 1e-4) -> bool:
@@ -49,7 +49,7 @@ def same(one: SampleResult, two: SampleResult, rounding: float = 1e-4) -> bool:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("length", [1, 15, 16, 61])
-def test_greedy_sampling_is_what_a_decoder_without_cache_does(shape: str, length: int) -> None:
+def test_greedy_sampling_matches_a_decoder_without_cache(shape: str, length: int) -> None:
     weights = tiny_weights(shape)
     params = busy_params(weights, LoraSettings(rank=2)).snapshot()
     result = Sampler(weights).run([spec(length, params=params, temperature=0, max_tokens=40)])[0].samples[0]
@@ -64,7 +64,7 @@ def test_greedy_sampling_is_what_a_decoder_without_cache_does(shape: str, length
 @pytest.mark.parametrize(
     "how", [{}, {"temperature": 0.3}, {"temperature": 2.0, "top_k": 3}, {"top_p": 0.4}], ids=str
 )
-def test_logprobs_are_the_models_own_whatever_the_settings(how: dict[str, Any]) -> None:
+def test_logprobs_do_not_depend_on_the_settings(how: dict[str, Any]) -> None:
     for sample in Sampler(WEIGHTS).run([spec(num_samples=3, **how)])[0].samples:
         tokens = np.concatenate([prompt(7), sample.tokens])
         expected = logprobs_of(WEIGHTS, None, tokens)[6:-1]
@@ -89,7 +89,7 @@ def mixed_specs() -> list[SampleSpec]:
     ]
 
 
-def test_no_request_feels_the_others() -> None:
+def test_requests_do_not_affect_each_other() -> None:
     specs = mixed_specs()
     alone = [Sampler(WEIGHTS).run([one])[0] for one in specs]
     together = Sampler(WEIGHTS).run(specs)
@@ -119,21 +119,21 @@ def test_requests_join_and_leave_at_any_step() -> None:
     assert sampler.step() == []
 
 
-def test_a_request_can_be_dropped_while_some_of_its_samples_wait() -> None:
+def test_a_request_with_waiting_samples_can_be_cancelled() -> None:
     sampler = Sampler(WEIGHTS, max_rows=2)
     dropped = sampler.add(spec(num_samples=5, max_tokens=9))
     other = sampler.add(spec(9))
     assert sampler.step() == []
     sampler.cancel(dropped)
     results: dict[int, SampleResult] = {}
-    for _ in range(4):  # two tokens in its first step, then one in each: it waits for nobody
+    for _ in range(4):  # two tokens in its first step, then one in each
         results.update(sampler.step())
     assert not sampler.busy
     assert set(results) == {other}
     assert same(results[other], Sampler(WEIGHTS).run([spec(9)])[0])
 
 
-def test_seeds_repeat_and_samples_differ() -> None:
+def test_equal_seeds_repeat_and_samples_differ() -> None:
     long = {"max_tokens": 30, "num_samples": 4}
     one, two, other = (Sampler(WEIGHTS).run([spec(seed=seed, **long)])[0] for seed in (1, 1, 2))
     assert same(one, two, rounding=0)
@@ -146,7 +146,7 @@ def test_seeds_repeat_and_samples_differ() -> None:
     assert not same(Sampler(WEIGHTS).run([spec(seed=-1)])[0], Sampler(WEIGHTS).run([spec(seed=2**64 - 2)])[0])
 
 
-def test_frequencies_are_the_models_probabilities() -> None:
+def test_frequencies_match_the_probabilities() -> None:
     expected = np.exp(logprobs_of(WEIGHTS, None, prompt(7))[-1])
     samples = Sampler(WEIGHTS, max_rows=4000).run([spec(max_tokens=1, num_samples=4000)])[0].samples
     counts = np.bincount([sample.tokens[0] for sample in samples], minlength=VOCAB)
@@ -154,7 +154,7 @@ def test_frequencies_are_the_models_probabilities() -> None:
     assert (np.abs(counts / 4000 - expected) < 5 * spread + 1e-3).all()
 
 
-def test_stops_by_token_and_by_text() -> None:
+def test_samples_stop_at_a_token_or_a_text() -> None:
     free = Sampler(WEIGHTS).run([spec(max_tokens=30)])[0].samples[0].tokens.tolist()
     stop = free[4]
     place = free.index(stop)
@@ -164,17 +164,17 @@ def test_stops_by_token_and_by_text() -> None:
     wanted = text[6:9]
     end = text.index(wanted) + 3
     sampler = Sampler(WEIGHTS, decode=lambda tokens: "".join(chr(97 + token) for token in tokens))
-    by_text = sampler.run([spec(max_tokens=30, stop_texts=("nowhere to be found", wanted))])[0].samples[0]
+    by_text = sampler.run([spec(max_tokens=30, stop_texts=("not in the text", wanted))])[0].samples[0]
     assert (by_text.tokens.tolist(), by_text.stop_reason) == (free[:end], "stop")
 
 
-def test_a_stop_counts_also_as_the_last_token() -> None:
+def test_a_stop_at_the_last_token_is_reported() -> None:
     free = Sampler(WEIGHTS).run([spec(max_tokens=1)])[0].samples[0].tokens
     last = Sampler(WEIGHTS).run([spec(max_tokens=1, stop_tokens=frozenset(free.tolist()))])[0].samples[0]
     assert last.stop_reason == "stop"
 
 
-def test_prompt_scores() -> None:
+def test_prompt_scores_match_the_model() -> None:
     expected = logprobs_of(WEIGHTS, ADAPTERS[0], prompt(40))
     targets = np.tile([[3, -1, 5]], (39, 1))
     asked = spec(
@@ -200,7 +200,7 @@ def test_prompt_scores() -> None:
     assert scores.alt_tokens is None
 
 
-def test_only_the_last_prompt_tokens() -> None:
+def test_last_n_limits_the_prompt_scores() -> None:
     whole, part = (
         Sampler(WEIGHTS).run(
             [spec(40, prompt_logprobs=True, prompt_logprobs_last_n=n, topk_prompt_logprobs=2)]
@@ -216,7 +216,7 @@ def test_only_the_last_prompt_tokens() -> None:
     assert same(whole, part)
 
 
-def test_targets_count_for_the_whole_prompt_whatever_is_shown_of_it() -> None:
+def test_last_n_does_not_limit_target_scores() -> None:
     asked = spec(
         20,
         prompt_logprobs=True,
@@ -241,7 +241,7 @@ def test_a_single_token_has_no_scores() -> None:
     assert result.alt_tokens.shape == (0, 2)
 
 
-def test_topk_of_samples() -> None:
+def test_samples_have_the_likeliest_tokens() -> None:
     sample = Sampler(WEIGHTS).run([spec(topk_logprobs=VOCAB)])[0].samples[0]
     assert sample.topk is not None
     expected = logprobs_of(WEIGHTS, None, np.concatenate([prompt(7), sample.tokens]))[6:-1]
@@ -251,7 +251,7 @@ def test_topk_of_samples() -> None:
         assert sample.topk.logprobs[row, place] == sample.logprobs[row]
 
 
-def test_alternatives_are_drawn_at_the_requests_temperature() -> None:
+def test_alternatives_use_the_request_temperature() -> None:
     expected = logprobs_of(WEIGHTS, None, prompt(4))[:-1] / 0.5
     expected = np.exp(expected) / np.exp(expected).sum(axis=1, keepdims=True)
     asked = spec(4, prompt_alt_tokens=3000, temperature=0.5, max_tokens=1)
@@ -278,7 +278,7 @@ def hits(sampler: Sampler, **changes: Any) -> int:
     return sampler.run([spec(**changes)])[0].prompt_cache_hit_tokens
 
 
-def test_a_prompt_seen_before_is_not_computed_again_and_nothing_changes() -> None:
+def test_cached_prompts_give_the_same_samples() -> None:
     sampler = Sampler(WEIGHTS)
     first = sampler.run([spec(50, max_tokens=20)])[0]
     again = sampler.run([spec(50, max_tokens=20)])[0]
@@ -292,7 +292,7 @@ def test_a_prompt_seen_before_is_not_computed_again_and_nothing_changes() -> Non
     assert same(reused, Sampler(WEIGHTS).run([longer])[0])
 
 
-def test_the_last_token_and_what_is_scored_are_computed_always() -> None:
+def test_scored_positions_are_always_computed() -> None:
     sampler = Sampler(WEIGHTS)
     assert hits(sampler, length=48) == 0
     assert hits(sampler, length=48) == 47
@@ -301,7 +301,7 @@ def test_the_last_token_and_what_is_scored_are_computed_always() -> None:
     assert hits(sampler, length=48, prompt_alt_tokens=1) == 0
 
 
-def test_adapters_share_no_prefixes_and_can_be_forgotten() -> None:
+def test_adapters_have_separate_prefixes() -> None:
     sampler = Sampler(WEIGHTS)
     assert hits(sampler, length=40, params=ADAPTERS[0]) == 0
     assert hits(sampler, length=40, params=ADAPTERS[1]) == 0
@@ -312,23 +312,23 @@ def test_adapters_share_no_prefixes_and_can_be_forgotten() -> None:
     assert hits(sampler, length=40, params=ADAPTERS[1]) == 39
 
 
-def test_one_prompt_asked_by_many_at_once_is_computed_once() -> None:
+def test_equal_prompts_are_computed_once() -> None:
     sampler = Sampler(WEIGHTS)
     many = [spec(40, seed=seed, params=ADAPTERS[seed % 2]) for seed in range(6)]
     results = sampler.run(many)
     assert [result.prompt_cache_hit_tokens for result in results] == [0, 0, 39, 39, 39, 39]
-    forgetful = Sampler(WEIGHTS, prefix_positions=0)
-    for one, two in zip(results, forgetful.run(many), strict=True):
+    uncached = Sampler(WEIGHTS, prefix_positions=0)
+    for one, two in zip(results, uncached.run(many), strict=True):
         assert two.prompt_cache_hit_tokens == 0
         assert same(one, two)
 
 
-def test_the_latest_prompts_are_kept() -> None:
+def test_the_latest_prompts_are_cached() -> None:
     sampler = Sampler(WEIGHTS, prefix_positions=80)
     a, b, c = (np.concatenate([[first], prompt(39)]) for first in range(3))
     assert [hits(sampler, prompt=one) for one in (a, b, a, c, a, b)] == [0, 0, 39, 0, 39, 0]
     assert hits(sampler, length=100) == 0
-    assert hits(sampler, length=100) == 0  # too long to be kept
+    assert hits(sampler, length=100) == 0  # too long for the cache
 
 
 # ----------------------------------------------------------------------------------------------- refusals
@@ -363,7 +363,7 @@ def test_the_latest_prompts_are_kept() -> None:
         ({"params": busy_params(WEIGHTS, LoraSettings(rank=1))}, "params: must be a snapshot"),
     ],
 )
-def test_what_is_refused(changes: dict[str, Any], complaint: str) -> None:
+def test_bad_requests_are_refused(changes: dict[str, Any], complaint: str) -> None:
     sampler = Sampler(WEIGHTS)
     with pytest.raises(ValueError, match=complaint):
         sampler.add(spec(**changes))

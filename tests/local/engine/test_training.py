@@ -1,4 +1,4 @@
-"""Runs: accumulation, steps, many runs over one base, and what a bad call leaves behind."""
+"""Trainers accumulate gradients, take steps, share base weights, and survive bad calls."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from support.engine_models import LOSS_CONFIGS, busy_run, example, examples, tin
 from tinker_sync.local.engine.lora import ALPHA, LoraParams, LoraSettings
 from tinker_sync.local.engine.loss_inputs import Example
 from tinker_sync.local.engine.optim import AdamSettings
-from tinker_sync.local.engine.training import TrainingRun
+from tinker_sync.local.engine.training import AdapterTrainer
 
 
-def test_gradients_accumulate_until_the_step_and_are_cleared_by_it() -> None:
+def test_gradients_accumulate_until_a_step_clears_them() -> None:
     data = examples("cross_entropy")
     once, twice = (busy_run(tiny_weights(dtype="float64")) for _ in range(2))
     once.forward_backward(data, "cross_entropy")
@@ -27,7 +27,7 @@ def test_gradients_accumulate_until_the_step_and_are_cleared_by_it() -> None:
     assert twice.optimizer.steps == 2
 
 
-def test_forward_leaves_no_gradients_and_says_the_same() -> None:
+def test_forward_gives_the_same_output_without_gradients() -> None:
     run, data = busy_run(tiny_weights()), examples("ppo")
     scored = run.forward(data, "ppo")
     assert not run.grads.flat.any()
@@ -37,7 +37,7 @@ def test_forward_leaves_no_gradients_and_says_the_same() -> None:
         assert one.tolist() == two.tolist()
 
 
-def test_outputs_come_in_the_order_of_the_data() -> None:
+def test_outputs_follow_the_order_of_the_data() -> None:
     run, data = busy_run(tiny_weights()), examples("cross_entropy", (3, 20, 9, 20, 1))
     together = run.forward(data, "cross_entropy")
     alone = [run.forward([one], "cross_entropy") for one in data]
@@ -49,13 +49,13 @@ def test_outputs_come_in_the_order_of_the_data() -> None:
     assert together.metrics["loss:sum"] == pytest.approx(total, rel=1e-6)
 
 
-def test_no_data_is_no_loss() -> None:
+def test_empty_data_gives_zero_loss() -> None:
     assert busy_run(tiny_weights()).forward_backward([], "cross_entropy").metrics == {"loss:sum": 0.0}
 
 
-def test_equal_seeds_give_equal_runs_and_other_seeds_others() -> None:
+def test_equal_seeds_give_equal_adapters() -> None:
     weights = tiny_weights()
-    runs = [TrainingRun(weights, LoraSettings(rank=4, seed=seed)) for seed in (1, 1, 2)]
+    runs = [AdapterTrainer(weights, LoraSettings(rank=4, seed=seed)) for seed in (1, 1, 2)]
     for run in runs:
         for _ in range(3):
             run.forward_backward(examples("cross_entropy"), "cross_entropy")
@@ -64,10 +64,10 @@ def test_equal_seeds_give_equal_runs_and_other_seeds_others() -> None:
     assert runs[0].params.flat.tobytes() != runs[2].params.flat.tobytes()
 
 
-def test_many_runs_share_one_base_and_leave_it_alone() -> None:
+def test_trainers_share_read_only_weights() -> None:
     weights = tiny_weights()
     before = [array.copy() for array in weights.arrays()]
-    one, two = (TrainingRun(weights, LoraSettings(rank=2, seed=seed)) for seed in (1, 2))
+    one, two = (AdapterTrainer(weights, LoraSettings(rank=2, seed=seed)) for seed in (1, 2))
     untouched = two.params.flat.copy()
     one.forward_backward(examples("cross_entropy"), "cross_entropy")
     one.optim_step(AdamSettings(learning_rate=0.1))
@@ -80,10 +80,10 @@ def test_many_runs_share_one_base_and_leave_it_alone() -> None:
 
 @pytest.mark.parametrize("loss_fn", sorted(LOSS_CONFIGS))
 def test_every_loss_can_be_trained(loss_fn: str) -> None:
-    run = TrainingRun(tiny_weights(), LoraSettings(rank=4))
+    run = AdapterTrainer(tiny_weights(), LoraSettings(rank=4))
     rng = np.random.default_rng(0)
     data = [example(rng, 8, loss_fn) for _ in range(3)]
-    if loss_fn != "cross_entropy":  # sampled by this model: every ratio is one
+    if loss_fn != "cross_entropy":  # use this model's own logprobs: every ratio is one
         now = run.forward(data, loss_fn, LOSS_CONFIGS[loss_fn]).logprobs
         data = [
             Example(one.tokens, {**one.inputs, "logprobs": p, "advantages": np.ones(8, np.float32)})
@@ -97,20 +97,20 @@ def test_every_loss_can_be_trained(loss_fn: str) -> None:
     assert sum(p.sum() for p in after.logprobs) > sum(p.sum() for p in before.logprobs)
 
 
-def test_a_new_adapter_changes_nothing_until_it_is_trained() -> None:
+def test_a_new_adapter_has_no_effect() -> None:
     weights = tiny_weights()
-    run = TrainingRun(weights, LoraSettings(rank=4))
+    run = AdapterTrainer(weights, LoraSettings(rank=4))
     named = run.params.named()
     assert not any(array.any() for name, array in named.items() if name.endswith("lora_B"))
     a = named["model.layers.1.mlp.down_proj.lora_A"]
     assert a.shape == (4, 20)
     assert 0.8 / np.sqrt(20) < np.abs(a).max() <= 1 / np.sqrt(20)
-    other = TrainingRun(weights, LoraSettings(rank=1, seed=9))
+    other = AdapterTrainer(weights, LoraSettings(rank=1, seed=9))
     data = examples("cross_entropy")
     assert run.forward(data, "cross_entropy").metrics == other.forward(data, "cross_entropy").metrics
 
 
-def test_names_cover_every_number_once() -> None:
+def test_named_views_cover_every_number_once() -> None:
     params = LoraParams.zeros(tiny_weights().config, LoraSettings(rank=3))
     for array in params.named().values():
         array += 1
@@ -118,13 +118,13 @@ def test_names_cover_every_number_once() -> None:
     assert LoraSettings(rank=3).scale == ALPHA / 3
 
 
-def test_a_run_goes_on_from_saved_numbers_as_if_nothing_had_happened() -> None:
+def test_a_restored_trainer_continues_identically() -> None:
     weights, settings = tiny_weights(), AdamSettings(learning_rate=0.01)
     data = examples("cross_entropy")
-    one = TrainingRun(weights, LoraSettings(rank=2))
+    one = AdapterTrainer(weights, LoraSettings(rank=2))
     one.forward_backward(data, "cross_entropy")
     one.optim_step(settings)
-    two, fresh = (TrainingRun(weights, LoraSettings(rank=2, seed=5)) for _ in range(2))
+    two, fresh = (AdapterTrainer(weights, LoraSettings(rank=2, seed=5)) for _ in range(2))
     two.forward_backward(data, "cross_entropy")
     two.restore(one.params.flat.copy(), copy.deepcopy(one.optimizer))
     fresh.restore(one.params.flat)
@@ -139,7 +139,7 @@ def test_a_run_goes_on_from_saved_numbers_as_if_nothing_had_happened() -> None:
     assert one.params.flat.tobytes() == two.params.flat.tobytes()
 
 
-def test_an_adapter_beyond_all_numbers_cannot_be_sampled() -> None:
+def test_a_non_finite_adapter_has_no_snapshot() -> None:
     run = busy_run(tiny_weights())
     run.params.flat[7] = np.inf
     with pytest.raises(ValueError, match="adapter: not all of its numbers are finite"):
@@ -155,7 +155,7 @@ def test_a_bad_datum_changes_nothing() -> None:
     assert not run.grads.flat.any()
 
 
-def test_ratios_beyond_all_numbers_are_refused_and_leave_earlier_gradients() -> None:
+def test_infinite_ratios_are_refused_and_keep_earlier_gradients() -> None:
     run = busy_run(tiny_weights())
     run.forward_backward(examples("ppo"), "ppo")
     before = run.grads.flat.copy()
@@ -166,7 +166,7 @@ def test_ratios_beyond_all_numbers_are_refused_and_leave_earlier_gradients() -> 
     assert run.grads.flat.tobytes() == before.tobytes()
 
 
-def test_sequences_longer_than_the_model_takes_are_refused() -> None:
+def test_too_long_sequences_are_refused() -> None:
     run = busy_run(tiny_weights())
     object.__setattr__(run.weights.config, "max_positions", 8)
     with pytest.raises(ValueError, match=r"^data\[1\]\.model_input: 9 tokens, the model takes 8"):
@@ -180,6 +180,6 @@ def test_sequences_longer_than_the_model_takes_are_refused() -> None:
         ({"rank": 1, "train_attn": False, "train_mlp": False, "train_unembed": False}, "at least one must"),
     ],
 )
-def test_adapters_that_are_refused(settings: dict[str, int], complaint: str) -> None:
+def test_bad_adapter_settings_are_refused(settings: dict[str, int], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         LoraSettings(**settings)

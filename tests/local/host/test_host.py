@@ -1,4 +1,4 @@
-"""The threads that compute: order, cancelling, failures, the end."""
+"""The computing threads: order, cancelling, failures and closing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_jobs_are_done_in_order_on_one_thread(host: Host) -> None:
     assert names == [(n, "tinker-engine-train") for n in range(20)]
 
 
-def test_runs_are_apart_and_failures_stay_with_their_job(host: Host) -> None:
+def test_runs_are_separate_and_failures_stay_with_their_job(host: Host) -> None:
     for run in ("a", "b"):
         host.create(run, tiny.NAME, LoraSettings(rank=2, seed=1)).result(10)
     before = host.train("b", lambda run: run.forward(DATA, "cross_entropy").metrics).result(10)
@@ -62,9 +62,9 @@ def test_runs_are_apart_and_failures_stay_with_their_job(host: Host) -> None:
     assert host.train("a", lambda run: run.forward(DATA, "cross_entropy").metrics).result(10) != before
 
 
-def test_runs_that_are_not_there(host: Host) -> None:
-    with pytest.raises(UnknownRun, match="'nobody' is not in memory"):
-        host.train("nobody", lambda run: None).result(10)
+def test_unknown_runs_are_refused(host: Host) -> None:
+    with pytest.raises(UnknownRun, match="'missing' is not in memory"):
+        host.train("missing", lambda run: None).result(10)
     host.create("a", tiny.NAME, LoraSettings(rank=2)).result(10)
     assert [host.unload("a").result(10) for _ in range(2)] == [True, False]
     with pytest.raises(UnknownRun):
@@ -80,9 +80,9 @@ def test_an_unloaded_run_frees_its_memory(host: Host) -> None:
     assert alive() is None
 
 
-def test_what_a_job_was_given_is_let_go_with_it() -> None:
+def test_a_finished_job_is_freed() -> None:
     class Data:
-        """Stands for a large request."""
+        """A stand-in for a large request."""
 
     worker, data = TrainWorker("tinker-engine-train"), Data()
     alive = weakref.ref(data)
@@ -96,7 +96,7 @@ def test_what_a_job_was_given_is_let_go_with_it() -> None:
     worker.close()
 
 
-def test_samples_of_many_are_those_of_each_alone(host: Host) -> None:
+def test_requests_sampled_together_equal_those_sampled_alone(host: Host) -> None:
     specs = [spec(prompt=np.array([n, n + 1]), seed=n, max_tokens=10) for n in range(1, 9)]
     together = [order.future for order in [host.sample(tiny.NAME, each) for each in specs]]
     alone = Sampler(MODEL.weights, decode=MODEL.decode)
@@ -104,14 +104,14 @@ def test_samples_of_many_are_those_of_each_alone(host: Host) -> None:
         assert future.result(20).samples[0].tokens.tolist() == alone.run([each])[0].samples[0].tokens.tolist()
 
 
-def test_a_sample_that_cannot_be_drawn_bothers_nobody(host: Host) -> None:
+def test_a_bad_request_does_not_affect_others(host: Host) -> None:
     good = host.sample(tiny.NAME, spec(max_tokens=50))
     with pytest.raises(ValueError, match="max_tokens"):
         host.sample(tiny.NAME, spec(max_tokens=0)).future.result(10)
     assert len(good.future.result(10).samples) == 1
 
 
-def test_cancelled_samples_make_room(host: Host) -> None:
+def test_cancelled_requests_make_room(host: Host) -> None:
     slow = host.sample(tiny.NAME, spec(max_tokens=4000, num_samples=64))
     quick = host.sample(tiny.NAME, spec())
     host.cancel(slow)
@@ -119,13 +119,13 @@ def test_cancelled_samples_make_room(host: Host) -> None:
         slow.future.result(10)
     assert quick.future.result(10)
     host.cancel(slow)
-    host.cancel(quick)  # both are over
+    host.cancel(quick)  # both are done
     assert host.sample(tiny.NAME, spec()).future.result(10)
 
 
-def test_a_sample_that_was_cancelled_before_it_was_taken(host: Host) -> None:
+def test_a_waiting_request_can_be_cancelled(host: Host) -> None:
     order = host.sample(tiny.NAME, spec())
-    if order.future.cancel():  # else it was faster than we
+    if order.future.cancel():  # else the worker was faster
         with pytest.raises(CancelledError):
             order.future.result(10)
     assert host.sample(tiny.NAME, spec()).future.result(10)
@@ -146,7 +146,7 @@ def test_a_broken_sampler_is_replaced(
     assert host.sample(tiny.NAME, spec()).future.result(10)
 
 
-def test_what_waits_at_the_end_fails() -> None:
+def test_waiting_work_fails_at_the_end() -> None:
     host = Host([MODEL])
     host.create("a", tiny.NAME, LoraSettings(rank=2)).result(10)
     started, gate = threading.Event(), threading.Event()
@@ -177,29 +177,29 @@ def test_what_waits_at_the_end_fails() -> None:
     host.close()
 
 
-def test_a_host_that_was_never_used_ends() -> None:
+def test_an_unused_host_closes() -> None:
     Host([MODEL]).close()
     TrainWorker("tinker-never").close()
 
 
-def test_small_models_compute_on_one_thread_as_long_as_somebody_does() -> None:
-    before, holders = blas._get_threads(), blas.ONE_THREAD._holders
+def test_blas_has_one_thread_while_small_models_compute() -> None:
+    before, holders = blas.count_threads(), blas.ONE_BLAS_THREAD._holders
     one, two = Host([MODEL]), Host([MODEL])
-    assert blas._get_threads() == before  # nobody computes yet
+    assert blas.count_threads() == before  # no computation yet
     one.create("a", tiny.NAME, LoraSettings(rank=2)).result(10)
     two.sample(tiny.NAME, spec()).future.result(10)
-    assert (blas._get_threads() or 1, blas.ONE_THREAD._holders) == (1, holders + 2)
+    assert (blas.count_threads() or 1, blas.ONE_BLAS_THREAD._holders) == (1, holders + 2)
     one.close()
     one.close()
-    assert (blas._get_threads() or 1, blas.ONE_THREAD._holders) == (1, holders + 1)
+    assert (blas.count_threads() or 1, blas.ONE_BLAS_THREAD._holders) == (1, holders + 1)
     two.close()
-    assert (blas._get_threads(), blas.ONE_THREAD._holders) == (before, holders)
+    assert (blas.count_threads(), blas.ONE_BLAS_THREAD._holders) == (before, holders)
 
 
 # ------------------------------------------------------------------------------------------ base models
 
 
-def test_weights_are_read_once_and_late(tmp_path: Path) -> None:
+def test_weights_are_read_once_on_first_use(tmp_path: Path) -> None:
     folder = shutil.copytree(tiny.directory(), tmp_path / "model")
     model = BaseModel("mine", folder)
     (folder / "model.safetensors").rename(folder / "away")
@@ -213,17 +213,19 @@ def test_weights_are_read_once_and_late(tmp_path: Path) -> None:
     assert (model.has_tokenizer, model.tokenizer_id) == (False, "mine")
 
 
-@pytest.mark.parametrize(("said", "ends"), [(7, {7}), ([7, 9], {7, 9}), (None, set())])
-def test_where_a_text_ends(tmp_path: Path, said: Any, ends: set[int]) -> None:
+@pytest.mark.parametrize(("ids", "ends"), [(7, {7}), ([7, 9], {7, 9}), (None, set())])
+def test_end_tokens_come_from_the_first_file_that_lists_them(
+    tmp_path: Path, ids: Any, ends: set[int]
+) -> None:
     folder = shutil.copytree(tiny.directory(), tmp_path / "model")
     (folder / "generation_config.json").unlink(missing_ok=True)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": said}))
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": ids}))
     assert BaseModel("mine", folder).end_tokens == ends
     (folder / "generation_config.json").write_text('{"eos_token_id": 3}')
     assert BaseModel("mine", folder).end_tokens == {3}
 
 
-def test_no_model_there(tmp_path: Path) -> None:
+def test_a_missing_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"config\.json"):
         BaseModel("mine", tmp_path)

@@ -90,7 +90,7 @@ def test_an_unusable_directory_is_refused_with_advice(
 ) -> None:
     file = tmp_path / "file"
     file.touch()
-    for place, why in ((file, "it is no directory"), (file / "below", "Not a directory")):
+    for place, why in ((file, "it is not a directory"), (file / "below", "Not a directory")):
         assert command.main(["--data-dir", str(place)]) == 1
         assert capsys.readouterr().err == (
             f"Error: {place} cannot be used: {why}; name another directory "

@@ -196,10 +196,10 @@ def test_a_cancelled_sample_ends_at_once(server: Running, sampler: str) -> None:
     assert server.ok("/cancel_future", {"request_id": quick["request_id"]}) == {}  # done: left as it is
     worker = server.app.service.host._sampler
     for _ in range(500):  # nothing is computed for it any more, which would take many seconds
-        if not (worker._orders or worker._samplers[BASE].busy):
+        if not (worker._handles or worker._samplers[BASE].busy):
             break
         threading.Event().wait(0.002)
-    assert not worker._orders
+    assert not worker._handles
     assert not worker._samplers[BASE].busy
     assert tokens(server, quick)
 

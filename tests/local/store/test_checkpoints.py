@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved is what is loaded, listed, and gone when it should be."""
+"""Checkpoints are saved, loaded, listed, replaced, expired and deleted, with their files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def names(store: Store) -> set[str]:
     return {row.checkpoint_id for row in store.list_checkpoints("r-1")}
 
 
-def test_what_is_saved_is_loaded_bit_for_bit_also_after_a_restart(tmp_path: Path) -> None:
+def test_a_checkpoint_survives_a_restart_bit_for_bit(tmp_path: Path) -> None:
     arrays = with_optimizer(1)
     arrays["m.q_proj.lora_A"][0, :3] = [np.nan, -0.0, np.inf]
     info = {"optimizer": {"type": "adamw"}, "lists": [1, None, "ä"]}
@@ -46,7 +46,7 @@ def test_what_is_saved_is_loaded_bit_for_bit_also_after_a_restart(tmp_path: Path
         assert store.checkpoint("r-1", "training", "a") == saved == store.list_checkpoints("r-1")[0]
 
 
-def test_a_training_checkpoint_comes_with_everything_in_files_a_person_can_read(tmp_path: Path) -> None:
+def test_a_training_checkpoint_has_optimizer_and_info_files(tmp_path: Path) -> None:
     with store_with_run(tmp_path) as store:
         store.save_checkpoint("r-1", "training", "a", with_optimizer(), {"steps": 3})
         files = store.checkpoint_files("r-1", "training", "a")
@@ -61,7 +61,7 @@ def test_a_training_checkpoint_comes_with_everything_in_files_a_person_can_read(
         assert about["info"] == {"steps": 3}
 
 
-def test_kinds_and_runs_have_names_of_their_own(tmp_path: Path) -> None:
+def test_names_are_separate_for_each_kind_and_run(tmp_path: Path) -> None:
     with store_with_run(tmp_path) as store:
         add_run(store, "r-2")
         for number, (run, kind) in enumerate(
@@ -74,7 +74,7 @@ def test_kinds_and_runs_have_names_of_their_own(tmp_path: Path) -> None:
         assert same(arrays, adapter(2))
 
 
-def test_a_taken_name_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_taken_name_is_refused_and_leaves_no_files(tmp_path: Path) -> None:
     with store_with_run(tmp_path) as store:
         store.save_checkpoint("r-1", "training", "a", adapter(1), {})
         before = folders(tmp_path)
@@ -85,7 +85,7 @@ def test_a_taken_name_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
         assert same(store.load_checkpoint("r-1", "training", "a")[1], adapter(1))
 
 
-def test_overwriting_takes_the_place(tmp_path: Path) -> None:
+def test_overwriting_replaces_a_checkpoint(tmp_path: Path) -> None:
     with store_with_run(tmp_path) as store:
         store.save_checkpoint("r-1", "training", "a", adapter(1), {"n": 1})
         store.set_published("r-1", "training", "a", True)
@@ -95,12 +95,12 @@ def test_overwriting_takes_the_place(tmp_path: Path) -> None:
         assert same(arrays, adapter(2))
         assert len(folders(tmp_path)) == 1
         assert not store.checkpoint("r-1", "training", "a").published
-        store.save_checkpoint("r-1", "training", "b", adapter(3), {}, overwrite=True)  # nothing was there
+        store.save_checkpoint("r-1", "training", "b", adapter(3), {}, overwrite=True)  # a new name
         assert names(store) == {"weights/a", "weights/b"}
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_of_many_at_once_one_wins_or_the_last_stays(tmp_path: Path, overwrite: bool) -> None:
+def test_concurrent_saves_leave_one_checkpoint(tmp_path: Path, overwrite: bool) -> None:
     gate = Barrier(6)
 
     def save(number: int) -> bool:
@@ -120,8 +120,8 @@ def test_of_many_at_once_one_wins_or_the_last_stays(tmp_path: Path, overwrite: b
         assert len(folders(tmp_path)) == 1
 
 
-def test_readers_get_one_whole_or_hear_that_it_is_gone(tmp_path: Path) -> None:
-    """While one thread overwrites and deletes, the others never see a mixture or a half."""
+def test_readers_get_a_complete_checkpoint_or_not_found(tmp_path: Path) -> None:
+    """Readers never see a mixture of two saves while another thread overwrites and deletes."""
     with store_with_run(tmp_path) as store, ThreadPoolExecutor(4) as pool:
         store.save_checkpoint("r-1", "training", "a", with_optimizer(0), {"n": 0})
 
@@ -148,7 +148,7 @@ def test_readers_get_one_whole_or_hear_that_it_is_gone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "a/b", "a\\b", "/etc/passwd", "a\0", "a\n", "x" * 256, "ä", "a b", "%2e"]
 )
-def test_no_name_leads_out_of_the_directory(tmp_path: Path, name: str) -> None:
+def test_unsafe_names_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "data").mkdir()
     with store_with_run(tmp_path / "data") as store:
         before = sorted(path for path in tmp_path.rglob("*"))
@@ -170,16 +170,16 @@ def test_no_name_leads_out_of_the_directory(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "A-1_b.c", "...a", "-", "x" * 255, "con"])
-def test_usual_names_are_fine(tmp_path: Path, name: str) -> None:
+def test_valid_names_are_accepted(tmp_path: Path, name: str) -> None:
     with store_with_run(tmp_path) as store:
         store.save_checkpoint("r-1", "sampler", name, adapter(), {})
         assert names(store) == {f"sampler_weights/{name}"}
 
 
-def test_what_is_not_an_adapter_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+def test_bad_content_is_refused_and_leaves_no_files(tmp_path: Path) -> None:
     with store_with_run(tmp_path) as store:
         for kind in ("sampler", "external"):
-            with pytest.raises(ValueError, match=r"no place for optimizer\.first"):
+            with pytest.raises(ValueError, match=r"cannot hold optimizer\.first"):
                 store.save_checkpoint("r-1", kind, "a", with_optimizer(), {})
         with pytest.raises(ValueError, match="not one adapter"):
             store.save_checkpoint("r-1", "training", "a", {}, {})
@@ -193,12 +193,12 @@ def test_what_is_not_an_adapter_is_refused_and_nothing_is_left(tmp_path: Path) -
         assert names(store) == set()
 
 
-def test_a_deleted_checkpoint_is_gone_with_its_files(tmp_path: Path) -> None:
+def test_deleting_removes_the_files(tmp_path: Path) -> None:
     with store_with_run(tmp_path) as store:
         store.save_checkpoint("r-1", "training", "a", adapter(), {})
         with store.checkpoint_files("r-1", "training", "a")["adapter_model.safetensors"].open("rb") as reader:
             store.delete_checkpoint("r-1", "training", "a")
-            assert len(reader.read()) > 64  # whoever reads it reads on
+            assert len(reader.read()) > 64  # an open file stays readable
         assert folders(tmp_path) == set()
         calls: list[Any] = [store.delete_checkpoint, store.load_checkpoint, store.checkpoint]
         for call in calls:
@@ -207,7 +207,7 @@ def test_a_deleted_checkpoint_is_gone_with_its_files(tmp_path: Path) -> None:
             assert caught.value.kind == "not_found"
 
 
-def test_an_expired_checkpoint_is_gone_at_once_and_its_files_with_the_sweep(tmp_path: Path) -> None:
+def test_expiry_hides_a_checkpoint_and_the_sweep_removes_its_files(tmp_path: Path) -> None:
     clock = FakeClock(time_s=START)
     with store_with_run(tmp_path, clock) as store:
         saved = store.save_checkpoint("r-1", "training", "a", adapter(), {}, ttl_s=10)
@@ -235,7 +235,7 @@ def test_an_expired_checkpoint_is_gone_at_once_and_its_files_with_the_sweep(tmp_
         assert len(folders(tmp_path)) == 2
 
 
-def test_a_time_to_live_can_be_set_and_taken_back(tmp_path: Path) -> None:
+def test_a_time_to_live_can_be_changed_and_removed(tmp_path: Path) -> None:
     clock = FakeClock(time_s=START)
     with store_with_run(tmp_path, clock) as store:
         store.save_checkpoint("r-1", "training", "a", adapter(), {})
@@ -251,7 +251,7 @@ def test_a_time_to_live_can_be_set_and_taken_back(tmp_path: Path) -> None:
         assert store.checkpoint("r-1", "training", "a").expires_at is None
 
 
-def test_a_checkpoint_can_be_published_and_taken_back(tmp_path: Path) -> None:
+def test_a_checkpoint_can_be_published_and_unpublished(tmp_path: Path) -> None:
     with store_with_run(tmp_path) as store:
         store.save_checkpoint("r-1", "training", "a", adapter(), {})
         store.save_checkpoint("r-1", "training", "b", adapter(), {})
@@ -263,7 +263,7 @@ def test_a_checkpoint_can_be_published_and_taken_back(tmp_path: Path) -> None:
             store.set_published("r-1", "sampler", "a", True)
 
 
-def test_pages_of_all_checkpoints(tmp_path: Path) -> None:
+def test_all_checkpoints_are_listed_in_pages(tmp_path: Path) -> None:
     with store_with_run(tmp_path) as store:
         add_run(store, "r-2", project_id="p-2")
         for number in range(4):
@@ -279,7 +279,7 @@ def test_pages_of_all_checkpoints(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "longer", "flipped", "gone", "folder"])
-def test_files_that_somebody_changed_are_said_to_be_damaged(tmp_path: Path, damage: str) -> None:
+def test_changed_files_are_reported_as_damaged(tmp_path: Path, damage: str) -> None:
     with store_with_run(tmp_path) as store:
         store.save_checkpoint("r-1", "training", "a", with_optimizer(), {})
         store.save_checkpoint("r-1", "training", "b", with_optimizer(), {})
@@ -303,7 +303,7 @@ def test_files_that_somebody_changed_are_said_to_be_damaged(tmp_path: Path, dama
         assert names(store) == {"weights/a", "weights/b"}
 
 
-def test_saving_keeps_no_arrays(tmp_path: Path) -> None:
+def test_saving_keeps_no_reference_to_the_arrays(tmp_path: Path) -> None:
     arrays = with_optimizer()
     with store_with_run(tmp_path) as store:
         store.save_checkpoint("r-1", "training", "a", arrays, {})

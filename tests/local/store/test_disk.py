@@ -1,4 +1,4 @@
-"""Full disks, directories without rights, damaged files, two servers: said clearly, and nothing else lost."""
+"""Full disks, missing rights, damaged files and second servers raise clear errors and lose no data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(tinker_sync.__file__).parents[1]
 
 
 def in_process(code: str, *arguments: object) -> str:
-    """What a program prints that runs in a process of its own, where limits harm nobody."""
+    """Run a program in its own process, so that limits do not affect the suite; return its output."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)],
         env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
@@ -49,7 +49,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a small file system needs rights that are not here")
     try:
         yield place
-    finally:  # also while a test that failed has files open
+    finally:  # lazily, because a failed test may leave files open
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
@@ -66,7 +66,7 @@ def fill(place: Path) -> Path:
     return path
 
 
-def test_a_disk_that_fills_up_is_said_to_be_full_and_keeps_what_it_has(small_disk: Path) -> None:
+def test_a_full_disk_is_reported_and_keeps_its_checkpoints(small_disk: Path) -> None:
     store = store_with_run(small_disk / "data")
     big = with_optimizer(1, rows=10_000)  # about 0.4 MB
     store.save_checkpoint("r-1", "training", "fits", big, {"n": 1})
@@ -74,8 +74,8 @@ def test_a_disk_that_fills_up_is_said_to_be_full_and_keeps_what_it_has(small_dis
     with pytest.raises(StoreError, match=r"^more could not be saved: the disk is full") as caught:
         store.save_checkpoint("r-1", "training", "more", with_optimizer(2, rows=20_000), {})
     assert caught.value.kind == "full"
-    assert sorted(small_disk.rglob("*")) == before  # nothing half-done
-    with pytest.raises(StoreError, match="disk is full"):  # the old one stays until the new one is complete
+    assert sorted(small_disk.rglob("*")) == before  # no partial files
+    with pytest.raises(StoreError, match="disk is full"):  # the old checkpoint stays
         store.save_checkpoint("r-1", "training", "fits", with_optimizer(2, rows=20_000), {}, overwrite=True)
     assert same(store.load_checkpoint("r-1", "training", "fits")[1], big)
     store.save_checkpoint("r-1", "training", "small", adapter(), {})
@@ -92,7 +92,7 @@ def test_the_database_survives_a_disk_without_a_free_byte(small_disk: Path) -> N
     store.save_checkpoint("r-1", "training", "kept", adapter(1), {})
     filler = fill(small_disk)
     refused = 0
-    for number in range(200):  # the log has room for some: its file is longer than what is in it
+    for number in range(200):  # the log file has preallocated room for some
         store.touch_run("r-1")
         store.record_usage("s-1", "r-1", "org/base", "training", 1)
         try:
@@ -112,14 +112,14 @@ def test_the_database_survives_a_disk_without_a_free_byte(small_disk: Path) -> N
     store.add_session("after")
     now = store.run("r-1").created_at
     used = [row.amount for row in store.usage(now, now + timedelta(hours=1)) if row.kind == "training"]
-    assert used == [200]  # what could not be written has waited
+    assert used == [200]  # refused writes stayed pending
     store.close()
     with Store(small_disk / "data") as store:
         assert store.list_sessions(1000, 0)[1] == before + 1
         assert same(store.load_checkpoint("r-1", "training", "kept")[1], adapter(1))
 
 
-def test_a_full_disk_does_not_keep_a_store_from_being_opened_and_read(small_disk: Path) -> None:
+def test_a_store_on_a_full_disk_opens_and_reads(small_disk: Path) -> None:
     with store_with_run(small_disk / "data") as store:
         store.save_checkpoint("r-1", "training", "kept", adapter(1), {})
     filler = fill(small_disk)
@@ -130,13 +130,13 @@ def test_a_full_disk_does_not_keep_a_store_from_being_opened_and_read(small_disk
         Store(small_disk / "new")
     assert caught.value.kind == "full"
     filler.unlink()
-    with Store(small_disk / "new") as store:  # what was begun there does no harm
+    with Store(small_disk / "new") as store:  # the failed attempt left nothing in the way
         assert store.list_sessions(1, 0) == ([], 0)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such limits")
-def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path) -> None:
-    said = in_process(
+def test_a_file_size_limit_counts_as_a_full_disk(tmp_path: Path) -> None:
+    printed = in_process(
         """
         import resource, sys
         from pathlib import Path
@@ -167,19 +167,19 @@ def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path) -> None:
         """,
         tmp_path,
     ).splitlines()
-    # SQLite does not say why its log could not grow.
-    assert said in (
+    # SQLite reports a failed write of its log without the reason.
+    assert printed in (
         ["full", "unwritable", "True", "done", "kept more"],
         ["full", "full", "True", "done", "kept more"],
     )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has other rights")
-def test_a_directory_without_rights_is_said_to_be_so(tmp_path: Path) -> None:
-    """Whoever may do anything becomes somebody else first."""
+def test_missing_rights_are_reported(tmp_path: Path) -> None:
+    """As root, the program drops its rights first."""
     with store_with_run(tmp_path / "data") as store:
         store.save_checkpoint("r-1", "training", "kept", adapter(1), {})
-    said = in_process(
+    printed = in_process(
         """
         import os, sys
         from pathlib import Path
@@ -200,15 +200,15 @@ def test_a_directory_without_rights_is_said_to_be_so(tmp_path: Path) -> None:
         tmp_path,
     ).splitlines()
     tmp_path.chmod(0o755)
-    assert len(said) == 1 if os.geteuid() else 2
-    for line in said:
+    assert len(printed) == 1 if os.geteuid() else 2
+    for line in printed:
         assert line.startswith("unwritable")
         assert "Permission denied" in line
     with Store(tmp_path / "data") as store:
         assert same(store.load_checkpoint("r-1", "training", "kept")[1], adapter(1))
 
 
-def test_a_place_that_cannot_be_a_directory(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for place in (tmp_path / "file", tmp_path / "file" / "data"):
         with pytest.raises(StoreError) as caught:
@@ -218,12 +218,12 @@ def test_a_place_that_cannot_be_a_directory(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_directory_is_for_one_at_a_time(tmp_path: Path) -> None:
+def test_a_directory_admits_one_store_at_a_time(tmp_path: Path) -> None:
     with Store(tmp_path):
         with pytest.raises(StoreError, match=rf"another server \(process {os.getpid()}\) uses ") as caught:
             Store(tmp_path)
         assert caught.value.kind == "locked"
-        said = in_process(
+        printed = in_process(
             """
             import sys
             from pathlib import Path
@@ -235,12 +235,12 @@ def test_a_directory_is_for_one_at_a_time(tmp_path: Path) -> None:
             """,
             tmp_path,
         )
-        assert f"(process {os.getpid()})" in said
+        assert f"(process {os.getpid()})" in printed
     Store(tmp_path).close()
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database" * 100, b"SQLite format 3\0" + bytes(4000)])
-def test_what_is_no_database_is_said_to_be_damaged_and_left_alone(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_database_is_reported_and_left_unchanged(tmp_path: Path, content: bytes) -> None:
     Store(tmp_path).close()
     path = tmp_path / "state.sqlite"
     path.write_bytes(content)
@@ -252,10 +252,10 @@ def test_what_is_no_database_is_said_to_be_damaged_and_left_alone(tmp_path: Path
     assert caught.value.kind == "damaged"
     assert path.read_bytes() == content
     path.unlink()
-    Store(tmp_path).close()  # the failure holds nothing
+    Store(tmp_path).close()  # the failed attempt released the lock
 
 
-def test_what_a_newer_version_wrote_is_left_alone(tmp_path: Path) -> None:
+def test_a_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     Store(tmp_path).close()
     with sqlite3.connect(tmp_path / "state.sqlite") as connection:
         connection.execute("PRAGMA user_version = 99")
@@ -265,7 +265,7 @@ def test_what_a_newer_version_wrote_is_left_alone(tmp_path: Path) -> None:
     assert caught.value.kind == "too_new"
 
 
-def test_leftovers_are_swept_at_the_start_and_nothing_else(tmp_path: Path) -> None:
+def test_opening_removes_leftover_folders_only(tmp_path: Path) -> None:
     with store_with_run(tmp_path) as store:
         store.save_checkpoint("r-1", "training", "kept", adapter(1), {})
     (tmp_path / "staging" / "half").mkdir()
@@ -280,7 +280,7 @@ def test_leftovers_are_swept_at_the_start_and_nothing_else(tmp_path: Path) -> No
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_a_closed_store_says_so(tmp_path: Path) -> None:
+def test_a_closed_store_raises(tmp_path: Path) -> None:
     store = store_with_run(tmp_path)
     store.close()
     store.close()
@@ -292,6 +292,6 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="knows no such modes")
-def test_what_is_stored_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_the_directory_is_private_to_its_owner(tmp_path: Path) -> None:
     Store(tmp_path / "data").close()
     assert (tmp_path / "data").stat().st_mode & 0o077 == 0

@@ -1,6 +1,6 @@
-"""kill -9 at any moment: exactly what was acknowledged is there afterwards, bit for bit.
+"""After kill -9 at any moment, exactly the acknowledged checkpoints exist, bit for bit.
 
-`KILL_ROUNDS=100` for the whole proof; a few rounds by default.
+The environment variable `KILL_ROUNDS` sets the number of kills.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tinker_sync.local.store import Store
 
 ROUNDS = int(os.environ.get("KILL_ROUNDS", "3"))
 ROOT = Path(tinker_sync.__file__).parents[1]
-# Name of a run and of a checkpoint; the number of the save that it holds, or None where there is none.
+# Maps run and checkpoint names to the number of the save it holds; None when it does not exist.
 State = dict[tuple[str, str], int | None]
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no kill -9")
 
 
 class Ledger:
-    """What a writer has said: what must be there, and for what was under way what may be there instead."""
+    """The states that a writer's output allows; an operation in progress may be done or not."""
 
     def __init__(self, before: State) -> None:
         self.sure = dict(before)
@@ -51,7 +51,7 @@ class Ledger:
                 self.done += 1
 
     def allowed(self, key: tuple[str, str]) -> set[int | None]:
-        """What may be found. Each thread has its own names, so one thing at most is under way for each."""
+        """Return the allowed states. Threads use separate names: each has at most one open operation."""
         may = {self.sure.get(key)}
         for number, (action, other) in self.open.items():
             if other == key:
@@ -61,7 +61,7 @@ class Ledger:
 
 @contextmanager
 def killed_writer(directory: Path, seed: int, after: int) -> Iterator[list[str]]:
-    """What a writer said until it was killed, a moment after it had done `after` things."""
+    """Start a writer, kill it shortly after `after` operations, and give its output."""
     process = subprocess.Popen(
         [sys.executable, "-m", "support.hasty_writer", str(directory), str(seed)],
         env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
@@ -81,7 +81,7 @@ def killed_writer(directory: Path, seed: int, after: int) -> Iterator[list[str]]
             lines.append(line)
             done += line.startswith("done")
             if done == after:
-                # Somewhere within what it does next, most of which takes a few milliseconds.
+                # A random point within its next operation; most take a few milliseconds.
                 threading.Event().wait(rng.uniform(0, 0.01))
                 os.kill(process.pid, signal.SIGKILL)
                 break
@@ -97,7 +97,7 @@ def killed_writer(directory: Path, seed: int, after: int) -> Iterator[list[str]]
 
 
 def found_in(directory: Path) -> State:
-    """What a new server finds; every checkpoint is loaded and compared with what was saved."""
+    """Open the directory as a new server does, and compare each checkpoint with the saved content."""
     state: State = {}
     with Store(directory) as store:
         for number in range(THREADS):
@@ -108,13 +108,13 @@ def found_in(directory: Path) -> State:
         with store._database.read("the check could not run") as connection:
             assert [tuple(line) for line in connection.execute("PRAGMA integrity_check")] == [("ok",)]
             assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
-        # No folder without a checkpoint, and none with two.
+        # Folders and checkpoints match one to one.
         assert len(list((directory / "checkpoints").iterdir())) == len(state)
         assert list((directory / "staging").iterdir()) == []
     return state
 
 
-def test_a_killed_writer_loses_nothing_it_has_acknowledged(
+def test_a_killed_writer_loses_no_acknowledged_checkpoint(
     tmp_path: Path, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
     rng = random.Random(20)
@@ -131,7 +131,7 @@ def test_a_killed_writer_loses_nothing_it_has_acknowledged(
         acknowledged += ledger.done
         in_flight += len(ledger.open)
     assert acknowledged >= ROUNDS
-    assert in_flight >= ROUNDS  # or the kills came at quiet moments, and this showed nothing
+    assert in_flight >= ROUNDS  # else the kills hit no operation in progress
     record_testsuite_property("kills", ROUNDS)
     record_testsuite_property("acknowledged by the store", acknowledged)
     record_testsuite_property("in flight", in_flight)

@@ -20,13 +20,13 @@ HOUR = timedelta(hours=1)
 HOUR_MICROS = 3_600_000_000
 
 
-def test_tokens_are_summed_up_by_hour_and_kind(tmp_path: Path) -> None:
+def test_tokens_are_summed_by_hour_and_kind(tmp_path: Path) -> None:
     clock = FakeClock(time_s=START)
     with store_with_run(tmp_path, clock) as store:
         store.record_usage("s-1", "r-1", "org/base", "training", 100)
         store.record_usage("s-1", "r-1", "org/base", "training", 11)
         store.record_usage("s-1", None, "org/base", "sample", 7)
-        store.record_usage("s-1", None, "org/base", "prefill_cached", 0)  # nothing
+        store.record_usage("s-1", None, "org/base", "prefill_cached", 0)
         clock.advance(3600)
         store.record_usage("s-1", "r-1", "org/base", "training", 1)
     with Store(tmp_path, clock=clock) as store:
@@ -54,7 +54,7 @@ def test_runs_of_one_session_are_billed_together(tmp_path: Path) -> None:
         assert row.amount == 10
 
 
-def test_saved_checkpoints_are_counted_and_stored_ones_by_the_hour(tmp_path: Path) -> None:
+def test_checkpoints_are_billed_by_number_and_storage_hours(tmp_path: Path) -> None:
     clock = FakeClock(time_s=START)
     with store_with_run(tmp_path, clock) as store:
         clock.advance(1800)
@@ -96,7 +96,7 @@ spans = st.lists(
 
 
 @given(spans, st.integers(0, 3), st.integers(1, 6))
-def test_storage_is_what_a_plain_sum_says(
+def test_storage_equals_a_plain_sum(
     given_: list[tuple[str | None, int, int, int]], first: int, hours: int
 ) -> None:
     end = first + hours
@@ -120,7 +120,7 @@ def test_storage_is_what_a_plain_sum_says(
     np.testing.assert_allclose([got[key] for key in expected], list(expected.values()), rtol=1e-9)
 
 
-def test_storage_in_use_now(tmp_path: Path) -> None:
+def test_present_storage_is_listed_by_project(tmp_path: Path) -> None:
     with store_with_run(tmp_path) as store:
         add_run(store, "r-2", project_id=None)
         assert store.storage_now() == []
@@ -133,7 +133,7 @@ def test_storage_in_use_now(tmp_path: Path) -> None:
         assert row.checkpoint_count == 2
 
 
-def test_the_audit_log_by_day_and_event(tmp_path: Path) -> None:
+def test_the_audit_log_filters_by_day_and_event(tmp_path: Path) -> None:
     clock = FakeClock(time_s=datetime(2026, 2, 3, 23, 59, tzinfo=timezone.utc).timestamp())
     with store_with_run(tmp_path, clock) as store:
         store.audit("checkpoint_saved", {"tinker_path": "tinker://r-1/weights/a"})

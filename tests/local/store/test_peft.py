@@ -1,4 +1,4 @@
-"""Adapters as other programs read them."""
+"""Stored adapters follow the layout of the PEFT library."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tinker_sync.local.store import Lora, Store
 from tinker_sync.local.store.peft import config
 
 
-def test_what_is_downloaded_is_an_adapter_for_others(tmp_path: Path) -> None:
-    """The names, shapes and factor with which a product comes out as the engine computes it."""
+def test_a_stored_adapter_has_the_layout_of_peft(tmp_path: Path) -> None:
+    """Names, shapes and scale give the same product as the engine."""
     weights = tiny_weights()
     params = busy_params(weights, LoraSettings(rank=4))
     with Store(tmp_path) as store:
@@ -40,7 +40,7 @@ def test_what_is_downloaded_is_an_adapter_for_others(tmp_path: Path) -> None:
     np.testing.assert_allclose(tree["lora_alpha"] / tree["r"] * (x @ a.T) @ b.T, ours, rtol=1e-5)
 
 
-def test_halves_and_mixed_ranks_are_no_adapter() -> None:
+def test_halves_and_mixed_ranks_are_refused() -> None:
     half = {"x.lora_A": np.zeros((4, 8))}
     with pytest.raises(ValueError, match="not one adapter"):
         config(half, "org/base")

@@ -1,4 +1,4 @@
-"""The file format: every bit comes back, and what is damaged is said to be."""
+"""The safetensors format keeps every bit and refuses damaged content."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _encodes(name: str) -> bool:
 
 
 @given(some_arrays())
-def test_every_bit_comes_back(arrays: dict[str, Any]) -> None:
+def test_arrays_keep_every_bit(arrays: dict[str, Any]) -> None:
     back = read(written(arrays))
     assert set(back) == set(arrays)
     for name, array in arrays.items():
@@ -61,7 +61,7 @@ def test_every_bit_comes_back(arrays: dict[str, Any]) -> None:
         assert back[name].tobytes() == array.tobytes()
 
 
-def test_arrays_in_odd_places_of_memory_are_written_in_order() -> None:
+def test_non_contiguous_arrays_are_written_in_order() -> None:
     base = np.arange(24, dtype=np.float32).reshape(4, 6)
     odd = {"columns": base[:, ::2], "turned": base.T, "back": base[::-1], "big": base.astype(">f4")}
     back = read(written(odd))
@@ -70,7 +70,7 @@ def test_arrays_in_odd_places_of_memory_are_written_in_order() -> None:
         assert back[name].dtype == np.dtype("<f4")
 
 
-def test_every_array_is_aligned_and_equal_content_gives_equal_bytes() -> None:
+def test_arrays_are_aligned_and_equal_content_gives_equal_bytes() -> None:
     arrays = {
         "b": np.zeros(3, "i1"),
         "a": np.zeros(1, "f8"),
@@ -86,29 +86,29 @@ def test_every_array_is_aligned_and_equal_content_gives_equal_bytes() -> None:
     for name, entry in header.items():
         assert entry["data_offsets"][0] % arrays[name].dtype.itemsize == 0
     ends = sorted(entry["data_offsets"] for entry in header.values())
-    assert ends[0][0] == 0  # and no hole between any two
+    assert ends[0][0] == 0  # without gaps
     assert all(one[1] == two[0] for one, two in pairwise(ends))
 
 
-def test_nothing_large_is_copied_to_be_written() -> None:
+def test_writing_does_not_copy_arrays() -> None:
     array = np.zeros(1000, np.float32)
     *_, piece = pieces({"a": array})
     assert np.shares_memory(np.frombuffer(piece, np.float32), array)
 
 
-def test_what_was_read_can_be_written_to() -> None:
+def test_arrays_read_from_a_bytearray_are_writable() -> None:
     back = read(written({"a": np.zeros(3)}))
     back["a"] += 1
     assert back["a"].tolist() == [1, 1, 1]
 
 
-def test_the_engine_reads_it(tmp_path: Path) -> None:
+def test_the_engine_reads_the_file(tmp_path: Path) -> None:
     array = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
     (tmp_path / "x.safetensors").write_bytes(written({"a.weight": array}, {"format": "pt"}))
     np.testing.assert_array_equal(read_safetensors(tmp_path / "x.safetensors")["a.weight"], array)
 
 
-def test_the_library_of_the_format_agrees(tmp_path: Path) -> None:
+def test_the_safetensors_library_agrees(tmp_path: Path) -> None:
     library = pytest.importorskip("safetensors.numpy")
     arrays = {"a": np.arange(6, dtype=np.int16).reshape(2, 3), "b": np.float32([1.5, float("nan")])}
     arrays["flags"], arrays["none"] = np.array([True, False]), np.zeros((0, 3), np.float16)
@@ -122,18 +122,18 @@ def test_the_library_of_the_format_agrees(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "array", [np.zeros(2, "c8"), np.array(["a"]), np.array([object()]), np.zeros(1, "M8[s]")]
 )
-def test_what_the_format_cannot_say_is_refused(array: Any) -> None:
+def test_types_that_the_format_lacks_are_refused(array: Any) -> None:
     with pytest.raises(ValueError, match="x: cannot be written"):
         written({"x": array})
 
 
-def test_no_array_may_be_called_like_the_metadata() -> None:
+def test_the_metadata_key_is_refused_as_a_name() -> None:
     with pytest.raises(ValueError, match="__metadata__"):
         written({"__metadata__": np.zeros(1)})
 
 
 @given(st.data())
-def test_damage_is_a_value_error_or_other_numbers(data: st.DataObject) -> None:
+def test_damage_raises_value_error_or_changes_numbers_only(data: st.DataObject) -> None:
     content = written({"a": np.arange(4, dtype=np.int32), "b": np.ones((2, 2))})
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -155,7 +155,7 @@ def test_damage_is_a_value_error_or_other_numbers(data: st.DataObject) -> None:
         ([], "damaged"),
     ],
 )
-def test_a_wrong_header_is_named(header: Any, words: str) -> None:
+def test_the_error_names_the_fault_in_the_header(header: Any, words: str) -> None:
     text = json.dumps(header).encode()
     with pytest.raises(ValueError, match=words):
         read(struct.pack("<Q", len(text)) + text + bytes(16))

@@ -24,7 +24,7 @@ def kind_of(caught: pytest.ExceptionInfo[StoreError]) -> str:
     return caught.value.kind
 
 
-def test_a_session_is_what_it_was_opened_with_also_after_a_restart(tmp_path: Path) -> None:
+def test_a_session_keeps_its_facts_across_a_restart(tmp_path: Path) -> None:
     with Store(tmp_path, clock=FakeClock(time_s=START)) as store:
         opened = store.add_session(
             "s-1",
@@ -44,7 +44,7 @@ def test_a_session_is_what_it_was_opened_with_also_after_a_restart(tmp_path: Pat
         assert (opened.sdk_version, opened.project_id, opened.display_name) == ("0.36.0", "p-1", "Night")
 
 
-def test_ids_are_unique_and_known_or_not(tmp_path: Path) -> None:
+def test_duplicate_and_unknown_ids_are_refused(tmp_path: Path) -> None:
     with store_with_run(tmp_path) as store:
         with pytest.raises(StoreError, match="s-1") as caught:
             store.add_session("s-1")
@@ -62,7 +62,7 @@ def test_ids_are_unique_and_known_or_not(tmp_path: Path) -> None:
         assert kind_of(caught) == "not_found"
 
 
-def test_only_the_first_end_of_a_session_counts(tmp_path: Path) -> None:
+def test_a_session_keeps_its_first_end(tmp_path: Path) -> None:
     with store_with_run(tmp_path) as store:
         store.finish_session("s-1", "success", "done")
         store.finish_session("s-1", "interrupted")
@@ -73,7 +73,7 @@ def test_only_the_first_end_of_a_session_counts(tmp_path: Path) -> None:
             store.finish_session("s-9", "success")
 
 
-def test_a_touch_is_seen_at_once_and_kept(tmp_path: Path) -> None:
+def test_a_touch_is_visible_at_once_and_durable(tmp_path: Path) -> None:
     clock = FakeClock(time_s=START)
     with store_with_run(tmp_path, clock) as store:
         clock.advance(60)
@@ -89,12 +89,12 @@ def test_a_touch_is_seen_at_once_and_kept(tmp_path: Path) -> None:
         assert store.run("r-1").created_at == BEGIN
 
 
-def test_pages_are_in_order_and_know_the_total(tmp_path: Path) -> None:
+def test_pages_are_ordered_and_give_the_total(tmp_path: Path) -> None:
     clock = FakeClock(time_s=START)
     with Store(tmp_path, clock=clock) as store:
         for number in range(7):
             store.add_session(f"s-{number}")
-            if number % 2:  # some in the same moment
+            if number % 2:  # some share a moment
                 clock.advance(1)
         seen = []
         for offset in range(0, 9, 3):
@@ -104,7 +104,7 @@ def test_pages_are_in_order_and_know_the_total(tmp_path: Path) -> None:
         assert seen == [f"s-{number}" for number in reversed(range(7))]
 
 
-def test_a_session_knows_its_runs_and_samplers(tmp_path: Path) -> None:
+def test_a_session_lists_its_runs_and_samplers(tmp_path: Path) -> None:
     with store_with_run(tmp_path) as store:
         store.add_session("s-2")
         add_run(store, "r-2", session_id="s-2")
@@ -128,7 +128,7 @@ def test_a_session_knows_its_runs_and_samplers(tmp_path: Path) -> None:
         assert kind_of(caught) == "not_found"
 
 
-def test_a_run_is_what_it_was_made_with(tmp_path: Path) -> None:
+def test_a_run_keeps_its_settings(tmp_path: Path) -> None:
     with store_with_run(tmp_path) as store:
         run = store.run("r-1")
         assert (run.session_id, run.base_model, run.project_id) == ("s-1", "org/base", "p-1")
@@ -192,14 +192,16 @@ def many(tmp_path: Path) -> Store:
         ),
     ],
 )
-def test_a_search_finds_what_fits(many: Store, request_: SessionSearchRequest, found: list[str]) -> None:
+def test_a_search_finds_matching_sessions(
+    many: Store, request_: SessionSearchRequest, found: list[str]
+) -> None:
     with many:
         rows, cursor = many.search_sessions(request_)
         assert ([row.session_id for row in rows], cursor) == (found, None)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4])
-def test_a_search_goes_on_where_the_page_ended(many: Store, limit: int) -> None:
+def test_a_search_continues_at_the_cursor(many: Store, limit: int) -> None:
     with many:
         seen, cursor, pages = [], None, 0
         while True:

@@ -1,4 +1,4 @@
-"""The files of the built-in model: whole, small, and read by the engine and by tokenizers."""
+"""The files of the built-in model are complete, small, and readable by the engine and by tokenizers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from benchmarks.tiny_model import make
+from benchmarks.tiny_model.page import END_OF_TEXT, END_OF_TURN, TURN
 from tinker_sync.local import tiny
 from tinker_sync.local.engine.hf import load_config, load_weights
-from tinker_sync.local.tiny import make
-from tinker_sync.local.tiny.page import END_OF_TEXT, END_OF_TURN, TURN
 
 ROOT = Path(__file__).parents[3]
 FILES = tiny.directory()
@@ -28,7 +28,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(FILES / "tokenizer.json"))
 
 
-def test_all_files_are_there_and_small() -> None:
+def test_all_files_exist_and_are_small() -> None:
     assert tiny.NAME == "tinker-sync/tiny"
     assert {path.name for path in FILES.iterdir()} == NAMES
     assert sum(path.stat().st_size for path in FILES.iterdir()) < SIZE_LIMIT_BYTES
@@ -46,25 +46,25 @@ def test_all_files_ship() -> None:
         assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns), name
 
 
-def test_the_engine_reads_it() -> None:
+def test_the_engine_loads_trained_weights() -> None:
     weights = load_weights(FILES)
     assert weights.count < 1_900_000
     assert weights.config.tied
     assert weights.config.qk_norm
     assert all(np.isfinite(array).all() for array in weights.arrays())
-    # Nothing was left as it began, and nothing ran away.
+    # The weights differ from their start values and have not diverged.
     assert 0.01 < float(weights.layers[0].qkv.std()) < 1
     assert float(np.abs(weights.final_norm - 1).max()) > 0.01
 
 
-def test_the_configs_are_what_the_script_writes() -> None:
+def test_the_configs_match_the_script() -> None:
     assert json.loads((FILES / "config.json").read_text(encoding="utf-8")) == make.model_config()
     assert (
         json.loads((FILES / "tokenizer_config.json").read_text(encoding="utf-8")) == make.tokenizer_config()
     )
 
 
-def test_the_tokenizer_is_what_the_script_makes(tmp_path: Path) -> None:
+def test_the_tokenizer_matches_the_script(tmp_path: Path) -> None:
     make.make_tokenizer(tmp_path / "tokenizer.json")
     made, shipped = (
         json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
@@ -74,7 +74,7 @@ def test_the_tokenizer_is_what_the_script_makes(tmp_path: Path) -> None:
     assert made["merges"] == shipped["merges"]
 
 
-def test_weights_are_written_as_they_are_read(tmp_path: Path) -> None:
+def test_written_weights_are_read_back(tmp_path: Path) -> None:
     tensors = {"a": np.array([[1.0, -0.5, 3.0]]), "b": np.ones(2)}
     make.write_safetensors(tmp_path / "x.safetensors", tensors)
     from tinker_sync.local.engine.hf import read_safetensors
@@ -100,15 +100,14 @@ def test_weights_are_written_as_they_are_read(tmp_path: Path) -> None:
         "   ",
     ],
 )
-def test_any_text_survives_the_tokenizer(tokenizer: Tokenizer, text: str) -> None:
+def test_every_text_survives_the_tokenizer(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
 
-def test_tokens_are_what_makes_sums_learnable(tokenizer: Tokenizer) -> None:
+def test_each_digit_and_spelled_letter_is_one_token(tokenizer: Tokenizer) -> None:
     assert tokenizer.get_vocab_size() == load_config(FILES).vocab_size == make.VOCAB
     assert [tokenizer.token_to_id(token) for token in make.SPECIAL] == [0, 1, 2]
     digits = [token for token in tokenizer.get_vocab() if any(character.isdecimal() for character in token)]
     assert sorted(digits) == list("0123456789")
     assert len(tokenizer.encode(f"{TURN}user{END_OF_TURN}").ids) == 3
-    # A letter of a spelled word is one token.
     assert all(len(tokenizer.encode(f" {letter}").ids) == 1 for letter in "abcdefghijklmnopqrstuvwxyz")

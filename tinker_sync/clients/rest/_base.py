@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeVar
 
-from tinker_sync._secret import veiled
+from tinker_sync._secret import mask_repr
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._shared import SharedCores
 from tinker_sync.config import Settings
@@ -33,7 +33,7 @@ class RestBase:
     def __init__(
         self, _holder: Core | None = None, *, base_url: str | None = None, api_key: str | None = None
     ) -> None:
-        base_url, api_key = veiled(base_url), veiled(api_key)  # tracebacks show local variables
+        base_url, api_key = mask_repr(base_url), mask_repr(api_key)  # tracebacks show local variables
         if _holder is not None and (base_url is not None or api_key is not None):
             raise InvalidInputError(
                 f"{type(self).__name__}: give a holder, or base_url and api_key, not both"

@@ -1,16 +1,17 @@
 """The engine of the embedded server: a decoder in numpy that learns and samples. Arrays in, arrays out.
 
-It knows nothing of requests, files (but for `hf`), clocks or threads. Everything is float32 unless the
-weights are float64, and equal seeds give equal numbers.
+It knows nothing of requests, files (except in `hf`), clocks or threads. Numbers are float32 unless the
+weights are float64, and equal seeds give equal numbers. One thread at a time uses a trainer or a sampler.
 
-    model, hf        base weights and where they come from
-    ops, attention   the pieces of a layer; decoder: the layers; head: log-probabilities of tokens
+    model, hf        base weights, and Hugging Face files of them
+    ops, attention   the parts of a layer; decoder: the layers; head: log-probabilities of tokens
     lora             adapters in one flat array
-    losses           pure functions of log-probabilities; loss_inputs: what they take, checked
-    optim, training  AdamW; one run with its gradients
-    sample_spec      what is asked of the sampler; sampler: everybody's requests, one token of each a step
-    prefill, prefix  prompts, and those seen before; kv_cache: what is being continued
-    choose           tokens from logits
+    losses           pure functions of log-probabilities; loss_inputs: their checked inputs
+    custom_graph     losses that users upload
+    optim, training  AdamW; one adapter with its gradients
+    sample_spec      requests and results of the sampler; sampler: all requests together, token by token
+    prefill, prefix  prompts, and a cache of earlier prompts; kv_cache: the sequences being continued
+    choose           the choice of tokens from logits
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The array type of the engine, and the arithmetic of padding."""
+"""The array type of the engine, padding, and the message for bad token ids."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 Array: TypeAlias = npt.NDArray[Any]
 
 
-def padded_count(count: int, quantum: int) -> int:
-    """The next multiple of `quantum`.
+def round_up(count: int, quantum: int) -> int:
+    """Round a count up to a multiple of `quantum`.
 
-    >>> padded_count(13, 8), padded_count(16, 8)
+    >>> round_up(13, 8), round_up(16, 8)
     (16, 16)
     """
     return -(-count // quantum) * quantum
 
 
-def first_outside(ids: Array, vocab_size: int) -> str:
-    """The words for token ids that the model does not have, with the first of them and its place."""
+def describe_bad_token(ids: Array, vocab_size: int) -> str:
+    """Describe the first token id outside of the vocabulary, with its position."""
     at = np.unravel_index(int(np.argmax((ids < 0) | (ids >= vocab_size))), ids.shape)
     place = "".join(f"[{index}]" for index in at)
     return f"a token id lies outside of 0 … {vocab_size - 1}: {ids[at]} at {place}"

@@ -1,11 +1,11 @@
 """Causal attention with grouped heads, in blocks of queries, forward and backward.
 
-A `Span` says that from row `start` of a packed batch on there are sequences of `length` rows each. Sequences
-that are shorter are padded at their end: causality alone keeps what is real from seeing the padding, so no
-mask is needed for it, and sequences of one length are handled by one call.
+A `PackedSpan` describes sequences of `length` rows each from row `start` of a packed batch. Shorter sequences
+are padded at their end. Causality hides the padding from real tokens, so it needs no mask, and one call
+computes all sequences of a length.
 
-Within a group of heads that share a key head the queries are stacked, so that each product is one call of
-BLAS for each sequence and key head. A block of queries looks only at the keys up to its own end.
+Query heads that share a key head are stacked, so each product is one BLAS call for each sequence and key
+head. A block of queries reads only the keys up to its own end.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 from tinker_sync.local.engine._arrays import Array
 
 TRAIN_BLOCK = 128
-"""Queries handled at once in training: enough for BLAS, few enough for the scores to stay in the cache."""
+"""Queries computed at once in training: enough for BLAS, few enough for the scores to fit the cache."""
 
 
-class Span(NamedTuple):
-    """So many sequences of `length` rows each, from row `start` on."""
+class PackedSpan(NamedTuple):
+    """A number of sequences of `length` rows each, from row `start`."""
 
     start: int
     sequences: int
@@ -30,43 +30,43 @@ class Span(NamedTuple):
 
     @property
     def rows(self) -> slice:
-        """Where they are in the packed batch."""
+        """The rows of the packed batch."""
         return slice(self.start, self.start + self.sequences * self.length)
 
 
 @lru_cache(maxsize=64)
-def _future(size: int) -> Array:
-    """Minus infinity where a key comes after the query."""
+def _causal_mask(size: int) -> Array:
+    """Return a mask of minus infinity for keys after the query."""
     mask: Array = np.triu(np.full((size, size), -np.inf, dtype=np.float32), 1)
     return mask
 
 
-def _stacked(x: Array, kv_heads: int) -> Array:
-    """`[n, rows, heads, dim]` as `[n, kv_heads, group * rows, dim]`, always a copy."""
+def _stack_heads(x: Array, kv_heads: int) -> Array:
+    """Copy `[n, rows, heads, dim]` to `[n, kv_heads, group * rows, dim]`."""
     n, rows, heads, dim = x.shape
     split = x.reshape(n, rows, kv_heads, heads // kv_heads, dim)
     stacked: Array = split.transpose(0, 2, 3, 1, 4).copy().reshape(n, kv_heads, -1, dim)
     return stacked
 
 
-def _unstacked(x: Array, rows: int) -> Array:
-    """The way back."""
+def _unstack_heads(x: Array, rows: int) -> Array:
+    """Undo `_stack_heads`, as a view `[n, rows, kv_heads, group, dim]`."""
     n, kv_heads, _, dim = x.shape
     split: Array = x.reshape(n, kv_heads, -1, rows, dim).transpose(0, 3, 1, 2, 4)
     return split
 
 
 def _scores(queries: Array, keys: Array, rows: int) -> Array:
-    """Scaled products `[n, kv_heads, group * rows, keys]`, minus infinity for the future."""
+    """Return scaled products `[n, kv_heads, group * rows, keys]`, minus infinity for later keys."""
     queries *= 1 / np.sqrt(queries.dtype.type(queries.shape[-1]))
     scores: Array = queries @ keys.swapaxes(-1, -2)
     n, kv_heads, stacked, seen = scores.shape
-    scores.reshape(n, kv_heads, stacked // rows, rows, seen)[..., seen - rows :] += _future(rows)
+    scores.reshape(n, kv_heads, stacked // rows, rows, seen)[..., seen - rows :] += _causal_mask(rows)
     return scores
 
 
 def attend_block(q: Array, keys: Array, values: Array) -> tuple[Array, Array]:
-    """Let the last queries look at all keys up to their own.
+    """Compute the attention of the last queries over all keys up to their own.
 
     Args:
         q: `[n, rows, heads, dim]`, the queries of the last `rows` keys.
@@ -77,7 +77,7 @@ def attend_block(q: Array, keys: Array, values: Array) -> tuple[Array, Array]:
         `[n, rows, kv_heads, group, dim]`, and the logarithm of the sum of each row of exponentials.
     """
     rows = q.shape[1]
-    scores = _scores(_stacked(q, keys.shape[1]), keys, rows)
+    scores = _scores(_stack_heads(q, keys.shape[1]), keys, rows)
     top = scores.max(axis=-1, keepdims=True)
     scores -= top
     np.exp(scores, out=scores)
@@ -86,11 +86,11 @@ def attend_block(q: Array, keys: Array, values: Array) -> tuple[Array, Array]:
     mixed /= total
     np.log(total, out=total)
     total += top
-    return _unstacked(mixed, rows), total
+    return _unstack_heads(mixed, rows), total
 
 
-def _by_head(x: Array, span: Span) -> Array:
-    """Rows of a packed batch as `[n, heads, length, dim]`, a view."""
+def _by_head(x: Array, span: PackedSpan) -> Array:
+    """Return rows of a packed batch as a view `[n, heads, length, dim]`."""
     heads: Array = x[span.rows].reshape(span.sequences, span.length, *x.shape[1:]).transpose(0, 2, 1, 3)
     return heads
 
@@ -99,17 +99,17 @@ def _blocks(length: int) -> list[tuple[int, int]]:
     return [(start, min(start + TRAIN_BLOCK, length)) for start in range(0, length, TRAIN_BLOCK)]
 
 
-def attend(q: Array, k: Array, v: Array, spans: list[Span]) -> tuple[Array, list[Array]]:
-    """Attention inside each sequence of a packed batch.
+def attend(q: Array, k: Array, v: Array, spans: list[PackedSpan]) -> tuple[Array, list[Array]]:
+    """Compute the attention within each sequence of a packed batch.
 
     Args:
         q: `[rows, heads, dim]`.
         k: `[rows, kv_heads, dim]`.
         v: The same shape.
-        spans: Where the sequences are.
+        spans: The positions of the sequences.
 
     Returns:
-        `[rows, heads, dim]`, and what `attend_backward` wants.
+        `[rows, heads, dim]`, and the row totals for `attend_backward`.
     """
     out = np.zeros(q.shape, dtype=q.dtype)
     kept = []
@@ -125,9 +125,9 @@ def attend(q: Array, k: Array, v: Array, spans: list[Span]) -> tuple[Array, list
 
 
 def attend_backward(
-    dout: Array, out: Array, q: Array, k: Array, v: Array, spans: list[Span], kept: list[Array]
+    dout: Array, out: Array, q: Array, k: Array, v: Array, spans: list[PackedSpan], kept: list[Array]
 ) -> tuple[Array, Array, Array]:
-    """The gradients of queries, keys and values. The weights are computed anew rather than kept."""
+    """Return the gradients of queries, keys and values; the attention weights are computed again."""
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     totals = iter(kept)
     along = np.einsum("...i,...i->...", dout, out)[..., None]
@@ -138,16 +138,16 @@ def attend_backward(
         for start, end in _blocks(span.length):
             queries, dmixed, means, dqueries = (x[:, start:end] for x in whole)
             rows, seen = end - start, slice(0, end)
-            stacked = _stacked(queries, keys.shape[1])
+            stacked = _stack_heads(queries, keys.shape[1])
             weights = _scores(stacked, keys[:, :, seen], rows)  # scales `stacked` too
             weights -= next(totals)
             np.exp(weights, out=weights)
-            pulled = _stacked(dmixed, keys.shape[1])
+            pulled = _stack_heads(dmixed, keys.shape[1])
             dvalues[:, :, seen] += weights.swapaxes(-1, -2) @ pulled
             dscores = pulled @ values[:, :, seen].swapaxes(-1, -2)
-            dscores -= _stacked(means, keys.shape[1])
+            dscores -= _stack_heads(means, keys.shape[1])
             dscores *= weights
             dkeys[:, :, seen] += dscores.swapaxes(-1, -2) @ stacked
-            part = _unstacked(dscores @ keys[:, :, seen], rows)
+            part = _unstack_heads(dscores @ keys[:, :, seen], rows)
             np.multiply(part, 1 / np.sqrt(q.dtype.type(q.shape[-1])), out=dqueries.reshape(part.shape))
     return dq, dk, dv

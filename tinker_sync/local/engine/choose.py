@@ -1,7 +1,7 @@
-"""Choosing tokens from rows of logits: temperature, top-k, top-p, and log-probabilities beside it.
+"""The choice of tokens from rows of logits: temperature, top-k, top-p, and log-probabilities.
 
-No row looks at another, and every draw inverts a distribution at a uniform number that came with the row, so
-what is chosen depends on the row's logits, settings and number only.
+Rows are independent. Each draw inverts a distribution at a uniform number given with the row, so the chosen
+token depends on the row's logits, settings and number only.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import numpy as np
 from tinker_sync.local.engine._arrays import Array
 
 _STRIDE = 64
-"""Cells summed as one when a distribution is inverted: only one such stride is looked at cell by cell."""
+"""Cells summed as one when a distribution is inverted; one stride is then searched cell by cell."""
 
 _NUCLEUS = 256
-"""The most likely tokens that are sorted first for top-p; they nearly always suffice."""
+"""The number of likeliest tokens sorted first for top-p; they nearly always suffice."""
 
 _MASK = (1 << 64) - 1
 
 
 class Draws:
-    """Uniform numbers of one sample: a stream that depends on the seed and the sample's number only.
+    """The uniform numbers of one sample: a stream that depends on the seed and the sample's number only.
 
     >>> Draws(7, 0).next() == Draws(7, 0).next(), Draws(7, 0).next() == Draws(7, 1).next()
     (True, False)
@@ -33,18 +33,18 @@ class Draws:
         self._ahead: list[float] = []
 
     def next(self) -> float:
-        """The next number, at least 0 and below 1."""
+        """Return the next number, at least 0 and below 1."""
         if not self._ahead:
             self._ahead = self._rng.random(64).tolist()[::-1]
         return self._ahead.pop()
 
     def block(self, *shape: int) -> Array:
-        """Many at once."""
+        """Return an array of numbers."""
         return self._rng.random(shape)
 
 
-class Settings(NamedTuple):
-    """How a row is sampled: temperature 0 is greedy, `top_k` -1 and `top_p` 1 are off."""
+class SamplingSettings(NamedTuple):
+    """The settings of a row: temperature 0 is greedy, `top_k` -1 and `top_p` 1 are off."""
 
     temperature: float = 1.0
     top_k: int = -1
@@ -52,22 +52,23 @@ class Settings(NamedTuple):
 
     @property
     def filtered(self) -> bool:
-        """Whether some tokens may be out of the question."""
+        """True if the settings may exclude some tokens."""
         return self.top_k > 0 or self.top_p < 1
 
 
 class Chosen(NamedTuple):
-    """A token for each row, its log-probability at temperature 1 among all tokens, and the sum under it."""
+    """A token for each row, its log-probability at temperature 1, and the row's log-normalizer."""
 
     tokens: Array
     logprobs: Array
     totals: Array
 
 
-def choose(logits: Array, settings: list[Settings], uniforms: list[float]) -> Chosen:
+def choose(logits: Array, settings: list[SamplingSettings], uniforms: list[float]) -> Chosen:
     """Choose a token for each row. The logits are shifted in place, so that the largest of a row is 0.
 
-    >>> choose(np.array([[0.0, 9.0], [9.0, 0.0]]), [Settings(temperature=0)] * 2, [0.5, 0.5]).tokens.tolist()
+    >>> greedy = SamplingSettings(temperature=0)
+    >>> choose(np.array([[0.0, 9.0], [9.0, 0.0]]), [greedy] * 2, [0.5, 0.5]).tokens.tolist()
     [1, 0]
     """
     logits -= logits.max(axis=1, keepdims=True)
@@ -79,29 +80,29 @@ def choose(logits: Array, settings: list[Settings], uniforms: list[float]) -> Ch
         if how.temperature == 0:
             tokens[row] = logits[row].argmax()
         elif how.filtered:
-            tokens[row] = _filtered(_heated(logits[row], how.temperature), how, uniforms[row])
+            tokens[row] = _draw_filtered(_scale(logits[row], how.temperature), how, uniforms[row])
         else:
             plain.append(row)
             if how.temperature != 1:
-                np.exp(_heated(logits[row], how.temperature), out=weights[row])
+                np.exp(_scale(logits[row], how.temperature), out=weights[row])
     if len(plain) == len(tokens):
-        tokens = inverted(weights, np.array(uniforms))
+        tokens = invert_cdf(weights, np.array(uniforms))
     elif plain:
-        tokens[plain] = inverted(weights[plain], np.array(uniforms)[plain])
+        tokens[plain] = invert_cdf(weights[plain], np.array(uniforms)[plain])
     logprobs = logits[np.arange(len(tokens)), tokens] - totals
     return Chosen(tokens, logprobs, totals)
 
 
-def _heated(shifted: Array, temperature: float) -> Array:
-    with np.errstate(over="ignore"):  # close to temperature 0 all but the best are infinitely unlikely
+def _scale(shifted: Array, temperature: float) -> Array:
+    with np.errstate(over="ignore"):  # near temperature 0, all but the best logits become minus infinity
         hot: Array = shifted / shifted.dtype.type(max(temperature, 1e-30))
     return hot
 
 
-def inverted(weights: Array, uniforms: Array) -> Array:
-    """For each row of unscaled probabilities the cell where their running sum passes a share of the whole.
+def invert_cdf(weights: Array, uniforms: Array) -> Array:
+    """Return, for each row of unnormalized probabilities, the cell at which the running sum passes a share.
 
-    >>> inverted(np.array([[1.0, 2.0, 1.0]] * 3), np.array([0.2, 0.5, 0.8])).tolist()
+    >>> invert_cdf(np.array([[1.0, 2.0, 1.0]] * 3), np.array([0.2, 0.5, 0.8])).tolist()
     [0, 1, 2]
     """
     rows, cells = weights.shape
@@ -118,15 +119,15 @@ def inverted(weights: Array, uniforms: Array) -> Array:
     columns = stride[:, None] * _STRIDE + np.arange(_STRIDE)
     inside = np.where(columns < cells, weights[every[:, None], np.minimum(columns, cells - 1)], 0.0)
     running = inside.cumsum(axis=1, dtype=np.float64)
-    # Sums of different orders differ in their last bits: never step past the last cell that has any weight.
+    # Sums in different orders differ in their last bits: stay within the last cell with a weight.
     cell = np.minimum((running <= wanted[:, None]).sum(axis=1), (running < running[:, -1:]).sum(axis=1))
     found: Array = columns[every, cell]
     return found
 
 
-def _filtered(logits: Array, how: Settings, uniform: float) -> int:
-    """A draw among the `top_k` most likely, and of these the fewest that have `top_p` together."""
-    order = _most_likely(logits, how)
+def _draw_filtered(logits: Array, how: SamplingSettings, uniform: float) -> int:
+    """Draw among the `top_k` likeliest tokens, and of these among the fewest that reach `top_p`."""
+    order = _find_candidates(logits, how)
     weights = np.exp(logits[order], dtype=np.float64)
     if how.top_p < 1:
         whole = weights.sum() if how.top_k > 0 else np.exp(logits).sum(dtype=np.float64)
@@ -137,8 +138,8 @@ def _filtered(logits: Array, how: Settings, uniform: float) -> int:
     return int(order[min(place, len(weights) - 1)])
 
 
-def _most_likely(logits: Array, how: Settings) -> Array:
-    """Tokens that may be drawn, most likely first and by number where equally likely."""
+def _find_candidates(logits: Array, how: SamplingSettings) -> Array:
+    """Return the tokens that may be drawn, likeliest first and by number where equal."""
     count = how.top_k if how.top_k > 0 else len(logits)
     if how.top_k <= 0 and len(logits) > _NUCLEUS:
         first = np.argpartition(-logits, _NUCLEUS)[:_NUCLEUS]
@@ -148,7 +149,7 @@ def _most_likely(logits: Array, how: Settings) -> Array:
 
 
 def top(logits: Array, count: int) -> Array:
-    """The `count` largest cells of one row, largest first and by number where equal.
+    """Return the `count` largest cells of a row, largest first and by number where equal.
 
     >>> top(np.array([1.0, 3.0, 2.0, 3.0]), 3).tolist()
     [1, 3, 2]

@@ -1,9 +1,10 @@
-"""Losses that users upload: a list of torch calls, computed from a list of calls that are allowed.
+"""Losses that users upload: lists of torch calls, restricted to allowed calls.
 
-A graph names functions, methods and attributes. Names are looked up in the tables below and nowhere else, so
-nothing but arithmetic on the tensors of one datum is to be had: no files, no modules, no random numbers. Each
-datum is computed on tensors of its own. Needs torch, which is loaded with the first loss; any thread may
-compute.
+A graph names functions, methods and attributes. Only names in the tables below resolve, which limits a graph
+to
+arithmetic on the tensors of one datum: no files, no modules, no random numbers. Each datum has its own
+    tensors.
+Needs torch, which is imported with the first loss; any thread may compute.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from tinker_sync.local.engine.losses import LossRule, Term
 
 if TYPE_CHECKING:
     from tinker_sync.local.engine.loss_inputs import Example
-    from tinker_sync.local.engine.training import LossOutput, TrainingRun
+    from tinker_sync.local.engine.training import AdapterTrainer, LossOutput
     from tinker_sync.types.custom_loss import CustomLossGraph, CustomLossInput, CustomLossNode
 
 
-def _words(text: str) -> frozenset[str]:
+def _split(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Functions of torch; as methods too, where a tensor has them.
-_TORCH: Final = _words("""
+# Functions of torch, also allowed as methods if a tensor has them.
+_TORCH: Final = _split("""
     abs absolute acos acosh add addcdiv addcmul all allclose amax amin any argmax argmin argsort asin asinh
     atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor broadcast_to cat ceil chunk clamp
     clamp_max clamp_min clip clone concat concatenate cos cosh cosine_similarity count_nonzero cummax cummin
@@ -45,38 +46,38 @@ _TORCH: Final = _words("""
     std_mean sub subtract sum swapaxes t take_along_dim tan tanh tile topk transpose tril triu true_divide
     trunc unbind unflatten unsqueeze var var_mean vstack where xlogy zeros_like
 """)
-_METHODS: Final = _TORCH | _words("""
+_METHODS: Final = _TORCH | _split("""
     bool contiguous dim double expand expand_as float half int long masked_fill ndimension new_full new_ones
     new_zeros numel repeat reshape_as size sum_to_size to type_as view view_as
 """)
-_FUNCTIONAL: Final = _words("""
+_FUNCTIONAL: Final = _split("""
     binary_cross_entropy binary_cross_entropy_with_logits celu cosine_similarity elu gelu hardshrink
     hardsigmoid hardswish hardtanh hinge_embedding_loss huber_loss kl_div l1_loss leaky_relu log_softmax
     logsigmoid margin_ranking_loss mish mse_loss normalize pad relu relu6 selu sigmoid silu smooth_l1_loss
     softmax softmin softplus softshrink softsign tanh tanhshrink threshold
 """)
-_SPECIAL: Final = _words("""
+_SPECIAL: Final = _split("""
     digamma entr erf erfc erfinv exp2 expit expm1 gammaln log1p log_softmax logit logsumexp sinc softmax
     xlog1py xlogy
 """)
-_OPERATORS: Final = _words("""
+_OPERATORS: Final = _split("""
     abs add and_ eq floordiv ge getitem gt iadd imul invert isub itruediv le lt matmul mod mul ne neg or_
     pos pow sub truediv xor
 """)
-_MATH: Final = _words("""
+_MATH: Final = _split("""
     acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh degrees erf erfc exp expm1 fabs floor fmod
     gamma hypot isclose isfinite isinf isnan ldexp lgamma log log10 log1p log2 pow radians sin sinh sqrt tan
     tanh trunc
 """)
-_ATTRIBUTES: Final = _words("T device dtype mT ndim shape")
-_DTYPES: Final = _words("bfloat16 bool float16 float32 float64 int16 int32 int64 int8 uint8")
+_ATTRIBUTES: Final = _split("T device dtype mT ndim shape")
+_DTYPES: Final = _split("bfloat16 bool float16 float32 float64 int16 int32 int64 int8 uint8")
 _CONSTANTS: Final[Mapping[str, frozenset[str]]] = {
     "dtype": _DTYPES,
-    "layout": _words("strided"),
-    "memory_format": _words("channels_last contiguous_format preserve_format"),
+    "layout": _split("strided"),
+    "memory_format": _split("channels_last contiguous_format preserve_format"),
 }
-# Where torch keeps functions that it offers under other names; traced graphs have these.
-_PRIVATE_ROOMS: Final = (
+# Private modules of torch whose functions have public names; traced graphs use the private ones.
+_PRIVATE_MODULES: Final = (
     ("torch._C._special.special_", "torch.special."),
     ("torch._C._nn.", "torch.nn.functional."),
     ("torch.functional.", "torch."),
@@ -92,27 +93,29 @@ _MAX_DEPTH: Final = 50
 Value = Callable[[Mapping[str, Any]], Any]
 
 
-class _Refused(ValueError):
-    """Something in a graph is not computed here."""
+class _UnsupportedError(ValueError):
+    """A part of a graph that this server does not compute."""
 
 
-def custom_rule(inputs: Sequence[CustomLossInput], graph: CustomLossGraph) -> Callable[..., LossOutput]:
-    """What computes an uploaded loss in a pass of a run: `rule(run, data, backward=True)`.
+def compile_custom_loss(
+    inputs: Sequence[CustomLossInput], graph: CustomLossGraph
+) -> Callable[..., LossOutput]:
+    """Compile an uploaded loss to a function of trainer and data: `rule(trainer, data, backward=True)`.
 
     Raises:
-        ValueError: the graph has something that is not computed here, or torch is not installed.
+        ValueError: the graph has a part that this server does not compute, or torch is not installed.
     """
-    rule = loss_rule(inputs, graph)
+    rule = compile_rule(inputs, graph)
 
-    def compute(run: TrainingRun, data: Sequence[Example], *, backward: bool) -> LossOutput:
-        return (run.forward_backward if backward else run.forward)(data, rule)
+    def compute(trainer: AdapterTrainer, data: Sequence[Example], *, backward: bool) -> LossOutput:
+        return (trainer.forward_backward if backward else trainer.forward)(data, rule)
 
     return compute
 
 
-def loss_rule(inputs: Sequence[CustomLossInput], graph: CustomLossGraph, name: str = "custom") -> LossRule:
-    """The loss in the form in which a run takes it; arguments and errors as for `custom_rule`."""
-    program = _Program.of(inputs, graph)
+def compile_rule(inputs: Sequence[CustomLossInput], graph: CustomLossGraph, name: str = "custom") -> LossRule:
+    """Compile an uploaded loss to a rule for a trainer; raises as `compile_custom_loss` does."""
+    program = _Program.compile(inputs, graph)
     return LossRule(
         lambda p, given, _: program.term(p, given),
         ("target_tokens", *(each.name for each in inputs[1:])),
@@ -123,7 +126,7 @@ def loss_rule(inputs: Sequence[CustomLossInput], graph: CustomLossGraph, name: s
 
 @frozen(eq=False)
 class _Step:
-    """One call: what to call and how to make its arguments of the values so far."""
+    """One call, with functions that compute its arguments from the values so far."""
 
     name: str
     what: str
@@ -142,8 +145,8 @@ class _Program:
     output: Value
 
     @classmethod
-    def of(cls, inputs: Sequence[CustomLossInput], graph: CustomLossGraph) -> _Program:
-        _torch()
+    def compile(cls, inputs: Sequence[CustomLossInput], graph: CustomLossGraph) -> _Program:
+        _import_torch()
         placeholders: dict[str, str] = {}
         steps: list[_Step] = []
         output: Value | None = None
@@ -152,13 +155,19 @@ class _Program:
                 if node.op == "placeholder":
                     placeholders[node.target] = node.name
                 elif node.op == "output":
-                    output = _value(node.args[0])
+                    output = _compile_argument(node.args[0])
                 else:
                     what = f"graph.nodes[{index}] ({node.target})"
                     steps.append(
-                        _Step(node.name, what, _callable(node), _value(node.args), _mapping(node.kwargs))
+                        _Step(
+                            node.name,
+                            what,
+                            _find_callable(node),
+                            _compile_argument(node.args),
+                            _compile_mapping(node.kwargs),
+                        )
                     )
-            except (_Refused, IndexError) as problem:
+            except (_UnsupportedError, IndexError) as problem:
                 raise ValueError(f"graph.nodes[{index}] ({node.target}): {problem}") from None
         names = tuple(each.name for each in inputs)
         if output is None or set(placeholders) != set(names):
@@ -166,8 +175,8 @@ class _Program:
         return cls(names, placeholders, tuple(steps), output)
 
     def term(self, p: Array, given: Mapping[str, Array]) -> Term:
-        """The loss of one datum with its derivatives. Raises `ValueError` for what cannot be computed."""
-        torch = _torch()
+        """Compute the loss of one datum with its derivatives. Raises `ValueError` where a call fails."""
+        torch = _import_torch()
         leaf = torch.tensor(p, dtype=torch.float32).requires_grad_(True)
         tensors = {name: torch.tensor(given[name]) for name in self.names[1:]}
         with torch.enable_grad():
@@ -185,30 +194,32 @@ class _Program:
         for step in self.steps:
             try:
                 known[step.name] = step.call(*step.args(known), **step.kwargs(known))
-            except Exception as problem:  # whatever a call does with these data
+            except Exception as problem:  # torch raises many types for bad arguments
                 first = str(problem).strip().partition("\n")[0]
                 raise ValueError(f"custom loss: {step.what}: {first or type(problem).__name__}") from problem
         loss, metrics = self.output(known)
         if not _is_scalar(loss):
-            raise ValueError(f"custom loss: its value must be a scalar tensor, got {_kind(loss)}")
+            raise ValueError(f"custom loss: its value must be a scalar tensor, got {_describe(loss)}")
         for name, value in metrics.items():
             if not _is_scalar(value):
-                raise ValueError(f"custom loss: metric {name} must be a scalar tensor, got {_kind(value)}")
+                raise ValueError(
+                    f"custom loss: metric {name} must be a scalar tensor, got {_describe(value)}"
+                )
         return loss, {name: float(value.detach()) for name, value in metrics.items()}
 
 
 def _is_scalar(value: Any) -> bool:
-    return isinstance(value, _torch().Tensor) and value.ndim == 0
+    return isinstance(value, _import_torch().Tensor) and value.ndim == 0
 
 
-def _kind(value: Any) -> str:
+def _describe(value: Any) -> str:
     return f"shape {tuple(value.shape)}" if hasattr(value, "shape") else type(value).__name__
 
 
-# ------------------------------------------------------------------------------------------ what is allowed
+# ------------------------------------------------------------------------------------------ allowed calls
 
 
-def _torch() -> Any:
+def _import_torch() -> Any:
     try:
         import torch
     except ImportError:
@@ -218,17 +229,17 @@ def _torch() -> Any:
     return torch
 
 
-def _callable(node: CustomLossNode) -> Callable[..., Any]:
+def _find_callable(node: CustomLossNode) -> Callable[..., Any]:
     if node.op == "call_method":
-        return _method(node.target)
+        return _find_method(node.target)
     if node.op != "call_function":
-        raise _Refused(f"{node.op} is not computed by this server")
-    target = _public(node.target)
+        raise _UnsupportedError(f"{node.op} is not computed by this server")
+    target = _public_name(node.target)
     if target == "getattr":
-        return _attribute
-    room, _, name = target.rpartition(".")
-    torch = _torch()
-    rooms = {
+        return _read_attribute
+    module, _, name = target.rpartition(".")
+    torch = _import_torch()
+    modules = {
         "operator": (_OPERATORS, operator),
         "math": (_MATH, math),
         "torch": (_TORCH, torch),
@@ -236,41 +247,41 @@ def _callable(node: CustomLossNode) -> Callable[..., Any]:
         "torch.special": (_SPECIAL, torch.special),
         "torch.Tensor": (_METHODS, torch.Tensor),
     }
-    allowed, home = rooms.get(room, (frozenset(), None))
-    found = getattr(home, name, None) if name in allowed else None
+    allowed, owner = modules.get(module, (frozenset(), None))
+    found = getattr(owner, name, None) if name in allowed else None
     if not callable(found):
-        raise _Refused("this function is not computed by this server")
+        raise _UnsupportedError("this function is not computed by this server")
     call: Callable[..., Any] = found
     return call
 
 
-def _public(target: str) -> str:
-    """The name under which torch offers a function.
+def _public_name(target: str) -> str:
+    """Return the public name of a torch function.
 
-    >>> _public("torch._C._nn.log_sigmoid")
+    >>> _public_name("torch._C._nn.log_sigmoid")
     'torch.nn.functional.logsigmoid'
     """
-    for private, public in _PRIVATE_ROOMS:
+    for private, public in _PRIVATE_MODULES:
         if target.startswith(private):
             target = public + target.removeprefix(private)
             break
     return _PRIVATE_NAMES.get(target, target)
 
 
-def _method(name: str) -> Callable[..., Any]:
-    if name not in _METHODS or not hasattr(_torch().Tensor, name):
-        raise _Refused("this method is not computed by this server")
+def _find_method(name: str) -> Callable[..., Any]:
+    if name not in _METHODS or not hasattr(_import_torch().Tensor, name):
+        raise _UnsupportedError("this method is not computed by this server")
 
     def call(subject: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(subject, _torch().Tensor):
-            raise TypeError(f"{name} of a {type(subject).__name__}, which is no tensor")
+        if not isinstance(subject, _import_torch().Tensor):
+            raise TypeError(f"{name} of a {type(subject).__name__}, which is not a tensor")
         return getattr(subject, name)(*args, **kwargs)
 
     return call
 
 
-def _attribute(subject: Any, name: str) -> Any:
-    if name not in _ATTRIBUTES or not isinstance(subject, _torch().Tensor):
+def _read_attribute(subject: Any, name: str) -> Any:
+    if name not in _ATTRIBUTES or not isinstance(subject, _import_torch().Tensor):
         raise TypeError(f"the attribute {name!r} of a {type(subject).__name__} is not known to this server")
     return getattr(subject, name)
 
@@ -278,42 +289,42 @@ def _attribute(subject: Any, name: str) -> Any:
 # ------------------------------------------------------------------------------------------ arguments
 
 
-def _value(encoded: Any, depth: int = 0) -> Value:
-    """How to make an argument of the values so far."""
+def _compile_argument(encoded: Any, depth: int = 0) -> Value:
+    """Return a function that computes an argument from the values so far."""
     if depth > _MAX_DEPTH:
-        raise _Refused("an argument is nested too deeply")
+        raise _UnsupportedError("an argument is nested too deeply")
     if encoded is None or isinstance(encoded, (bool, int, float, str)):
         return lambda _: encoded
     if isinstance(encoded, list):
-        parts = [_value(each, depth + 1) for each in encoded]
+        parts = [_compile_argument(each, depth + 1) for each in encoded]
         return lambda known: [part(known) for part in parts]
     if not isinstance(encoded, dict) or len(encoded) != 1:
-        raise _Refused("an argument has an unknown form")
+        raise _UnsupportedError("an argument has an unknown form")
     ((kind, inside),) = encoded.items()
-    return _marked(kind, inside, depth + 1)
+    return _compile_tagged(kind, inside, depth + 1)
 
 
-def _marked(kind: str, inside: Any, depth: int) -> Value:
+def _compile_tagged(kind: str, inside: Any, depth: int) -> Value:
     if kind == "ref" and isinstance(inside, str):
         return lambda known: known[inside]
     if kind in ("tuple", "slice") and isinstance(inside, list) and (kind == "tuple" or len(inside) == 3):
-        parts = _value(inside, depth)
+        parts = _compile_argument(inside, depth)
         make: Callable[[Any], Any] = tuple if kind == "tuple" else lambda three: slice(*three)
         return lambda known: make(parts(known))
     if kind == "dict" and isinstance(inside, dict):
-        return _mapping(inside, depth)
+        return _compile_mapping(inside, depth)
     if kind == "ellipsis":
         return lambda _: Ellipsis
     if kind == "float" and inside in ("inf", "-inf", "nan"):
         number = float(inside)
         return lambda _: number
     if kind == "device" and inside == "cpu":
-        return lambda _: _torch().device("cpu")
+        return lambda _: _import_torch().device("cpu")
     if isinstance(inside, str) and inside in _CONSTANTS.get(kind, ()):
-        return lambda _: getattr(_torch(), inside)
-    raise _Refused(f"{kind} {inside!r} is not known to this server")
+        return lambda _: getattr(_import_torch(), inside)
+    raise _UnsupportedError(f"{kind} {inside!r} is not known to this server")
 
 
-def _mapping(encoded: Mapping[str, Any], depth: int = 0) -> Value:
-    parts = {name: _value(each, depth + 1) for name, each in encoded.items()}
+def _compile_mapping(encoded: Mapping[str, Any], depth: int = 0) -> Value:
+    parts = {name: _compile_argument(each, depth + 1) for name, each in encoded.items()}
     return lambda known: {name: part(known) for name, part in parts.items()}

@@ -1,8 +1,8 @@
-"""The decoder: hidden states of packed rows, and the gradients of an adapter from those of the hidden states.
+"""The decoder: hidden states of packed rows, and the backward pass to an adapter's gradients.
 
-`hidden_states` runs the layers over any rows; how rows see each other is the business of the `Attend` it is
-given: the packed attention of training, or one that reads and writes a cache. `Tape` keeps what the way back
-needs.
+`hidden_states` runs the layers over any rows and leaves attention to its `Attend` argument: the packed
+attention of training, or one that reads and writes a cache. `Tape` keeps the intermediate arrays for the
+backward pass.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import numpy as np
 
 from tinker_sync.local.engine import attention, ops
 from tinker_sync.local.engine._arrays import Array
-from tinker_sync.local.engine.attention import Span
-from tinker_sync.local.engine.lora import LoraParams, Route, adapted, adapted_backward
+from tinker_sync.local.engine.attention import PackedSpan
+from tinker_sync.local.engine.lora import AdapterRoute, LoraParams, apply_adapter, apply_adapter_backward
 from tinker_sync.local.engine.model import Layer, Weights
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
 Attend: TypeAlias = Callable[[int, Array, Array, Array], Array]
-"""Called with layer number, queries `[rows, heads, dim]`, keys and values `[rows, kv_heads, dim]`."""
+"""A function of the layer number, queries `[rows, heads, dim]`, keys and values `[rows, kv_heads, dim]`."""
 
 
 @attrs.define(eq=False, slots=True)
 class Frame:
-    """What one layer keeps for its gradient."""
+    """The intermediate arrays of one layer, for its gradient."""
 
     x: Array
     attn_scale: Array
@@ -48,9 +48,9 @@ class Frame:
 
 @attrs.define(eq=False)
 class Tape:
-    """What a forward pass over packed sequences keeps for the way back, if it is `recording`."""
+    """The intermediate arrays of a forward pass over packed sequences, kept if it is `recording`."""
 
-    spans: list[Span]
+    spans: list[PackedSpan]
     recording: bool = True
     frames: list[Frame] = attrs.Factory(list)
     last: Array | None = None
@@ -58,9 +58,9 @@ class Tape:
 
 
 def hidden_states(
-    weights: Weights, tokens: Array, turn: ops.Rotation, routes: Sequence[Route], attend: Attend
+    weights: Weights, tokens: Array, turn: ops.Rotation, routes: Sequence[AdapterRoute], attend: Attend
 ) -> Array:
-    """The normed hidden state of each row, ready for the head."""
+    """Return the normalized hidden state of each row, ready for the head."""
     x = weights.embedding[tokens]
     for number, layer in enumerate(weights.layers):
         x = _layer(weights, layer, number, x, turn, routes, attend, None)
@@ -70,7 +70,7 @@ def hidden_states(
 def packed_states(
     weights: Weights, tokens: Array, positions: Array, params: LoraParams | None, tape: Tape
 ) -> Array:
-    """The same for whole sequences, packed as `tape.spans` says, recorded on the tape."""
+    """Return the hidden states of whole sequences, packed as in `tape.spans`, and record on the tape."""
     turn = ops.rotation(weights.config, positions, weights.dtype)
     totals: list[Array] = []
 
@@ -82,7 +82,7 @@ def packed_states(
     x = weights.embedding[tokens]
     for number, layer in enumerate(weights.layers):
         x = _layer(
-            weights, layer, number, x, turn, (Route(params),), attend, tape if tape.recording else None
+            weights, layer, number, x, turn, (AdapterRoute(params),), attend, tape if tape.recording else None
         )
         if tape.recording:
             tape.frames[-1].totals = list(totals)
@@ -97,14 +97,14 @@ def _layer(
     number: int,
     x: Array,
     turn: ops.Rotation,
-    routes: Sequence[Route],
+    routes: Sequence[AdapterRoute],
     attend: Attend,
     tape: Tape | None,
 ) -> Array:
     config, rows = weights.config, len(x)
     query, kv, eps = config.query_size, config.kv_size, config.norm_eps
     normed, attn_scale = ops.rms_norm(x, layer.attn_norm, eps)
-    qkv = adapted(normed, layer.qkv, routes, f"{number}.qkv")
+    qkv = apply_adapter(normed, layer.qkv, routes, f"{number}.qkv")
     raw_q = qkv[:, :query].reshape(rows, config.heads, config.head_dim)
     raw_k = qkv[:, query : query + kv].reshape(rows, config.kv_heads, config.head_dim)
     v = qkv[:, query + kv :].reshape(rows, config.kv_heads, config.head_dim)
@@ -114,11 +114,11 @@ def _layer(
         k, k_scale = ops.rms_norm(raw_k, layer.k_norm, eps)
     q, k = ops.rotate(q, turn), ops.rotate(k, turn)
     mixed = attend(number, q, k, v)
-    middle = adapted(mixed.reshape(rows, query), layer.out, routes, f"{number}.out")
+    middle = apply_adapter(mixed.reshape(rows, query), layer.out, routes, f"{number}.out")
     middle += x
     normed, mlp_scale = ops.rms_norm(middle, layer.mlp_norm, eps)
-    gate_up = adapted(normed, layer.gate_up, routes, f"{number}.gate_up")
-    y = adapted(ops.swiglu(gate_up), layer.down, routes, f"{number}.down")
+    gate_up = apply_adapter(normed, layer.gate_up, routes, f"{number}.gate_up")
+    y = apply_adapter(ops.swiglu(gate_up), layer.down, routes, f"{number}.down")
     y += middle
     if tape is not None:
         tape.frames.append(
@@ -132,9 +132,9 @@ def _layer(
 def backward(
     weights: Weights, tape: Tape, positions: Array, dy: Array, params: LoraParams, grads: LoraParams
 ) -> None:
-    """Add to `grads` what follows from `dy`, the gradient of the hidden states of `packed_states`.
+    """Add to `grads` the gradients that follow from `dy`, the gradient of the result of `packed_states`.
 
-    Layers below the lowest adapted one are not visited. The tape is used up.
+    The pass stops at the lowest adapted layer. It consumes the tape.
     """
     assert tape.last is not None  # noqa: S101
     assert tape.last_scale is not None  # noqa: S101
@@ -150,8 +150,8 @@ def backward(
             dx = _attention_backward(weights, layer, number, frame, dx, params, grads, back, tape.spans)
 
 
-def _normed(x: Array, scale: Array, weight: Array) -> Array:
-    """A normed input, computed anew: cheaper than keeping it."""
+def _normalize(x: Array, scale: Array, weight: Array) -> Array:
+    # Cheaper to compute again than to keep.
     y: Array = x * scale[:, None]
     y *= weight
     return y
@@ -165,11 +165,11 @@ def _mlp_backward(
     params: LoraParams,
     grads: LoraParams,
 ) -> Array:
-    dact = adapted_backward(dx, ops.swiglu(frame.gate_up), layer.down, params, grads, f"{number}.down")
+    dact = apply_adapter_backward(dx, ops.swiglu(frame.gate_up), layer.down, params, grads, f"{number}.down")
     assert dact is not None  # noqa: S101
     djoined = ops.swiglu_backward(dact, frame.gate_up)
-    normed = _normed(frame.middle, frame.mlp_scale, layer.mlp_norm)
-    dnormed = adapted_backward(djoined, normed, layer.gate_up, params, grads, f"{number}.gate_up")
+    normed = _normalize(frame.middle, frame.mlp_scale, layer.mlp_norm)
+    dnormed = apply_adapter_backward(djoined, normed, layer.gate_up, params, grads, f"{number}.gate_up")
     assert dnormed is not None  # noqa: S101
     dmiddle = ops.rms_norm_backward(dnormed, frame.middle, frame.mlp_scale, layer.mlp_norm)
     dmiddle += dx
@@ -185,11 +185,11 @@ def _attention_backward(
     params: LoraParams,
     grads: LoraParams,
     turn: ops.Rotation,
-    spans: list[Span],
+    spans: list[PackedSpan],
 ) -> Array:
     config, rows = weights.config, len(dmiddle)
     mixed = frame.mixed.reshape(rows, config.query_size)
-    dmixed = adapted_backward(dmiddle, mixed, layer.out, params, grads, f"{number}.out")
+    dmixed = apply_adapter_backward(dmiddle, mixed, layer.out, params, grads, f"{number}.out")
     assert dmixed is not None  # noqa: S101
     dq, dk, dv = attention.attend_backward(
         dmixed.reshape(frame.mixed.shape), frame.mixed, frame.q, frame.k, frame.v, spans, frame.totals
@@ -201,9 +201,11 @@ def _attention_backward(
         dq = ops.rms_norm_backward(dq, frame.raw_q, frame.q_scale, layer.q_norm)
         dk = ops.rms_norm_backward(dk, frame.raw_k, frame.k_scale, layer.k_norm)
     dqkv = np.concatenate([d.reshape(rows, -1) for d in (dq, dk, dv)], axis=1)
-    normed = _normed(frame.x, frame.attn_scale, layer.attn_norm)
+    normed = _normalize(frame.x, frame.attn_scale, layer.attn_norm)
     lowest = number == 0
-    dnormed = adapted_backward(dqkv, normed, layer.qkv, params, grads, f"{number}.qkv", want_dx=not lowest)
+    dnormed = apply_adapter_backward(
+        dqkv, normed, layer.qkv, params, grads, f"{number}.qkv", want_dx=not lowest
+    )
     if dnormed is None:
         return dmiddle
     dx = ops.rms_norm_backward(dnormed, frame.x, frame.attn_scale, layer.attn_norm)

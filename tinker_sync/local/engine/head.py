@@ -1,7 +1,7 @@
-"""From hidden states to log-probabilities of target tokens and back, a few rows at a time.
+"""The head of the model: log-probabilities of target tokens from hidden states, and the backward pass.
 
-Rows are handled in blocks that fit a cache. While a whole batch is small its exponentials are kept for the
-way back; else they are computed again.
+Rows are computed in blocks that fit the processor's cache. The probabilities of a small batch are kept for
+the backward pass; those of a larger one are computed again.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import attrs
 import numpy as np
 
 from tinker_sync.local.engine._arrays import Array
-from tinker_sync.local.engine.lora import LoraParams, Route, adapted, adapted_backward
+from tinker_sync.local.engine.lora import AdapterRoute, LoraParams, apply_adapter, apply_adapter_backward
 from tinker_sync.local.engine.model import Weights
 
 BLOCK_CELLS = 1 << 18
-"""Logits handled at once: one megabyte, about what a core has for itself."""
+"""Logits computed at once: one megabyte, about the private cache of a core."""
 
 KEPT_CELLS = 1 << 25
-"""Up to this many exponentials are kept: 128 MB."""
+"""The largest number of probabilities to keep: 128 MB."""
 
 
-def logits(weights: Weights, hidden: Array, routes: Sequence[Route]) -> Array:
-    """The logits of rows."""
-    return adapted(hidden, weights.head, routes, "head")
+def logits(weights: Weights, hidden: Array, routes: Sequence[AdapterRoute]) -> Array:
+    """Return the logits of rows of hidden states."""
+    return apply_adapter(hidden, weights.head, routes, "head")
 
 
 def log_softmax(rows: Array) -> Array:
-    """Log-probabilities of rows of logits, in place.
+    """Turn rows of logits into log-probabilities, in place.
 
     >>> np.exp(log_softmax(np.array([[0.0, 0.0]]))).tolist()
     [[0.5, 0.5]]
@@ -39,14 +39,14 @@ def log_softmax(rows: Array) -> Array:
 
 
 def blocks(weights: Weights, rows: int) -> list[slice]:
-    """How many rows at once."""
+    """Divide rows into blocks."""
     size = max(8, BLOCK_CELLS // weights.config.vocab_size)
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
 @attrs.define(eq=False)
 class HeadTape:
-    """The rows that were scored, and their probabilities where they were few."""
+    """The scored rows, and their probabilities if the batch was small."""
 
     hidden: Array
     targets: Array
@@ -56,7 +56,7 @@ class HeadTape:
 def target_logprobs(
     weights: Weights, hidden: Array, targets: Array, params: LoraParams | None, *, keep: bool = False
 ) -> tuple[Array, HeadTape]:
-    """Log-probabilities of `targets[row, candidate]` at each row of hidden states."""
+    """Return the log-probabilities of `targets[row, candidate]`, and a tape if `keep` is set."""
     p = np.empty(targets.shape, dtype=weights.dtype)
     keep = keep and len(hidden) * weights.config.vocab_size <= KEPT_CELLS
     tape = HeadTape(hidden, targets, [] if keep else None)
@@ -68,8 +68,8 @@ def target_logprobs(
 
 
 def _block(weights: Weights, hidden: Array, targets: Array, params: LoraParams | None) -> tuple[Array, Array]:
-    """Log-probabilities of the targets, and the probabilities of everything."""
-    rows = logits(weights, hidden, (Route(params),))
+    """Return the log-probabilities of the targets, and the probabilities of all tokens."""
+    rows = logits(weights, hidden, (AdapterRoute(params),))
     rows -= rows.max(axis=1, keepdims=True)
     p = np.take_along_axis(rows, targets, axis=1)
     np.exp(rows, out=rows)
@@ -82,12 +82,10 @@ def _block(weights: Weights, hidden: Array, targets: Array, params: LoraParams |
 def target_logprobs_backward(
     weights: Weights, tape: HeadTape, dp: Array, params: LoraParams, grads: LoraParams
 ) -> Array:
-    """The gradient of the hidden states. The tape is used up."""
+    """Return the gradient of the hidden states. The call consumes the tape."""
     dhidden = np.zeros_like(tape.hidden)
     for number, block in enumerate(blocks(weights, len(dp))):
-        rows = np.flatnonzero(
-            dp[block].any(axis=1)
-        )  # tokens without weight, such as those of a prompt, cost nothing
+        rows = np.flatnonzero(dp[block].any(axis=1))  # skip tokens without weight, such as those of a prompt
         if not len(rows):
             continue
         whole = len(rows) == block.stop - block.start
@@ -102,5 +100,7 @@ def target_logprobs_backward(
         each = np.arange(len(slope))
         for column in range(slope.shape[1]):
             dlogits[each, targets[:, column]] += slope[:, column]
-        dhidden[block.start + rows] = adapted_backward(dlogits, hidden, weights.head, params, grads, "head")
+        dhidden[block.start + rows] = apply_adapter_backward(
+            dlogits, hidden, weights.head, params, grads, "head"
+        )
     return dhidden

@@ -1,7 +1,7 @@
 """Base models from Hugging Face directories: `config.json` and safetensors files, Qwen3 and Llama 3 layouts.
 
-The only module of the engine that reads files. What the engine cannot compute exactly is refused rather than
-approximated; every complaint is a ValueError that names the file.
+The engine reads files in this module. Models that it cannot compute exactly are refused, with a ValueError
+that names the file.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from tinker_sync.local.engine._arrays import Array
 from tinker_sync.local.engine.model import ModelConfig, RopeScaling, Weights, make_layer
 
 _HEADER_LIMIT_BYTES = 100_000_000
-"""What the format itself allows."""
+"""The limit in the format's specification."""
 
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 def load_config(directory: str | Path) -> ModelConfig:
-    """The shape of the model in a directory.
+    """Return the shape of the model in a directory.
 
     Raises:
-        ValueError: the file is damaged, or the model is of a kind the engine does not compute.
-        OSError: there is no such file.
+        ValueError: the file is damaged, or the engine does not compute this kind of model.
+        OSError: the file is missing.
     """
     path = Path(directory) / "config.json"
     tree = _read_json(path)
@@ -60,7 +60,7 @@ def _config(tree: Mapping[str, Any]) -> ModelConfig:
         if tree.get(name):
             raise ValueError(f"{name} is not supported")
     heads = int(tree["num_attention_heads"])
-    # Newer files hold everything about the rotation in one place.
+    # Newer files keep all settings of the rotation in `rope_parameters`.
     rope = dict(tree.get("rope_scaling") or {}) | dict(tree.get("rope_parameters") or {})
     theta = rope.get("rope_theta") or tree.get("rope_theta") or 10000.0
     return ModelConfig(
@@ -95,10 +95,10 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
 
 
 def read_safetensors(path: str | Path) -> dict[str, Array]:
-    """Every tensor of a file, as float32 (float64 stays what it is).
+    """Return every tensor of a file as float32; float64 stays float64.
 
     Raises:
-        ValueError: the file is damaged or holds numbers of another kind.
+        ValueError: the file is damaged, or holds a type that the engine does not read.
     """
     with Path(path).open("rb") as file:
         try:
@@ -138,10 +138,10 @@ def _tensor(file: BinaryIO, base: int, name: str, entry: Mapping[str, Any]) -> A
 
 
 def load_weights(directory: str | Path) -> Weights:
-    """The base model in a directory, in float32.
+    """Return the base model in a directory, in float32.
 
     Raises:
-        ValueError: a file is damaged, a tensor is missing or has another shape than the config says.
+        ValueError: a file is damaged, or a tensor is missing or has the wrong shape.
         OSError: a file is missing.
     """
     directory = Path(directory)
@@ -175,7 +175,7 @@ def _weights(config: ModelConfig, tensors: Mapping[str, Array]) -> Weights:
     def one(name: str) -> Array:
         return tensors[name].astype(np.float32, copy=False)
 
-    def joined(*names: str) -> Array:
+    def join(*names: str) -> Array:
         return np.concatenate([one(name) for name in names])
 
     layers = []
@@ -184,10 +184,10 @@ def _weights(config: ModelConfig, tensors: Mapping[str, Array]) -> Weights:
         attn, feed = f"{layer}.self_attn", f"{layer}.mlp"
         arrays = {
             "attn_norm": one(f"{layer}.input_layernorm.weight"),
-            "qkv": joined(*(f"{attn}.{part}_proj.weight" for part in "qkv")),
+            "qkv": join(*(f"{attn}.{part}_proj.weight" for part in "qkv")),
             "out": one(f"{attn}.o_proj.weight"),
             "mlp_norm": one(f"{layer}.post_attention_layernorm.weight"),
-            "gate_up": joined(f"{feed}.gate_proj.weight", f"{feed}.up_proj.weight"),
+            "gate_up": join(f"{feed}.gate_proj.weight", f"{feed}.up_proj.weight"),
             "down": one(f"{feed}.down_proj.weight"),
         }
         if config.qk_norm:

@@ -1,8 +1,8 @@
-"""Keys and values of sequences that are being continued, and attention of one new row for each of them.
+"""Keys and values of the sequences in progress, and the attention of one new row for each.
 
-Sequences of about one length share an `Arena`, a dense array in which each has a slot. A sequence that
-outgrows its arena moves to the next; the last one of an arena fills the gap that another leaves. So a step is
-a few dense operations, and no sequence pays for the length of another.
+Sequences of similar length share an `Arena`, a dense array with a slot for each. A sequence that outgrows its
+arena moves to a longer one; the last sequence of an arena fills the gap. So a step is a few dense operations,
+and short sequences do not pay for long ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SHORTEST = 64
 
 
 def arena_length(positions: int) -> int:
-    """The length of the arena for so many positions: 64, 96, 128, 192, 256 ...
+    """Return the length of the arena for a number of positions: 64, 96, 128, 192, 256 ...
 
     >>> [arena_length(positions) for positions in (1, 65, 97, 129)]
     [64, 96, 128, 192]
@@ -33,7 +33,7 @@ def arena_length(positions: int) -> int:
 
 
 class Seat:
-    """One sequence's place: how many positions are filled, and where they are."""
+    """The slot of one sequence, with the number of filled positions."""
 
     __slots__ = ("arena", "filled", "owner", "slot")
 
@@ -45,7 +45,7 @@ class Seat:
 
 
 class Arena:
-    """Slots for sequences of up to `length` positions; slot `i` is that of `seats[i]`."""
+    """Slots for sequences of up to `length` positions; slot `i` belongs to `seats[i]`."""
 
     def __init__(self, config: ModelConfig, length: int, dtype: Any) -> None:
         self.length = length
@@ -54,17 +54,17 @@ class Arena:
         self.values = self.keys.copy()
 
     def append(self, owner: Any, keys: Array, values: Array) -> Seat:
-        """A seat for a sequence with these `[layers, kv_heads, positions, head_dim]`."""
+        """Add a sequence with keys and values `[layers, kv_heads, positions, head_dim]`."""
         slot, filled = len(self.seats), keys.shape[2]
         if slot == self.keys.shape[1]:
-            self.keys, self.values = _doubled(self.keys), _doubled(self.values)
+            self.keys, self.values = _double(self.keys), _double(self.values)
         self.keys[:, slot, :, :filled] = keys
         self.values[:, slot, :, :filled] = values
         self.seats.append(Seat(owner, self, slot, filled))
         return self.seats[slot]
 
     def remove(self, seat: Seat) -> None:
-        """Take a seat away; the last one moves into its slot."""
+        """Remove a seat; the last seat moves into its slot."""
         last = self.seats.pop()
         if last is seat:
             return
@@ -74,7 +74,7 @@ class Arena:
         self.seats[seat.slot] = last
 
 
-def _doubled(array: Array) -> Array:
+def _double(array: Array) -> Array:
     layers, slots, *rest = array.shape
     larger = np.zeros((layers, max(4, 2 * slots), *rest), dtype=array.dtype)
     larger[:, :slots] = array
@@ -82,7 +82,7 @@ def _doubled(array: Array) -> Array:
 
 
 class KVCache:
-    """All sequences that are being continued. Not thread-safe.
+    """All sequences in progress. Not thread-safe.
 
     >>> size = {"vocab_size": 9, "hidden_size": 8, "layers": 1, "mlp_size": 8}
     >>> config = ModelConfig(heads=2, kv_heads=1, head_dim=4, **size)
@@ -98,14 +98,14 @@ class KVCache:
         self._arenas: dict[int, Arena] = {}
 
     def add(self, owner: Any, keys: Array, values: Array) -> Seat:
-        """A seat, with room for one more position."""
+        """Add a sequence, with room for one more position."""
         length = arena_length(keys.shape[2] + 1)
         if length not in self._arenas:
             self._arenas[length] = Arena(self._config, length, self._dtype)
         return self._arenas[length].append(owner, keys, values)
 
-    def grown(self, seat: Seat) -> Seat:
-        """The seat itself, or a longer one in its stead when it is full."""
+    def grow(self, seat: Seat) -> Seat:
+        """Return the seat, or a longer replacement if it is full."""
         if seat.filled < seat.arena.length:
             return seat
         larger = self.add(seat.owner, seat.arena.keys[:, seat.slot], seat.arena.values[:, seat.slot])
@@ -113,22 +113,22 @@ class KVCache:
         return larger
 
     def remove(self, seat: Seat) -> None:
-        """Give a seat up. An arena without seats gives its memory back."""
+        """Remove a seat. An arena without seats is freed."""
         seat.arena.remove(seat)
         if not seat.arena.seats:
             del self._arenas[seat.arena.length]
 
     def seats(self) -> list[Seat]:
-        """Every seat, in the order in which `Continuation` wants their rows."""
+        """Return every seat, in the order of the rows of `Continuation`."""
         return [seat for arena in self._arenas.values() for seat in arena.seats]
 
     def continuation(self) -> Continuation:
-        """Attention for one new row of every seat; the rows are counted as filled."""
+        """Return the attention for one new row of every seat, and count the rows as filled."""
         return Continuation(list(self._arenas.values()))
 
 
 class Continuation:
-    """Attention of one step: writes each row's key and value, and looks at all before it and itself."""
+    """The attention of one step: stores each row's key and value, and attends over all up to it."""
 
     def __init__(self, arenas: list[Arena]) -> None:
         self._parts = []
@@ -145,7 +145,7 @@ class Continuation:
                 seat.filled += 1
 
     def __call__(self, number: int, q: Array, k: Array, v: Array) -> Array:
-        """As `decoder.Attend`, for one row of each seat."""
+        """Compute attention for one row of each seat, as `decoder.Attend` requires."""
         out = np.empty(q.shape, dtype=q.dtype)
         kv_heads, dim = k.shape[1:]
         scale = 1 / np.sqrt(q.dtype.type(dim))

@@ -1,11 +1,11 @@
-"""Low-rank adapters: which matrices have one, how they start, and the products with them.
+"""Low-rank adapters: the adapted matrices, their start values, and the products with them.
 
-An adapted product is `x W' + scale * (x A') B'`. Every number of an adapter lies in one flat array, so that
-an optimizer step, a norm or a checkpoint is one operation; `LoraParams` shows the pieces of such an array.
-The same class shows gradients. Matrices that are applied to the same input share one product with their A's.
+An adapted product is `x W' + scale * (x A') B'`. One flat array holds all numbers of an adapter, so an
+optimizer step, a norm or a checkpoint is one operation. `LoraParams` gives views of such an array; the same
+class serves for gradients. Matrices with the same input share one product with their A's.
 
-`scale` is `ALPHA / rank` with `ALPHA = 32`, whatever the rank: the learning rate that is best then hardly
-depends on the rank. A starts uniform in ±1/sqrt(inputs), B at zero, so a new adapter changes nothing.
+`scale` is `ALPHA / rank` with `ALPHA = 32`: the best learning rate then hardly depends on the rank. A starts
+uniform in ±1/sqrt(inputs), B at zero, so a new adapter changes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ALPHA = 32.0
 
 @attrs.frozen(kw_only=True)
 class LoraSettings:
-    """What an adapter covers.
+    """The rank, the seed and the adapted parts of a model.
 
     >>> LoraSettings(rank=8).scale
     4.0
@@ -45,12 +45,12 @@ class LoraSettings:
 
     @property
     def scale(self) -> float:
-        """By what the low-rank product is multiplied."""
+        """The factor of the low-rank product."""
         return ALPHA / self.rank
 
 
-class Target(NamedTuple):
-    """Matrices on one input: their names as Hugging Face files have them, and their output sizes."""
+class AdapterTarget(NamedTuple):
+    """Matrices with one input: their names in Hugging Face files, and their output sizes."""
 
     key: str
     names: tuple[str, ...]
@@ -58,32 +58,34 @@ class Target(NamedTuple):
     outputs: tuple[int, ...]
 
 
-def targets(config: ModelConfig, settings: LoraSettings) -> Iterator[Target]:
-    """What is adapted, in the order of the flat array."""
+def adapter_targets(config: ModelConfig, settings: LoraSettings) -> Iterator[AdapterTarget]:
+    """Yield the adapted matrices, in the order of the flat array."""
     hidden, mlp, query, kv = config.hidden_size, config.mlp_size, config.query_size, config.kv_size
     for number in range(config.layers):
         layer = f"model.layers.{number}"
         attn, feed = f"{layer}.self_attn", f"{layer}.mlp"
         if settings.train_attn:
             names = (f"{attn}.q_proj", f"{attn}.k_proj", f"{attn}.v_proj")
-            yield Target(f"{number}.qkv", names, hidden, (query, kv, kv))
-            yield Target(f"{number}.out", (f"{attn}.o_proj",), query, (hidden,))
+            yield AdapterTarget(f"{number}.qkv", names, hidden, (query, kv, kv))
+            yield AdapterTarget(f"{number}.out", (f"{attn}.o_proj",), query, (hidden,))
         if settings.train_mlp:
-            yield Target(f"{number}.gate_up", (f"{feed}.gate_proj", f"{feed}.up_proj"), hidden, (mlp, mlp))
-            yield Target(f"{number}.down", (f"{feed}.down_proj",), mlp, (hidden,))
+            yield AdapterTarget(
+                f"{number}.gate_up", (f"{feed}.gate_proj", f"{feed}.up_proj"), hidden, (mlp, mlp)
+            )
+            yield AdapterTarget(f"{number}.down", (f"{feed}.down_proj",), mlp, (hidden,))
     if settings.train_unembed:
-        yield Target("head", ("lm_head",), hidden, (config.vocab_size,))
+        yield AdapterTarget("head", ("lm_head",), hidden, (config.vocab_size,))
 
 
 class Pair(NamedTuple):
-    """The adapter of one joined matrix: A of all parts, then each part's output columns and B."""
+    """The adapter of a joined matrix: A of all parts, and the output columns and B of each part."""
 
     a: Array
     bs: tuple[tuple[slice, Array], ...]
 
 
 class LoraParams:
-    """The pieces of one flat array of adapter parameters, or of their gradients. Not thread-safe.
+    """Views of a flat array of adapter parameters, or of their gradients. Not thread-safe.
 
     >>> size = {"vocab_size": 96, "hidden_size": 32, "layers": 1, "mlp_size": 48}
     >>> config = ModelConfig(heads=4, kv_heads=2, head_dim=8, **size)
@@ -101,12 +103,12 @@ class LoraParams:
         self.pairs: dict[str, Pair] = {}
         self._named: dict[str, Array] = {}
         offset = 0
-        for target in targets(config, settings):
+        for target in adapter_targets(config, settings):
             offset = self._place(target, offset)
         if flat.shape != (offset,):
             raise ValueError(f"flat: expected {offset} numbers, got shape {flat.shape}")
 
-    def _place(self, target: Target, offset: int) -> int:
+    def _place(self, target: AdapterTarget, offset: int) -> int:
         rank, column, bs = self.settings.rank, 0, []
         a_size = rank * len(target.names) * target.inputs
         a = self.flat[offset : offset + a_size].reshape(-1, target.inputs)
@@ -123,7 +125,7 @@ class LoraParams:
 
     @classmethod
     def zeros(cls, config: ModelConfig, settings: LoraSettings, dtype: object = np.float32) -> LoraParams:
-        """All zero: for gradients, or to be filled.
+        """Return an adapter of zeros, for gradients or to be filled.
 
         >>> size = {"vocab_size": 9, "hidden_size": 8, "layers": 1, "mlp_size": 8}
         >>> config = ModelConfig(heads=2, kv_heads=1, head_dim=4, **size)
@@ -132,13 +134,13 @@ class LoraParams:
         """
         size = sum(
             settings.rank * (len(target.names) * target.inputs + sum(target.outputs))
-            for target in targets(config, settings)
+            for target in adapter_targets(config, settings)
         )
         return cls(config, settings, np.zeros(size, dtype=np.dtype(dtype)))  # type: ignore[call-overload]
 
     @classmethod
     def start(cls, config: ModelConfig, settings: LoraSettings, dtype: object = np.float32) -> LoraParams:
-        """A new adapter: the same for equal seeds, and without effect until it is trained.
+        """Return a new adapter: equal for equal seeds, and without effect until trained.
 
         >>> size = {"vocab_size": 9, "hidden_size": 8, "layers": 1, "mlp_size": 8}
         >>> config = ModelConfig(heads=2, kv_heads=1, head_dim=4, **size)
@@ -148,21 +150,21 @@ class LoraParams:
         """
         params = cls.zeros(config, settings, dtype)
         rng = np.random.default_rng(settings.seed)
-        for target in targets(config, settings):
+        for target in adapter_targets(config, settings):
             a = params.pairs[target.key].a
             bound = 1 / math.sqrt(target.inputs)
             a[...] = rng.uniform(-bound, bound, a.shape)
         return params
 
     def named(self) -> dict[str, Array]:
-        """Views by name: `<module>.lora_A` is `[rank, inputs]`, `<module>.lora_B` `[outputs, rank]`."""
+        """Return views by name: `<module>.lora_A` is `[rank, inputs]`, `...lora_B` is `[outputs, rank]`."""
         return dict(self._named)
 
     def snapshot(self) -> LoraParams:
-        """The same numbers in memory of their own that cannot change, as a sampler wants them.
+        """Return a read-only copy for a sampler.
 
         Raises:
-            ValueError: training has driven some of them beyond all numbers.
+            ValueError: training has made some numbers infinite or NaN.
         """
         if not np.isfinite(self.flat).all():
             raise ValueError("adapter: not all of its numbers are finite; the learning rate may be too high")
@@ -171,35 +173,35 @@ class LoraParams:
         return LoraParams(self.config, self.settings, flat)
 
 
-class Route(NamedTuple):
-    """Which rows of a batch go through which adapter; `rows` is None for all of them."""
+class AdapterRoute(NamedTuple):
+    """An adapter and the rows of a batch that use it; None means all rows."""
 
     params: LoraParams | None
     rows: Array | None = None
 
 
-def adapted(x: Array, weight: Array, routes: Sequence[Route], key: str) -> Array:
-    """`x W'` and what the adapter of each row adds."""
+def apply_adapter(x: Array, weight: Array, routes: Sequence[AdapterRoute], key: str) -> Array:
+    """Return `x W'` plus the product of each row's adapter."""
     y: Array = x @ weight.T
     for route in routes:
         pair = route.params.pairs.get(key) if route.params is not None else None
         if pair is not None and route.params is not None:
-            _add(y, x, pair, route.params.settings, route.rows)
+            _add_low_rank(y, x, pair, route.params.settings, route.rows)
     return y
 
 
-def _add(y: Array, x: Array, pair: Pair, settings: LoraSettings, rows: Array | None) -> None:
+def _add_low_rank(y: Array, x: Array, pair: Pair, settings: LoraSettings, rows: Array | None) -> None:
     if rows is None:
-        low = _low(x, pair, settings)
+        low = _project_down(x, pair, settings)
         for number, (columns, b) in enumerate(pair.bs):
             y[:, columns] += _part(low, number, settings.rank) @ b.T
         return
-    low = _low(x[rows], pair, settings)
+    low = _project_down(x[rows], pair, settings)
     for number, (columns, b) in enumerate(pair.bs):
         y[rows, columns] += _part(low, number, settings.rank) @ b.T
 
 
-def _low(x: Array, pair: Pair, settings: LoraSettings) -> Array:
+def _project_down(x: Array, pair: Pair, settings: LoraSettings) -> Array:
     low: Array = x @ pair.a.T
     low *= settings.scale
     return low
@@ -209,7 +211,7 @@ def _part(low: Array, number: int, rank: int) -> Array:
     return low[:, number * rank : (number + 1) * rank]
 
 
-def adapted_backward(
+def apply_adapter_backward(
     dy: Array,
     x: Array,
     weight: Array,
@@ -219,13 +221,13 @@ def adapted_backward(
     *,
     want_dx: bool = True,
 ) -> Array | None:
-    """Add to the gradients of the adapter; the gradient of `x` if it is wanted."""
+    """Add to the gradients of the adapter; return the gradient of `x` if `want_dx` is set."""
     dx: Array | None = dy @ weight if want_dx else None
     pair = params.pairs.get(key)
     if pair is None:
         return dx
     into, rank = grads.pairs[key], params.settings.rank
-    low = _low(x, pair, params.settings)
+    low = _project_down(x, pair, params.settings)
     dlow = np.empty_like(low)
     for number, ((columns, b), (_, db)) in enumerate(zip(pair.bs, into.bs, strict=True)):
         np.add(db, dy[:, columns].T @ _part(low, number, rank), out=db)

@@ -1,10 +1,10 @@
 """The losses, each a pure function of the log-probabilities `p` of one datum's target tokens.
 
-Every loss is a plain sum over tokens. A `Term` holds it with its derivative by `p`; a loss sees only checked
-inputs (see `loss_inputs`). Arithmetic is in float64: per token it costs nothing beside the model.
+Every loss is a plain sum over tokens. A `Term` holds it with its derivative by `p`; `loss_inputs` checks the
+inputs beforehand. Arithmetic is in float64: its cost is negligible beside the model.
 
 In the formulas `q` are the sampler's log-probabilities, `A` the advantages, `r = exp(p - q)`. Where a ratio
-and its clipped value are equal, the derivative is that of the ratio, as automatic differentiation has it.
+and its clipped value are equal, the derivative is that of the ratio, as in automatic differentiation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tinker_sync.local.engine._arrays import Array
 
 
 class Term(NamedTuple):
-    """A loss, its derivative by each log-probability, and metrics if it has some."""
+    """A loss, its derivative by each log-probability, and its metrics."""
 
     loss: float
     slope: Array
@@ -26,10 +26,10 @@ class Term(NamedTuple):
 
 
 class LossRule(NamedTuple):
-    """A loss: what it needs, what its config may say (None: must be said), and how it is computed.
+    """A loss: its function, its required and optional inputs, and its config (None: no default).
 
-    One that somebody else has written has a name and the ranks of what it takes, log-probabilities included;
-    its other inputs may have any shape, and data may have more than it takes.
+    An uploaded loss has a name and the ranks of its inputs, log-probabilities included. Its other inputs may
+    have any shape, and data may have further inputs.
     """
 
     compute: Callable[[Array, Mapping[str, Array], Mapping[str, float]], Term]
@@ -41,13 +41,13 @@ class LossRule(NamedTuple):
 
 
 def _ratio(p: Array, inputs: Mapping[str, Array]) -> Array:
-    # Beyond this the true ratio is of no use to anybody, and infinity times zero would spoil a whole sum.
+    # exp(700) is close to the largest float64; infinity times zero would turn the whole sum into NaN.
     ratio: Array = np.exp(np.minimum(p - inputs["logprobs"], 700.0))
     return ratio
 
 
 def cross_entropy(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> Term:  # noqa: ARG001
-    """`-sum(p * w)`.
+    """Compute `-sum(p * w)`.
 
     >>> cross_entropy(np.array([-1.0, -2.0]), {"weights": np.array([1.0, 0.5])}, {}).loss
     2.0
@@ -58,7 +58,7 @@ def cross_entropy(p: Array, inputs: Mapping[str, Array], config: Mapping[str, fl
 
 
 def importance_sampling(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> Term:  # noqa: ARG001
-    """`-sum(r * A)`.
+    """Compute `-sum(r * A)`.
 
     >>> one = np.array([-1.0])
     >>> importance_sampling(one, {"logprobs": one, "advantages": np.array([2.0])}, {}).loss
@@ -75,7 +75,7 @@ def _clipped(ratio: Array, advantages: Array, config: Mapping[str, float]) -> Te
 
 
 def ppo(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> Term:
-    """`-sum(min(r * A, clip(r, lo, hi) * A))`.
+    """Compute `-sum(min(r * A, clip(r, lo, hi) * A))`.
 
     >>> inputs = {"logprobs": np.array([-2.0]), "advantages": np.array([1.0])}
     >>> ppo(np.array([-1.0]), inputs, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2})
@@ -85,7 +85,7 @@ def ppo(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> T
 
 
 def cispo(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> Term:
-    """`-sum(clip(r, lo, hi) * p * A)` with no derivative through the clipped ratio.
+    """Compute `-sum(clip(r, lo, hi) * p * A)`, without a derivative through the clipped ratio.
 
     >>> inputs = {"logprobs": np.array([-1.0]), "advantages": np.array([3.0])}
     >>> cispo(np.array([-1.0]), inputs, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0})
@@ -97,7 +97,7 @@ def cispo(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) ->
 
 
 def dro(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> Term:
-    """`-sum(p * A - beta / 2 * (p - q)^2)`.
+    """Compute `-sum(p * A - beta / 2 * (p - q)^2)`.
 
     >>> inputs = {"logprobs": np.array([-3.0]), "advantages": np.array([1.0])}
     >>> dro(np.array([-1.0]), inputs, {"beta": 0.5})
@@ -109,7 +109,7 @@ def dro(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> T
 
 
 def gspo(p: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> Term:
-    """As `ppo` with one ratio for the sequence: `exp` of the mean of `p - q` over the masked tokens.
+    """Compute `ppo` with one ratio for the sequence: `exp` of the mean of `p - q` over masked tokens.
 
     >>> inputs = {name: np.array([-1.0, -1.0]) for name in ("logprobs", "sequence_ratio_mask")}
     >>> config = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}

@@ -1,8 +1,8 @@
-"""What a decoder is made of: its shape (`ModelConfig`) and its frozen base weights (`Weights`).
+"""The shape of a decoder (`ModelConfig`) and its frozen base weights (`Weights`).
 
-Matrices are kept as Hugging Face files have them, one row for each output, with what is applied to the same
-input joined into one matrix: query, key and value; gate and up. Weights are read-only and shared by
-everything that trains or samples over them.
+Matrices have the layout of Hugging Face files, one row for each output. Matrices with the same input are
+joined
+into one: query, key and value; gate and up. Weights are read-only, so all trainers and samplers share them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tinker_sync.local.engine._arrays import Array
 
 @attrs.frozen(kw_only=True)
 class RopeScaling:
-    """How Llama 3 stretches the rotary embedding beyond the length it was first trained with."""
+    """The parameters by which Llama 3 extends the rotary embedding beyond its first training length."""
 
     factor: float
     low_freq_factor: float
@@ -60,23 +60,18 @@ class ModelConfig:
 
     @property
     def query_size(self) -> int:
-        """Width of all heads together."""
+        """The width of all query heads together."""
         return self.heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
-        """Width of all key heads together, and of all value heads."""
+        """The width of all key heads together, and of all value heads."""
         return self.kv_heads * self.head_dim
-
-    @property
-    def group_size(self) -> int:
-        """How many query heads share a key head."""
-        return self.heads // self.kv_heads
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class Layer:
-    """The weights of one layer. `qkv` and `gate_up` are joined by rows."""
+    """The weights of one layer; `qkv` and `gate_up` are joined by rows."""
 
     attn_norm: Array
     qkv: Array
@@ -90,7 +85,7 @@ class Layer:
 
 @attrs.frozen(eq=False, kw_only=True)
 class Weights:
-    """A base model, frozen. `head` is `embedding` itself when they are tied.
+    """A frozen base model; `head` is `embedding` itself when they are tied.
 
     >>> size = {"vocab_size": 96, "hidden_size": 32, "layers": 2, "mlp_size": 48}
     >>> config = ModelConfig(heads=4, kv_heads=2, head_dim=8, **size)
@@ -111,7 +106,7 @@ class Weights:
             array.setflags(write=False)
 
     def arrays(self) -> list[Array]:
-        """Every array once."""
+        """Return each array once."""
         found = [self.embedding, self.final_norm]
         if self.head is not self.embedding:
             found.append(self.head)
@@ -121,17 +116,17 @@ class Weights:
 
     @property
     def count(self) -> int:
-        """How many parameters there are."""
+        """The number of parameters."""
         return sum(array.size for array in self.arrays())
 
     @property
     def dtype(self) -> np.dtype[np.floating]:
-        """float32; float64 where gradients are checked."""
+        """The type of the arrays: float32, or float64 for checks of gradients."""
         return self.embedding.dtype
 
 
 def layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every field of a `Layer` that the config asks for."""
+    """Return the shapes of the fields of a `Layer` under a config."""
     hidden, head_dim = config.hidden_size, config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "attn_norm": (hidden,),
@@ -165,12 +160,12 @@ def _check_shapes(weights: Weights) -> None:
 
 
 def make_layer(arrays: Mapping[str, Array]) -> Layer:
-    """A layer of arrays by field; without `q_norm` and `k_norm` it has none."""
+    """Return a layer from arrays by field name; `q_norm` and `k_norm` are optional."""
     return Layer(**{"q_norm": None, "k_norm": None, **arrays})  # type: ignore[arg-type]  # by name
 
 
 def random_weights(config: ModelConfig, *, seed: int, scale: float = 0.02, dtype: str = "float32") -> Weights:
-    """Weights to start a base model from: normal with deviation `scale`, norms one.
+    """Return random weights: normal with deviation `scale`, norms one.
 
     >>> size = {"vocab_size": 96, "hidden_size": 32, "layers": 1, "mlp_size": 48}
     >>> config = ModelConfig(heads=4, kv_heads=2, head_dim=8, **size)

@@ -1,7 +1,7 @@
-"""The pieces between the matrix products, forward and backward: norm, rotation, gated activation.
+"""The operations between the matrix products, forward and backward: norm, rotation, gated activation.
 
 Pure functions on float32 (or float64) arrays. What is called `d...` is the gradient of the loss with respect
-to the thing named.
+
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tinker_sync.local.engine.model import ModelConfig
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> tuple[Array, Array]:
-    """Rows scaled to a mean square of one, times `weight`; and the scale of each row.
+    """Scale rows to a mean square of one, times `weight`; also return the scale of each row.
 
     >>> rms_norm(np.array([[3.0, 4.0]]), np.ones(2), 0.0)[0].round(4).tolist()
     [[0.8485, 1.1314]]
@@ -32,7 +32,7 @@ def rms_norm(x: Array, weight: Array, eps: float) -> tuple[Array, Array]:
 
 
 def rms_norm_backward(dy: Array, x: Array, scale: Array, weight: Array) -> Array:
-    """The gradient of the input of `rms_norm`."""
+    """Return the gradient of the input of `rms_norm`."""
     dx = dy * weight
     along = np.einsum("...i,...i->...", dx, x)
     along *= scale * scale
@@ -43,14 +43,14 @@ def rms_norm_backward(dy: Array, x: Array, scale: Array, weight: Array) -> Array
 
 
 class Rotation(NamedTuple):
-    """Cosine and sine for each row and half of a head."""
+    """The cosine and sine for each row and half of a head."""
 
     cos: Array
     sin: Array
 
 
 def frequencies(config: ModelConfig) -> Array:
-    """The angle by which each pair of a head turns from one position to the next."""
+    """Return the angle by which each pair of a head rotates per position."""
     exponent = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     base = (1.0 / config.rope_theta**exponent).astype(np.float32)
     scaling = config.rope_scaling
@@ -63,13 +63,13 @@ def frequencies(config: ModelConfig) -> Array:
 
 
 def rotation(config: ModelConfig, positions: Array, dtype: np.dtype[np.floating]) -> Rotation:
-    """The rotary embedding at these positions. Angles are rounded to float32, as the models were trained."""
+    """Return the rotary embedding at positions. Angles are rounded to float32, as in the models' training."""
     angles = (positions.astype(np.float32)[:, None] * frequencies(config)).astype(dtype)
     return Rotation(np.cos(angles), np.sin(angles))
 
 
 def rotate(x: Array, turn: Rotation, *, back: bool = False) -> Array:
-    """Turn heads `[rows, heads, head_dim]`, or turn them back, which is also the gradient."""
+    """Rotate heads `[rows, heads, head_dim]`; `back` inverts this and also gives the gradient."""
     half = x.shape[-1] // 2
     cos, sin = turn.cos[:, None], turn.sin[:, None]
     left, right = x[..., :half], x[..., half:]
@@ -87,7 +87,7 @@ def rotate(x: Array, turn: Rotation, *, back: bool = False) -> Array:
 
 
 def _sigmoid(x: Array) -> Array:
-    """By tanh, which cannot overflow."""
+    # By tanh, which cannot overflow.
     y = x * 0.5
     np.tanh(y, out=y)
     y += 1
@@ -96,7 +96,7 @@ def _sigmoid(x: Array) -> Array:
 
 
 def swiglu(gate_up: Array) -> Array:
-    """`silu(gate) * up` of a joined pair.
+    """Return `silu(gate) * up` of a joined pair.
 
     >>> float(swiglu(np.array([[2.0, 3.0]]))[0, 0].round(4))
     5.2848
@@ -109,7 +109,7 @@ def swiglu(gate_up: Array) -> Array:
 
 
 def swiglu_backward(dy: Array, gate_up: Array) -> Array:
-    """The gradient of the joined pair."""
+    """Return the gradient of the joined pair."""
     half = gate_up.shape[1] // 2
     gate, up = gate_up[:, :half], gate_up[:, half:]
     slope = _sigmoid(gate)

@@ -12,7 +12,7 @@ from tinker_sync.local.engine._arrays import Array
 
 @attrs.frozen(kw_only=True)
 class AdamSettings:
-    """The numbers of one step. `grad_clip_norm` 0 is no clipping."""
+    """The settings of one step; `grad_clip_norm` 0 disables clipping."""
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -33,7 +33,7 @@ class AdamSettings:
 
 @attrs.define(eq=False)
 class AdamState:
-    """Both moments and how many steps were taken; a checkpoint with optimizer keeps all three.
+    """Both moments and the number of steps; a checkpoint with optimizer keeps all three.
 
     >>> weights, state = np.ones(1), AdamState.start(np.ones(1))
     >>> norm = state.step(weights, np.array([3.0]), AdamSettings(learning_rate=0.1))
@@ -47,7 +47,7 @@ class AdamState:
 
     @classmethod
     def start(cls, weights: Array) -> AdamState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         return cls(np.zeros_like(weights), np.zeros_like(weights))
 
     def step(self, weights: Array, grads: Array, settings: AdamSettings) -> float:
@@ -55,14 +55,14 @@ class AdamState:
 
         Args:
             weights: Flat; changed in place.
-            grads: Flat; scaled in place where clipping asks for it.
-            settings: The numbers of this step.
+            grads: Flat; scaled in place by clipping.
+            settings: The settings of this step.
 
         Returns:
             The norm of the gradients before clipping.
 
         Raises:
-            ValueError: gradients that are not finite; nothing was changed.
+            ValueError: some gradients are not finite; weights and state stay unchanged.
         """
         norm = math.sqrt(float(np.dot(grads, grads))) if len(grads) else 0.0
         if not math.isfinite(norm):

@@ -1,6 +1,6 @@
-"""Prompts: their keys and values, the logits after their last token, and whatever is asked about them.
+"""Prompts: their keys and values, the logits after their last token, and the requested scores.
 
-Prompts with as much to compute and as much already known go through attention together.
+Prompts with equally many known and unknown positions share attention calls.
 """
 
 from __future__ import annotations
@@ -10,44 +10,44 @@ from typing import NamedTuple
 import numpy as np
 
 from tinker_sync.local.engine import head, ops
-from tinker_sync.local.engine._arrays import Array, padded_count
+from tinker_sync.local.engine._arrays import Array, round_up
 from tinker_sync.local.engine.attention import attend_block
-from tinker_sync.local.engine.choose import Draws, inverted, top
+from tinker_sync.local.engine.choose import Draws, invert_cdf, top
 from tinker_sync.local.engine.decoder import hidden_states
-from tinker_sync.local.engine.lora import LoraParams, Route
+from tinker_sync.local.engine.lora import AdapterRoute, LoraParams
 from tinker_sync.local.engine.model import Weights
 from tinker_sync.local.engine.prefix import Past
 from tinker_sync.local.engine.sample_spec import PromptScores, SampleSpec, empty_topk
 
 _STEP = 8
-"""What is computed of a prompt is padded to a multiple of this: those of about one length go together."""
+"""The computed rows of a prompt are padded to a multiple of this, so that similar lengths share a call."""
 
 _BLOCK = 64
-"""Queries handled at once; each block looks only at the keys up to its own end."""
+"""Queries computed at once; each block reads only the keys up to its own end."""
 
 _ALTERNATIVES = -1
-"""The number of the stream that alternatives are drawn from; samples count from 0."""
+"""The number of the random stream for alternatives; samples count from 0."""
 
 
 class Prompt(NamedTuple):
-    """A prompt to compute, and what of it is known."""
+    """A prompt to compute, and its cached beginning."""
 
     spec: SampleSpec
     past: Past | None
 
     @property
     def known(self) -> int:
-        """How many of its positions need no computing."""
+        """The number of cached positions."""
         return 0 if self.past is None else self.past.length
 
     @property
     def rows(self) -> int:
-        """How many rows the rest takes."""
-        return padded_count(len(self.spec.prompt) - self.known, _STEP)
+        """The number of rows to compute, with padding."""
+        return round_up(len(self.spec.prompt) - self.known, _STEP)
 
 
 class Prefilled(NamedTuple):
-    """A prompt that can be continued."""
+    """A computed prompt, ready to be continued."""
 
     past: Past
     logits: Array
@@ -65,19 +65,19 @@ class _Group(NamedTuple):
     values: Array
 
 
-def routes_of(params: list[LoraParams | None]) -> list[Route]:
-    """Rows by adapter."""
+def group_by_adapter(params: list[LoraParams | None]) -> list[AdapterRoute]:
+    """Group rows by adapter, given the adapter of each row."""
     rows: dict[int, list[int]] = {}
     for row, one in enumerate(params):
         rows.setdefault(id(one), []).append(row)
     if len(rows) == 1:
-        return [Route(params[0])]
-    return [Route(params[members[0]], np.array(members)) for members in rows.values()]
+        return [AdapterRoute(params[0])]
+    return [AdapterRoute(params[members[0]], np.array(members)) for members in rows.values()]
 
 
 def prefill(weights: Weights, prompts: list[Prompt]) -> list[Prefilled]:
     """Compute prompts together."""
-    groups, order = _groups(weights, prompts)
+    groups, order = _group_by_shape(weights, prompts)
     total = sum(prompt.rows for prompt in prompts)
     tokens, positions = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
     owners: list[LoraParams | None] = []
@@ -90,7 +90,7 @@ def prefill(weights: Weights, prompts: list[Prompt]) -> list[Prefilled]:
         starts[number] = start
         owners += [prompt.spec.params] * prompt.rows
     turn = ops.rotation(weights.config, positions, weights.dtype)
-    hidden = hidden_states(weights, tokens, turn, routes_of(owners), _PromptAttention(groups))
+    hidden = hidden_states(weights, tokens, turn, group_by_adapter(owners), _PromptAttention(groups))
     logits = _last_logits(weights, prompts, hidden, starts)
     done: dict[int, Prefilled] = {}
     for group in groups:
@@ -98,11 +98,11 @@ def prefill(weights: Weights, prompts: list[Prompt]) -> list[Prefilled]:
             prompt, size = prompts[number], len(prompts[number].spec.prompt)
             past = Past(group.keys[:, place, :, :size], group.values[:, place, :, :size])
             own = hidden[starts[number] :][: size - prompt.known]
-            done[number] = Prefilled(past, logits[number], _scores(weights, prompt, own))
+            done[number] = Prefilled(past, logits[number], _score_prompt(weights, prompt, own))
     return [done[number] for number in range(len(prompts))]
 
 
-def _groups(weights: Weights, prompts: list[Prompt]) -> tuple[list[_Group], list[int]]:
+def _group_by_shape(weights: Weights, prompts: list[Prompt]) -> tuple[list[_Group], list[int]]:
     config = weights.config
     shapes: dict[tuple[int, int], list[int]] = {}
     for number, prompt in enumerate(prompts):
@@ -146,16 +146,16 @@ class _PromptAttention:
 
 
 def _last_logits(weights: Weights, prompts: list[Prompt], hidden: Array, starts: dict[int, int]) -> Array:
-    """The logits after each prompt."""
+    """Return the logits after each prompt."""
     lasts = [starts[number] + len(one.spec.prompt) - one.known - 1 for number, one in enumerate(prompts)]
-    return head.logits(weights, hidden[lasts], routes_of([prompt.spec.params for prompt in prompts]))
+    return head.logits(weights, hidden[lasts], group_by_adapter([prompt.spec.params for prompt in prompts]))
 
 
-def _scores(weights: Weights, prompt: Prompt, hidden: Array) -> PromptScores:
-    """What is asked about a prompt, from the hidden states of its positions from `known` on."""
+def _score_prompt(weights: Weights, prompt: Prompt, hidden: Array) -> PromptScores:
+    """Return the requested scores of a prompt, from its hidden states from position `known`."""
     spec = prompt.spec
     size, first = len(spec.prompt), spec.first_scored
-    found = _blank(spec)
+    found = _empty_scores(spec)
     if first >= size - 1:
         return found
     rows = np.arange(first, size - 1)
@@ -163,13 +163,15 @@ def _scores(weights: Weights, prompt: Prompt, hidden: Array) -> PromptScores:
     draws = Draws(spec.seed, _ALTERNATIVES).block(size - 1, max(1, spec.prompt_alt_tokens))
     for block in head.blocks(weights, len(rows)):
         at = rows[block]
-        logprobs = head.log_softmax(head.logits(weights, hidden[at - prompt.known], [Route(spec.params)]))
-        _write(found, spec, at, logprobs, shown_from)
-        _draw(found, spec, at, logprobs, draws[at])
+        logprobs = head.log_softmax(
+            head.logits(weights, hidden[at - prompt.known], [AdapterRoute(spec.params)])
+        )
+        _write_scores(found, spec, at, logprobs, shown_from)
+        _draw_alternatives(found, spec, at, logprobs, draws[at])
     return found
 
 
-def _blank(spec: SampleSpec) -> PromptScores:
+def _empty_scores(spec: SampleSpec) -> PromptScores:
     size, targets, k = len(spec.prompt), spec.target_prompt_logprobs, spec.prompt_alt_tokens
     return PromptScores(
         logprobs=np.full(size, np.nan, dtype=np.float32) if spec.prompt_logprobs else None,
@@ -180,8 +182,8 @@ def _blank(spec: SampleSpec) -> PromptScores:
     )
 
 
-def _write(found: PromptScores, spec: SampleSpec, at: Array, logprobs: Array, shown_from: int) -> None:
-    """Scores of given tokens, and the likeliest, after the positions `at`."""
+def _write_scores(found: PromptScores, spec: SampleSpec, at: Array, logprobs: Array, shown_from: int) -> None:
+    """Write the scores of given tokens, and the likeliest tokens, after the positions `at`."""
     shown = np.flatnonzero(at >= shown_from)
     if found.logprobs is not None:
         found.logprobs[at[shown] + 1] = logprobs[shown, spec.prompt[at[shown] + 1]]
@@ -197,8 +199,10 @@ def _write(found: PromptScores, spec: SampleSpec, at: Array, logprobs: Array, sh
         found.target_logprobs[at] = np.where(wanted >= 0, scored, 0.0)
 
 
-def _draw(found: PromptScores, spec: SampleSpec, at: Array, logprobs: Array, uniforms: Array) -> None:
-    """Alternatives, with replacement."""
+def _draw_alternatives(
+    found: PromptScores, spec: SampleSpec, at: Array, logprobs: Array, uniforms: Array
+) -> None:
+    """Draw alternatives, with replacement."""
     if found.alt_tokens is None or found.alt_logprobs is None:
         return
     if spec.temperature == 0:
@@ -207,6 +211,6 @@ def _draw(found: PromptScores, spec: SampleSpec, at: Array, logprobs: Array, uni
         shifted = logprobs - logprobs.max(axis=1, keepdims=True)
         with np.errstate(over="ignore"):
             weights = np.exp(shifted / shifted.dtype.type(max(spec.temperature, 1e-30)))
-        tokens = np.stack([inverted(weights, column) for column in uniforms.T], axis=1)
+        tokens = np.stack([invert_cdf(weights, column) for column in uniforms.T], axis=1)
     found.alt_tokens[at] = tokens
     found.alt_logprobs[at] = np.take_along_axis(logprobs, tokens, axis=1)

@@ -1,6 +1,6 @@
-"""Keys and values of prompts seen before, for those that begin alike.
+"""A cache of the keys and values of earlier prompts, for prompts with the same beginning.
 
-Only what prompts left is kept, not what was sampled after them.
+It holds prompts without the tokens sampled after them.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from tinker_sync.local.engine.lora import LoraParams
 
 
 class Past(NamedTuple):
-    """Keys and values `[layers, kv_heads, positions, head_dim]` of a prompt's beginning."""
+    """The keys and values `[layers, kv_heads, positions, head_dim]` of a prompt's beginning."""
 
     keys: Array
     values: Array
 
     @property
     def length(self) -> int:
-        """How many positions they cover."""
+        """The number of positions."""
         return int(self.keys.shape[2])
 
 
-class _Entry(NamedTuple):
-    params: LoraParams | None  # held, so that its identity stays its own
+class _KnownPrompt(NamedTuple):
+    params: LoraParams | None  # compared by identity; the reference keeps that unique
     tokens: Array
     past: Past
 
 
 class PrefixStore:
-    """The latest prompts, up to a number of positions in all. Not thread-safe.
+    """The latest prompts, up to a total number of positions. Not thread-safe.
 
     >>> import numpy as np
     >>> store = PrefixStore(limit=64)
@@ -43,16 +43,16 @@ class PrefixStore:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._entries: OrderedDict[int, _Entry] = OrderedDict()
+        self._entries: OrderedDict[int, _KnownPrompt] = OrderedDict()
         self._next = 0
         self._held = 0
 
     def keeps(self, length: int) -> bool:
-        """Whether a prompt of this length is remembered at all."""
+        """Return True if a prompt of this length fits into the store."""
         return length <= self._limit
 
     def find(self, params: LoraParams | None, tokens: Array, most: int) -> Past | None:
-        """The longest beginning of `tokens`, of at most `most`, that is known for this adapter."""
+        """Return the longest cached beginning of `tokens` for this adapter, of at most `most` tokens."""
         best, length = None, 0
         for name, entry in self._entries.items():
             common = _common(entry.tokens, tokens[:most]) if entry.params is params else 0
@@ -65,7 +65,7 @@ class PrefixStore:
         return Past(past.keys[:, :, :length], past.values[:, :, :length])
 
     def remember(self, params: LoraParams | None, tokens: Array, past: Past) -> None:
-        """Keep what a prompt left, unless that is known; the longest unused makes room."""
+        """Cache a prompt unless it is known; the least recently used prompts make room."""
         length = len(tokens)
         if not self.keeps(length):
             return
@@ -75,16 +75,16 @@ class PrefixStore:
             if common == length:
                 return
             if common == len(self._entries[name].tokens):
-                self._forget(name)  # the new one begins with it
+                self._forget(name)  # the new prompt includes it
         while self._held + length > self._limit:
             self._forget(next(iter(self._entries)))
         kept = Past(past.keys.copy(), past.values.copy())
-        self._entries[self._next] = _Entry(params, tokens.copy(), kept)
+        self._entries[self._next] = _KnownPrompt(params, tokens.copy(), kept)
         self._next += 1
         self._held += length
 
     def forget(self, params: LoraParams | None) -> None:
-        """Drop what belongs to an adapter, which then can be freed."""
+        """Drop all prompts of an adapter, so that it can be freed."""
         for name in [name for name, entry in self._entries.items() if entry.params is params]:
             self._forget(name)
 
@@ -93,7 +93,7 @@ class PrefixStore:
 
 
 def _common(one: Array, two: Array) -> int:
-    """How many tokens both begin with."""
+    """Return the length of the common beginning."""
     size = min(len(one), len(two))
     differs = one[:size] != two[:size]
     return int(differs.argmax()) if differs.any() else size

@@ -1,4 +1,4 @@
-"""What is asked of the sampler and what it answers; plain values."""
+"""Requests and results of the sampler, as plain values, and the checks of requests."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import math
 import attrs
 import numpy as np
 
-from tinker_sync.local.engine._arrays import Array, first_outside
-from tinker_sync.local.engine.choose import Settings
+from tinker_sync.local.engine._arrays import Array, describe_bad_token
+from tinker_sync.local.engine.choose import SamplingSettings
 from tinker_sync.local.engine.lora import LoraParams
 from tinker_sync.local.engine.model import ModelConfig
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class SampleSpec:
-    """One request: a prompt, how to continue it, and what to tell about it.
+    """One request: a prompt, the way to continue it, and the scores to compute.
 
     Attributes:
         prompt: Token ids, at least one.
-        seed: Decides every draw, together with the number of the sample.
-        max_tokens: The most tokens of one sample; what stops earlier stops on its own.
+        seed: With the number of the sample, the seed of every draw.
+        max_tokens: The largest length of one sample.
         params: A `snapshot` of an adapter, or None for the base model.
         stop_tokens: Ids after which a sample ends.
         stop_texts: Texts after which a sample ends.
-        prompt_logprobs: Whether to score the prompt.
-        prompt_logprobs_last_n: Only so many of its last tokens; holds for `topk_prompt_logprobs` too.
-        topk_prompt_logprobs: How many of the likeliest tokens to tell at each prompt token.
-        topk_logprobs: The same for each sampled token.
+        prompt_logprobs: Score the prompt.
+        prompt_logprobs_last_n: Score only this many last tokens; applies to `topk_prompt_logprobs` too.
+        topk_prompt_logprobs: The number of likeliest tokens to return for each prompt token.
+        topk_logprobs: The number of likeliest tokens to return for each sampled token.
         target_prompt_logprobs: Ids `[len(prompt) - 1, n]` to score at prompt token `row + 1`; -1 for none.
-        prompt_alt_tokens: How many tokens to draw in the place of each prompt token but the first.
+        prompt_alt_tokens: The number of tokens to draw in place of each prompt token except the first.
     """
 
     prompt: Array
@@ -50,13 +50,13 @@ class SampleSpec:
     prompt_alt_tokens: int = 0
 
     @property
-    def settings(self) -> Settings:
-        """How each of its tokens is chosen."""
-        return Settings(self.temperature, self.top_k, self.top_p)
+    def settings(self) -> SamplingSettings:
+        """The settings by which each token is chosen."""
+        return SamplingSettings(self.temperature, self.top_k, self.top_p)
 
     @property
     def first_scored(self) -> int:
-        """The first prompt position whose next token somebody asks about; the last one always counts."""
+        """The first prompt position with a wanted score for its next token; at the latest the last one."""
         last = len(self.prompt) - 1
         if self.target_prompt_logprobs is not None or self.prompt_alt_tokens:
             return 0
@@ -67,7 +67,7 @@ class SampleSpec:
 
 @attrs.frozen(eq=False)
 class TopK:
-    """The likeliest tokens: ids int32 and logprobs float32, both `[tokens, k]`; NaN was not computed."""
+    """The likeliest tokens: ids int32 and logprobs float32, both `[tokens, k]`; NaN marks absent scores."""
 
     token_ids: Array
     logprobs: Array
@@ -75,7 +75,7 @@ class TopK:
 
 @attrs.frozen(eq=False)
 class Sampled:
-    """One sample. The stop token or text is part of it."""
+    """One sample, including its stop token or text."""
 
     tokens: Array
     logprobs: Array
@@ -85,7 +85,7 @@ class Sampled:
 
 @attrs.frozen(eq=False, kw_only=True)
 class PromptScores:
-    """What was asked about the prompt; logprobs are NaN where a token was not scored, as the first."""
+    """The requested scores of a prompt; logprobs are NaN for tokens without a score, such as the first."""
 
     logprobs: Array | None = None
     topk: TopK | None = None
@@ -104,10 +104,10 @@ class SampleResult:
 
 
 def check_spec(spec: SampleSpec, config: ModelConfig) -> None:
-    """Refuse what cannot be computed.
+    """Refuse a request that cannot be computed.
 
     Raises:
-        ValueError: names the field.
+        ValueError: a field is bad; the message names it.
     """
     size, vocab = len(spec.prompt), config.vocab_size
     if spec.prompt.ndim != 1 or not size or spec.prompt.dtype.kind not in "iu":
@@ -115,7 +115,7 @@ def check_spec(spec: SampleSpec, config: ModelConfig) -> None:
             f"prompt: must be at least one token id, got {spec.prompt.dtype} {spec.prompt.shape}"
         )
     if not (spec.prompt.min() >= 0 and spec.prompt.max() < vocab):
-        raise ValueError(f"prompt: {first_outside(spec.prompt, vocab)}")
+        raise ValueError(f"prompt: {describe_bad_token(spec.prompt, vocab)}")
     if spec.max_tokens < 1:
         raise ValueError(f"max_tokens: must be at least 1, got {spec.max_tokens}")
     if size + spec.max_tokens > config.max_positions:
@@ -126,7 +126,7 @@ def check_spec(spec: SampleSpec, config: ModelConfig) -> None:
     _check_choice(spec)
     _check_scores(spec, size, vocab)
     if spec.params is not None and spec.params.flat.flags.writeable:
-        raise ValueError("params: must be a snapshot, which cannot change while it is sampled")
+        raise ValueError("params: must be a snapshot, which cannot change during sampling")
 
 
 def _check_choice(spec: SampleSpec) -> None:
@@ -161,7 +161,7 @@ def _check_scores(spec: SampleSpec, size: int, vocab: int) -> None:
 
 
 def empty_topk(rows: int, count: int) -> TopK:
-    """Nothing computed yet.
+    """Return a `TopK` without scores.
 
     >>> empty_topk(2, 1).logprobs.tolist()
     [[nan], [nan]]

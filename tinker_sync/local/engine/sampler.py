@@ -1,9 +1,11 @@
-"""The sampler: requests of everybody continued together, one token of each at every step.
+"""The sampler: all requests together, continued by one token of each sample at every step.
 
-`step` first computes prompts that wait, as far as there is room, then continues all samples by one token. Not
-thread-safe: one thread owns it. Each sample has draws of its own, so what a request gets depends on the
-request alone, but for rounding: the last bits of a row of a product depend on where BLAS finds it among the
-others, and a token changes by that where its draw lies so close to the edge between two.
+`step` first computes waiting prompts, as far as there is room, then continues all samples by one token. One
+thread owns a sampler. Each sample has its own random numbers, so its tokens depend on its request alone,
+except for
+rounding: the last bits of a product depend on the row's position in the batch, and a draw that lies within
+    these
+bits of the boundary between two tokens can give the other one.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from tinker_sync.local.engine.decoder import hidden_states
 from tinker_sync.local.engine.kv_cache import KVCache, Seat
 from tinker_sync.local.engine.lora import LoraParams
 from tinker_sync.local.engine.model import Weights
-from tinker_sync.local.engine.prefill import Prefilled, Prompt, prefill, routes_of
+from tinker_sync.local.engine.prefill import Prefilled, Prompt, group_by_adapter, prefill
 from tinker_sync.local.engine.prefix import PrefixStore
 from tinker_sync.local.engine.sample_spec import (
     Sampled,
@@ -38,14 +40,14 @@ if TYPE_CHECKING:
 Decode: TypeAlias = Callable[[list[int]], str]
 
 PROMPT_ROWS = 2048
-"""Prompt positions computed in one step, so that those who are being continued need not wait long."""
+"""The limit of prompt positions in one step; it bounds the delay of samples under way."""
 
 _BYTES_A_CHARACTER = 4
 
 
 @attrs.define(eq=False)
-class _Job:
-    """One request under way."""
+class _ActiveRequest:
+    """One request in progress."""
 
     ticket: int
     spec: SampleSpec
@@ -56,10 +58,10 @@ class _Job:
 
 
 @attrs.define(eq=False)
-class _Row:
-    """One sample under way; `tokens[-1]` is not yet in the cache."""
+class _SampleRow:
+    """One sample in progress; `tokens[-1]` is not yet in the cache."""
 
-    job: _Job
+    job: _ActiveRequest
     number: int
     draws: Draws
     tokens: list[int] = attrs.Factory(list)
@@ -73,9 +75,9 @@ class Sampler:
 
     Args:
         weights: The base model.
-        decode: Turns token ids into text; needed only for stop texts.
-        max_rows: How many samples are continued at once; more wait.
-        prefix_positions: How many positions of earlier prompts are kept.
+        decode: A function from token ids to text; needed only for stop texts.
+        max_rows: The number of samples in progress at once; others wait.
+        prefix_positions: The number of cached positions of earlier prompts.
 
     >>> from tinker_sync.local.engine.model import ModelConfig, random_weights
     >>> size = {"vocab_size": 9, "hidden_size": 8, "layers": 1, "mlp_size": 8}
@@ -99,37 +101,37 @@ class Sampler:
         self._max_rows = max_rows
         self._cache = KVCache(weights.config, weights.dtype)
         self._prefixes = PrefixStore(prefix_positions)
-        self._jobs: dict[int, _Job] = {}
-        self._waiting: deque[_Job] = deque()
-        self._ready: deque[_Row] = deque()
-        self._finished: list[_Job] = []
+        self._jobs: dict[int, _ActiveRequest] = {}
+        self._waiting: deque[_ActiveRequest] = deque()
+        self._ready: deque[_SampleRow] = deque()
+        self._finished: list[_ActiveRequest] = []
         self._tickets = 0
 
     @property
     def busy(self) -> bool:
-        """Whether another step would do anything."""
+        """True while there are unanswered requests."""
         return bool(self._jobs)
 
     def add(self, spec: SampleSpec) -> int:
-        """Take a request in.
+        """Add a request.
 
         Returns:
-            Its ticket, under which `step` will hand out the result.
+            Its ticket, which `step` returns with the result.
 
         Raises:
-            ValueError: it cannot be computed; names the field.
+            ValueError: the request cannot be computed; the message names the field.
         """
         check_spec(spec, self._weights.config)
         if spec.stop_texts and self._decode is None:
             raise ValueError("stop: texts need a tokenizer, and there is none")
         self._tickets += 1
-        job = _Job(self._tickets, spec)
+        job = _ActiveRequest(self._tickets, spec)
         self._jobs[job.ticket] = job
         self._waiting.append(job)
         return job.ticket
 
     def cancel(self, ticket: int) -> None:
-        """Drop a request; nothing happens if it is unknown or already answered."""
+        """Drop a request; unknown and answered ones are ignored."""
         job = self._jobs.pop(ticket, None)
         if job is None:
             return
@@ -141,12 +143,14 @@ class Sampler:
                 self._cache.remove(seat.owner.seat)
 
     def forget(self, params: LoraParams | None) -> None:
-        """Drop what is kept of an adapter that will not be sampled any more."""
+        """Drop cached prompts of an adapter that is out of use."""
         self._prefixes.forget(params)
 
     def run(self, specs: Sequence[SampleSpec]) -> list[SampleResult]:
-        """Take requests in and step until all of them are answered; others under way go on as well, and their
-        results are lost: for callers that have the sampler to themselves."""
+        """Add requests and step until all are answered.
+
+        This method drops the results of other requests, so it is for callers with a sampler of their own.
+        """
         tickets = [self.add(spec) for spec in specs]
         results: dict[int, SampleResult] = {}
         while self.busy:
@@ -157,7 +161,7 @@ class Sampler:
         """Compute waiting prompts, then one token of every sample.
 
         Returns:
-            Tickets and results of the requests that are complete now.
+            Tickets and results of the requests that this step completed.
         """
         self._prefill()
         self._start()
@@ -168,18 +172,18 @@ class Sampler:
     # ----------------------------------------------------------------------------------------- prompts
 
     def _prefill(self) -> None:
-        jobs: list[_Job] = []
+        jobs: list[_ActiveRequest] = []
         prompts: list[Prompt] = []
         room = self._max_rows - len(self._cache.seats()) - len(self._ready)
         rows = 0
         seen: set[tuple[int, bytes]] = set()
-        twins: list[_Job] = []
+        twins: list[_ActiveRequest] = []
         while self._waiting and room > 0 and rows < PROMPT_ROWS:
             job = self._waiting.popleft()
             spec = job.spec
             name = id(spec.params), spec.prompt.tobytes()
             if name in seen and self._prefixes.keeps(len(spec.prompt)):
-                twins.append(job)  # in the next step nearly all of it is known
+                twins.append(job)  # in the next step its prompt is cached
                 continue
             seen.add(name)
             past = self._prefixes.find(spec.params, spec.prompt, spec.first_scored)
@@ -194,17 +198,18 @@ class Sampler:
             job.known, job.prefilled = prompt.known, prefilled
             self._prefixes.remember(job.spec.params, job.spec.prompt, prefilled.past)
             self._ready += (
-                _Row(job, number, Draws(job.spec.seed, number)) for number in range(job.spec.num_samples)
+                _SampleRow(job, number, Draws(job.spec.seed, number))
+                for number in range(job.spec.num_samples)
             )
 
     def _start(self) -> None:
-        """Give samples that are ready their first token and, if they go on, a seat."""
+        """Choose the first token of ready samples, and seat those that continue."""
         room = self._max_rows - len(self._cache.seats())
         rows = [self._ready.popleft() for _ in range(min(room, len(self._ready)))]
         if not rows:
             return
         logits = np.stack([row.job.prefilled.logits for row in rows if row.job.prefilled is not None])
-        for row in self._accepted(rows, logits):
+        for row in self._choose_tokens(rows, logits):
             assert row.job.prefilled is not None  # noqa: S101
             row.seat = self._cache.add(row, *row.job.prefilled.past)
 
@@ -212,23 +217,23 @@ class Sampler:
 
     def _continue(self) -> None:
         for seat in self._cache.seats():
-            seat.owner.seat = self._cache.grown(seat)
-        rows: list[_Row] = [seat.owner for seat in self._cache.seats()]
+            seat.owner.seat = self._cache.grow(seat)
+        rows: list[_SampleRow] = [seat.owner for seat in self._cache.seats()]
         if not rows:
             return
         tokens = np.array([row.tokens[-1] for row in rows])
         positions = np.array([seat.filled for seat in self._cache.seats()])
-        routes = routes_of([row.job.spec.params for row in rows])
+        routes = group_by_adapter([row.job.spec.params for row in rows])
         turn = ops.rotation(self._weights.config, positions, self._weights.dtype)
         hidden = hidden_states(self._weights, tokens, turn, routes, self._cache.continuation())
         logits = head.logits(self._weights, hidden, routes)
-        going = {id(row) for row in self._accepted(rows, logits)}
+        going = {id(row) for row in self._choose_tokens(rows, logits)}
         for row in rows:
             if id(row) not in going and row.seat is not None:
                 self._cache.remove(row.seat)
 
-    def _accepted(self, rows: list[_Row], logits: Array) -> list[_Row]:
-        """Choose a token for each row; those that go on after it."""
+    def _choose_tokens(self, rows: list[_SampleRow], logits: Array) -> list[_SampleRow]:
+        """Choose a token for each row; return the rows that continue."""
         chosen = choose(logits, [row.job.spec.settings for row in rows], [row.draws.next() for row in rows])
         going = []
         for place, (row, token, logprob) in enumerate(
@@ -239,26 +244,26 @@ class Sampler:
             if row.job.spec.topk_logprobs:
                 best = top(logits[place], row.job.spec.topk_logprobs)
                 row.topk.append((best, logits[place, best] - chosen.totals[place]))
-            reason = self._ended(row)
+            reason = self._find_stop_reason(row)
             if reason is None:
                 going.append(row)
             else:
                 self._finish(row, reason)
         return going
 
-    def _ended(self, row: _Row) -> str | None:
+    def _find_stop_reason(self, row: _SampleRow) -> str | None:
         spec = row.job.spec
         if row.tokens[-1] in spec.stop_tokens:
             return "stop"
         if spec.stop_texts and self._decode is not None:
-            # Each token is at least a byte of text, and earlier text was looked at before.
+            # Each token is at least a byte of text, and earlier steps have searched the earlier text.
             reach = _BYTES_A_CHARACTER * (max(map(len, spec.stop_texts)) + 1)
             text = self._decode(row.tokens[-reach:])
             if any(stop in text for stop in spec.stop_texts):
                 return "stop"
         return "length" if len(row.tokens) >= spec.max_tokens else None
 
-    def _finish(self, row: _Row, reason: str) -> None:
+    def _finish(self, row: _SampleRow, reason: str) -> None:
         job = row.job
         topk = None
         if row.topk:
@@ -270,7 +275,7 @@ class Sampler:
             self._finished.append(self._jobs.pop(job.ticket))
 
 
-def _result(job: _Job) -> SampleResult:
+def _result(job: _ActiveRequest) -> SampleResult:
     assert job.prefilled is not None  # noqa: S101
     samples = [job.done[number] for number in range(job.spec.num_samples)]
     return SampleResult(samples, job.prefilled.scores, job.known)

@@ -1,7 +1,7 @@
-"""A training run: one adapter over shared base weights, its gradients and its optimizer.
+"""The training of one adapter over shared base weights, with its gradients and its optimizer.
 
-Not thread-safe; whoever owns a run calls it from one thread at a time. Any number of runs share one
-`Weights`. Equal calls give equal numbers.
+A trainer is used by one thread at a time. Any number of trainers share one `Weights`. Equal calls give equal
+numbers.
 """
 
 from __future__ import annotations
@@ -12,50 +12,56 @@ from typing import NamedTuple
 import attrs
 import numpy as np
 
-from tinker_sync.local.engine._arrays import Array, padded_count
-from tinker_sync.local.engine.attention import Span
+from tinker_sync.local.engine._arrays import Array, round_up
+from tinker_sync.local.engine.attention import PackedSpan
 from tinker_sync.local.engine.decoder import Tape, backward, packed_states
 from tinker_sync.local.engine.head import target_logprobs, target_logprobs_backward
 from tinker_sync.local.engine.lora import LoraParams, LoraSettings
-from tinker_sync.local.engine.loss_inputs import Checked, Example, checked, rule_of, settled_config
+from tinker_sync.local.engine.loss_inputs import (
+    CheckedExample,
+    Example,
+    check_example,
+    complete_config,
+    find_rule,
+)
 from tinker_sync.local.engine.losses import LossRule, Term
 from tinker_sync.local.engine.model import Weights
 from tinker_sync.local.engine.optim import AdamSettings, AdamState
 
 BATCH_ROWS = 1024
-"""Rows that go through the model at once: what a layer makes of them stays near the processor."""
+"""Rows computed at once; a layer's results for them fit the processor's cache."""
 
 _NO_SLOPE: Array = np.empty(0)
 
 LENGTH_STEP = 8
-"""Sequences are padded to a multiple of this, so that those of about one length go together."""
+"""Sequences are padded to a multiple of this, so that sequences of similar length share a batch."""
 
 
 @attrs.frozen(eq=False)
 class LossOutput:
-    """What a pass gives: for each datum the log-probabilities of its targets, and the metrics."""
+    """The result of a pass: the log-probabilities of each datum's targets, and the metrics."""
 
     logprobs: list[Array]
     metrics: dict[str, float]
 
 
 class _Pack(NamedTuple):
-    """Some data laid out one after another: `places[i]` are the rows of `data[i]`."""
+    """Data in consecutive rows: `places[i]` are the rows of `data[i]`."""
 
-    data: list[Checked]
+    data: list[CheckedExample]
     places: list[slice]
-    spans: list[Span]
+    spans: list[PackedSpan]
     tokens: Array
     positions: Array
 
 
-class TrainingRun:
-    """One adapter that learns.
+class AdapterTrainer:
+    """One adapter under training. Not thread-safe.
 
     >>> from tinker_sync.local.engine.model import ModelConfig, random_weights
     >>> size = {"vocab_size": 9, "hidden_size": 8, "layers": 1, "mlp_size": 8}
     >>> config = ModelConfig(heads=2, kv_heads=1, head_dim=4, **size)
-    >>> run = TrainingRun(random_weights(config, seed=0), LoraSettings(rank=2))
+    >>> run = AdapterTrainer(random_weights(config, seed=0), LoraSettings(rank=2))
     >>> data = [Example(np.array([1, 2, 3]), {"target_tokens": np.array([2, 3, 4])})]
     >>> before = run.forward_backward(data, "cross_entropy").metrics["loss:sum"]
     >>> norm = run.optim_step(AdamSettings(learning_rate=0.1))
@@ -72,21 +78,21 @@ class TrainingRun:
     def forward(
         self, data: Sequence[Example], loss_fn: str | LossRule, config: Mapping[str, float] | None = None
     ) -> LossOutput:
-        """The loss and log-probabilities, without gradients."""
+        """Compute the loss and log-probabilities, without gradients."""
         return self._pass(data, loss_fn, config, None)
 
     def forward_backward(
         self, data: Sequence[Example], loss_fn: str | LossRule, config: Mapping[str, float] | None = None
     ) -> LossOutput:
-        """The same, and the gradients added to those that wait for `optim_step`.
+        """Compute the loss and log-probabilities, and add to the gradients for the next `optim_step`.
 
         Args:
             data: The data; the loss is the sum over them.
-            loss_fn: Name of the loss, or one that is not among ours.
-            config: What differs from the loss's defaults.
+            loss_fn: The loss, by name or as a rule.
+            config: Values that replace the loss's defaults.
 
         Raises:
-            ValueError: something is wrong with an input, which is named; nothing was changed.
+            ValueError: an input is bad; the message names it, and the gradients stay unchanged.
         """
         grads = LoraParams.zeros(self.weights.config, self.params.settings, self.weights.dtype)
         output = self._pass(data, loss_fn, config, grads)
@@ -98,14 +104,14 @@ class TrainingRun:
         return output
 
     def restore(self, flat: Array, optimizer: AdamState | None = None) -> None:
-        """Go on from saved numbers, with no gradients waiting.
+        """Continue from saved numbers, with gradients of zero.
 
         Args:
-            flat: What `params.flat` was.
-            optimizer: What `optimizer` was; a new one without it.
+            flat: The saved `params.flat`.
+            optimizer: The saved `optimizer`; None means a new one.
 
         Raises:
-            ValueError: there are more or fewer numbers than the adapter has; nothing was changed.
+            ValueError: the size differs from that of the adapter; the adapter stays unchanged.
         """
         first, second = (flat, flat) if optimizer is None else (optimizer.first, optimizer.second)
         for name, array in (("flat", flat), ("first", first), ("second", second)):
@@ -120,7 +126,7 @@ class TrainingRun:
             self.optimizer.steps = optimizer.steps
 
     def optim_step(self, settings: AdamSettings) -> float:
-        """One step of AdamW, then gradients of zero. Without gradients it is a step with zeros.
+        """Take one step of AdamW and reset the gradients. Without a pass before, the gradients are zero.
 
         Returns:
             The norm of the gradients before clipping.
@@ -136,34 +142,34 @@ class TrainingRun:
         given: Mapping[str, float] | None,
         grads: LoraParams | None,
     ) -> LossOutput:
-        rule, config = rule_of(loss_fn), settled_config(loss_fn, given)
-        ready = [self._checked(item, loss_fn, number) for number, item in enumerate(data)]
+        rule, config = find_rule(loss_fn), complete_config(loss_fn, given)
+        ready = [self._check(item, loss_fn, number) for number, item in enumerate(data)]
         logprobs: list[Array] = [np.empty(0, dtype=np.float32)] * len(ready)
         terms: list[Term | None] = [None] * len(ready)
         with np.errstate(over="ignore", invalid="ignore"):
             for members in _batches([len(one.tokens) for one in ready]):
-                pack = _packed([ready[number] for number in members])
-                for number, p, term in self._work(pack, rule, config, grads):
+                pack = _pack([ready[number] for number in members])
+                for number, p, term in self._compute(pack, rule, config, grads):
                     logprobs[members[number]] = p
                     terms[members[number]] = term._replace(slope=_NO_SLOPE)
-        return LossOutput(logprobs, _metrics([term for term in terms if term is not None]))
+        return LossOutput(logprobs, _combine_metrics([term for term in terms if term is not None]))
 
-    def _checked(self, item: Example, loss_fn: str | LossRule, number: int) -> Checked:
+    def _check(self, item: Example, loss_fn: str | LossRule, number: int) -> CheckedExample:
         config = self.weights.config
-        one = checked(item, loss_fn, config.vocab_size, f"data[{number}].")
+        one = check_example(item, loss_fn, config.vocab_size, f"data[{number}].")
         if len(one.tokens) > config.max_positions:
             got, most = len(one.tokens), config.max_positions
             raise ValueError(f"data[{number}].model_input: {got} tokens, the model takes {most}")
         return one
 
-    def _work(
+    def _compute(
         self, pack: _Pack, rule: LossRule, config: Mapping[str, float], grads: LoraParams | None
     ) -> Iterator[tuple[int, Array, Term]]:
-        """Number in the pack, output and loss of each datum; adds to `grads` if there are any."""
+        """Yield the number in the pack, the output and the loss of each datum; add to `grads` if given."""
         tape = Tape(pack.spans, recording=grads is not None)
         hidden = packed_states(self.weights, pack.tokens, pack.positions, self.params, tape)
         dhidden = np.zeros_like(hidden)
-        for members, rows in _by_width(pack):
+        for members, rows in _group_by_width(pack):
             targets = np.concatenate([pack.data[number].targets for number in members])
             p, head_tape = target_logprobs(
                 self.weights, hidden[rows], targets, self.params, keep=grads is not None
@@ -182,8 +188,8 @@ class TrainingRun:
             backward(self.weights, tape, pack.positions, dhidden, self.params, grads)
 
 
-def _metrics(terms: Sequence[Term]) -> dict[str, float]:
-    """The sum of the losses, and each metric as its name says, over the data that have it."""
+def _combine_metrics(terms: Sequence[Term]) -> dict[str, float]:
+    """Combine losses and metrics: `:mean` averages over the data with the metric, all others are sums."""
     metrics: dict[str, float] = {}
     for name in dict.fromkeys(name for term in terms for name in term.metrics):
         values = [term.metrics[name] for term in terms if name in term.metrics]
@@ -192,8 +198,8 @@ def _metrics(terms: Sequence[Term]) -> dict[str, float]:
 
 
 def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Which data go together: of like lengths, longest first, and otherwise as they came."""
-    padded = [padded_count(length, LENGTH_STEP) for length in lengths]
+    """Yield the members of each batch: data of similar length, longest first, else in order."""
+    padded = [round_up(length, LENGTH_STEP) for length in lengths]
     members: list[int] = []
     rows = 0
     for number in sorted(range(len(padded)), key=lambda number: -padded[number]):
@@ -206,13 +212,13 @@ def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
         yield members
 
 
-def _packed(data: list[Checked]) -> _Pack:
-    """The data one after another, each padded at its end; neighbours of one length make a span."""
-    lengths = [padded_count(len(one.tokens), LENGTH_STEP) for one in data]
+def _pack(data: list[CheckedExample]) -> _Pack:
+    """Lay out the data in consecutive rows, each padded at its end; neighbours of one length share a span."""
+    lengths = [round_up(len(one.tokens), LENGTH_STEP) for one in data]
     tokens = np.zeros(sum(lengths), dtype=np.int64)
     positions = np.concatenate([np.arange(length) for length in lengths])
     places: list[slice] = []
-    spans: list[Span] = []
+    spans: list[PackedSpan] = []
     start = 0
     for one, length in zip(data, lengths, strict=True):
         places.append(slice(start, start + len(one.tokens)))
@@ -220,13 +226,13 @@ def _packed(data: list[Checked]) -> _Pack:
         if spans and spans[-1].length == length:
             spans[-1] = spans[-1]._replace(sequences=spans[-1].sequences + 1)
         else:
-            spans.append(Span(start, 1, length))
+            spans.append(PackedSpan(start, 1, length))
         start += length
     return _Pack(data, places, spans, tokens, positions)
 
 
-def _by_width(pack: _Pack) -> Iterator[tuple[list[int], Array]]:
-    """The data with equally many candidates for each token, and the rows of their real tokens."""
+def _group_by_width(pack: _Pack) -> Iterator[tuple[list[int], Array]]:
+    """Group the data by the number of candidates of each token, with the rows of their real tokens."""
     widths: dict[int, list[int]] = {}
     for number, one in enumerate(pack.data):
         widths.setdefault(one.targets.shape[1], []).append(number)

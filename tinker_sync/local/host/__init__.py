@@ -1,11 +1,11 @@
-"""The computing side of the embedded server: threads that own training runs and samplers over base models.
+"""The computing threads of the embedded server, which own training runs and samplers over base models.
 
-    base_model   a Hugging Face directory: weights, tokenizer, where a text ends
-    workers      the two threads: one trains, job after job; one samples, everybody's requests together
-    host         both, and the runs in memory
-    blas         how many threads products take
+    base_model   a Hugging Face directory: weights, tokenizer, end tokens
+    workers      the two threads: one trains, job after job; one samples all requests together
+    host         both threads, and the runs in memory
+    blas         the number of threads of matrix products
 
-It knows arrays and futures, and neither HTTP nor the protocol nor where checkpoints are kept.
+It knows arrays and futures, and neither HTTP nor the protocol nor the store.
 """
 
 from __future__ import annotations

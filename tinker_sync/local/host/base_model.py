@@ -1,4 +1,4 @@
-"""A base model that the server offers: read from a Hugging Face directory when it is first needed."""
+"""A base model of the server, read from a Hugging Face directory on first use."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class BaseModel:
-    """One base model. Thread-safe; its weights are read once, by whoever asks first.
+    """One base model. Thread-safe; the first use of its weights reads them.
 
     Args:
-        name: What clients call it.
-        directory: `config.json`, safetensors files and `tokenizer.json`.
+        name: The name of the model in requests.
+        directory: The folder of `config.json`, safetensors files and `tokenizer.json`.
 
     Raises:
-        ValueError: `config.json` is damaged, or the model is of a kind the engine does not compute.
-        OSError: there is no such directory.
+        ValueError: `config.json` is damaged, or the engine does not compute this kind of model.
+        OSError: the directory is missing.
     """
 
     def __init__(self, name: str, directory: str | Path) -> None:
@@ -36,13 +36,13 @@ class BaseModel:
 
     @property
     def arch(self) -> str:
-        """The family, by whether its heads are normed."""
+        """The model family: qwen3 normalizes its heads, llama does not."""
         return "qwen3" if self.config.qk_norm else "llama"
 
     @property
     def weights(self) -> Weights:
-        """The weights, read now if they were not yet. Raises what `hf.load_weights` raises."""
-        # Whoever comes second waits for the first, so that the weights are never in memory twice.
+        """The weights, read on first use. Raises as `hf.load_weights` does."""
+        # The lock is held while reading, so that two threads never hold the weights twice.
         with self._lock:
             if self._weights is None:
                 self._weights = hf.load_weights(self.directory)
@@ -50,23 +50,20 @@ class BaseModel:
 
     @property
     def tokenizer_id(self) -> str:
-        """Where clients find the tokenizer: the directory.
-
-        Clients of an embedded server are on its machine, and few of its models are known anywhere else.
-        """
+        """The tokenizer's location for clients: the directory, since they run on the same machine."""
         return str(self.directory) if self.has_tokenizer else self.name
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether texts can be told from tokens, as stop texts want."""
+        """True if there is a tokenizer, which stop texts need."""
         return (self.directory / "tokenizer.json").exists()
 
     def decode(self, tokens: list[int]) -> str:
-        """The text of tokens, with those that are no text but have a name."""
-        text: str = self._loaded_tokenizer().decode(tokens, skip_special_tokens=False)
+        """Return the text of tokens, special tokens included."""
+        text: str = self._load_tokenizer().decode(tokens, skip_special_tokens=False)
         return text
 
-    def _loaded_tokenizer(self) -> Any:
+    def _load_tokenizer(self) -> Any:
         with self._lock:
             if self._tokenizer is None:
                 from tokenizers import Tokenizer
@@ -79,12 +76,12 @@ class BaseModel:
 
 
 def _end_tokens(directory: Path) -> frozenset[int]:
-    """The tokens that end a text, of the files that may say so; the first that does is believed."""
+    """Read the end tokens from the first file that lists them."""
     for name in ("generation_config.json", "config.json"):
         path = directory / name
         if not path.exists():
             continue
-        said = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-        if said is not None:
-            return frozenset(int(token) for token in (said if isinstance(said, list) else [said]))
+        ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        if ids is not None:
+            return frozenset(int(token) for token in (ids if isinstance(ids, list) else [ids]))
     return frozenset()

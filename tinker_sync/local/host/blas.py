@@ -1,11 +1,11 @@
-"""One thread for products of small matrices.
+"""A limit of one BLAS thread for products of small matrices.
 
-numpy's BLAS splits products among all cores. For matrices as small as those of a built-in model that gains
-nothing, and where cores are busy it costs dearly: threads wait for each other at every product. Measured on
-two busy cores, a pass over one short datum took 20 to 110 ms with two threads and 3.5 ms with one. As long
-as a host of small models computes, BLAS has one thread; the host's own two use two cores all the same.
+numpy's BLAS splits products among all cores. For the small matrices of the built-in model this gains nothing,
+and on busy cores its threads wait for each other at every product. Measured on two busy cores, a pass over
+one short datum took 20 to 110 ms with two threads and 3.5 ms with one. While a host of small models computes,
+BLAS has one thread; the host's own two threads still use two cores.
 
-Only OpenBLAS, which numpy's wheels bring along, is known here. With another BLAS nothing happens.
+The limit works with OpenBLAS, which numpy's wheels include. With another BLAS it has no effect.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any, Final
 
 import numpy as np
 
-SMALL: Final = 1024
-"""Models up to this width are computed with one thread."""
+SMALL_WIDTH: Final = 1024
+"""Models up to this width are computed with one BLAS thread."""
 
 _PREFIXES: Final = ("scipy_openblas", "openblas")
 _SUFFIXES: Final = ("64_", "")
 
 
-class OneThread:
-    """Holds BLAS to one thread from `acquire` until as many `release`. Thread-safe.
+class BlasThreadGuard:
+    """A counter of holders that limits BLAS to one thread while there are any. Thread-safe.
 
-    >>> guard = OneThread()
+    >>> guard = BlasThreadGuard()
     >>> guard.acquire(); guard.release()
     """
 
@@ -39,40 +39,41 @@ class OneThread:
         self._before = 0  # guarded by _lock
 
     def acquire(self) -> None:
-        """From now on."""
+        """Add a holder; the first one sets the limit."""
         with self._lock:
             self._holders += 1
             if self._holders == 1:
-                self._before = _get_threads()
-                _set_threads(1)
+                self._before = count_threads()
+                set_threads(1)
 
     def release(self) -> None:
-        """The last one sets it back."""
+        """Remove a holder; the last one restores the number of threads."""
         with self._lock:
             self._holders -= 1
             if self._holders == 0 and self._before:
-                _set_threads(self._before)
+                set_threads(self._before)
 
 
-ONE_THREAD: Final = OneThread()
+ONE_BLAS_THREAD: Final = BlasThreadGuard()
 """The guard of this process."""
 
 
-def _get_threads() -> int:
-    """How many threads BLAS uses; 0 where that is not known."""
-    get = _function("get_num_threads")
+def count_threads() -> int:
+    """Return the number of BLAS threads, or 0 when unknown."""
+    get = _find_function("get_num_threads")
     return int(get()) if get is not None else 0
 
 
-def _set_threads(count: int) -> None:
-    change = _function("set_num_threads")
+def set_threads(count: int) -> None:
+    """Set the number of BLAS threads, if the BLAS is known."""
+    change = _find_function("set_num_threads")
     if change is not None:
         change(ctypes.c_int(count))
 
 
 @cache
-def _function(name: str) -> Callable[..., Any] | None:
-    """A function of the OpenBLAS that numpy has loaded."""
+def _find_function(name: str) -> Callable[..., Any] | None:
+    """Find a function of numpy's OpenBLAS."""
     numpy = Path(np.__file__).parent
     for folder in (numpy.parent / "numpy.libs", numpy / ".dylibs", numpy / ".libs"):
         for path in sorted(folder.glob("*openblas*")):

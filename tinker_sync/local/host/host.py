@@ -1,4 +1,4 @@
-"""Everything that computes: base models, the runs in memory, and the threads that work on them."""
+"""The host: base models, the training runs in memory, and the two threads that compute them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TypeVar
 
 from tinker_sync.local.engine.lora import LoraParams, LoraSettings
 from tinker_sync.local.engine.sample_spec import SampleSpec
-from tinker_sync.local.engine.training import TrainingRun
+from tinker_sync.local.engine.training import AdapterTrainer
 from tinker_sync.local.host.base_model import BaseModel
-from tinker_sync.local.host.blas import ONE_THREAD, SMALL
-from tinker_sync.local.host.workers import SampleOrder, SampleWorker, TrainWorker
+from tinker_sync.local.host.blas import ONE_BLAS_THREAD, SMALL_WIDTH
+from tinker_sync.local.host.workers import SampleHandle, SampleWorker, TrainWorker
 
 T = TypeVar("T")
 
 
 class UnknownRun(KeyError):
-    """There is no such run in memory."""
+    """The run is not in memory."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(run_id)
@@ -32,32 +32,32 @@ class Host:
     """Trains and samples. Thread-safe; the threads start with the first work and end with `close`.
 
     Args:
-        models: What can be trained and sampled.
-        max_rows: How many samples of one base model are continued at once.
+        models: The models to train and to sample.
+        max_rows: The number of samples of one base model in progress at once.
     """
 
     def __init__(self, models: Iterable[BaseModel], *, max_rows: int = 256) -> None:
         self.models = {model.name: model for model in models}
         self._trainer = TrainWorker("tinker-engine-train")
         self._sampler = SampleWorker("tinker-engine-sample", max_rows=max_rows)
-        self._runs: dict[str, TrainingRun] = {}  # the trainer's own
-        self._small = all(model.config.hidden_size <= SMALL for model in self.models.values())
+        self._runs: dict[str, AdapterTrainer] = {}  # used by the training thread only
+        self._small = all(model.config.hidden_size <= SMALL_WIDTH for model in self.models.values())
         self._lock = threading.Lock()
-        self._quiet = False  # guarded by _lock
+        self._limits_blas = False  # guarded by _lock
 
     def create(self, run_id: str, base_model: str, settings: LoraSettings) -> Future[None]:
-        """Make a run in memory, as a new adapter. One of the same name is replaced."""
+        """Create a run with a new adapter; it replaces a run with the same id."""
 
         def make() -> None:
-            self._runs[run_id] = TrainingRun(self.models[base_model].weights, settings)
+            self._runs[run_id] = AdapterTrainer(self.models[base_model].weights, settings)
 
         self._begin()
         return self._trainer.submit(make)
 
-    def train(self, run_id: str, job: Callable[[TrainingRun], T]) -> Future[T]:
-        """Do something with a run, after all that was asked of the trainer before.
+    def train(self, run_id: str, job: Callable[[AdapterTrainer], T]) -> Future[T]:
+        """Run a job on a run, after all earlier jobs.
 
-        The future fails with `UnknownRun` if there is no such run, and with whatever the job raises.
+        The future fails with `UnknownRun` if the run is not in memory, and with the job's exception.
         """
 
         def work() -> T:
@@ -69,36 +69,36 @@ class Host:
         return self._trainer.submit(work)
 
     def unload(self, run_id: str) -> Future[bool]:
-        """Drop a run; whether there was one."""
+        """Drop a run; the result is True if it was in memory."""
         return self._trainer.submit(lambda: self._runs.pop(run_id, None) is not None)
 
-    def sample(self, base_model: str, spec: SampleSpec) -> SampleOrder:
-        """Sample, together with everybody else's requests; the order's future has the result."""
+    def sample(self, base_model: str, spec: SampleSpec) -> SampleHandle:
+        """Sample together with all other requests; the handle's future receives the result."""
         self._begin()
         return self._sampler.submit(self.models[base_model], spec)
 
-    def cancel(self, order: SampleOrder) -> None:
-        """Stop computing for an order."""
-        self._sampler.cancel(order)
+    def cancel(self, handle: SampleHandle) -> None:
+        """Stop computing a request."""
+        self._sampler.cancel(handle)
 
     def forget(self, params: LoraParams) -> None:
-        """Drop what the samplers remember of an adapter that nobody will ask for again."""
+        """Drop cached prompts of an adapter that is out of use."""
         self._sampler.forget(params)
 
     def close(self) -> None:
-        """End both threads; what waits for them fails. May be called more than once."""
+        """End both threads; waiting work fails. Idempotent."""
         self._trainer.close()
         self._sampler.close()
         self._runs.clear()
         with self._lock:
-            quiet, self._quiet, self._small = self._quiet, False, False
-        if quiet:
-            ONE_THREAD.release()
+            limits, self._limits_blas, self._small = self._limits_blas, False, False
+        if limits:
+            ONE_BLAS_THREAD.release()
 
     def _begin(self) -> None:
-        """Something will be computed: small models on one thread each."""
+        """Limit BLAS to one thread before the first computation of small models."""
         with self._lock:
-            begins = self._small and not self._quiet
-            self._quiet = self._quiet or begins
+            begins = self._small and not self._limits_blas
+            self._limits_blas = self._limits_blas or begins
         if begins:
-            ONE_THREAD.acquire()
+            ONE_BLAS_THREAD.acquire()

@@ -1,9 +1,9 @@
-"""The two threads that compute. What they are given is a queue; what they answer are futures.
+"""The two computing threads, each with a queue of work; results go to futures.
 
-The trainer does one job after another. The sampler owns a `Sampler` for each base model: whatever has come
-in meanwhile joins those under way at the next token, so requests of all clients are computed together. Both
-sleep while there is nothing to do. The engine works outside of Python's lock for most of the time, so the
-two get in each other's way little.
+The training thread does one job after another. The sampling thread owns a `Sampler` for each base model: new
+requests join those in progress at the next token, so the requests of all clients are computed together. Both
+threads block while their queues are empty. numpy releases Python's interpreter lock in large products, so the
+two threads compute in parallel most of the time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class HostClosed(RuntimeError):
-    """The host computes no more."""
+    """The host has been closed."""
 
     def __init__(self) -> None:
         super().__init__("the server is shutting down")
@@ -44,7 +44,7 @@ class _Job:
 
 
 class Worker(ABC):
-    """A thread and the queue it works off. Thread-safe."""
+    """A thread with a queue of work. Thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -53,19 +53,19 @@ class Worker(ABC):
         self._closed = False  # guarded by _lock
         self._started = False  # guarded by _lock
 
-    def _put(self, order: Any) -> bool:
-        """Queue something, unless it is over; the thread is started by the first order."""
+    def _put(self, handle: Any) -> bool:
+        """Queue an item, or return False when closed; the first item starts the thread."""
         with self._lock:
             if self._closed:
                 return False
             if not self._started:
                 self._started = True
                 self._thread.start()
-            self._queue.put(order)
+            self._queue.put(handle)
         return True
 
     def close(self) -> None:
-        """Fail what waits, let go what is being computed, and join the thread."""
+        """Fail waiting work, finish the present job, and join the thread."""
         with self._lock:
             self._closed = True
             started = self._started
@@ -75,11 +75,11 @@ class Worker(ABC):
 
     @abstractmethod
     def _run(self) -> None:
-        """Work until None comes out of the queue."""
+        """Work until the queue yields None."""
 
 
 class TrainWorker(Worker):
-    """Does jobs in the order they come.
+    """A worker that runs jobs in the order of submission.
 
     >>> worker = TrainWorker("tinker-engine-train")
     >>> worker.submit(lambda: 6 * 7).result(timeout=5)
@@ -88,7 +88,7 @@ class TrainWorker(Worker):
     """
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Do a job after those that wait."""
+        """Queue a job."""
         future: Future[T] = Future()
         if not self._put(_Job(future, work)):
             future.set_exception(HostClosed())
@@ -102,14 +102,14 @@ class TrainWorker(Worker):
             if self._closed:
                 _fail(job.future, HostClosed())
             elif job.future.set_running_or_notify_cancel():
-                _settle(job.future, job.work)
-            # A job's arrays must not live on in this frame until the next one comes.
+                _resolve(job.future, job.work)
+            # Free the job's arrays before waiting for the next job.
             del job
 
 
 @attrs.define(eq=False)
-class SampleOrder:
-    """A request of the sampler; what `sample` gives, and `cancel` takes."""
+class SampleHandle:
+    """A submitted request; `sample` returns it, `cancel` accepts it."""
 
     model: BaseModel
     spec: SampleSpec
@@ -119,7 +119,7 @@ class SampleOrder:
 
 @attrs.frozen(eq=False)
 class _Cancel:
-    order: SampleOrder
+    handle: SampleHandle
 
 
 @attrs.frozen(eq=False)
@@ -128,76 +128,76 @@ class _Forget:
 
 
 class SampleWorker(Worker):
-    """Samples for everybody, one sampler for each base model."""
+    """A worker that samples all requests, with one sampler for each base model."""
 
     def __init__(self, name: str, *, max_rows: int = 256) -> None:
         super().__init__(name)
         self._max_rows = max_rows
-        # All below: the thread's own.
+        # Used by this worker's thread only.
         self._samplers: dict[str, Sampler] = {}
-        self._orders: dict[tuple[str, int], SampleOrder] = {}
+        self._handles: dict[tuple[str, int], SampleHandle] = {}
 
-    def submit(self, model: BaseModel, spec: SampleSpec) -> SampleOrder:
-        """Sample; the order's future has the result, or a ValueError that says what cannot be computed."""
-        order = SampleOrder(model, spec)
-        if not self._put(order):
-            order.future.set_exception(HostClosed())
-        return order
+    def submit(self, model: BaseModel, spec: SampleSpec) -> SampleHandle:
+        """Queue a request; its future receives the result, or a ValueError for a bad request."""
+        handle = SampleHandle(model, spec)
+        if not self._put(handle):
+            handle.future.set_exception(HostClosed())
+        return handle
 
-    def cancel(self, order: SampleOrder) -> None:
-        """Stop computing for an order; its future is cancelled, unless it is already done."""
-        self._put(_Cancel(order))
+    def cancel(self, handle: SampleHandle) -> None:
+        """Stop computing a request; its future fails with `Cancelled` unless it is done."""
+        self._put(_Cancel(handle))
 
     def forget(self, params: LoraParams) -> None:
-        """Drop what is remembered of an adapter."""
+        """Drop cached prompts of an adapter."""
         self._put(_Forget(params))
 
     def _run(self) -> None:
-        while self._take(wait=not self._orders):
+        while self._take(wait=not self._handles):
             for name, sampler in list(self._samplers.items()):
                 if sampler.busy:
                     self._step(name, sampler)
-        for order in self._orders.values():
-            _fail(order.future, HostClosed())
-        self._orders.clear()
+        for handle in self._handles.values():
+            _fail(handle.future, HostClosed())
+        self._handles.clear()
 
     def _take(self, *, wait: bool) -> bool:
-        """Take in all that has come; False when it is time to end."""
+        """Take everything from the queue; return False at the end of the work."""
         try:
             while True:
-                order = self._queue.get(block=wait)
-                if order is None:
+                handle = self._queue.get(block=wait)
+                if handle is None:
                     return False
-                self._take_one(order)
+                self._take_one(handle)
                 wait = False
         except queue.Empty:
             return True
 
-    def _take_one(self, order: Any) -> None:
-        if isinstance(order, SampleOrder):
-            self._add(order)
-        elif isinstance(order, _Cancel):
-            self._drop(order.order)
+    def _take_one(self, handle: Any) -> None:
+        if isinstance(handle, SampleHandle):
+            self._add(handle)
+        elif isinstance(handle, _Cancel):
+            self._drop(handle.handle)
         else:
             for sampler in self._samplers.values():
-                sampler.forget(order.params)
+                sampler.forget(handle.params)
 
-    def _add(self, order: SampleOrder) -> None:
-        if not order.future.set_running_or_notify_cancel():
+    def _add(self, handle: SampleHandle) -> None:
+        if not handle.future.set_running_or_notify_cancel():
             return
         try:
-            order.ticket = self._sampler(order.model).add(order.spec)
-        except Exception as problem:  # noqa: BLE001  # it is the answer
-            order.future.set_exception(problem)
+            handle.ticket = self._sampler(handle.model).add(handle.spec)
+        except Exception as problem:  # noqa: BLE001  # the future carries it
+            handle.future.set_exception(problem)
             return
-        self._orders[order.model.name, order.ticket] = order
+        self._handles[handle.model.name, handle.ticket] = handle
 
-    def _drop(self, order: SampleOrder) -> None:
-        if order.ticket is None:
-            order.future.cancel()
-        elif self._orders.pop((order.model.name, order.ticket), None) is not None:
-            self._samplers[order.model.name].cancel(order.ticket)
-            order.future.set_exception(Cancelled())
+    def _drop(self, handle: SampleHandle) -> None:
+        if handle.ticket is None:
+            handle.future.cancel()
+        elif self._handles.pop((handle.model.name, handle.ticket), None) is not None:
+            self._samplers[handle.model.name].cancel(handle.ticket)
+            handle.future.set_exception(Cancelled())
 
     def _sampler(self, model: BaseModel) -> Sampler:
         if model.name not in self._samplers:
@@ -209,27 +209,27 @@ class SampleWorker(Worker):
         try:
             finished = sampler.step()
         except Exception as problem:
-            # What state it is in nobody knows: those under way fail, the next ones get a new one.
+            # The sampler's state is unknown: fail its requests, and start the next ones on a new sampler.
             logger.exception("sampling from %s failed", name)
             del self._samplers[name]
-            for key in [key for key in self._orders if key[0] == name]:
-                _fail(self._orders.pop(key).future, problem)
+            for key in [key for key in self._handles if key[0] == name]:
+                _fail(self._handles.pop(key).future, problem)
             return
         for ticket, result in finished:
-            self._orders.pop((name, ticket)).future.set_result(result)
+            self._handles.pop((name, ticket)).future.set_result(result)
 
 
 class Cancelled(RuntimeError):
-    """Somebody asked for this not to be computed."""
+    """The request was cancelled."""
 
     def __init__(self) -> None:
         super().__init__("the request was cancelled")
 
 
-def _settle(future: Future[Any], work: Callable[[], Any]) -> None:
+def _resolve(future: Future[Any], work: Callable[[], Any]) -> None:
     try:
         result = work()
-    except BaseException as problem:  # noqa: BLE001  # it is the answer
+    except BaseException as problem:  # noqa: BLE001  # the future carries it
         future.set_exception(problem)
     else:
         future.set_result(result)

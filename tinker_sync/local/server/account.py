@@ -31,7 +31,7 @@ from tinker_sync.wire import json as json_codec
 if TYPE_CHECKING:
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.service import Service
-    from tinker_sync.local.store.rows import AuditRow, UsageRow
+    from tinker_sync.local.store.rows import AuditRow, HourlyUsageRow
     from tinker_sync.types.billing import BillingEventInfo
 
 calls = Calls()
@@ -150,7 +150,7 @@ def _in_utc(moment: datetime) -> datetime:
     return moment.astimezone(timezone.utc) if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
 
 
-def _event(row: UsageRow) -> BillingUsageEvent:
+def _event(row: HourlyUsageRow) -> BillingUsageEvent:
     return BillingUsageEvent(
         bucket_start=row.bucket_start,
         bucket_end=row.bucket_start + timedelta(hours=1),
@@ -164,7 +164,7 @@ def _event(row: UsageRow) -> BillingUsageEvent:
     )
 
 
-def _event_info(row: UsageRow) -> BillingEventInfo:
+def _event_info(row: HourlyUsageRow) -> BillingEventInfo:
     count = int(row.amount)
     if row.kind == "training":
         return TrainingBillingEvent(token_count=count)

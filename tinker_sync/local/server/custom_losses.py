@@ -1,9 +1,8 @@
 """Custom losses: uploaded computations, looked at before they are taken, kept for the life of their session.
 
 Computing them is not this module's business: `tinker_sync.local.engine.custom_graph` does, where it is
-there. It has one function, `custom_rule(inputs, graph)`, called when a loss is uploaded (ValueError refuses
-it); what it returns is called `rule(run, data, *, backward)` on the engine's thread and answers a
-`LossOutput`.
+there. Its `compile_custom_loss(inputs, graph)` is called when a loss is uploaded (ValueError refuses it);
+what it returns is called `rule(run, data, *, backward)` on the engine's thread and answers a `LossOutput`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tinker_sync.local.engine.loss_inputs import Example
-    from tinker_sync.local.engine.training import LossOutput, TrainingRun
+    from tinker_sync.local.engine.training import AdapterTrainer, LossOutput
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.service import LiveModel, Service
     from tinker_sync.types.custom_loss import CustomLossInput, CustomLossNode
@@ -86,7 +85,7 @@ async def create_custom_loss(service: Service, ask: Ask) -> Any:
 def _rule(request: CreateCustomLossRequest) -> Callable[..., LossOutput] | None:
     if importlib.util.find_spec(COMPUTER) is None:
         return None
-    made: Callable[..., LossOutput] = importlib.import_module(COMPUTER).custom_rule(
+    made: Callable[..., LossOutput] = importlib.import_module(COMPUTER).compile_custom_loss(
         request.inputs, request.graph
     )
     return made
@@ -94,7 +93,7 @@ def _rule(request: CreateCustomLossRequest) -> Callable[..., LossOutput] | None:
 
 def compute(
     service: Service,
-    run: TrainingRun,
+    run: AdapterTrainer,
     model: LiveModel,
     given: ForwardBackwardInput,
     data: list[Example],

@@ -20,7 +20,7 @@ from tinker_sync.wire.proto import decode_forward_backward_request, encode_forwa
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tinker_sync.local.engine.training import TrainingRun
+    from tinker_sync.local.engine.training import AdapterTrainer
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.lanes import Work
     from tinker_sync.local.server.service import LiveModel, Service
@@ -116,7 +116,7 @@ def _pass(
 
 
 def compute(
-    service: Service, run: TrainingRun, model: LiveModel, given: ForwardBackwardInput, *, backward: bool
+    service: Service, run: AdapterTrainer, model: LiveModel, given: ForwardBackwardInput, *, backward: bool
 ) -> ForwardBackwardOutput:
     """One pass, on the engine's thread. Raises ValueError for what is wrong; then nothing changed."""
     if not given.data:

@@ -35,7 +35,7 @@ from tinker_sync.types.weights import (
 if TYPE_CHECKING:
     from tinker_sync.local.engine._arrays import Array
     from tinker_sync.local.engine.model import ModelConfig
-    from tinker_sync.local.engine.training import TrainingRun
+    from tinker_sync.local.engine.training import AdapterTrainer
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.service import LiveModel, Service
     from tinker_sync.local.store.rows import CheckpointKind, CheckpointRow
@@ -83,7 +83,7 @@ def info_of(base_model: str, lora: LoraSettings) -> dict[str, Any]:
     }
 
 
-def _snapshot(run: TrainingRun, *, optimizer: bool) -> dict[str, Array]:
+def _snapshot(run: AdapterTrainer, *, optimizer: bool) -> dict[str, Array]:
     """Copies of a run's numbers, by name; on the engine's thread."""
     arrays: dict[str, Array] = dict(run.params.snapshot().named())
     if optimizer:
@@ -206,7 +206,7 @@ def params_of(info: Mapping[str, Any], arrays: Mapping[str, Array], config: Mode
 
 
 def _restore(
-    run: TrainingRun, info: Mapping[str, Any], arrays: Mapping[str, Array], *, optimizer: bool
+    run: AdapterTrainer, info: Mapping[str, Any], arrays: Mapping[str, Array], *, optimizer: bool
 ) -> None:
     """Go on from a checkpoint; on the engine's thread. Raises `UserFault` when it is of another shape."""
     saved, mine = settings_of(info), run.params.settings

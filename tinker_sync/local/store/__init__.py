@@ -1,14 +1,16 @@
 """The durable state of the embedded server: one directory, one process, SQLite and safetensors files.
 
-    store         `Store`, the front of it all
+    store         `Store`, the public entry
     sessions, runs, checkpoints, ledger    the tables, one family each
     database      the connection, transactions, the schema
-    shelf         directories of files that appear whole or not at all
-    safetensors   the file format; peft: adapters as others read them
-    names, rows, errors                    what goes in and out
+    folders       folders of files that appear complete or not at all
+    safetensors   the file format; peft: adapters in the layout of the PEFT library
+    names, rows, errors                    checks, records and exceptions
 
-What was acknowledged is on the disk: files are written beside, flushed, renamed, and the row that makes them
-visible is committed last. What a crash leaves half-done is removed when the store is opened again.
+Acknowledged writes are on the disk: files are written to a staging folder, flushed and renamed, and the row
+    that
+refers to them is committed last. Opening the store removes what a crash left incomplete. Any thread may
+enter; the room knows neither HTTP nor the engine's computations.
 """
 
 from __future__ import annotations
@@ -17,18 +19,19 @@ from tinker_sync.local.store.errors import StoreError
 from tinker_sync.local.store.rows import (
     AuditRow,
     CheckpointRow,
+    HourlyUsageRow,
     Lora,
     RunRow,
     SamplerRow,
     SessionRow,
     StorageRow,
-    UsageRow,
 )
 from tinker_sync.local.store.store import Store
 
 __all__ = [
     "AuditRow",
     "CheckpointRow",
+    "HourlyUsageRow",
     "Lora",
     "RunRow",
     "SamplerRow",
@@ -36,5 +39,4 @@ __all__ = [
     "StorageRow",
     "Store",
     "StoreError",
-    "UsageRow",
 ]

@@ -1,6 +1,6 @@
-"""What may wait in memory until something is written anyway: last uses, usage, the audit log.
+"""Writes that wait in memory for the next transaction: last uses, usage, the audit log.
 
-So a heartbeat or a sampled token costs no write to the disk. A crash loses what waits, which is seconds.
+A heartbeat or a sampled token therefore costs no write to the disk. A crash loses the last seconds of these.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Final, Literal, NamedTuple
 
 from attrs import define, field
 
-Touched = Literal["sessions", "runs"]
-_HOUR_MICROS: Final = 3_600_000_000
+TouchedTable = Literal["sessions", "runs"]
+HOUR_MICROS: Final = 3_600_000_000
 
 
 class UsageKey(NamedTuple):
-    """What usage is summed up by."""
+    """The key under which usage is summed."""
 
     hour: int
     session_id: str
@@ -25,8 +25,8 @@ class UsageKey(NamedTuple):
     kind: str
 
 
-class Audited(NamedTuple):
-    """One line of the audit log; `detail` is JSON."""
+class AuditEntry(NamedTuple):
+    """An entry of the audit log; `detail` is JSON."""
 
     at: int
     event: str
@@ -34,34 +34,34 @@ class Audited(NamedTuple):
 
 
 def hour_of(micros: int) -> int:
-    """The hour that holds a moment, counted since 1970.
+    """Return the hour of a moment, counted since 1970.
 
     >>> hour_of(3_600_000_000), hour_of(3_599_999_999)
     (1, 0)
     """
-    return micros // _HOUR_MICROS
+    return micros // HOUR_MICROS
 
 
 @define
-class Waiting:
-    """What waits. Not thread-safe."""
+class PendingWrites:
+    """Writes not yet on the disk. Not thread-safe."""
 
-    touched: dict[tuple[Touched, str], int] = field(factory=dict)
+    touched: dict[tuple[TouchedTable, str], int] = field(factory=dict)
     usage: dict[UsageKey, int] = field(factory=dict)
-    audit: list[Audited] = field(factory=list)
+    audit: list[AuditEntry] = field(factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.touched or self.usage or self.audit)
 
-    def add(self, later: Waiting) -> None:
-        """Append what came later."""
+    def add(self, later: PendingWrites) -> None:
+        """Append later writes."""
         self.touched.update(later.touched)
         for key, amount in later.usage.items():
             self.usage[key] = self.usage.get(key, 0) + amount
         self.audit += later.audit
 
     def store(self, connection: sqlite3.Connection) -> None:
-        """Write it, in a transaction of the caller."""
+        """Write everything in the caller's transaction."""
         for (table, one), moment in self.touched.items():
             connection.execute(f"UPDATE {table} SET seen = max(seen, ?) WHERE id = ?", (moment, one))  # noqa: S608  # one of two
         connection.executemany(
@@ -73,10 +73,10 @@ class Waiting:
         connection.executemany("INSERT INTO audit (at, event, detail) VALUES (?, ?, ?)", self.audit)
 
 
-class Buffer:
-    """What waits, for several threads. Thread-safe; never blocks for long.
+class WriteBuffer:
+    """A thread-safe holder of `PendingWrites`.
 
-    >>> buffer = Buffer()
+    >>> buffer = WriteBuffer()
     >>> buffer.use(UsageKey(0, "s-1", "", "org/base", "sample"), 3)
     >>> buffer.use(UsageKey(0, "s-1", "", "org/base", "sample"), 4)
     >>> list(buffer.take().usage.values()), bool(buffer)
@@ -85,35 +85,35 @@ class Buffer:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting = Waiting()  # guarded by _lock
+        self._pending = PendingWrites()  # guarded by _lock
 
     def __bool__(self) -> bool:
         with self._lock:
-            return bool(self._waiting)
+            return bool(self._pending)
 
-    def touch(self, table: Touched, one: str, moment: int) -> None:
-        """Something was used."""
+    def touch(self, table: TouchedTable, one: str, moment: int) -> None:
+        """Record the last use of a session or run."""
         with self._lock:
-            self._waiting.touched[table, one] = moment
+            self._pending.touched[table, one] = moment
 
     def use(self, key: UsageKey, amount: int) -> None:
-        """So much was used up."""
+        """Add to the usage of a key."""
         with self._lock:
-            self._waiting.usage[key] = self._waiting.usage.get(key, 0) + amount
+            self._pending.usage[key] = self._pending.usage.get(key, 0) + amount
 
-    def note(self, line: Audited) -> None:
-        """Something was done."""
+    def note(self, line: AuditEntry) -> None:
+        """Add an entry to the audit log."""
         with self._lock:
-            self._waiting.audit.append(line)
+            self._pending.audit.append(line)
 
-    def take(self) -> Waiting:
-        """Everything, to be written now."""
+    def take(self) -> PendingWrites:
+        """Remove and return all pending writes."""
         with self._lock:
-            taken, self._waiting = self._waiting, Waiting()
+            taken, self._pending = self._pending, PendingWrites()
             return taken
 
-    def put_back(self, taken: Waiting) -> None:
-        """It could not be written."""
+    def put_back(self, taken: PendingWrites) -> None:
+        """Restore writes whose transaction failed."""
         with self._lock:
-            taken.add(self._waiting)
-            self._waiting = taken
+            taken.add(self._pending)
+            self._pending = taken

@@ -1,7 +1,7 @@
-"""Checkpoints: saving, loading, listing, ending. A base of `Store`.
+"""The table of checkpoints, with their files. A base of `Store`.
 
-The files come first, flushed, in a folder of a new random name; then the row commits. An overwritten or
-deleted one loses its row first. So a row always leads to a complete folder.
+Saving writes and flushes the files to a folder with a new random name, then commits the row. Overwriting and
+deleting remove the row before the files. So a row always refers to a complete folder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from tinker_sync.local.store import peft, safetensors
-from tinker_sync.local.store.buffer import UsageKey, Waiting, hour_of
+from tinker_sync.local.store.buffer import PendingWrites, UsageKey, hour_of
 from tinker_sync.local.store.database import (
     from_json,
     json_or_none,
@@ -23,10 +23,10 @@ from tinker_sync.local.store.database import (
     to_moment,
 )
 from tinker_sync.local.store.errors import StoreError
-from tinker_sync.local.store.names import checked_kind, checked_name
+from tinker_sync.local.store.folders import Content, FileFact, FolderStore
+from tinker_sync.local.store.names import check_kind, check_name
 from tinker_sync.local.store.rows import CheckpointKind, CheckpointRow, StorageRow
 from tinker_sync.local.store.safetensors import Array
-from tinker_sync.local.store.shelf import Content, FileFact, Shelf
 from tinker_sync.local.store.tables import Tables, require
 
 OPTIMIZER_FILE: Final = "optimizer.safetensors"
@@ -50,9 +50,9 @@ _ONE: Final = f"{_SELECT} AND run_id = :run AND kind = :kind AND name = :name"
 
 
 class Checkpoints(Tables):
-    """Checkpoints. A name may be used once for each kind in each run; what has expired is as good as gone."""
+    """Checkpoints. A name is unique within a kind and run; expired checkpoints are treated as deleted."""
 
-    _shelf: Shelf
+    _folders: FolderStore
 
     def save_checkpoint(
         self,
@@ -66,23 +66,23 @@ class Checkpoints(Tables):
         overwrite: bool = False,
         user_metadata: Mapping[str, Any] | None = None,
     ) -> CheckpointRow:
-        """Save; it is on the disk when this returns.
+        """Save a checkpoint; it is on the disk when this method returns.
 
         Args:
-            run_id: whose it is.
+            run_id: the run that owns the checkpoint.
             kind: `training`, `sampler` or `external`.
             name: 1 to 255 letters, digits and . _ -
-            arrays: what `LoraParams.named()` gives, so `<module>.lora_A` and `<module>.lora_B`; with
-                `training` also others, such as the optimizer's. They must not change until this returns.
-            info: what else belongs to it, as JSON has it.
-            ttl_s: after how many seconds it expires; None is never.
-            overwrite: take the place of one of the same name, which stays until this one is complete.
-            user_metadata: the client's own.
+            arrays: the arrays of `LoraParams.named()`, `<module>.lora_A` and `<module>.lora_B`; `training`
+                takes others too, such as the optimizer's. They must not change during the call.
+            info: further data, as JSON types.
+            ttl_s: seconds until the checkpoint expires; None means never.
+            overwrite: replace a checkpoint of the same name, which stays until the new one is complete.
+            user_metadata: the client's own metadata.
 
         Raises:
-            StoreError: `exists`, `bad_name`, `not_found` for the run, `full` or `unwritable`. What was there
-                before is still there.
-            ValueError: the arrays are not an adapter, or of a type that the file format does not know.
+            StoreError: `exists`, `bad_name`, `not_found` for the run, `full` or `unwritable`. Stored
+                checkpoints stay unchanged.
+            ValueError: the arrays are not an adapter, or have a type that the file format lacks.
 
         >>> import numpy as np
         >>> from tinker_sync.local.store import Lora, Store
@@ -102,35 +102,35 @@ class Checkpoints(Tables):
         >>> store.close(); folder.cleanup()
         """
         what = f"{name!s:.255} could not be saved"
-        key = {"run": run_id, "kind": checked_kind(kind), "name": checked_name(name)}
+        key = {"run": run_id, "kind": check_kind(kind), "name": check_name(name)}
         text = to_json(dict(info))
         with self._database.read(what) as connection:
             base_model = require(connection, "runs", run_id)["base_model"]
             if not overwrite:
                 self._refuse_taken(connection, key)
         contents = _contents(kind, arrays, base_model, {**key, "base_model": base_model, "info": dict(info)})
-        folder, facts = self._shelf.put(contents, what)
+        folder, facts = self._folders.put(contents, what)
         try:
             with self._write(what) as connection:
                 replaced = self._place(connection, key, overwrite)
                 saved = self._insert(connection, key, folder, facts, text, user_metadata, ttl_s)
         except BaseException as problem:
-            # After an error of the disk nobody knows whether the row is there; the next start will.
+            # After a disk error the row may or may not exist; the next start decides about the folder.
             if not (isinstance(problem, StoreError) and problem.kind == "unwritable"):
-                self._shelf.discard(folder)
+                self._folders.discard(folder)
             raise
         if replaced is not None:
-            self._shelf.discard(replaced)
+            self._folders.discard(replaced)
         return saved
 
     def load_checkpoint(
         self, run_id: str, kind: CheckpointKind, name: str
     ) -> tuple[dict[str, Any], dict[str, Array]]:
-        """The info and the arrays of a checkpoint, bit for bit.
+        """Return the info and the arrays of a checkpoint, bit for bit.
 
         Raises:
-            StoreError: `not_found` when there is none or it has expired; `damaged` when its files are not
-                what was written.
+            StoreError: `not_found` when it does not exist or has expired; `damaged` when its files have
+                changed.
         """
 
         def take(row: sqlite3.Row, facts: Facts) -> dict[str, Array]:
@@ -138,7 +138,7 @@ class Checkpoints(Tables):
             for file in (peft.ADAPTER_FILE, OPTIMIZER_FILE):
                 if file not in facts:
                     continue
-                read = safetensors.read(self._shelf.take(row["folder"], file, facts[file]))
+                read = safetensors.read(self._folders.take(row["folder"], file, facts[file]))
                 arrays |= peft.from_file(read) if file == peft.ADAPTER_FILE else read
             return arrays
 
@@ -146,7 +146,7 @@ class Checkpoints(Tables):
         return from_json(row["info"]), arrays
 
     def checkpoint(self, run_id: str, kind: CheckpointKind, name: str) -> CheckpointRow:
-        """What is known of a checkpoint.
+        """Return the record of a checkpoint.
 
         Raises:
             StoreError: `not_found`.
@@ -155,7 +155,7 @@ class Checkpoints(Tables):
             return _checkpoint(self._raw(connection, {"run": run_id, "kind": kind, "name": name}))
 
     def checkpoint_info(self, run_id: str, kind: CheckpointKind, name: str) -> dict[str, Any]:
-        """The info of a checkpoint, without reading its arrays.
+        """Return the info of a checkpoint, without its arrays.
 
         Raises:
             StoreError: `not_found`.
@@ -167,20 +167,20 @@ class Checkpoints(Tables):
             return info
 
     def checkpoint_files(self, run_id: str, kind: CheckpointKind, name: str) -> dict[str, Path]:
-        """The files of a checkpoint, by the names they have in an archive.
+        """Return the files of a checkpoint, by their names in an archive.
 
-        They never change. They go away when the checkpoint is deleted or overwritten; whoever has one
-        open can read it to its end all the same.
+        The files never change. Deleting or overwriting the checkpoint removes them; a file that is open then
+        stays readable.
 
         Raises:
             StoreError: `not_found`.
         """
         with self._database.read("the checkpoint could not be read") as connection:
             row = self._raw(connection, {"run": run_id, "kind": kind, "name": name})
-        return {file: self._shelf.path(row["folder"], file) for file in from_json(row["files"])}
+        return {file: self._folders.path(row["folder"], file) for file in from_json(row["files"])}
 
     def list_checkpoints(self, run_id: str) -> list[CheckpointRow]:
-        """All checkpoints of a run, the newest first.
+        """Return all checkpoints of a run, the newest first.
 
         Raises:
             StoreError: `not_found` for the run.
@@ -195,7 +195,7 @@ class Checkpoints(Tables):
     def list_user_checkpoints(
         self, limit: int, offset: int, project_id: str | None = None
     ) -> tuple[list[CheckpointRow], int]:
-        """A page of all checkpoints, the newest first, and how many there are in all."""
+        """Return a page of all checkpoints, the newest first, and the total number."""
         values = {"now": self._now(), "project": project_id, "limit": limit, "offset": offset}
         with self._database.read("checkpoints could not be listed") as connection:
             rows = connection.execute(
@@ -214,10 +214,10 @@ class Checkpoints(Tables):
         with self._write(f"{name!s:.255} could not be deleted") as connection:
             row = self._raw(connection, {"run": run_id, "kind": kind, "name": name})
             self._drop(connection, row)
-        self._shelf.discard(row["folder"])
+        self._folders.discard(row["folder"])
 
     def set_published(self, run_id: str, kind: CheckpointKind, name: str, published: bool) -> None:
-        """Let everybody read a checkpoint, or no longer.
+        """Make a checkpoint public or private.
 
         Raises:
             StoreError: `not_found`, or the disk.
@@ -225,7 +225,7 @@ class Checkpoints(Tables):
         self._change(run_id, kind, name, "published", int(published))
 
     def set_ttl(self, run_id: str, kind: CheckpointKind, name: str, ttl_s: float | None) -> None:
-        """Let a checkpoint expire so many seconds from now, or never.
+        """Let a checkpoint expire in `ttl_s` seconds from now; None means never.
 
         Raises:
             StoreError: `not_found`, or the disk.
@@ -233,10 +233,10 @@ class Checkpoints(Tables):
         self._change(run_id, kind, name, "expires", self._expiry(ttl_s))
 
     def sweep_expired(self) -> int:
-        """Delete what has expired, and write what waits in memory; to be called now and then.
+        """Delete expired checkpoints and write pending data. The server calls this regularly.
 
         Returns:
-            How many checkpoints were deleted.
+            The number of deleted checkpoints.
 
         Raises:
             StoreError: the disk.
@@ -248,11 +248,11 @@ class Checkpoints(Tables):
             for row in rows:
                 self._drop(connection, row)
         for row in rows:
-            self._shelf.discard(row["folder"])
+            self._folders.discard(row["folder"])
         return len(rows)
 
     def storage_now(self, project_id: str | None = None) -> list[StorageRow]:
-        """What lies in storage, by project; only one of them when it is named."""
+        """Return the present storage of each project, or of the named one."""
         with self._database.read("storage could not be summed up") as connection:
             rows = connection.execute(_STORAGE, {"now": self._now(), "project": project_id})
             return [
@@ -289,7 +289,7 @@ class Checkpoints(Tables):
             )
 
     def _place(self, connection: sqlite3.Connection, key: Mapping[str, str], overwrite: bool) -> str | None:
-        """Free the name; give the folder of the checkpoint that had it."""
+        """Free the name, and return the folder of the checkpoint that had it."""
         if not overwrite:
             self._refuse_taken(connection, key)
         row = connection.execute(
@@ -324,12 +324,12 @@ class Checkpoints(Tables):
             "INSERT INTO stored VALUES (?, ?, ?, ?, NULL)", (number, run["project_id"], size, now)
         )
         usage = UsageKey(hour_of(now), run["session_id"], key["run"], run["base_model"], "checkpoint")
-        Waiting(usage={usage: 1}).store(connection)
-        # It may have expired already.
+        PendingWrites(usage={usage: 1}).store(connection)
+        # _SELECT would miss a checkpoint that has already expired.
         return _checkpoint(connection.execute(f"{_SELECT_ALL} WHERE number = ?", (number,)).fetchone())
 
     def _drop(self, connection: sqlite3.Connection, row: sqlite3.Row) -> None:
-        """The row goes; what it took in storage is counted until now, or until it expired."""
+        """Delete the row; its storage counts until now or until its expiry."""
         until = min(self._now(), row["expires"] or self._now())
         connection.execute("UPDATE stored SET until = ? WHERE checkpoint = ?", (until, row["number"]))
         connection.execute("DELETE FROM checkpoints WHERE number = ?", (row["number"],))
@@ -350,13 +350,13 @@ class Checkpoints(Tables):
             )
 
     def _expiry(self, ttl_s: float | None) -> int | None:
-        # Whoever asks for more than SQLite's integers hold means never.
+        # SQLite's integers cannot hold a larger value, so it means never.
         return None if ttl_s is None or ttl_s > _LONGEST_TTL_S else self._now() + int(ttl_s * 1_000_000)
 
     def _reading(
         self, run_id: str, kind: CheckpointKind, name: str, take: Callable[[sqlite3.Row, Facts], T]
     ) -> tuple[sqlite3.Row, T]:
-        """Read files of a checkpoint that somebody may delete or overwrite meanwhile."""
+        """Read files of a checkpoint; another thread may delete or overwrite them meanwhile."""
         key = {"run": run_id, "kind": kind, "name": name}
         missing = ""
         while True:
@@ -375,11 +375,11 @@ class Checkpoints(Tables):
 def _contents(
     kind: CheckpointKind, arrays: Mapping[str, Array], base_model: str, about: Mapping[str, Any]
 ) -> dict[str, Content]:
-    """What to write, by file name."""
+    """Return the files to write, by name."""
     adapter = {key: array for key, array in arrays.items() if peft.is_adapter(key)}
     others = {key: array for key, array in arrays.items() if key not in adapter}
     if others and kind != "training":
-        raise ValueError(f"a {kind} checkpoint has no place for {', '.join(sorted(others))}")
+        raise ValueError(f"a {kind} checkpoint cannot hold {', '.join(sorted(others))}")
     config = peft.config(adapter, base_model)
     contents: dict[str, Content] = {
         peft.ADAPTER_FILE: partial(safetensors.pieces, peft.to_file(adapter), {"format": "pt"}),

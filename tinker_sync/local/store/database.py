@@ -1,8 +1,8 @@
 """The SQLite file: its schema, and transactions that commit whole or leave nothing.
 
-One connection for the one process that may use the directory. It holds the database exclusively, so SQLite
-keeps its index of the write-ahead log in memory and not in a shared file, which a full disk could turn into a
-crash. Any thread may come in; one at a time is let through.
+The process has one connection and locks the database exclusively. SQLite then keeps the index of its
+write-ahead log in memory; in a shared memory-mapped file, a full disk would crash the process. Any thread may
+enter; a lock admits one at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Final
 
-from tinker_sync.local.store.errors import StoreError, translated
+from tinker_sync.local.store.errors import StoreError, translate_errors
 
 SCHEMA_VERSION: Final = 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -102,7 +102,7 @@ CREATE INDEX audit_by_time ON audit (at);
 
 
 def to_micros(moment: datetime) -> int:
-    """Whole microseconds since 1970.
+    """Convert a moment to whole microseconds since 1970.
 
     >>> to_micros(datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc))
     1000000
@@ -111,7 +111,7 @@ def to_micros(moment: datetime) -> int:
 
 
 def to_moment(micros: int) -> datetime:
-    """The other way round.
+    """Convert microseconds since 1970 to a moment in UTC.
 
     >>> to_moment(1_000_000).isoformat()
     '1970-01-01T00:00:01+00:00'
@@ -120,22 +120,19 @@ def to_moment(micros: int) -> datetime:
 
 
 def moment_or_none(micros: int | None) -> datetime | None:
-    """The same where there may be none."""
     return None if micros is None else to_moment(micros)
 
 
 def to_json(tree: Any) -> str:
-    """A list or an object as one column."""
+    """Encode a list or an object for one column."""
     return json.dumps(tree, separators=(",", ":"), ensure_ascii=False)
 
 
 def json_or_none(tree: Any) -> str | None:
-    """The same where there may be none."""
     return None if tree is None else to_json(tree)
 
 
 def from_json(text: str | None) -> Any:
-    """The other way round."""
     return None if text is None else json.loads(text)
 
 
@@ -154,10 +151,10 @@ class Database:
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
         self._path = path
-        with translated(f"{path} could not be opened"):
+        with translate_errors(f"{path} could not be opened"):
             self._connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
-            with translated(f"{path} could not be opened"):
+            with translate_errors(f"{path} could not be opened"):
                 self._prepare()
         except BaseException:
             self._connection.close()
@@ -176,41 +173,41 @@ class Database:
                 "too_new", f"{self._path} was written by a newer version; open it with that, or elsewhere"
             )
         if version == 0:
-            # One script, one transaction: it is there whole, with its number, or not at all.
+            # One transaction: the schema and its version number appear together or not at all.
             connection.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
 
     @contextmanager
     def write(self, what: str) -> Iterator[sqlite3.Connection]:
-        """A transaction, on the disk when the block is left; undone when anything is raised.
+        """Run the block in a transaction: committed to the disk at its end, rolled back when it raises.
 
         Args:
-            what: how to begin the sentence when it cannot be done.
+            what: the beginning of the error message, such as "the run could not be added".
 
         Raises:
-            StoreError: it could not be done.
+            StoreError: SQLite or the file system failed.
         """
-        with self._lock, translated(what):
+        with self._lock, translate_errors(what):
             connection = self._connection
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:
-                if connection.in_transaction:  # some failures have undone it already
+                if connection.in_transaction:  # some failures roll back by themselves
                     connection.execute("ROLLBACK")
                 raise
 
     @contextmanager
     def read(self, what: str) -> Iterator[sqlite3.Connection]:
-        """A look at one state of things; nobody writes meanwhile.
+        """Give the connection for reading; writers wait until the block ends.
 
         Raises:
-            StoreError: it could not be done.
+            StoreError: SQLite or the file system failed.
         """
-        with self._lock, translated(what):
+        with self._lock, translate_errors(what):
             yield self._connection
 
     def close(self) -> None:
-        """End. Idempotent; what comes later is refused."""
+        """Close the connection; later calls raise `StoreError`. Idempotent."""
         with self._lock:
             self._connection.close()

@@ -1,6 +1,6 @@
-"""What can go wrong with the store, in words for whoever asked and in a kind for code that answers them.
+"""The store's exception, with a message for the client and a kind for the server.
 
-The one border where errors of the file system and of SQLite become ours.
+`translate_errors` is the border at which errors of the file system and of SQLite become `StoreError`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ StoreErrorKind = Literal[
 ]
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)})
-# What SQLite says; its numbers are in the exception only from Python 3.11 on.
-_SQLITE_SAYS: Final[tuple[tuple[str, StoreErrorKind], ...]] = (
+# Phrases in SQLite's messages; the exception carries its error code only since Python 3.11.
+_SQLITE_PHRASES: Final[tuple[tuple[str, StoreErrorKind], ...]] = (
     ("full", "full"),
     ("not a database", "damaged"),
     ("malformed", "damaged"),
@@ -31,12 +31,13 @@ _SQLITE_SAYS: Final[tuple[tuple[str, StoreErrorKind], ...]] = (
 
 
 class StoreError(TinkerError):
-    """The store did not do what it was asked to do, and nothing else has changed.
+    """A failed operation of the store; it left the stored state unchanged.
 
     Attributes:
-        kind: `not_found`, `exists`, `bad_name`: the request. `full`, `unwritable`: the disk. `locked`:
-            another server uses the directory. `damaged`, `too_new`: what is in it. `closed`: the store.
-        message: a sentence that may be shown to a client.
+        kind: the cause. `not_found`, `exists`, `bad_name`: the request. `full`, `unwritable`: the disk.
+            `locked`: another server uses the directory. `damaged`, `too_new`: the directory's content.
+            `closed`: the store is closed.
+        message: a sentence fit for a client.
 
     >>> error = StoreError("not_found", "there is no session s-1")
     >>> error.kind, str(error)
@@ -55,28 +56,26 @@ class StoreError(TinkerError):
         return self.message
 
 
-def of_os(problem: OSError, what: str) -> StoreError:
-    """What an error of the file system means for `what`, such as "the checkpoint could not be saved"."""
+def from_os_error(problem: OSError, what: str) -> StoreError:
+    """Translate an error of the file system; `what` begins the message: "the run could not be saved"."""
     if problem.errno in _FULL:
         return StoreError("full", f"{what}: the disk is full ({problem.strerror})")
     return StoreError("unwritable", f"{what}: {problem.strerror or problem}")
 
 
-def of_sqlite(problem: sqlite3.Error, what: str) -> StoreError:
-    """What an error of the database means for `what`."""
+def from_sqlite_error(problem: sqlite3.Error, what: str) -> StoreError:
     text = str(problem)
-    said = [kind for words, kind in _SQLITE_SAYS if words in text]
-    kind = said[0] if said else "unwritable"
-    if kind == "full":
+    known = [kind for phrase, kind in _SQLITE_PHRASES if phrase in text]
+    if known[:1] == ["full"]:
         return StoreError("full", f"{what}: the disk is full")
-    return StoreError(kind, f"{what}: {text}")
+    return StoreError(known[0] if known else "unwritable", f"{what}: {text}")
 
 
 @contextmanager
-def translated(what: str) -> Iterator[None]:
-    """Let no error of the file system or of SQLite out as it is.
+def translate_errors(what: str) -> Iterator[None]:
+    """Raise errors of the file system and of SQLite in the block as `StoreError`.
 
-    >>> with translated("the file could not be read"):
+    >>> with translate_errors("the file could not be read"):
     ...     raise OSError(errno.ENOSPC, "No space left on device")
     Traceback (most recent call last):
         ...
@@ -85,6 +84,6 @@ def translated(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        raise of_os(problem, what) from problem
+        raise from_os_error(problem, what) from problem
     except sqlite3.Error as problem:
-        raise of_sqlite(problem, what) from problem
+        raise from_sqlite_error(problem, what) from problem

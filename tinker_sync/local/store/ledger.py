@@ -1,4 +1,4 @@
-"""What was used, for the bill, and what was done, for the audit log. A base of `Store`."""
+"""The tables of usage (for the bill) and of audit entries. A base of `Store`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta, timezone
 from typing import Any, Final, Literal
 
-from tinker_sync.local.store.buffer import Audited, UsageKey, hour_of
+from tinker_sync.local.store.buffer import HOUR_MICROS, AuditEntry, UsageKey, hour_of
 from tinker_sync.local.store.database import from_json, to_json, to_micros, to_moment
-from tinker_sync.local.store.rows import AuditRow, UsageRow
+from tinker_sync.local.store.rows import AuditRow, HourlyUsageRow
 from tinker_sync.local.store.tables import Tables
 
-_HOUR_MICROS: Final = 3_600_000_000
 _GIGABYTE: Final = 10**9
 
 
@@ -27,21 +26,21 @@ class Ledger(Tables):
         kind: Literal["training", "prefill", "prefill_cached", "sample"],
         tokens: int,
     ) -> None:
-        """So many tokens were used just now. Never blocks: it waits in memory for the next write.
+        """Record tokens used now. This method does not touch the disk: the next write takes the record along.
 
-        Saved checkpoints and storage are counted by themselves.
+        Saving a checkpoint records its own usage and storage.
         """
         if tokens > 0:
             key = UsageKey(hour_of(self._now()), session_id, run_id or "", base_model, kind)
             self._buffer.use(key, tokens)
 
-    def usage(self, starting_on: datetime, ending_before: datetime) -> list[UsageRow]:
-        """What was used hour by hour, in the hours that begin within these moments; in the order of time.
+    def usage(self, starting_on: datetime, ending_before: datetime) -> list[HourlyUsageRow]:
+        """Return the usage of each hour that begins within the given moments, in the order of time.
 
-        Storage is in gigabyte hours and counts up to now.
+        Storage is in gigabyte hours and counted up to now.
         """
         self._flush_if_possible()
-        first, end = -(-to_micros(starting_on) // _HOUR_MICROS), -(-to_micros(ending_before) // _HOUR_MICROS)
+        first, end = -(-to_micros(starting_on) // HOUR_MICROS), -(-to_micros(ending_before) // HOUR_MICROS)
         end = min(end, hour_of(self._now()) + 1)
         with self._database.read("usage could not be summed up") as connection:
             rows = connection.execute(
@@ -51,8 +50,8 @@ class Ledger(Tables):
                 (first, end),
             )
             used = [
-                UsageRow(
-                    bucket_start=to_moment(row["hour"] * _HOUR_MICROS),
+                HourlyUsageRow(
+                    bucket_start=to_moment(row["hour"] * HOUR_MICROS),
                     kind=row["kind"],
                     amount=row["amount"],
                     session_id=row["session_id"] or None,
@@ -64,21 +63,21 @@ class Ledger(Tables):
             spans = connection.execute(
                 "SELECT project_id, size_bytes, since, coalesce(until, ?) FROM stored"
                 " WHERE since < ? AND coalesce(until, ?) > ?",
-                (self._now(), end * _HOUR_MICROS, self._now(), first * _HOUR_MICROS),
+                (self._now(), end * HOUR_MICROS, self._now(), first * HOUR_MICROS),
             ).fetchall()
         used += _storage(spans, first, end)
         return sorted(used, key=lambda row: row.bucket_start)
 
     def audit(self, event: str, detail: Mapping[str, Any]) -> None:
-        """Something was done just now. Never blocks: it waits in memory for the next write."""
-        self._buffer.note(Audited(self._now(), event, to_json(dict(detail))))
+        """Add an audit entry. This method does not touch the disk: the next write takes the entry along."""
+        self._buffer.note(AuditEntry(self._now(), event, to_json(dict(detail))))
 
     def audit_log(self, day: date | None = None, event_type: str | None = None) -> list[AuditRow]:
-        """What was done, in the order of time.
+        """Return the audit entries of a day, in the order of time.
 
         Args:
-            day: on this day in UTC; None is today.
-            event_type: only this event; None is all.
+            day: a day in UTC; None means today.
+            event_type: the event to return; None means all events.
         """
         self._flush_if_possible()
         begin = datetime.combine(day or to_moment(self._now()).date(), time(), timezone.utc)
@@ -95,32 +94,35 @@ class Ledger(Tables):
             ]
 
 
-def _storage(spans: Iterable[tuple[str | None, int, int, int]], first: int, end: int) -> Iterator[UsageRow]:
-    """Gigabyte hours of each project in each hour from `first` to before `end`.
+def _storage(
+    spans: Iterable[tuple[str | None, int, int, int]], first: int, end: int
+) -> Iterator[HourlyUsageRow]:
+    """Yield the gigabyte hours of each project in each hour from `first` to before `end`.
 
-    The hours that a span fills are not walked through: it adds its size where they begin and takes it away
-    where they end.
+    A span costs constant work however long it is: it adds its size at its first full hour and subtracts it
+        after
+    its last.
     """
     parts: dict[tuple[str | None, int], float] = defaultdict(float)
     steps: dict[tuple[str | None, int], int] = defaultdict(int)
     for project, size, begins, ends in spans:
-        since, until = max(begins, first * _HOUR_MICROS), min(ends, end * _HOUR_MICROS)
-        whole, after = -(-since // _HOUR_MICROS), until // _HOUR_MICROS
+        since, until = max(begins, first * HOUR_MICROS), min(ends, end * HOUR_MICROS)
+        whole, after = -(-since // HOUR_MICROS), until // HOUR_MICROS
         if whole > after:  # within one hour
             parts[project, after] += size * (until - since)
             continue
-        parts[project, whole - 1] += size * (whole * _HOUR_MICROS - since)
-        parts[project, after] += size * (until - after * _HOUR_MICROS)
+        parts[project, whole - 1] += size * (whole * HOUR_MICROS - since)
+        parts[project, after] += size * (until - after * HOUR_MICROS)
         steps[project, whole] += size
         steps[project, after] -= size
     for project in {project for project, _ in (*parts, *steps)}:
         filled = 0
         for hour in range(first, end):
             filled += steps.get((project, hour), 0)
-            byte_hours = filled + parts.get((project, hour), 0.0) / _HOUR_MICROS
+            byte_hours = filled + parts.get((project, hour), 0.0) / HOUR_MICROS
             if byte_hours:
-                yield UsageRow(
-                    bucket_start=to_moment(hour * _HOUR_MICROS),
+                yield HourlyUsageRow(
+                    bucket_start=to_moment(hour * HOUR_MICROS),
                     kind="storage",
                     amount=byte_hours / _GIGABYTE,
                     project_id=project,

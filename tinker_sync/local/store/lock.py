@@ -1,4 +1,4 @@
-"""One process per directory: a lock that the system takes back when its holder ends, however it ends."""
+"""An exclusive lock on a directory; the operating system releases it when the process ends or is killed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from tinker_sync.local.store.errors import StoreError, translated
+from tinker_sync.local.store.errors import StoreError, translate_errors
 
 
 class DirectoryLock:
-    """Holds a directory until `release`. Also two of one process exclude each other.
+    """An exclusive lock, held until `release`; it also excludes a second lock in the same process.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -26,7 +26,7 @@ class DirectoryLock:
 
     def __init__(self, directory: Path) -> None:
         path = directory / "lock"
-        with translated(f"{directory} cannot be used"):
+        with translate_errors(f"{directory} cannot be used"):
             self._file = path.open("a+b")
         if not _try_lock(self._file):
             holder = _holder(self._file)
@@ -34,14 +34,16 @@ class DirectoryLock:
             raise StoreError(
                 "locked", f"another server{holder} uses {directory}; end that one, or use another directory"
             )
-        with suppress(OSError):  # a courtesy to whoever finds it locked; the disk may be full
+        with suppress(
+            OSError
+        ):  # the process id only improves the other server's message; the disk may be full
             self._file.truncate(0)
             self._file.write(str(os.getpid()).encode())
             self._file.flush()
 
     def release(self) -> None:
-        """Let others in. Idempotent."""
-        with suppress(OSError):  # the courtesy, once more
+        """Release the directory. Idempotent."""
+        with suppress(OSError):  # an unwritten process id is flushed here
             self._file.close()
 
 
@@ -56,7 +58,7 @@ if sys.platform == "win32":
     import msvcrt
 
     def _try_lock(file: BinaryIO) -> bool:
-        # A byte far beyond the end, so that the rest stays readable.
+        # Lock a byte far beyond the end, so that other processes can read the process id.
         file.seek(1 << 30)
         try:
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)

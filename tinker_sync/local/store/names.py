@@ -1,6 +1,6 @@
-"""What may name a thing. Pure functions.
+"""Checks of names and ids from clients. Pure functions.
 
-No name is ever part of a path on the disk; the rules keep the paths that clients use unambiguous.
+Names never become part of a path on the disk; the rules keep clients' `tinker://` paths unambiguous.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _ID: Final = re.compile(r"[A-Za-z0-9._:@+-]{1,255}")
 
 
-def checked_name(name: str) -> str:
-    """The name of a checkpoint.
+def check_name(name: str) -> str:
+    """Return the name of a checkpoint, or raise `StoreError`.
 
-    >>> checked_name("step-0100")
+    >>> check_name("step-0100")
     'step-0100'
-    >>> checked_name("../../etc")
+    >>> check_name("../../etc")
     Traceback (most recent call last):
         ...
     tinker_sync.local.store.errors.StoreError: '../../etc' cannot name a checkpoint: use 1 to 255 letters, ...
@@ -33,10 +33,10 @@ def checked_name(name: str) -> str:
     return name
 
 
-def checked_id(value: str, what: str) -> str:
-    """The id of a session, run or sampler.
+def check_id(value: str, what: str) -> str:
+    """Return the id of a session, run or sampler, or raise `StoreError`.
 
-    >>> checked_id("s-1:train:0", "a run")
+    >>> check_id("s-1:train:0", "a run")
     's-1:train:0'
     """
     if not _ID.fullmatch(value) or not value.strip("."):
@@ -44,8 +44,8 @@ def checked_id(value: str, what: str) -> str:
     return value
 
 
-def checked_kind(kind: str) -> CheckpointKind:
-    """The kind of a checkpoint."""
+def check_kind(kind: str) -> CheckpointKind:
+    """Return the kind of a checkpoint, or raise `StoreError`."""
     if kind not in get_args(CheckpointKind):
-        raise StoreError("bad_name", f"{str(kind)[:80]!r} is no kind of checkpoint")
-    return kind  # type: ignore[return-value]  # it is one of them, as was just seen
+        raise StoreError("bad_name", f"{str(kind)[:80]!r} is not a kind of checkpoint")
+    return kind  # type: ignore[return-value]  # checked above

@@ -6,7 +6,7 @@ In the store an adapter's arrays are called `<module>.lora_A` and `<module>.lora
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from tinker_sync.local.engine.lora import ALPHA
@@ -20,7 +20,7 @@ _PARTS: Final = (".lora_A", ".lora_B")
 
 
 def is_adapter(name: str) -> bool:
-    """Whether an array belongs to the adapter itself; everything else is the optimizer's.
+    """Return True for arrays of the adapter; all others belong to the optimizer.
 
     >>> is_adapter("lm_head.lora_A"), is_adapter("optimizer.first")
     (True, False)
@@ -29,20 +29,20 @@ def is_adapter(name: str) -> bool:
 
 
 def to_file(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The arrays under the names of the file."""
+    """Rename arrays to the names in the file."""
     return {f"{_PREFIX}{name}{_SUFFIX}": array for name, array in arrays.items()}
 
 
 def from_file(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The other way round."""
+    """Rename arrays from the names in the file."""
     return {name.removeprefix(_PREFIX).removesuffix(_SUFFIX): array for name, array in arrays.items()}
 
 
 def config(arrays: Mapping[str, Array], base_model: str) -> bytes:
-    """The configuration that says how the arrays are applied.
+    """Return the content of `adapter_config.json` for an adapter.
 
     Raises:
-        ValueError: they are not one adapter: halves are missing, or the ranks differ.
+        ValueError: the arrays are not one adapter: halves are missing, or the ranks differ.
 
     >>> import numpy as np
     >>> halves = {"x.q_proj.lora_A": np.zeros((4, 8)), "x.q_proj.lora_B": np.zeros((8, 4))}
@@ -61,7 +61,7 @@ def config(arrays: Mapping[str, Array], base_model: str) -> bytes:
         "r": ranks.pop(),
         "lora_alpha": int(ALPHA),
         "lora_dropout": 0.0,
-        "target_modules": _short(modules),
+        "target_modules": sorted({module.rpartition(".")[2] for module in modules}),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
@@ -70,7 +70,3 @@ def config(arrays: Mapping[str, Array], base_model: str) -> bytes:
         "use_dora": False,
     }
     return json.dumps(tree, indent=2).encode() + b"\n"
-
-
-def _short(modules: Iterable[str]) -> list[str]:
-    return sorted({module.rpartition(".")[2] for module in modules})

@@ -1,4 +1,4 @@
-"""What the store knows, as frozen records. Moments are in UTC; what is None was not given."""
+"""Frozen records that the store returns. Moments are in UTC; None means that the client gave no value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDERS: Final[Mapping[CheckpointKind, str]] = {
     "sampler": "sampler_weights",
     "external": "external_weights",
 }
-"""How the kinds are called in paths."""
+"""The folder of each kind in `tinker://` paths."""
 
 
 @frozen(kw_only=True)
@@ -23,9 +23,9 @@ class SessionRow:
     """A session.
 
     Attributes:
-        status: in the form of the protocol, such as `{"type": "active"}`.
-        seen_at: when it was last heard of.
-        checkpoints_count, checkpoints_bytes: what its runs have saved and not deleted.
+        status: in the protocol's form, such as `{"type": "active"}`.
+        seen_at: the moment of its last sign of life.
+        checkpoints_count, checkpoints_bytes: the checkpoints of its runs that exist now.
     """
 
     session_id: str
@@ -67,18 +67,18 @@ class CheckpointRow:
 
     @property
     def checkpoint_id(self) -> str:
-        """Folder and name."""
+        """The folder and the name."""
         return f"{FOLDERS[self.kind]}/{self.name}"
 
     @property
     def tinker_path(self) -> str:
-        """The path that clients use."""
+        """The checkpoint's path for clients."""
         return f"tinker://{self.run_id}/{self.checkpoint_id}"
 
 
 @frozen(kw_only=True)
 class Lora:
-    """The adapter of a run, as the client asked for it."""
+    """The adapter configuration that the client requested for a run."""
 
     rank: int
     seed: int | None = None
@@ -92,9 +92,9 @@ class RunRow:
     """A training run.
 
     Attributes:
-        corrupted: it cannot go on.
-        seen_at: when it was last used.
-        last_checkpoint, last_sampler_checkpoint: the newest that are neither deleted nor expired.
+        corrupted: True when the run cannot be continued.
+        seen_at: the moment of its last use.
+        last_checkpoint, last_sampler_checkpoint: the newest, without deleted and expired ones.
     """
 
     run_id: str
@@ -114,7 +114,7 @@ class RunRow:
 
 @frozen(kw_only=True)
 class SamplerRow:
-    """What somebody samples from.
+    """A sampling session: a base model, with the weights of a checkpoint or without.
 
     Attributes:
         checkpoint: the number of the save that `model_path` named when the sampler was added, if known.
@@ -129,11 +129,11 @@ class SamplerRow:
 
 
 @frozen(kw_only=True)
-class UsageRow:
-    """What was used of one thing in one hour.
+class HourlyUsageRow:
+    """The usage of one kind in one hour.
 
     Attributes:
-        amount: tokens; for `checkpoint` how many were saved, for `storage` gigabyte hours.
+        amount: tokens; the number saved for `checkpoint`, gigabyte hours for `storage`.
         session_id, base_model: None for storage.
     """
 
@@ -147,7 +147,7 @@ class UsageRow:
 
 @frozen(kw_only=True)
 class StorageRow:
-    """What lies in storage now."""
+    """The present storage of one project."""
 
     project_id: str | None
     checkpoint_count: int
@@ -156,7 +156,7 @@ class StorageRow:
 
 @frozen(kw_only=True)
 class AuditRow:
-    """One thing that was done."""
+    """An entry of the audit log."""
 
     at: datetime
     event: str

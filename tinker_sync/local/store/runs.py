@@ -10,7 +10,7 @@ from attrs import asdict
 
 from tinker_sync.local.store.checkpoints import Checkpoints
 from tinker_sync.local.store.database import from_json, json_or_none, to_json, to_moment
-from tinker_sync.local.store.names import checked_id
+from tinker_sync.local.store.names import check_id
 from tinker_sync.local.store.rows import Lora, RunRow
 from tinker_sync.local.store.tables import require
 
@@ -32,7 +32,7 @@ class Runs(Checkpoints):
         user_metadata: Mapping[str, Any] | None = None,
         project_id: str | None = None,
     ) -> RunRow:
-        """A new training run.
+        """Add a training run.
 
         Raises:
             StoreError: `exists`, `bad_name`, `not_found` for the session, or the disk.
@@ -43,7 +43,7 @@ class Runs(Checkpoints):
             connection.execute(
                 "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
                 (
-                    checked_id(run_id, "a training run"),
+                    check_id(run_id, "a training run"),
                     session_id,
                     model_seq_id,
                     base_model,
@@ -58,7 +58,7 @@ class Runs(Checkpoints):
         return self.run(run_id)
 
     def run(self, run_id: str) -> RunRow:
-        """A training run.
+        """Return a training run.
 
         Raises:
             StoreError: `not_found`.
@@ -68,11 +68,11 @@ class Runs(Checkpoints):
             return self._run(connection, require(connection, "runs", run_id))
 
     def touch_run(self, run_id: str) -> None:
-        """It was used just now. Never blocks; an unknown one is ignored."""
+        """Record that the run is in use now. This method does not touch the disk and ignores unknown runs."""
         self._buffer.touch("runs", run_id, self._now())
 
     def set_run_corrupted(self, run_id: str) -> None:
-        """It cannot go on.
+        """Mark a run that cannot be continued.
 
         Raises:
             StoreError: `not_found`, or the disk.
@@ -82,12 +82,12 @@ class Runs(Checkpoints):
             connection.execute("UPDATE runs SET corrupted = 1 WHERE id = ?", (run_id,))
 
     def list_runs(self, limit: int, offset: int, project_id: str | None = None) -> tuple[list[RunRow], int]:
-        """A page of training runs, the newest first, and how many there are in all.
+        """Return a page of training runs, the newest first, and the total number.
 
         Args:
-            limit: how many to a page.
-            offset: how many to skip.
-            project_id: only those of this project.
+            limit: the size of the page.
+            offset: the number of runs to skip.
+            project_id: the project to list; None means all.
         """
         self._flush_if_possible()
         where = "WHERE :project IS NULL OR project_id = :project"

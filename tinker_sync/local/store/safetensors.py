@@ -1,8 +1,8 @@
-"""The safetensors format: eight bytes with the size of a header in JSON, the header, the numbers.
+"""The safetensors file format: eight bytes with the size of the header, a header in JSON, the numbers.
 
-Arrays come back with the bits they went in with, in the type they had; what the format cannot say is
-refused. The order in the file is that of the sizes of the numbers, the largest first, then of the names: so
-every array is aligned, and equal content gives equal bytes.
+Arrays keep their bits and their type; types that the format lacks are refused. The file orders arrays by item
+size, the largest first, then by name. This aligns every array and gives equal bytes for equal content. Pure
+functions.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _CODES: Final = {
 }
 _DTYPES: Final = {code: np.dtype(name).newbyteorder("<") for name, code in _CODES.items()}
 _HEADER_LIMIT_BYTES: Final = 100_000_000
-"""What the format itself allows."""
+"""The limit in the format's specification."""
 
 
 def pieces(
     arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None
 ) -> Iterator[bytes | memoryview]:
-    """The content of a file, piece by piece; nothing is copied that lies in one piece in memory.
+    """Yield the content of a file in pieces, without copying contiguous arrays.
 
     Raises:
-        ValueError: an array has a type that the format does not know, or an impossible name.
+        ValueError: an array has a type that the format lacks, or a reserved name.
 
     >>> content = b"".join(pieces({"a": np.arange(3, dtype=np.int16)}))
     >>> read(content)["a"]
@@ -71,10 +71,10 @@ def pieces(
 
 
 def read(content: bytes | bytearray | memoryview) -> dict[str, Array]:
-    """The arrays of a file: views of `content`, which can be written to when that can.
+    """Return the arrays of a file as views of `content`, writable if that is.
 
     Raises:
-        ValueError: it is damaged, or holds numbers of a type that NumPy does not have.
+        ValueError: the content is damaged, or holds a type that NumPy lacks.
     """
     try:
         return _arrays(memoryview(content))
@@ -96,10 +96,10 @@ def _array(numbers: memoryview, name: str, entry: Mapping[str, Any]) -> Array:
     start, end = entry["data_offsets"]
     dtype = _DTYPES.get(entry["dtype"])
     if dtype is None:
-        raise ValueError(f"{name} holds {entry['dtype']}, which NumPy does not have")
+        raise ValueError(f"{name} holds {entry['dtype']}, which NumPy does not support")
     shape = tuple(entry["shape"])
     if not all(isinstance(size, int) and size >= 0 for size in (*shape, start, end)):
-        raise ValueError(f"{name} has an impossible shape or place")
+        raise ValueError(f"{name} has an impossible shape or position")
     count = math.prod(shape)
     if end - start != count * dtype.itemsize or end > len(numbers):
         raise ValueError(f"{name} has {end - start} bytes for shape {shape}, or lies beyond the end")

@@ -1,4 +1,4 @@
-"""Sessions and samplers: who is there, and what is sampled from. A base of `Store`."""
+"""The tables of sessions and samplers. A base of `Store`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tinker_sync.local.store.database import from_json, json_or_none, to_json, to_micros, to_moment
 from tinker_sync.local.store.errors import StoreError
-from tinker_sync.local.store.names import checked_id
+from tinker_sync.local.store.names import check_id
 from tinker_sync.local.store.rows import SamplerRow, SessionRow
 from tinker_sync.local.store.tables import Tables, require
 from tinker_sync.types.search import SessionSearchCursor, SessionSearchRequest, SessionStatusQuery
@@ -46,7 +46,7 @@ class Sessions(Tables):
             connection.execute(
                 "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    checked_id(session_id, "a session"),
+                    check_id(session_id, "a session"),
                     now,
                     now,
                     to_json(list(tags)),
@@ -60,7 +60,7 @@ class Sessions(Tables):
         return self.session(session_id)
 
     def session(self, session_id: str) -> SessionRow:
-        """A session.
+        """Return a session.
 
         Raises:
             StoreError: `not_found`.
@@ -76,16 +76,16 @@ class Sessions(Tables):
         return _session(row)
 
     def touch_session(self, session_id: str) -> None:
-        """It was heard of just now. Never blocks; an unknown one is ignored."""
+        """Record a sign of life. This method does not touch the disk and ignores unknown sessions."""
         self._buffer.touch("sessions", session_id, self._now())
 
     def finish_session(self, session_id: str, reason: str, detail: str | None = None) -> None:
-        """The client says that it is done; only the first time counts.
+        """Record that the client has finished; a session keeps its first end.
 
         Args:
-            session_id: which one.
+            session_id: the session.
             reason: `success`, `errored` or `interrupted`.
-            detail: in the client's words.
+            detail: the client's own text.
 
         Raises:
             StoreError: `not_found`, or the disk.
@@ -95,7 +95,7 @@ class Sessions(Tables):
         )
 
     def set_session_status(self, session_id: str, status: Mapping[str, Any]) -> None:
-        """A session has ended, in one of the forms of the protocol; only the first end counts.
+        """Record the end of a session, in a form of the protocol; a session keeps its first end.
 
         Raises:
             StoreError: `not_found`, or the disk.
@@ -108,7 +108,7 @@ class Sessions(Tables):
             )
 
     def set_session_project(self, session_id: str, project_id: str | None) -> None:
-        """The session and its runs belong to this project from now on.
+        """Move the session and its runs to a project.
 
         Raises:
             StoreError: `not_found`, or the disk.
@@ -121,7 +121,7 @@ class Sessions(Tables):
             )
 
     def list_sessions(self, limit: int, offset: int) -> tuple[list[SessionRow], int]:
-        """A page of sessions, the newest first, and how many there are in all."""
+        """Return a page of sessions, the newest first, and the total number."""
         self._flush_if_possible()
         with self._database.read("sessions could not be listed") as connection:
             rows = connection.execute(
@@ -135,9 +135,9 @@ class Sessions(Tables):
     def search_sessions(
         self, request: SessionSearchRequest
     ) -> tuple[list[SessionRow], SessionSearchCursor | None]:
-        """The sessions that a request describes, the newest first, and where the next page begins.
+        """Return the sessions that match a request, the newest first, and the cursor of the next page.
 
-        There is one user here, so the owner makes no difference.
+        This server has one user, so it ignores the owner.
         """
         self._flush_if_possible()
         with self._database.read("sessions could not be searched") as connection:
@@ -146,7 +146,7 @@ class Sessions(Tables):
                 " ORDER BY sessions.created DESC, sessions.id DESC",
                 {"now": self._now(), **_after(request.cursor)},
             )
-            # One more than a page, to know whether there is another.
+            # One row more than a page shows that there is a next page.
             found: list[SessionRow] = []
             for row in rows:
                 session = _session(row)
@@ -162,7 +162,7 @@ class Sessions(Tables):
         return page, SessionSearchCursor(last_created_at=last.created_at, last_session_id=last.session_id)
 
     def session_runs(self, session_id: str) -> list[str]:
-        """The ids of a session's runs, in the order they were numbered."""
+        """Return the ids of a session's runs, in the order of their numbers."""
         with self._database.read("runs could not be listed") as connection:
             rows = connection.execute(
                 "SELECT id FROM runs WHERE session_id = ? ORDER BY model_seq_id, created", (session_id,)
@@ -170,7 +170,7 @@ class Sessions(Tables):
             return [row["id"] for row in rows]
 
     def session_samplers(self, session_id: str) -> list[str]:
-        """The ids of a session's samplers, the oldest first."""
+        """Return the ids of a session's samplers, the oldest first."""
         with self._database.read("samplers could not be listed") as connection:
             rows = connection.execute(
                 "SELECT id FROM samplers WHERE session_id = ? ORDER BY created, id", (session_id,)
@@ -189,9 +189,9 @@ class Sessions(Tables):
         """Add a sampler.
 
         Args:
-            sampler_id: its id.
-            session_id: whose it is.
-            base_model: what it samples from.
+            sampler_id: the id of the sampler.
+            session_id: the session that it belongs to.
+            base_model: the model that it samples from.
             model_path: the checkpoint on top of that.
             checkpoint: the number of the save behind `model_path`; later saves may take over the path.
 
@@ -204,12 +204,12 @@ class Sessions(Tables):
             require(connection, "sessions", session_id)
             connection.execute(
                 "INSERT INTO samplers VALUES (?, ?, ?, ?, ?)",
-                (checked_id(sampler_id, "a sampler"), session_id, base_model, source, self._now()),
+                (check_id(sampler_id, "a sampler"), session_id, base_model, source, self._now()),
             )
         return self.sampler(sampler_id)
 
     def sampler(self, sampler_id: str) -> SamplerRow:
-        """A sampler.
+        """Return a sampler.
 
         Raises:
             StoreError: `not_found`.
@@ -262,7 +262,7 @@ def _fits(session: SessionRow, request: SessionSearchRequest) -> bool:
 
 
 def _is_called(session: SessionRow, request: SessionSearchRequest) -> bool:
-    """Whether id or name fit; either will do where both are asked for."""
+    """Match id and name; where a request has both, one match is enough."""
     asked = []
     if request.session_id is not None:
         asked.append(session.session_id == request.session_id)

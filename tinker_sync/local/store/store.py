@@ -1,4 +1,4 @@
-"""`Store`: all of the durable state behind one door."""
+"""`Store`: the durable state of one directory."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ from pathlib import Path
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.local.store.database import Database
-from tinker_sync.local.store.errors import StoreError, translated
+from tinker_sync.local.store.errors import StoreError, translate_errors
+from tinker_sync.local.store.folders import FolderStore
 from tinker_sync.local.store.ledger import Ledger
 from tinker_sync.local.store.lock import DirectoryLock
 from tinker_sync.local.store.runs import Runs
 from tinker_sync.local.store.sessions import Sessions
-from tinker_sync.local.store.shelf import Shelf
 
 
 class Store(Sessions, Runs, Ledger):
     """Sessions, runs, samplers, checkpoints, usage and the audit log of one directory. Thread-safe.
 
-    Calls block until what they say is on the disk, but for `touch_session`, `touch_run`, `record_usage` and
-    `audit`, which only remember. Every failure is a `StoreError`.
+    Writing calls return when their data is on the disk. `touch_session`, `touch_run`, `record_usage` and
+    `audit` are
+    exceptions: they return at once, and a later write takes their data along. Every failure is a
+        `StoreError`.
 
     Args:
-        directory: where everything lies; it is made when it is not there. One process at a time may use it.
-        clock: what time it is.
+        directory: the data directory, created if it is missing. One process at a time may use it.
+        clock: the source of the present time.
 
     Raises:
         StoreError: `locked`, `unwritable`, `full`, `damaged`, or `too_new`.
@@ -41,14 +43,14 @@ class Store(Sessions, Runs, Ledger):
 
     def __init__(self, directory: Path, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.directory = Path(directory)
-        with translated(f"{directory} cannot be used"):
+        with translate_errors(f"{directory} cannot be used"):
             try:
                 self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             except FileExistsError as problem:
-                raise NotADirectoryError(problem.errno, "it is no directory") from problem
+                raise NotADirectoryError(problem.errno, "it is not a directory") from problem
         self._lock = DirectoryLock(self.directory)
         try:
-            self._shelf = Shelf(self.directory)
+            self._folders = FolderStore(self.directory)
             super().__init__(Database(self.directory / "state.sqlite"), clock)
             try:
                 self._sweep_unknown()
@@ -60,14 +62,14 @@ class Store(Sessions, Runs, Ledger):
             raise
 
     def _sweep_unknown(self) -> None:
-        """Remove what a crash has left: files that no checkpoint owns."""
+        """Remove what a crash left behind: folders without a checkpoint."""
         with self._database.read("checkpoints could not be listed") as connection:
             known = {row["folder"] for row in connection.execute("SELECT folder FROM checkpoints")}
-        with translated(f"{self.directory} could not be swept"):
-            self._shelf.sweep(known)
+        with translate_errors(f"{self.directory} could not be swept"):
+            self._folders.sweep(known)
 
     def close(self) -> None:
-        """Write what waits, as far as possible, and let others use the directory. Idempotent."""
+        """Write pending data if the disk allows it, and release the directory. Idempotent."""
         with suppress(StoreError):
             self.flush()
         self._database.close()

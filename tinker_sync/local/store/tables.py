@@ -1,4 +1,4 @@
-"""What the families of tables share: connection, clock, and the buffer that goes along with writes."""
+"""The shared base of the families of tables: connection, clock, and the buffer of pending writes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Literal
 
 from tinker_sync._clock import Clock
-from tinker_sync.local.store.buffer import Buffer
+from tinker_sync.local.store.buffer import WriteBuffer
 from tinker_sync.local.store.database import Database
 from tinker_sync.local.store.errors import StoreError
 
@@ -16,28 +16,27 @@ _NOUNS = {"sessions": "session", "runs": "training run"}
 
 
 class Tables:
-    """The base of each family. Thread-safe, as its parts are."""
+    """The base of each family of tables. Thread-safe."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._buffer = Buffer()
+        self._buffer = WriteBuffer()
 
     def flush(self) -> None:
-        """Have on the disk what waits in memory: when things were last used, usage, the audit log.
+        """Write the pending last uses, usage and audit entries.
 
-        It goes along with every other write too, and is tried before every read of those.
+        Every other write takes them along too, and every read of these tables flushes them first if it can.
 
         Raises:
-            StoreError: the disk is full or the like; it goes on waiting.
+            StoreError: the disk refused the write; the data stays pending.
         """
         if self._buffer:
             with self._write("usage could not be recorded"):
                 pass
 
     def _flush_if_possible(self) -> None:
-        """Reading shall work also where writing does not."""
-        with suppress(StoreError):
+        with suppress(StoreError):  # reading works even when the disk refuses writes
             self.flush()
 
     def _now(self) -> int:
@@ -45,19 +44,19 @@ class Tables:
 
     @contextmanager
     def _write(self, what: str) -> Iterator[sqlite3.Connection]:
-        """A transaction that takes along what has waited in the buffer."""
-        waiting = self._buffer.take()
+        """Run the block in a transaction that includes the pending writes."""
+        pending = self._buffer.take()
         try:
             with self._database.write(what) as connection:
-                waiting.store(connection)
+                pending.store(connection)
                 yield connection
         except BaseException:
-            self._buffer.put_back(waiting)
+            self._buffer.put_back(pending)
             raise
 
 
 def require(connection: sqlite3.Connection, table: Literal["sessions", "runs"], one: str) -> sqlite3.Row:
-    """A row that must be there.
+    """Return a row that must exist.
 
     Raises:
         StoreError: `not_found`.

@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 
 from cattrs import Converter
 
-from tinker_sync._secret import Quiet
+from tinker_sync._secret import MaskedBytes
 from tinker_sync.types._model import Model
 from tinker_sync.wire.json._backends import (
     DEFAULT,
@@ -102,7 +102,7 @@ def encode(request: Model | Mapping[str, Any], *, backend: Backend = DEFAULT) ->
     b'{"rank":8,"train_unembed":true,"train_mlp":true,"train_attn":true}'
     """
     data = dumps(request, backend=backend)
-    return Quiet(data) if isinstance(request, Model) and request._holds_secret() else data
+    return MaskedBytes(data) if isinstance(request, Model) and request._holds_secret() else data
 
 
 def with_number(body: bytes, number: int) -> bytes:

@@ -1,8 +1,8 @@
-"""Protobuf without protobuf: the messages of package `tinker_public`, by hand on bytes and numpy.
+"""Codecs for the protobuf messages of package `tinker_public`, without the protobuf library.
 
-Two layers. `read_message` and `write_message` turn bytes into dicts and back, driven by the field tables,
-and know every message. On top of them one pair for each message that has a type of ours. Decoders raise
-nothing but `WireError`, encoders nothing but `InvalidInputError`. Pure functions; any thread may use them.
+The room has two layers. `read_message` and `write_message` convert between bytes and dicts of any message,
+driven by the field tables. Each message with a type of this package has an encoder and a decoder on top of
+them. Decoders raise `WireError`, encoders `InvalidInputError`. Pure functions; any thread may use them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from tinker_sync.wire.proto.requests import (
 )
 from tinker_sync.wire.proto.samples import (
     decode_sample_response,
-    decode_sampling_params,
     encode_sample_response,
-    encode_sampling_params,
 )
 
 __all__ = [
@@ -27,11 +25,9 @@ __all__ = [
     "decode_forward_backward_output",
     "decode_forward_backward_request",
     "decode_sample_response",
-    "decode_sampling_params",
     "encode_forward_backward_output",
     "encode_forward_backward_request",
     "encode_sample_response",
-    "encode_sampling_params",
     "peek_model_and_number",
     "read_message",
     "write_message",

@@ -1,22 +1,23 @@
-"""Bytes to plain values: dicts keyed by field name, as the tables say.
+"""The reader: from bytes to plain values, dicts keyed by field name, driven by the tables.
 
-A field is in the dict when it is there: set explicitly for fields with presence, other than its default for
-the rest, non-empty for lists and maps. So two messages mean the same exactly when their dicts are equal.
-`bytes` fields are views on the received buffer; whoever hands one on decides whether to copy.
+A dict holds the fields that are present: explicitly set ones for fields with presence, those other than the
+    default
+for the rest, non-empty lists and maps. So two messages have the same meaning exactly when their dicts are
+equal. `bytes` fields are views of the received buffer; the caller copies them where needed.
 
-Guarantees: nothing outside the given bytes is read, every announced length is checked against what is left
-before it is used, work and memory are proportional to the input, and the only exception is `WireError`. The
-rules are those of proto3: unknown fields are skipped, the last of a repeated singular wins, submessages
-given twice are merged, packed and loose lists are both read, enums are open, text must be UTF-8. Any thread
-may use this.
+Guarantees: the reader stays within the given bytes, checks each announced length before it uses it, takes
+    work and
+memory in proportion to the input, and raises `WireError` for all damage. It follows proto3: unknown fields
+are skipped, the last of several singular values counts, repeated submessages are merged, packed and unpacked
+lists are accepted, enums are open, text must be UTF-8. Any thread may use this.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tinker_sync.wire.proto._fault import Fault, decoding, entry
-from tinker_sync.wire.proto._fields import Field, Message, Rule
+from tinker_sync.wire.proto._fault import FieldFault, decoding, name_entry
+from tinker_sync.wire.proto._fields import Field, FieldRule, Message
 from tinker_sync.wire.proto._varint import LENGTH, read_length, read_tag, skip
 
 Plain = dict[str, Any]
@@ -26,7 +27,7 @@ _MOST_NOTED = 100
 
 
 def read_message(table: Message, data: Readable, unknown: set[str] | None = None) -> Plain:
-    """The message in `data` as a dict.
+    """Read a message into a dict.
 
     Args:
         table: the message.
@@ -48,7 +49,7 @@ def read_message(table: Message, data: Readable, unknown: set[str] | None = None
 
 
 def _read(table: Message, view: memoryview, at: int, end: int, into: Plain, unknown: set[str] | None) -> None:
-    """Read the fields between `at` and `end` into a dict; it may hold some already, so messages merge."""
+    """Read the fields between `at` and `end` into a dict, merging with fields that it already holds."""
     field = None
     by_tag = table.by_tag
     try:
@@ -67,34 +68,34 @@ def _read(table: Message, view: memoryview, at: int, end: int, into: Plain, unkn
             elif isinstance(field.kind, Message):
                 start, at = read_length(view, at, end)
                 _read_submessage(field, field.kind, view, start, at, into, unknown)
-            elif field.rule is Rule.REPEATED:
+            elif field.rule is FieldRule.REPEATED:
                 at = _read_list(field, view, at, end, tag, into)
             else:
                 value, at = field.kind.read(view, at, end)
                 _keep(field, value, into)
-    except Fault as fault:
+    except FieldFault as fault:
         if field is not None:
             fault.under(_segment(field, into))
         raise
 
 
 def _segment(field: Field, into: Plain) -> str:
-    if field.rule is Rule.REPEATED:
+    if field.rule is FieldRule.REPEATED:
         return f"{field.name}[{len(into.get(field.name, ()))}]"
     return field.name
 
 
 def _keep(field: Field, value: Any, into: Plain) -> None:
-    if value or field.rule is Rule.PRESENT:
+    if value or field.rule is FieldRule.PRESENT:
         into[field.name] = value
         for rival in field.rivals:
             into.pop(rival, None)
     else:
-        into.pop(field.name, None)  # the last one wins, and it says: default
+        into.pop(field.name, None)  # the last value counts, and it is the default
 
 
 def _read_list(field: Field, view: memoryview, at: int, end: int, tag: int, into: Plain) -> int:
-    read = field.kind.read  # type: ignore[union-attr]  # lists of messages are read elsewhere
+    read = field.kind.read  # type: ignore[union-attr]  # _read_submessage reads lists of messages
     if not (field.packed and tag & 7 == LENGTH):
         value, at = read(view, at, end)
         into.setdefault(field.name, []).append(value)
@@ -111,11 +112,11 @@ def _read_list(field: Field, view: memoryview, at: int, end: int, tag: int, into
 def _read_submessage(
     field: Field, table: Message, view: memoryview, at: int, end: int, into: Plain, unknown: set[str] | None
 ) -> None:
-    if field.rule is Rule.REPEATED:
+    if field.rule is FieldRule.REPEATED:
         child: Plain = {}
         _read(table, view, at, end, child, unknown)
         into.setdefault(field.name, []).append(child)
-    elif field.rule is Rule.MAP:
+    elif field.rule is FieldRule.MAP:
         _read_entry(field, table, view, at, end, into, unknown)
     else:
         child = into.get(field.name, {})
@@ -126,14 +127,14 @@ def _read_submessage(
 def _read_entry(
     field: Field, table: Message, view: memoryview, at: int, end: int, into: Plain, unknown: set[str] | None
 ) -> None:
-    """A map entry: key or value left out mean their defaults, the last entry of a key wins."""
+    """Read a map entry: absent key or value mean their defaults, the last entry of a key counts."""
     read: Plain = {}
     try:
         _read(table, view, at, end, read, unknown)
-    except Fault as fault:
-        # The entry's own field name is no part of the path; the caller adds the map's.
+    except FieldFault as fault:
+        # The path names the map and the key, not the entry's own fields.
         fault.path = fault.path.removeprefix("value").removeprefix("key").removeprefix(".")
-        fault.under(entry("", read.get("key", "")))
+        fault.under(name_entry("", read.get("key", "")))
         raise
     kind = table.by_name["value"].kind
     default = {} if isinstance(kind, Message) else kind.default

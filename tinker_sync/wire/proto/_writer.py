@@ -1,7 +1,8 @@
-"""Plain values to bytes: the reverse of the reader, as a list of pieces so that big payloads are not copied.
+"""The writer: from plain values to bytes, as a list of pieces, so that large payloads are not copied.
 
-Guarantees: what is written is read back as the same dict; numbers are never cut to fit; the only exception
-is `InvalidInputError`. Any thread may use this; one `Buffers` belongs to one thread while it grows.
+Guarantees: the reader gives back an equal dict; numbers out of range are refused with `InvalidInputError`.
+    Any thread
+may use this; a `Buffers` belongs to one thread while it grows.
 """
 
 from __future__ import annotations
@@ -9,22 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tinker_sync.wire.proto._fault import Fault, encoding, entry
-from tinker_sync.wire.proto._fields import Field, Message, Rule
+from tinker_sync.wire.proto._fault import FieldFault, encoding, name_entry
+from tinker_sync.wire.proto._fields import Field, FieldRule, Message
 from tinker_sync.wire.proto._scalars import BYTES, Scalar
 from tinker_sync.wire.proto._varint import varint
 
 Piece = bytes | bytearray | memoryview
 
 MAX_SIZE = 0x7FFF_FFFF
-"""No protobuf implementation reads a message of 2 GiB or more."""
+"""The protobuf limit: implementations refuse messages of 2 GiB or more."""
 
 
 class Buffers:
     """An encoded message: pieces of bytes in order, and their total size.
 
-    Pieces that are views show the arrays they came from: join or send them before the arrays change. Belongs
-    to one thread while it grows.
+    Pieces may be views of arrays: join or send them before the arrays change. A buffer belongs to one thread
+        while
+    it grows.
+
 
     >>> parts = Buffers([b"ab", memoryview(b"cd")])
     >>> parts.size, parts.join()
@@ -38,22 +41,22 @@ class Buffers:
         self.size = sum(memoryview(piece).nbytes for piece in self.pieces)
 
     def put(self, before: bytes, payload: memoryview, after: bytes = b"") -> None:
-        """Put a payload at the end, and a few bytes around it."""
+        """Append a payload with a few bytes around it."""
         self.pieces += (before, payload, after) if after else (before, payload)
         self.size += len(before) + payload.nbytes + len(after)
 
     def append(self, piece: bytes) -> None:
-        """Put a few bytes at the end."""
+        """Append a few bytes."""
         self.pieces.append(piece)
         self.size += len(piece)
 
     def extend(self, other: Buffers) -> None:
-        """Put another message's pieces at the end."""
+        """Append the pieces of another message."""
         self.pieces += other.pieces
         self.size += other.size
 
     def join(self) -> bytes:
-        """One bytes object of it all; the only copy that is made."""
+        """Copy all pieces into one bytes object."""
         return b"".join(self.pieces)
 
     def __iter__(self) -> Iterator[Piece]:
@@ -64,15 +67,16 @@ class Buffers:
 
 
 def write_message(table: Message, value: Mapping[str, Any]) -> Buffers:
-    """The message as buffers.
+    """Write a message to buffers.
 
     Args:
-        table: which message.
-        value: a dict as the reader makes it. None stands for absent; a `bytes` field and a submessage may
-            also be a `Buffers`, whose pieces are then taken over.
+        table: the kind of the message.
+        value: a dict in the reader's form. None means absent; a `bytes` field or a submessage may also be a
+            `Buffers`, whose pieces the result shares.
+
 
     Raises:
-        InvalidInputError: something does not fit its field; the text names the path.
+        InvalidInputError: a value does not fit its field; the message names the path.
 
     >>> from tinker_sync.wire.proto.tables import LOSS_CONFIG_VALUE
     >>> write_message(LOSS_CONFIG_VALUE, {"text": "hello"}).join().hex()
@@ -85,49 +89,49 @@ def write_message(table: Message, value: Mapping[str, Any]) -> Buffers:
 
 
 def check_size(size: int) -> None:
-    """Refuse a message nobody could read."""
+    """Refuse a message above the protobuf limit."""
     if size > MAX_SIZE:
-        raise Fault(f"the message has {size} bytes; at most {MAX_SIZE} can be sent")
+        raise FieldFault(f"the message has {size} bytes; at most {MAX_SIZE} can be sent")
 
 
 def write_plain(table: Message, value: Mapping[str, Any]) -> Buffers:
-    """As `write_message`, for callers inside the package: raises `Fault`."""
+    """Write a message like `write_message`, but raise `FieldFault`; for callers inside the package."""
     if not value.keys() <= table.by_name.keys():
         unknown = ", ".join(sorted(map(repr, value.keys() - table.by_name.keys())))
-        raise Fault(f"{table.name} has no field {unknown}")
+        raise FieldFault(f"{table.name} has no field {unknown}")
     out = Buffers()
     for field in table.fields:
         given = value.get(field.name)
         if given is None:
             continue
         if any(value.get(rival) is not None for rival in field.rivals):
-            raise Fault(f"only one of {', '.join((field.name, *field.rivals))} can be set")
+            raise FieldFault(f"only one of {', '.join((field.name, *field.rivals))} can be set")
         try:
             _WRITERS[field.rule](field, given, out)
-        except Fault as fault:
+        except FieldFault as fault:
             raise fault.under(field.name) from None
     return out
 
 
 def _write_one(field: Field, value: Any, out: Buffers) -> None:
-    """A field that is there at most once, or one element of a list."""
+    """Write a singular field or one element of a list."""
     kind = field.kind
     if isinstance(value, Buffers):
         out.append(field.tag + varint(value.size))
         out.extend(value)
     elif isinstance(kind, Message):
         if not isinstance(value, Mapping):
-            raise Fault(f"expected {kind.name}, got {type(value).__name__}")
+            raise FieldFault(f"expected {kind.name}, got {type(value).__name__}")
         _write_one(field, write_plain(kind, value), out)
     elif kind is BYTES and isinstance(value, (bytes, bytearray, memoryview)):
-        _write_one(field, Buffers([value]), out)  # an image is large, too
+        _write_one(field, Buffers([value]), out)  # do not copy: images are large
     else:
         out.append(field.tag + kind.write(value))
 
 
 def _write_plain_field(field: Field, value: Any, out: Buffers) -> None:
     start = len(out.pieces), out.size
-    _write_one(field, value, out)  # checks the value, also where nothing need be written
+    _write_one(field, value, out)  # checks the value even if it is a default and is dropped below
     if not (value.size if isinstance(value, Buffers) else value):
         del out.pieces[start[0] :]
         out.size = start[1]
@@ -137,12 +141,12 @@ def _write_list(field: Field, values: Any, out: Buffers) -> None:
     index = 0
     packed: list[Piece] = []
     try:
-        for index, value in enumerate(values):  # noqa: B007 -- used when a value does not fit
+        for index, value in enumerate(values):  # noqa: B007 -- the except clause uses it
             if field.packed and isinstance(field.kind, Scalar):
                 packed.append(field.kind.write(value))
             else:
                 _write_one(field, value, out)
-    except Fault as fault:
+    except FieldFault as fault:
         raise fault.under(f"[{index}]") from None
     if packed:
         _write_one(field, Buffers(packed), out)
@@ -152,13 +156,13 @@ def _write_map(field: Field, entries: Any, out: Buffers) -> None:
     key = None
     try:
         for key, value in entries.items():
-            _write_one(field, _entry(field.kind, key, value), out)
-    except Fault as fault:
-        raise fault.under(entry("", key)) from None
+            _write_one(field, _write_entry(field.kind, key, value), out)
+    except FieldFault as fault:
+        raise fault.under(name_entry("", key)) from None
 
 
-def _entry(table: Any, key: Any, value: Any) -> Buffers:
-    """Key and value are always written, also when they are defaults, as other writers do."""
+def _write_entry(table: Any, key: Any, value: Any) -> Buffers:
+    """Write an entry; key and value are written even if they are defaults, as other writers do."""
     out = Buffers()
     _write_one(table.by_name["key"], key, out)
     _write_one(table.by_name["value"], value, out)
@@ -166,8 +170,8 @@ def _entry(table: Any, key: Any, value: Any) -> Buffers:
 
 
 _WRITERS = {
-    Rule.PLAIN: _write_plain_field,
-    Rule.PRESENT: _write_one,
-    Rule.REPEATED: _write_list,
-    Rule.MAP: _write_map,
+    FieldRule.PLAIN: _write_plain_field,
+    FieldRule.PRESENT: _write_one,
+    FieldRule.REPEATED: _write_list,
+    FieldRule.MAP: _write_map,
 }

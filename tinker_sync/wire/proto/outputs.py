@@ -1,8 +1,9 @@
-"""`ForwardBackwardOutput`: what a pass returned, one record of tensors for each datum.
+"""The codec of `ForwardBackwardOutput`, which holds one record of tensors for each datum.
 
-On the wire the records stand in batches: for each name one run of bytes and the offsets where each datum's
-array begins. A batch is rectangular behind the first dimension; ragged outputs come as several batches. Any
-thread may use this.
+On the wire, records form batches: for each name one run of bytes, with the offset of each datum's array. The
+    arrays
+of a batch differ in their first dimension only; other ragged outputs take several batches. Any thread may use
+this.
 """
 
 from __future__ import annotations
@@ -14,25 +15,26 @@ import numpy as np
 from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.types.training import ForwardBackwardOutput
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fault import Fault, decoding, encoding, entry
+from tinker_sync.wire.proto._fault import FieldFault, decoding, encoding, name_entry
 from tinker_sync.wire.proto._reader import Plain, Readable, read_message
-from tinker_sync.wire.proto._tensors import INT64, payload, split_batch, wire_dtype
+from tinker_sync.wire.proto._tensors import INT64, find_wire_dtype, payload, split_batch
 from tinker_sync.wire.proto._writer import Buffers, check_size, write_plain
 
 Record = dict[str, TensorData]
 
 MAX_EMPTY_RECORDS = 16_384
-"""Records without a single tensor cost the sender nothing, so no message may ask for more of them than this.
-Servers send them when told to drop outputs; a request has 1024 data unless a server allows more."""
+"""The most records without tensors in a message, since they cost the sender no bytes. Servers send such
+records when told to drop outputs; a request has 1024 data unless a server allows more."""
+
 
 # ------------------------------------------------------------------------------------------ in
 
 
 def decode_forward_backward_output(data: Readable) -> ForwardBackwardOutput:
-    """The output in these bytes. Every tensor has an array of its own: writable, float32 or int64.
+    """Decode an output. Every tensor has a separate, writable array of float32 or int64.
 
     Raises:
-        WireError: the bytes are no such output; `path` names the field, as in
+        WireError: the bytes are not a valid output; `path` names the field, as in
             ``loss_fn_outputs[0].fields['logprobs'].offsets``.
 
     >>> decode_forward_backward_output(bytes.fromhex("1a130a086c6f73733a73756d11000000000000f83f")).metrics
@@ -47,19 +49,21 @@ def decode_forward_backward_output(data: Readable) -> ForwardBackwardOutput:
     index = empty = 0
     with decoding("ForwardBackwardOutput"):
         try:
-            for index, batch in enumerate(batches):  # noqa: B007 -- tells which one failed
+            for index, batch in enumerate(batches):  # noqa: B007 -- the except clause uses it
                 if not batch.get("fields"):
                     empty += batch.get("num_datums", 0)
                     _check_empty(empty)
                 records.extend(_read_batch(batch))
-        except Fault as fault:
+        except FieldFault as fault:
             raise fault.under(f"loss_fn_outputs[{index}]") from None
     return ForwardBackwardOutput(kind, records, plain.get("metrics", {}))
 
 
 def _check_empty(count: int) -> None:
     if count > MAX_EMPTY_RECORDS:
-        raise Fault(f"{count} data without any field, at most {MAX_EMPTY_RECORDS} are read", "num_datums")
+        raise FieldFault(
+            f"{count} data without any field, at most {MAX_EMPTY_RECORDS} are read", "num_datums"
+        )
 
 
 def _read_batch(batch: Plain) -> list[Record]:
@@ -68,22 +72,22 @@ def _read_batch(batch: Plain) -> list[Record]:
     try:
         for name, column in batch.get("fields", {}).items():
             columns[name] = split_batch(column)
-    except Fault as fault:
-        raise fault.under(entry("fields", name)) from None
+    except FieldFault as fault:
+        raise fault.under(name_entry("fields", name)) from None
     count = batch.get("num_datums", 0)
     if count < 0:
-        raise Fault(f"{count} is negative", "num_datums")
+        raise FieldFault(f"{count} is negative", "num_datums")
     # Older servers leave the number out.
     count = count or len(next(iter(columns.values()), ()))
     for name, column in columns.items():
         if len(column) != count:
-            raise Fault(
-                f"the offsets are those of {len(column)} data, not of {count}",
-                f"{entry('fields', name)}.offsets",
+            raise FieldFault(
+                f"the offsets describe {len(column)} data, not {count}",
+                f"{name_entry('fields', name)}.offsets",
             )
     records: list[Record] = [{} for _ in range(count)]
     for name, column in columns.items():
-        for record, tensor in zip(records, column):  # noqa: B905 -- just compared
+        for record, tensor in zip(records, column):  # noqa: B905 -- lengths are equal, checked above
             record[name] = tensor
     return records
 
@@ -92,20 +96,20 @@ def _read_batch(batch: Plain) -> list[Record]:
 
 
 def encode_forward_backward_output(output: ForwardBackwardOutput) -> Buffers:
-    """The output as buffers, neighbouring data of equal form in one batch; the arrays are views.
+    """Encode an output. Neighbouring data of equal form share a batch; the pieces are views of the arrays.
 
-    Sparse tensors are sent dense, scalars as one-element vectors: a batch has no other form for them.
+    Sparse tensors become dense and scalars become one-element vectors, since batches have no other form.
 
     Raises:
-        InvalidInputError: something does not fit its field; the text names its place.
+        InvalidInputError: a value does not fit its field; the message names the path.
 
     >>> encode_forward_backward_output(ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 1.5})).size
     34
     """
     with encoding("ForwardBackwardOutput"):
         batches = []
-        for _, run in groupby(output.loss_fn_outputs, key=_form):
-            batches.append(_plain_batch(list(run)))
+        for _, run in groupby(output.loss_fn_outputs, key=_get_form):
+            batches.append(_batch_to_plain(list(run)))
         plain: Plain = {
             "loss_fn_output_type": output.loss_fn_output_type,
             "loss_fn_outputs": batches,
@@ -116,18 +120,18 @@ def encode_forward_backward_output(output: ForwardBackwardOutput) -> Buffers:
     return out
 
 
-def _form(record: Record) -> tuple[object, ...]:
-    """What data of one batch have in common."""
+def _get_form(record: Record) -> tuple[object, ...]:
+    """Return the properties that the data of a batch share."""
     return tuple((name, tensor.dtype, tensor.to_numpy().shape[1:]) for name, tensor in record.items())
 
 
-def _plain_batch(records: list[Record]) -> Plain:
-    fields = {name: _plain_column([record[name] for record in records]) for name in records[0]}
+def _batch_to_plain(records: list[Record]) -> Plain:
+    fields = {name: _column_to_plain([record[name] for record in records]) for name in records[0]}
     return {"fields": fields, "num_datums": len(records)}
 
 
-def _plain_column(tensors: list[TensorData]) -> Plain:
-    dtype, layout = wire_dtype(tensors[0])
+def _column_to_plain(tensors: list[TensorData]) -> Plain:
+    dtype, layout = find_wire_dtype(tensors[0])
     arrays = [tensor.to_numpy() for tensor in tensors]
     pieces = [payload(array, layout) for array in arrays]
     offsets = np.zeros(len(pieces) + 1, dtype=np.int64)

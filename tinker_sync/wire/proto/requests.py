@@ -1,8 +1,7 @@
-"""`ForwardBackwardRequest`: the training examples on their way out, and back in for the embedded server.
+"""The codec of `ForwardBackwardRequest`: the client encodes it, the embedded server decodes it.
 
-The way out is the hot one. A datum is a handful of arrays with a few dozen bytes of framing around each,
-and the framing depends only on names, dtypes and lengths: it is made once for each combination and then
-remembered. Any thread may use this.
+Encoding is the hot path. A datum is a few arrays with some dozen bytes of framing around each. The framing
+depends only on names, dtypes and lengths, so it is cached for each combination. Any thread may use this.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from tinker_sync.types.model_input import DmelChunk, EncodedTextChunk, ImageChun
 from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardRequest
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fault import Fault, decoding, encoding, entry, refusals_of_types
+from tinker_sync.wire.proto._fault import FieldFault, decoding, encoding, name_entry, translate_refusals
 from tinker_sync.wire.proto._reader import Plain, Readable, read_message
 from tinker_sync.wire.proto._scalars import STRING
 from tinker_sync.wire.proto._tensors import (
     INT32,
     OWN_INT32,
+    find_wire_dtype,
     payload,
-    plain_tensor,
-    raw_array,
-    tensor_of,
-    wire_dtype,
+    read_tensor,
+    tensor_to_plain,
+    view_array,
 )
 from tinker_sync.wire.proto._varint import LENGTH, VARINT, read_length, read_tag, read_varint, skip, varint
 from tinker_sync.wire.proto._writer import Buffers, check_size, write_plain
@@ -40,15 +39,16 @@ Span = PromptProvenanceSpan | SampledProvenanceSpan
 def encode_forward_backward_request(
     request: ForwardBackwardRequest, *, forward_only: bool = False
 ) -> Buffers:
-    """The request as buffers; the arrays of the data are views, so join or send before they change.
+    """Encode a request. The pieces are views of arrays: join or send them before the arrays change.
 
     Args:
-        request: what to send. A `seq_id` of None is sent as 0.
+        request: the request; a `seq_id` of None becomes 0.
         forward_only: compute the loss without gradients.
 
     Raises:
-        InvalidInputError: something has no protobuf form, such as an image that the server should fetch; the
-            text names its place, as in ``data[3].model_input.chunks[1]``.
+        InvalidInputError: a value has no protobuf form, such as an image given by its address; the message
+            names the path, as in ``data[3].model_input.chunks[1]``.
+
 
     >>> from tinker_sync.types import Datum, ForwardBackwardInput, ModelInput
     >>> data = [Datum(ModelInput.from_ints([1]), {"target_tokens": [2]})]
@@ -58,7 +58,7 @@ def encode_forward_backward_request(
     """
     body = request.forward_backward_input
     with encoding("ForwardBackwardRequest"):
-        numbers, settings = _plain_config(body.loss_fn_config or {})
+        numbers, settings = _config_to_plain(body.loss_fn_config or {})
         plain: Plain = {
             "model_id": request.model_id,
             "seq_id": request.seq_id,
@@ -73,8 +73,8 @@ def encode_forward_backward_request(
     return out
 
 
-def _plain_config(config: Mapping[str, float | str]) -> tuple[Plain, Plain]:
-    """Numbers go into both maps, for servers that know only the older one; text exists in the newer alone."""
+def _config_to_plain(config: Mapping[str, float | str]) -> tuple[Plain, Plain]:
+    """Put numbers into both maps, because older servers read only the older one; text fits only the newer."""
     numbers: Plain = {}
     settings: Plain = {}
     for name, value in config.items():
@@ -90,8 +90,8 @@ def _write_data(data: Sequence[Datum]) -> list[Buffers]:
     written: list[Buffers] = []
     try:
         for datum in data:
-            written.append(_write_datum(datum))  # noqa: PERF401 -- the length tells which one failed
-    except Fault as fault:
+            written.append(_write_datum(datum))  # noqa: PERF401 -- the except clause uses its length
+    except FieldFault as fault:
         raise fault.under(f"data[{len(written)}]") from None
     return written
 
@@ -101,15 +101,15 @@ def _write_datum(datum: Datum) -> Buffers:
     index = 0
     name = ""
     try:
-        for index, chunk in enumerate(datum.model_input.chunks):  # noqa: B007 -- tells which one failed
+        for index, chunk in enumerate(datum.model_input.chunks):  # noqa: B007 -- the except clause uses it
             _write_chunk(chunk, out)
-    except Fault as fault:
+    except FieldFault as fault:
         raise fault.under(f"model_input.chunks[{index}]") from None
     try:
         for name, tensor in datum.loss_fn_inputs.items():
             _write_tensor(name, tensor, out)
-    except Fault as fault:
-        raise fault.under(entry("loss_fn_inputs", name)) from None
+    except FieldFault as fault:
+        raise fault.under(name_entry("loss_fn_inputs", name)) from None
     if datum.model_input_spans or datum.loss_fn_input_spans:
         out.extend(_write_spans(datum))
     return out
@@ -120,73 +120,75 @@ def _write_chunk(chunk: ModelInputChunk, out: Buffers) -> None:
         try:
             tokens = payload(chunk.as_int32(), INT32)
         except InvalidInputError as error:
-            raise Fault(str(error).removeprefix("EncodedTextChunk.")) from None
-        out.put(_text_frame(tokens.nbytes), tokens)
+            raise FieldFault(str(error).removeprefix("EncodedTextChunk.")) from None
+        out.put(_make_text_frame(tokens.nbytes), tokens)
     else:
-        out.extend(write_plain(tables.DATUM, {"model_input": [_plain_chunk(chunk)]}))
+        out.extend(write_plain(tables.DATUM, {"model_input": [_chunk_to_plain(chunk)]}))
 
 
-def _plain_chunk(chunk: ModelInputChunk) -> Plain:
+def _chunk_to_plain(chunk: ModelInputChunk) -> Plain:
     if isinstance(chunk, ImageChunk):
         image = {"data": chunk.data, "format": chunk.format, "expected_tokens": chunk.expected_tokens}
         return {"image": image}
     if isinstance(chunk, DmelChunk):
         return {"dmel": {"dmel": chunk.dmel}}
-    raise Fault(f"{type(chunk).__name__} cannot be sent in a protobuf request; give the bytes themselves")
+    raise FieldFault(
+        f"{type(chunk).__name__} cannot be sent in a protobuf request; give the bytes themselves"
+    )
 
 
 def _write_tensor(name: str, tensor: TensorData, out: Buffers) -> None:
     if tensor.is_sparse:
-        out.extend(write_plain(tables.DATUM, {"loss_fn_inputs": {name: plain_tensor(tensor)}}))
+        out.extend(write_plain(tables.DATUM, {"loss_fn_inputs": {name: tensor_to_plain(tensor)}}))
         return
-    dtype, layout = wire_dtype(tensor)
+    dtype, layout = find_wire_dtype(tensor)
     values = payload(tensor._numpy, layout)
-    before, after = _dense_frame(name, dtype, tuple(tensor.shape or ()), values.nbytes)
+    before, after = _make_dense_frame(name, dtype, tuple(tensor.shape or ()), values.nbytes)
     out.put(before, values, after)
 
 
 def _write_spans(datum: Datum) -> Buffers:
     plain = {
-        "model_input_spans": [_plain_span(span) for span in datum.model_input_spans or ()],
-        "loss_fn_input_spans": [_plain_span(span) for span in datum.loss_fn_input_spans or ()],
+        "model_input_spans": [_span_to_plain(span) for span in datum.model_input_spans or ()],
+        "loss_fn_input_spans": [_span_to_plain(span) for span in datum.loss_fn_input_spans or ()],
     }
     return write_plain(tables.DATUM, plain)
 
 
-def _plain_span(span: Span) -> Plain:
+def _span_to_plain(span: Span) -> Plain:
     plain = {"sequence_id": span.sequence_id, "offset": span.offset, "length": span.length}
     return {"sampled_tokens" if isinstance(span, SampledProvenanceSpan) else "prompt_tokens": plain}
 
 
 # ------------------------------------------------------------------------------------------ framing
 
-# Chunks of one request are mostly of few lengths, and the same data come again every epoch.
-_REMEMBERED = 4096
+# The chunks of a request have few different lengths, and the same data return every epoch.
+_CACHE_SIZE = 4096
 
 _TEXT_TAGS = (
     tables.ENCODED_TEXT_CHUNK.by_name["tokens"].tag,
     tables.CHUNK.by_name["encoded_text"].tag,
     tables.DATUM.by_name["model_input"].tag,
 )
-"""From the inside out."""
+"""The tags around tokens, innermost first."""
 
 _INPUTS = tables.DATUM.by_name["loss_fn_inputs"]
 _KEY_TAG, _VALUE_TAG = (field.tag for field in _INPUTS.message.fields)
 _DENSE_TAG = tables.TENSOR.by_name["dense"].tag
 
 
-@lru_cache(_REMEMBERED)
-def _text_frame(size: int) -> bytes:
-    """What stands before `size` bytes of tokens in a datum."""
+@lru_cache(_CACHE_SIZE)
+def _make_text_frame(size: int) -> bytes:
+    """Return the bytes before `size` bytes of tokens in a datum."""
     frame = b""
-    for tag in _TEXT_TAGS if size else _TEXT_TAGS[1:]:  # no tokens and no such field are the same
+    for tag in _TEXT_TAGS if size else _TEXT_TAGS[1:]:  # an empty field is left out
         frame = tag + varint(len(frame) + size) + frame
     return frame
 
 
-@lru_cache(_REMEMBERED)
-def _dense_frame(name: str, dtype: int, shape: tuple[int, ...], size: int) -> tuple[bytes, bytes]:
-    """What stands before and after `size` bytes of values in a datum's map of inputs."""
+@lru_cache(_CACHE_SIZE)
+def _make_dense_frame(name: str, dtype: int, shape: tuple[int, ...], size: int) -> tuple[bytes, bytes]:
+    """Return the bytes before and after `size` bytes of values in a datum's map of inputs."""
     after = write_plain(tables.TENSOR, {"dtype": dtype, "shape": shape}).join()
     before = _DENSE_TAG + varint(size)
     before = _VALUE_TAG + varint(len(before) + size + len(after)) + before
@@ -211,7 +213,7 @@ def peek_model_and_number(data: Readable) -> tuple[str | None, int | None]:
     """
     view = memoryview(data).cast("B")
     model, number, at = None, None, 0
-    with suppress(Fault, UnicodeDecodeError):
+    with suppress(FieldFault, UnicodeDecodeError):
         while at < len(view):
             tag, at = read_tag(view, at, len(view))
             if tag == _MODEL_ID_TAG:
@@ -228,16 +230,16 @@ def peek_model_and_number(data: Readable) -> tuple[str | None, int | None]:
 def decode_forward_backward_request(
     data: Readable, unknown: set[str] | None = None
 ) -> tuple[ForwardBackwardRequest, bool]:
-    """The request in these bytes, and whether it is forward only. All its arrays are writable copies.
+    """Decode a request and its forward-only flag. All arrays are writable copies.
 
-    The newer settings map is read where it is set, else the older one. A `seq_id` of 0 is None.
+    The newer map of settings takes precedence over the older one. A `seq_id` of 0 becomes None.
 
     Args:
         data: the bytes.
         unknown: takes the names of unknown fields, which are skipped.
 
     Raises:
-        WireError: the bytes are no such request; `path` names the field.
+        WireError: the bytes are not a valid request; `path` names the field.
 
     >>> request, forward_only = decode_forward_backward_request(bytes.fromhex("0a016d1005220178"))
     >>> request.model_id, request.seq_id, forward_only
@@ -248,8 +250,8 @@ def decode_forward_backward_request(
     with decoding("ForwardBackwardRequest"):
         try:
             for datum in plain.get("data", ()):
-                data_read.append(_read_datum(datum))  # noqa: PERF401 -- the length tells which one failed
-        except Fault as fault:
+                data_read.append(_read_datum(datum))  # noqa: PERF401 -- the except clause uses its length
+        except FieldFault as fault:
             raise fault.under(f"data[{len(data_read)}]") from None
         config = _read_config(plain)
         body = ForwardBackwardInput(data_read, plain.get("loss_fn", ""), config)
@@ -263,7 +265,7 @@ def _read_config(plain: Plain) -> dict[str, float | str] | None:
         return plain.get("loss_fn_config")
     for name, setting in settings.items():
         if not setting:
-            raise Fault("neither number nor text is set", entry("loss_fn_config_v2", name))
+            raise FieldFault("neither number nor text is set", name_entry("loss_fn_config_v2", name))
     return {
         name: setting["text"] if "text" in setting else setting["number"]
         for name, setting in settings.items()
@@ -276,18 +278,18 @@ def _read_datum(plain: Plain) -> Datum:
     name = ""
     try:
         for chunk in plain.get("model_input", ()):
-            chunks.append(_read_chunk(chunk))  # noqa: PERF401 -- the length tells which one failed
-    except Fault as fault:
+            chunks.append(_read_chunk(chunk))  # noqa: PERF401 -- the except clause uses its length
+    except FieldFault as fault:
         raise fault.under(f"model_input[{len(chunks)}]") from None
     try:
         for name, tensor in plain.get("loss_fn_inputs", {}).items():
-            tensors[name] = tensor_of(tensor)
-    except Fault as fault:
-        raise fault.under(entry("loss_fn_inputs", name)) from None
+            tensors[name] = read_tensor(tensor)
+    except FieldFault as fault:
+        raise fault.under(name_entry("loss_fn_inputs", name)) from None
     model_input = ModelInput(chunks=chunks)
     if not ("model_input_spans" in plain or "loss_fn_input_spans" in plain):
         return Datum(model_input, tensors)
-    # An empty list and none look the same; provenance comes in pairs.
+    # The wire does not distinguish empty lists from absent ones; a datum has both kinds of spans or none.
     return Datum(
         model_input,
         tensors,
@@ -299,13 +301,13 @@ def _read_datum(plain: Plain) -> Datum:
 def _read_chunk(plain: Plain) -> ModelInputChunk:
     if "encoded_text" in plain:
         try:
-            tokens = raw_array(plain["encoded_text"], "tokens", INT32)
-        except Fault as fault:
+            tokens = view_array(plain["encoded_text"], "tokens", INT32)
+        except FieldFault as fault:
             raise fault.under("encoded_text") from None
         return EncodedTextChunk(tokens=tokens.astype(OWN_INT32))
     if "image" in plain:
         image = plain["image"]
-        with refusals_of_types("image"):
+        with translate_refusals("image"):
             return ImageChunk(
                 data=bytes(image.get("data", b"")),
                 format=image.get("format", ""),
@@ -313,13 +315,13 @@ def _read_chunk(plain: Plain) -> ModelInputChunk:
             )
     if "dmel" in plain:
         return DmelChunk(dmel=bytes(plain["dmel"].get("dmel", b"")))
-    raise Fault("no kind of chunk is set")
+    raise FieldFault("no kind of chunk is set")
 
 
 def _read_spans(plain: Plain, field: str) -> list[Span]:
     spans: list[Span] = []
     for span in plain.get(field, ()):
-        with refusals_of_types(f"{field}[{len(spans)}]"):
+        with translate_refusals(f"{field}[{len(spans)}]"):
             spans.append(_read_span(span))
     return spans
 
@@ -333,4 +335,4 @@ def _read_span(plain: Plain) -> Span:
                 offset=run.get("offset", 0),
                 length=run.get("length", 0),
             )
-    raise Fault("no kind of span is set")
+    raise FieldFault("no kind of span is set")

@@ -1,7 +1,7 @@
-"""The messages of package `tinker_public`, one table each.
+"""The messages of package `tinker_public` in use, one table for each.
 
-Numbers inside `bytes` fields are little-endian, matrices row-major. Field numbers and names are the
-protocol; changing one here changes what is sent. Immutable, any thread may use them.
+Numbers inside `bytes` fields are little-endian, matrices row-major. The protocol defines field numbers and
+names; a change here changes the bytes on the wire. Tables are immutable; any thread may use them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from tinker_sync.wire.proto._scalars import (
     BYTES,
     DOUBLE,
     ENUM,
-    FLOAT,
     INT32,
     INT64,
     STRING,
     UINT32,
-    UINT64,
 )
 
 # ----------------------------------------------------------------------------------------------------- enums
@@ -47,7 +45,7 @@ TENSOR = Message(
 )
 BATCHED_TENSOR = Message(
     "BatchedTensor",
-    plain(1, "data", BYTES),  # the arrays of all data, one behind the other
+    plain(1, "data", BYTES),  # the arrays of all data, concatenated
     plain(2, "offsets", BYTES),  # int64, n + 1 byte offsets into `data`
     plain(3, "dtype", ENUM),
     repeated(4, "trailing_shape", INT64),
@@ -77,14 +75,14 @@ CHUNK = Message(
 # -------------------------------------------------------------------------------------------------- training
 
 
-def _span(name: str) -> Message:
+def _make_span(name: str) -> Message:
     return Message(
         name, plain(1, "sequence_id", STRING), plain(2, "offset", INT64), plain(3, "length", INT64)
     )
 
 
-PROMPT_PROVENANCE_SPAN = _span("PromptProvenanceSpan")
-SAMPLED_PROVENANCE_SPAN = _span("SampledProvenanceSpan")
+PROMPT_PROVENANCE_SPAN = _make_span("PromptProvenanceSpan")
+SAMPLED_PROVENANCE_SPAN = _make_span("SampledProvenanceSpan")
 PROVENANCE_SPAN = Message(
     "ProvenanceSpan",
     *oneof(
@@ -151,17 +149,6 @@ SAMPLE_RESPONSE = Message(
     present(5, "target_prompt_logprobs", TENSOR),
     present(6, "prompt_alt_tokens", PROMPT_ALT_TOKENS),
 )
-STOP_STRINGS = Message("StopStrings", repeated(1, "values", STRING))
-STOP_TOKENS = Message("StopTokens", repeated(1, "values", INT32))
-SAMPLING_PARAMS = Message(
-    "SamplingParams",
-    present(1, "max_tokens", INT32),
-    present(2, "seed", UINT64),
-    present(3, "temperature", FLOAT),
-    present(4, "top_k", INT32),
-    present(5, "top_p", FLOAT),
-    *oneof(present(6, "stop_strs", STOP_STRINGS), present(7, "stop_tokens", STOP_TOKENS)),
-)
 
 MESSAGES: tuple[Message, ...] = (
     FORWARD_BACKWARD_REQUEST,
@@ -184,8 +171,5 @@ MESSAGES: tuple[Message, ...] = (
     SAMPLED_SEQUENCE,
     TOPK_LOGPROBS,
     PROMPT_ALT_TOKENS,
-    SAMPLING_PARAMS,
-    STOP_STRINGS,
-    STOP_TOKENS,
 )
-"""Every message of the package."""
+"""Every table of this module."""

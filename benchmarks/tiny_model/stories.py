@@ -1,4 +1,4 @@
-"""Short stories in simple English, each told from a small plot, with questions about it."""
+"""Short stories in simple English, each built from a small plot, with questions about it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import random
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from tinker_sync.local.tiny import words
+from benchmarks.tiny_model import words
 
 
 class Story(NamedTuple):
-    """What is told, and what may be asked about it: question, short answer."""
+    """A story with pairs of question and short answer."""
 
     text: str
     questions: tuple[tuple[str, str], ...]
 
 
 class _Cast:
-    """Who and what a story is about. Drawn once, so that the story stays true to itself."""
+    """The people and things of a story, drawn once to keep the story consistent."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -44,7 +44,7 @@ class _Cast:
         return f"{self.rng.choice((self.colour, self.size))} {self.thing}"
 
     def opening(self) -> str:
-        """How a story may begin."""
+        """Draw a first sentence; it may be empty."""
         return self.rng.choice(
             (
                 f"It was a {self.weather} {self.time}. ",
@@ -56,7 +56,7 @@ class _Cast:
         )
 
     def closing(self) -> str:
-        """How it may end."""
+        """Draw a last sentence."""
         return self.rng.choice(
             (
                 f"Then {self.they} went home and {self.act}.",
@@ -182,12 +182,12 @@ _PLOTS: Final[tuple[Callable[[_Cast], Story], ...]] = (
 )
 
 
-def story(rng: random.Random) -> Story:
-    """One story.
+def tell_story(rng: random.Random) -> Story:
+    """Draw a story.
 
-    >>> story(random.Random(1)).text
+    >>> tell_story(random.Random(1)).text
     'It was a snowy night. The round cat sang at the river. The end.'
     """
     cast = _Cast(rng)
-    told = rng.choice(_PLOTS)(cast)
-    return Story(cast.opening() + told.text + cast.closing(), told.questions)
+    body = rng.choice(_PLOTS)(cast)
+    return Story(cast.opening() + body.text + cast.closing(), body.questions)

@@ -1,9 +1,13 @@
-"""How good the built-in model is, measured on what was kept from its training. Uses the engine, not torch."""
+"""Measure the built-in model on held-out problems and stories. Uses the engine, not torch.
+
+python -m benchmarks.tiny_model.scores [FOLDER]
+"""
 
 from __future__ import annotations
 
 import math
 import random
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,32 +17,33 @@ from typing import Final, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
+from benchmarks.tiny_model import tasks, words
+from benchmarks.tiny_model.corpus import draw_story
+from benchmarks.tiny_model.page import END_OF_TURN, TURN
 from tinker_sync.local.engine.hf import load_weights
 from tinker_sync.local.engine.lora import LoraSettings
 from tinker_sync.local.engine.loss_inputs import Example
 from tinker_sync.local.engine.model import Weights
 from tinker_sync.local.engine.sample_spec import SampleSpec
 from tinker_sync.local.engine.sampler import Sampler
-from tinker_sync.local.engine.training import TrainingRun
-from tinker_sync.local.host.blas import ONE_THREAD
-from tinker_sync.local.tiny import directory, tasks, words
-from tinker_sync.local.tiny.corpus import told
-from tinker_sync.local.tiny.page import END_OF_TURN, TURN
+from tinker_sync.local.engine.training import AdapterTrainer
+from tinker_sync.local.host.blas import ONE_BLAS_THREAD
+from tinker_sync.local.tiny import directory
 
 _ANSWER_TOKENS: Final = 48
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    ONE_THREAD.acquire()
+    ONE_BLAS_THREAD.acquire()
     try:
         yield
     finally:
-        ONE_THREAD.release()
+        ONE_BLAS_THREAD.release()
 
 
 class Score(NamedTuple):
-    """One number of the table, and what knowing nothing but frequencies gives."""
+    """One row of the table; `chance` is the value of a model that knows frequencies only."""
 
     name: str
     value: float
@@ -46,7 +51,7 @@ class Score(NamedTuple):
 
 
 class Model:
-    """The built-in model or another like it, with its tokenizer. Not thread-safe.
+    """A model with its tokenizer, by default the built-in one. Not thread-safe.
 
     >>> Model().answers(["Q: 2+3="])
     ['5']
@@ -58,12 +63,12 @@ class Model:
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids."""
+        """Return the token ids of a text."""
         ids: list[int] = self.tokenizer.encode(text).ids
         return ids
 
     def answers(self, prompts: Sequence[str], stop: str = "\n") -> list[str]:
-        """The likeliest continuation of each prompt up to a token that is `stop`."""
+        """Return the greedy continuation of each prompt, up to the token of `stop`."""
         sampler = Sampler(self.weights)
         stops = frozenset(self.encode(stop))
         specs = [
@@ -83,8 +88,8 @@ class Model:
         ]
 
     def logprobs(self, texts: Sequence[str]) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:
-        """Log-probabilities of the tokens of each text but the first."""
-        run = TrainingRun(self.weights, LoraSettings(rank=1))
+        """Return the log-probabilities of the tokens of each text except its first."""
+        run = AdapterTrainer(self.weights, LoraSettings(rank=1))
         ids = [np.array(self.encode(text)) for text in texts]
         data = [Example(tokens[:-1], {"target_tokens": tokens[1:]}) for tokens in ids]
         with _one_thread():
@@ -92,9 +97,9 @@ class Model:
 
 
 def perplexity(model: Model, stories: int) -> Score:
-    """Of the tokens of stories it never read; chance is a model that knows the frequency of each token."""
-    rng = random.Random(11)  # noqa: S311  # nothing is secret
-    texts = [told(rng, asked_later=True).text for _ in range(stories)]
+    """Return the perplexity of held-out stories; chance is a model that knows the token frequencies only."""
+    rng = random.Random(11)  # nothing is secret
+    texts = [draw_story(rng, held_out=True).text for _ in range(stories)]
     every = np.concatenate(model.logprobs(texts))
     counts = Counter(token for text in texts for token in model.encode(text)[1:])
     whole = counts.total()
@@ -103,42 +108,55 @@ def perplexity(model: Model, stories: int) -> Score:
 
 
 def exact(model: Model, kind: str, problems: int, *, chat: bool = False) -> Score:
-    """The share of problems it never met that it solves; chance is to say the commonest answer always."""
-    rng = random.Random(12)  # noqa: S311
-    asked = [tasks.draw(kind, rng, asked_later=True) for _ in range(problems)]
+    """Return the share of held-out problems that the model solves; chance is the commonest answer."""
+    rng = random.Random(12)
+    asked = [tasks.draw(kind, rng, held_out=True) for _ in range(problems)]
     right = [problem.answer for problem in asked]
     if chat:
-        said = model.answers([tasks.as_chat(kind, problem)[0] for problem in asked], END_OF_TURN)
+        answers = model.answers([tasks.as_chat(kind, problem)[0] for problem in asked], END_OF_TURN)
         right = [tasks.as_chat(kind, problem)[1] for problem in asked]
     else:
-        said = model.answers([problem.prompt for problem in asked])
-    share = sum(one == two for one, two in zip(said, right, strict=True)) / problems
+        answers = model.answers([problem.prompt for problem in asked])
+    share = sum(one == two for one, two in zip(answers, right, strict=True)) / problems
     commonest = Counter(right).most_common(1)[0][1] / problems
     return Score(f"{kind}{', in a chat' if chat else ''}", share, commonest)
 
 
 def facts(model: Model) -> Score:
-    """The share of the facts that it knows; these it did read."""
+    """Return the share of the facts that the model knows; facts are part of its training data."""
     prompts = [f"{TURN}user\n{question}{END_OF_TURN}\n{TURN}assistant\n" for question, _, _ in words.FACTS]
-    said = model.answers(prompts, END_OF_TURN)
+    answers = model.answers(prompts, END_OF_TURN)
     known = sum(
         text in (f"{short[0].upper()}{short[1:]}.", sentence)
-        for text, (_, short, sentence) in zip(said, words.FACTS, strict=True)
+        for text, (_, short, sentence) in zip(answers, words.FACTS, strict=True)
     )
     commonest = Counter(short for _, short, _ in words.FACTS).most_common(1)[0][1]
     return Score("facts", known / len(words.FACTS), commonest / len(words.FACTS))
 
 
 def measure(model: Model, *, problems: int = 500, stories: int = 200) -> list[Score]:
-    """Every score.
+    """Return every score.
 
     Args:
-        model: what to measure.
-        problems: how many of each kind are asked.
-        stories: how many are read.
+        model: the model to measure.
+        problems: the number of problems of each kind.
+        stories: the number of stories.
     """
     found = [perplexity(model, stories)]
     found += [exact(model, kind, problems) for kind in tasks.KINDS]
     found += [exact(model, kind, problems, chat=True) for kind in tasks.KINDS]
     found.append(facts(model))
     return found
+
+
+def main(argv: list[str]) -> int:
+    """Print the scores of the model in the named folder, or of the built-in model."""
+    model = Model(Path(argv[0]) if argv else None)
+    print(f"{model.weights.count:,} parameters")
+    for name, value, chance in measure(model):
+        print(f"{name:26} {value:8.3f}   chance {chance:8.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

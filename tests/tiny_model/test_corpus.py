@@ -1,4 +1,4 @@
-"""What the built-in model reads: problems are right, what is asked later is not among it, seeds decide."""
+"""The training documents are correct, reproducible, and free of held-out problems."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-from tinker_sync.local.tiny import tasks, words
-from tinker_sync.local.tiny.corpus import documents, told
-from tinker_sync.local.tiny.page import END_OF_TURN, TURN, held_out
+from benchmarks.tiny_model import tasks, words
+from benchmarks.tiny_model.corpus import documents, draw_story
+from benchmarks.tiny_model.page import END_OF_TURN, TURN, is_held_out
 
 PAGES = list(itertools.islice(documents(seed=3), 4000))
 TEXT = "\n".join(page.text for page in PAGES)
@@ -37,43 +37,43 @@ def test_every_copy_and_reversal_is_right() -> None:
         assert got == (items if kind == "copy" else items[::-1])
 
 
-def test_nothing_that_is_asked_later_is_read() -> None:
+def test_held_out_problems_are_not_in_the_corpus() -> None:
     read = {f"Q: {problem}=" for problem in re.findall(r"(\d+[+-]\d+)=", TEXT)}
     read |= set(re.findall(r"^((?:copy|reverse): .+ ->)", TEXT, flags=re.MULTILINE))
     asked = re.findall(r"^(Copy|Reverse): (.+)<\|im_end\|>$", TEXT, flags=re.MULTILINE)
     assert len(asked) > 50
     read |= {f"{kind.lower()}: {items} ->" for kind, items in asked}
     assert len(read) > 2000
-    assert not [prompt for prompt in read if held_out(prompt)]
+    assert not [prompt for prompt in read if is_held_out(prompt)]
     rng = random.Random(1)
-    later = {tasks.draw(kind, rng, asked_later=True).prompt for kind in tasks.KINDS for _ in range(300)}
-    assert all(held_out(prompt) for prompt in later)
+    later = {tasks.draw(kind, rng, held_out=True).prompt for kind in tasks.KINDS for _ in range(300)}
+    assert all(is_held_out(prompt) for prompt in later)
     assert not later & read
 
 
-def test_one_in_ten_sums_is_asked_later() -> None:
-    assert sum(held_out(f"Q: {one}+{two}=") for one in range(100) for two in range(100)) == 1000
+def test_one_sum_in_ten_is_held_out() -> None:
+    assert sum(is_held_out(f"Q: {one}+{two}=") for one in range(100) for two in range(100)) == 1000
 
 
-def test_stories_that_are_asked_later_are_not_read() -> None:
-    stories = {told(random.Random(seed), asked_later=True).text for seed in range(200)}
+def test_held_out_stories_are_not_in_the_corpus() -> None:
+    stories = {draw_story(random.Random(seed), held_out=True).text for seed in range(200)}
     assert len(stories) > 150
     assert not [story for story in stories if story in TEXT]
 
 
-def test_questions_about_a_story_are_answered_by_it() -> None:
+def test_a_story_contains_the_answers_to_its_questions() -> None:
     asked = 0
     for seed in range(500):
-        story = told(random.Random(seed), asked_later=False)
+        story = draw_story(random.Random(seed), held_out=False)
         for question, answer in story.questions:
             asked += 1
-            said = answer.removeprefix("to ").removeprefix("a ")
+            core = answer.removeprefix("to ").removeprefix("a ")
             assert question.endswith("?")
-            assert said in story.text, (story, question)
+            assert core in story.text, (story, question)
     assert asked > 500
 
 
-def test_chats_are_whole() -> None:
+def test_chats_are_complete() -> None:
     chats = [page.text for page in PAGES if page.text.startswith(TURN)]
     assert len(chats) > 400
     turn = re.compile(rf"{re.escape(TURN)}(system|user|assistant)\n[^|]+?{re.escape(END_OF_TURN)}\n")
@@ -92,19 +92,19 @@ def test_a_problem_is_the_same_in_a_chat() -> None:
     assert answer == "b a"
 
 
-def test_what_is_dull_is_what_was_drawn() -> None:
+def test_random_spans_are_the_drawn_numbers() -> None:
     page = next(page for page in PAGES if page.text.startswith("Q: ") and "+" in page.text)
-    drawn = [page.text[start:end] for start, end in page.dull]
+    drawn = [page.text[start:end] for start, end in page.random_spans]
     assert drawn == re.findall(r"\d+\+\d+", page.text)
 
 
 @pytest.mark.parametrize("cycle", [words.DAYS, words.MONTHS])
-def test_facts_of_cycles_close(cycle: tuple[str, ...]) -> None:
+def test_days_and_months_form_cycles(cycle: tuple[str, ...]) -> None:
     after = {question: answer for question, answer, _ in words.FACTS if "after" in question}
     kind = "day" if cycle is words.DAYS else "month"
     assert after[f"What {kind} comes after {cycle[-1]}?"] == cycle[0]
 
 
-def test_facts_have_one_answer_each() -> None:
+def test_each_fact_has_one_answer() -> None:
     questions = [question for question, _, _ in words.FACTS]
     assert len(questions) == len(set(questions)) > 150

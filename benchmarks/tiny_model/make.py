@@ -1,6 +1,6 @@
-"""Makes the built-in model: tokenizer, weights, and the curve of its loss. Needs torch.
+"""Make the built-in model: tokenizer, weights and loss curve. Needs torch.
 
-    OMP_NUM_THREADS=1 python -m tinker_sync.local.tiny.make FOLDER
+    OMP_NUM_THREADS=1 python -m benchmarks.tiny_model.make FOLDER
 
 The same seeds and the same versions of torch and tokenizers give the same files; other versions round
 differently and give a model as good. One thread of an ordinary processor takes about half an hour.
@@ -23,8 +23,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tinker_sync.local.tiny.corpus import documents
-from tinker_sync.local.tiny.page import END_OF_TEXT, END_OF_TURN, TURN, Page
+from benchmarks.tiny_model.corpus import documents
+from benchmarks.tiny_model.page import END_OF_TEXT, END_OF_TURN, TURN, Page
 
 SPECIAL: Final = (END_OF_TEXT, TURN, END_OF_TURN)
 """Tokens 0, 1 and 2."""
@@ -41,14 +41,14 @@ MAX_POSITIONS: Final = 4096
 
 STEPS: Final = 5000
 ROWS: Final = 32
-"""Sequences of a step; each starts with a document and holds as many as fit."""
+"""Sequences in a step; each starts with a document and holds as many documents as fit."""
 LENGTH: Final = 128
 WARMUP: Final = 100
 COOLDOWN: Final = 0.5
 """The share of the steps, at the end, over which the rate falls to zero."""
 RATE: Final = 1e-2
-DULL_WEIGHT: Final = 0.1
-"""How much a token that nobody can foresee counts; not nothing: the model may make up problems too."""
+RANDOM_WEIGHT: Final = 0.1
+"""The weight of a token drawn at random; above zero, so that the model can also write problems itself."""
 
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}"
@@ -63,7 +63,7 @@ Array = npt.NDArray[Any]
 
 
 def make_tokenizer(path: Path) -> None:
-    """Train pairs of bytes on the corpus: words are pieces, digits stand alone, every text can be written."""
+    """Train a byte-level BPE tokenizer on the corpus; digits stay single, and every text has an encoding."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -77,12 +77,12 @@ def make_tokenizer(path: Path) -> None:
         special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    # Without what stands between the turns of a chat: those tokens are whole already.
+    # Leave out the special tokens: they are not split into pairs.
     special = re.compile("|".join(map(re.escape, SPECIAL)))
     pages = itertools.islice(documents(seed=1), 20_000)
     tokenizer.train_from_iterator((text for page in pages for text in special.split(page.text)), trainer)
     tree = json.loads(tokenizer.to_str())
-    # Merges as texts rather than as pairs: what older versions read, and newer ones too.
+    # Older versions of tokenizers read merges as strings only; newer ones read both forms.
     tree["model"]["merges"] = [
         merge if isinstance(merge, str) else " ".join(merge) for merge in tree["model"]["merges"]
     ]
@@ -90,7 +90,7 @@ def make_tokenizer(path: Path) -> None:
 
 
 def tokenizer_config() -> dict[str, Any]:
-    """What transformers wants to know beside the tokenizer itself."""
+    """Return the settings that transformers reads beside the tokenizer."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "added_tokens_decoder": {
@@ -115,7 +115,7 @@ def tokenizer_config() -> dict[str, Any]:
 
 
 def model_config() -> dict[str, Any]:
-    """The shape of the model, in the words of Hugging Face."""
+    """Return the shape of the model in Hugging Face's terms."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -145,22 +145,22 @@ def model_config() -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------ data
 
 
-def _encoded(tokenizer: Any, page: Page) -> tuple[list[int], list[float]]:
-    """Tokens of a document and its end, and how much each counts."""
+def _encode(tokenizer: Any, page: Page) -> tuple[list[int], list[float]]:
+    """Return the tokens of a document with its end token, and the weight of each."""
     encoding = tokenizer.encode(page.text)
     weights = [
-        DULL_WEIGHT if any(start < end and first < last for first, end in page.dull) else 1.0
+        RANDOM_WEIGHT if any(start < end and first < last for first, end in page.random_spans) else 1.0
         for start, last in encoding.offsets
     ]
     return [*encoding.ids, 0], [*weights, 1.0]
 
 
 def rows(tokenizer: Any, seed: int) -> Iterator[tuple[list[int], list[float]]]:
-    """Rows of `LENGTH + 1` tokens: whole documents, the last one cut off."""
+    """Yield rows of `LENGTH + 1` tokens: whole documents, the last one cut off."""
     tokens: list[int] = []
     weights: list[float] = []
     for page in documents(seed):
-        more, counting = _encoded(tokenizer, page)
+        more, counting = _encode(tokenizer, page)
         tokens += more
         weights += counting
         if len(tokens) > LENGTH:
@@ -172,7 +172,7 @@ def rows(tokenizer: Any, seed: int) -> Iterator[tuple[list[int], list[float]]]:
 
 
 def start_weights(torch: Any) -> dict[str, Any]:
-    """Random weights under the names that files have."""
+    """Return random weights under the names used in model files."""
     generator = torch.Generator().manual_seed(1)
 
     def matrix(outputs: int, inputs: int, scale: float = 1.0) -> Any:
@@ -204,7 +204,7 @@ def start_weights(torch: Any) -> dict[str, Any]:
 
 
 def forward(torch: Any, weights: dict[str, Any], tokens: Any) -> Any:
-    """Logits of rows of tokens."""
+    """Return the logits of rows of tokens."""
     functional = torch.nn.functional
     count, length = tokens.shape
     angles = torch.arange(length)[:, None] * ROPE_THETA ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)[None]
@@ -216,7 +216,7 @@ def forward(torch: Any, weights: dict[str, Any], tokens: Any) -> Any:
     def heads(x: Any, name: str, number: int) -> Any:
         return functional.linear(x, weights[f"{name}.weight"]).view(count, length, number, HEAD_DIM)
 
-    def turned(x: Any) -> Any:
+    def rotate(x: Any) -> Any:
         one, two = x.transpose(1, 2).chunk(2, dim=-1)
         return x.transpose(1, 2) * cos + torch.cat((-two, one), dim=-1) * sin
 
@@ -225,8 +225,8 @@ def forward(torch: Any, weights: dict[str, Any], tokens: Any) -> Any:
         layer = f"model.layers.{number}"
         attn, feed = f"{layer}.self_attn", f"{layer}.mlp"
         x = norm(hidden, f"{layer}.input_layernorm")
-        q = turned(norm(heads(x, f"{attn}.q_proj", HEADS), f"{attn}.q_norm"))
-        k = turned(norm(heads(x, f"{attn}.k_proj", KV_HEADS), f"{attn}.k_norm"))
+        q = rotate(norm(heads(x, f"{attn}.q_proj", HEADS), f"{attn}.q_norm"))
+        k = rotate(norm(heads(x, f"{attn}.k_proj", KV_HEADS), f"{attn}.k_norm"))
         v = heads(x, f"{attn}.v_proj", KV_HEADS).transpose(1, 2)
         k, v = (part.repeat_interleave(HEADS // KV_HEADS, dim=1) for part in (k, v))
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -243,12 +243,12 @@ def forward(torch: Any, weights: dict[str, Any], tokens: Any) -> Any:
 
 
 def rate(step: int, steps: int) -> float:
-    """The learning rate: up, level, and down to nothing."""
+    """Return the learning rate of a step: warm-up, constant, linear decay to zero."""
     return RATE * min((step + 1) / WARMUP, 1.0, (steps - step) / (COOLDOWN * steps))
 
 
 def train(tokenizer: Any, steps: int) -> tuple[dict[str, Array], list[tuple[int, float, float]]]:
-    """The trained weights, and the curve: step, mean loss since the last entry, seconds."""
+    """Return the trained weights and the curve: step, mean loss since the last entry, seconds."""
     import torch
 
     weights = start_weights(torch)
@@ -290,7 +290,7 @@ def train(tokenizer: Any, steps: int) -> tuple[dict[str, Array], list[tuple[int,
 
 
 def write_safetensors(path: Path, tensors: dict[str, Array]) -> None:
-    """Write float16 tensors."""
+    """Write tensors as float16."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     body = bytearray()
     for name, array in tensors.items():
@@ -308,23 +308,23 @@ def write_json(path: Path, tree: dict[str, Any]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Make everything into a folder."""
+    """Write the tokenizer, the configuration and the weights into a folder."""
     from tokenizers import Tokenizer
 
-    parser = argparse.ArgumentParser(prog="python -m tinker_sync.local.tiny.make", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tiny_model.make", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=STEPS)
-    asked = parser.parse_args(argv)
-    folder = asked.folder
+    options = parser.parse_args(argv)
+    folder = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     make_tokenizer(folder / "tokenizer.json")
     write_json(folder / "tokenizer_config.json", tokenizer_config())
     write_json(folder / "config.json", model_config())
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    weights, curve = train(tokenizer, asked.steps)
+    weights, curve = train(tokenizer, options.steps)
     write_safetensors(folder / "model.safetensors", weights)
     for step, loss, seconds in curve:
-        print(f"| {step} | {loss:.4f} | {seconds:.0f} |")  # noqa: T201  # what the README shows
+        print(f"| {step} | {loss:.4f} | {seconds:.0f} |")
     return 0
 
 

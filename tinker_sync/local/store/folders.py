@@ -1,8 +1,8 @@
-"""Folders of files that appear whole or not at all, whatever happens to the process or the machine.
+"""Folders of files that appear complete or not at all, even after a crash or a power failure.
 
 A folder is written in `staging/`, every file and the folder itself are flushed to the disk, and then it is
-moved to `checkpoints/` under its final name, which is random. Its files never change again. Who knows the
-name of a folder owns it; those nobody knows are swept at the start.
+moved to `checkpoints/` under its final name, which is random. Its files never change again. Folders that the
+database does not refer to are deleted at the start. Any thread may enter; each writes its own folders.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from tinker_sync.local.store.errors import StoreError, translated
+from tinker_sync.local.store.errors import StoreError, translate_errors
 
 Content = Callable[[], Iterable[Any]]
-"""Makes the pieces of one file, each bytes-like."""
+"""A function that yields the pieces of one file, each bytes-like."""
 
 _WRITE_BYTES: Final = 1 << 24
 
 
 @frozen
 class FileFact:
-    """What was written, to be compared with what is read."""
+    """Size and checksum of a written file, to verify later reads."""
 
     size_bytes: int
     sha256: str
 
 
 def sync_folder(path: Path) -> None:
-    """Have the names in a folder on the disk. Windows has no such thing and needs none."""
+    """Flush the names in a folder to the disk. Windows neither offers nor needs this."""
     if os.name == "nt":
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -44,39 +44,39 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-class Shelf:
-    """The folders. Thread-safe: each belongs to whoever put it there."""
+class FolderStore:
+    """The folders of checkpoints in a data directory. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self._staging = directory / "staging"
-        self._shelf = directory / "checkpoints"
-        with translated(f"{directory} cannot be used"):
+        self._complete = directory / "checkpoints"
+        with translate_errors(f"{directory} cannot be used"):
             self._staging.mkdir(exist_ok=True)
-            self._shelf.mkdir(exist_ok=True)
+            self._complete.mkdir(exist_ok=True)
             sync_folder(directory)
 
     def put(self, contents: Mapping[str, Content], what: str) -> tuple[str, dict[str, FileFact]]:
         """Write a folder.
 
         Args:
-            contents: by file name; names are ours.
-            what: how to begin the sentence when it cannot be done.
+            contents: the files by name; names are the store's own, never a client's.
+            what: the beginning of the error message.
 
         Returns:
-            The name of the folder, and what was written.
+            The name of the folder, and the facts of its files.
 
         Raises:
-            StoreError: it could not be done; nothing is left of it.
+            StoreError: the folder could not be written; nothing of it remains.
         """
         folder = uuid.uuid4().hex
         beside = self._staging / folder
         try:
-            with translated(what):
+            with translate_errors(what):
                 beside.mkdir()
                 facts = {name: _write(beside / name, content) for name, content in contents.items()}
                 sync_folder(beside)
-                beside.rename(self._shelf / folder)
-                sync_folder(self._shelf)
+                beside.rename(self._complete / folder)
+                sync_folder(self._complete)
         except BaseException:
             shutil.rmtree(beside, ignore_errors=True)
             self.discard(folder)
@@ -84,15 +84,15 @@ class Shelf:
         return folder, facts
 
     def path(self, folder: str, name: str) -> Path:
-        """Where a file lies."""
-        return self._shelf / folder / name
+        """Return the path of a file."""
+        return self._complete / folder / name
 
     def take(self, folder: str, name: str, fact: FileFact) -> bytearray:
-        """The content of a file.
+        """Return the content of a file.
 
         Raises:
-            FileNotFoundError: it is gone.
-            StoreError: it cannot be read, or is not what was written.
+            FileNotFoundError: the file has been deleted.
+            StoreError: the file cannot be read, or its content has changed.
         """
         path = self.path(folder, name)
         content = bytearray(fact.size_bytes)
@@ -104,17 +104,17 @@ class Shelf:
         except OSError as problem:
             raise StoreError("damaged", f"{path} cannot be read: {problem.strerror}") from problem
         if not complete or hashlib.sha256(content).hexdigest() != fact.sha256:
-            raise StoreError("damaged", f"{path} is not what was written")
+            raise StoreError("damaged", f"{path} has changed since it was written")
         return content
 
     def discard(self, folder: str) -> None:
-        """Remove a folder. What cannot be removed now is swept at the next start."""
-        shutil.rmtree(self._shelf / folder, ignore_errors=True)
+        """Remove a folder. The next start removes what remains of it."""
+        shutil.rmtree(self._complete / folder, ignore_errors=True)
 
     def sweep(self, known: Collection[str]) -> int:
-        """Remove what was never finished and what nobody knows; say how many folders that were."""
+        """Remove incomplete folders and those not in `known`; return how many."""
         unfinished = list(self._staging.iterdir())
-        unknown = [path for path in self._shelf.iterdir() if path.name not in known]
+        unknown = [path for path in self._complete.iterdir() if path.name not in known]
         for path in (*unfinished, *unknown):
             shutil.rmtree(path, ignore_errors=True)
         return len(unfinished) + len(unknown)

@@ -1,6 +1,6 @@
-"""The documents of which the built-in model is made: an endless stream, the same for the same seed.
+"""The training documents of the built-in model: an endless stream, the same for the same seed.
 
-Nothing is read from anywhere: stories come from a grammar, facts from a table, problems from their tasks.
+No external data is used: stories come from a grammar, facts from a table, problems from their tasks.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from tinker_sync.local.tiny import tasks, words
-from tinker_sync.local.tiny.page import Page, held_out
-from tinker_sync.local.tiny.stories import Story, story
+from benchmarks.tiny_model import tasks, words
+from benchmarks.tiny_model.page import Page, is_held_out
+from benchmarks.tiny_model.stories import Story, tell_story
 
 
-def told(rng: random.Random, *, asked_later: bool) -> Story:
-    """A story, either one of those kept from training or one of the others."""
+def draw_story(rng: random.Random, *, held_out: bool) -> Story:
+    """Draw a story, held out from training or not."""
     while True:
-        found = story(rng)
-        if held_out(found.text) == asked_later:
+        found = tell_story(rng)
+        if is_held_out(found.text) == held_out:
             return found
 
 
 def _story(rng: random.Random) -> Page:
-    found = told(rng, asked_later=False)
-    page = Page().say(found.text + "\n")
+    found = draw_story(rng, held_out=False)
+    page = Page().write(found.text + "\n")
     for question, answer in rng.sample(found.questions, min(len(found.questions), rng.randint(0, 3))):
-        page.say(f"Q: {question}\nA: {answer}\n")
+        page.write(f"Q: {question}\nA: {answer}\n")
     return page
 
 
@@ -35,16 +35,16 @@ def _facts(rng: random.Random) -> Page:
     plain = rng.random() < 0.3
     for question, answer, sentence in rng.sample(words.FACTS, rng.randint(1, 5)):
         if plain:
-            page.say(f"{sentence}\n")
+            page.write(f"{sentence}\n")
         else:
-            page.say("Q: ").given(question).say(f"\nA: {answer}\n")
+            page.write("Q: ").write_random(question).write(f"\nA: {answer}\n")
     return page
 
 
 def _counting(rng: random.Random) -> Page:
     page, step = Page(), rng.choice((1, 1, 2, 5, 10))
     start = rng.randrange(0, 80)
-    return page.given(str(start)).say(
+    return page.write_random(str(start)).write(
         "".join(f", {start + step * n}" for n in range(1, rng.randint(4, 9))) + "\n"
     )
 
@@ -65,29 +65,29 @@ def _exchange(rng: random.Random, page: Page) -> None:
     page.turn("user")
     if kind < 0.1:
         question, answer = rng.choice(_ASIDES)
-        page.say(question)
+        page.write(question)
     elif kind < 0.35:
         question, answer, sentence = rng.choice(words.FACTS)
         answer = rng.choice((f"{answer[0].upper()}{answer[1:]}.", sentence))
-        page.given(question)
+        page.write_random(question)
     elif kind < 0.75:
         task = rng.choice(tuple(tasks.KINDS))
-        problem = tasks.draw(task, rng, asked_later=False)
+        problem = tasks.draw(task, rng, held_out=False)
         before, given, after, answer = tasks.question(task, problem)
         if after:
             before = rng.choice((before, "How much is "))
-        page.say(before).given(given).say(after)
+        page.write(before).write_random(given).write(after)
     else:
-        found = told(rng, asked_later=False)
+        found = draw_story(rng, held_out=False)
         answer = found.text
-        page.say(rng.choice(("Tell me a story.", "Please tell me a short story.", "A story, please.")))
-    page.end_turn().turn("assistant").say(answer).end_turn()
+        page.write(rng.choice(("Tell me a story.", "Please tell me a short story.", "A story, please.")))
+    page.end_turn().turn("assistant").write(answer).end_turn()
 
 
 def _chat(rng: random.Random) -> Page:
     page = Page()
     if rng.random() < 0.2:
-        page.turn("system").say(rng.choice(_SYSTEMS)).end_turn()
+        page.turn("system").write(rng.choice(_SYSTEMS)).end_turn()
     for _ in range(rng.randint(1, 3)):
         _exchange(rng, page)
     return page
@@ -111,13 +111,13 @@ _MIXTURE: Final[tuple[tuple[int, Callable[[random.Random], Page]], ...]] = (
 
 
 def documents(seed: int) -> Iterator[Page]:
-    """Documents without end.
+    """Yield documents without end.
 
     >>> first = next(documents(0))
     >>> first.text == next(documents(0)).text
     True
     """
-    rng = random.Random(seed)  # noqa: S311  # nothing is secret
+    rng = random.Random(seed)  # nothing is secret
     makers = [maker for _, maker in _MIXTURE]
     shares = [share for share, _ in _MIXTURE]
     while True:

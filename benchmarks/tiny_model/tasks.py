@@ -1,4 +1,4 @@
-"""Sums, copies and reversals: problems with one answer, how they are written, and which are held out."""
+"""Sums, copies and reversals: problems with one correct answer, as lines and as chats."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import random
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from tinker_sync.local.tiny.page import Page, held_out
-from tinker_sync.local.tiny.words import ANIMALS, COLOURS, THINGS
+from benchmarks.tiny_model.page import Page, is_held_out
+from benchmarks.tiny_model.words import ANIMALS, COLOURS, THINGS
 
 _WORDS: Final = (*COLOURS, *(row[0] for row in ANIMALS), *(row[0] for row in THINGS))
 
 
 class Problem(NamedTuple):
-    """What is asked and what is right; together they are a line, as in ``Q: 23+45=68``."""
+    """A prompt and its answer; together they form a line such as ``Q: 23+45=68``."""
 
     prompt: str
     answer: str
 
 
 def addition(rng: random.Random) -> Problem:
-    """Two numbers below 100.
+    """Draw a sum of two numbers below 100.
 
     >>> addition(random.Random(1))
     Problem(prompt='Q: 17+72=', answer='89')
@@ -30,13 +30,13 @@ def addition(rng: random.Random) -> Problem:
 
 
 def subtraction(rng: random.Random) -> Problem:
-    """The smaller of two numbers below 100 from the larger."""
+    """Draw a difference of two numbers below 100; the result is never negative."""
     two, one = sorted((rng.randrange(100), rng.randrange(100)))
     return Problem(f"Q: {one}-{two}=", str(one - two))
 
 
 def _items(rng: random.Random) -> tuple[list[str], str]:
-    """Something to be copied or reversed, and what stands between its items."""
+    """Draw the items to copy or reverse, and their separator."""
     kind = rng.randrange(4)
     if kind == 0:
         return rng.sample(_WORDS, rng.randint(2, 5)), " "
@@ -46,13 +46,13 @@ def _items(rng: random.Random) -> tuple[list[str], str]:
 
 
 def copy(rng: random.Random) -> Problem:
-    """The same again."""
+    """Draw items to copy."""
     items, between = _items(rng)
     return Problem(f"copy: {between.join(items)} ->", f" {between.join(items)}")
 
 
 def reverse(rng: random.Random) -> Problem:
-    """The same from its end."""
+    """Draw items to reverse."""
     items, between = _items(rng)
     return Problem(f"reverse: {between.join(items)} ->", f" {between.join(items[::-1])}")
 
@@ -65,27 +65,27 @@ KINDS: Final[dict[str, Callable[[random.Random], Problem]]] = {
 }
 
 
-def draw(kind: str, rng: random.Random, *, asked_later: bool) -> Problem:
-    """A problem of a kind, either one of those kept from training or one of the others."""
+def draw(kind: str, rng: random.Random, *, held_out: bool) -> Problem:
+    """Draw a problem of a kind, held out from training or not."""
     while True:
         problem = KINDS[kind](rng)
-        if held_out(problem.prompt) == asked_later:
+        if is_held_out(problem.prompt) == held_out:
             return problem
 
 
 def page(kind: str, rng: random.Random) -> Page:
-    """Some problems of a kind that may be trained on, one a line."""
+    """Draw a page of training problems of a kind, one on each line."""
     found = Page()
     for _ in range(rng.randint(1, 6)):
-        prompt, answer = draw(kind, rng, asked_later=False)
+        prompt, answer = draw(kind, rng, held_out=False)
         start = prompt.index(":") + 2
         end = len(prompt) - (1 if prompt.endswith("=") else 3)
-        found.say(prompt[:start]).given(prompt[start:end]).say(f"{prompt[end:]}{answer}\n")
+        found.write(prompt[:start]).write_random(prompt[start:end]).write(f"{prompt[end:]}{answer}\n")
     return found
 
 
 def question(kind: str, problem: Problem) -> tuple[str, str, str, str]:
-    """How a problem is put in a chat: words before, the problem itself, words after, and the answer."""
+    """Phrase a problem for a chat: text before, the problem, text after, and the answer."""
     if kind in ("addition", "subtraction"):
         bare = problem.prompt.removeprefix("Q: ").removesuffix("=")
         return "What is ", bare, "?", f"{bare}={problem.answer}"
@@ -94,11 +94,11 @@ def question(kind: str, problem: Problem) -> tuple[str, str, str, str]:
 
 
 def as_chat(kind: str, problem: Problem) -> Problem:
-    """The prompt of a chat of one turn, and the answer.
+    """Return the problem as the prompt of a one-turn chat, with its answer.
 
     >>> as_chat("addition", Problem("Q: 2+3=", "5")).answer
     '2+3=5'
     """
     before, given, after, answer = question(kind, problem)
-    page = Page().turn("user").say(before + given + after).end_turn().turn("assistant")
+    page = Page().turn("user").write(before + given + after).end_turn().turn("assistant")
     return Problem(page.text, answer)

@@ -1,4 +1,4 @@
-"""The words of the built-in model's world, and the facts that hold in it. Plain tables."""
+"""The vocabulary and the facts of the training documents, as plain tables."""
 
 from __future__ import annotations
 
