@@ -381,7 +381,8 @@ def exported(server: LocalServer, files: dict[str, bytes], plan: FaultPlan) -> I
         until = datetime.now(timezone.utc) + timedelta(hours=1)
         answer = {"urls": {name: store.sign(name) for name in files}, "expires": until.isoformat()}
         server.plan = plan.on(
-            "get_external_weights_urls", faults.Answered(200, json.dumps(answer).encode(), "application/json")
+            "get_external_weights_urls",
+            faults.FixedReply(200, json.dumps(answer).encode(), "application/json"),
         )
         yield
 
