@@ -229,7 +229,7 @@ class Datum(Model):
         refuse_all(self.problems(path))
 
     def problems(self, path: str = "datum") -> list[str]:
-        """Return the problems that `validate` would report; empty if there are none.
+        """Return the problems that `validate` would report; empty for a valid datum.
 
         >>> Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3, 4]}).problems()
         ["datum.loss_fn_inputs['target_tokens']: has length 3, model_input has 2"]

@@ -44,7 +44,7 @@ def decode_sample_response(data: Readable) -> SampleResponse:
     """Decode a response. Every array is a separate, writable copy.
 
     A present but empty list becomes an empty array, an absent list None. The message has no sequence
-    ids, so `sequence_id` is None.
+    ids, so `sequence_id` stays unset.
 
     Raises:
         WireError: the bytes are not a valid response; `path` names the field, as in
