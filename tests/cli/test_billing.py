@@ -50,6 +50,9 @@ def test_usage_as_csv(run: Run, world: World, tmp_path: Path) -> None:
         "",
         "True",
     )
+    columns = list(rows[0])
+    assert columns.index("free") == columns.index("gigabyte_hours") - 1
+    assert [row["free"] for row in rows if row["type"] == "storage"] == ["False"]
     sessions = list(csv.DictReader(io.StringIO(done.out)))
     assert json.loads(sessions[0]["user_metadata"]) == {"purpose": "spelling"}
     assert (sessions[0]["session_id"], sessions[1]["user_metadata"]) == (SESSION, "")

@@ -184,7 +184,7 @@ BILL = {
         _event("sampling_prefill", 0.02, 0.4, cached=False, token_count=50_000),
         _event("sampling_sample", 0.000123, 1.0, token_count=123),
         _event("checkpoint", None, None, count=3),
-        _event("storage", 0.0004, 0.1, gigabyte_hours=2.88),
+        _event("storage", 0.0004, 0.1, free=False, gigabyte_hours=2.88),
     ],
     "sessions": {SESSION: {"user_metadata": {"purpose": "spelling"}}, "other": {"user_metadata": None}},
     "cost_data_through": "2026-03-01T00:00:00Z",
