@@ -117,7 +117,7 @@ def test_serve(run: Run, tmp_path: Path) -> None:
         (("--port", "PORT"), "127.0.0.1:PORT cannot be listened on: another program uses the port"),
         (("--port", "PORT"), "(--port)"),
         (("--host", "0.0.0.0"), "--allow-remote"),
-        (("--data-dir", "FILE"), "FILE cannot be used: it is no directory; name another"),
+        (("--data-dir", "FILE"), "FILE cannot be used: it is not a directory; name another"),
         (("--data-dir", "FILE"), "--data-dir"),
     ],
 )

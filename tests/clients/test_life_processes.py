@@ -76,7 +76,7 @@ def test_w40_a_forked_child_has_threads_connections_and_numbers_of_its_own(stub:
         except types_error as error:
             say(type(error).__name__, error)
         with service:
-            service.create_lora_training_client("stub/model")
+            service.create_lora_training_client("stub/model").result(20)
         try:
             sample()
         except RuntimeError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import concurrent.futures
 import json
 import pickle
 import socket
@@ -511,3 +512,33 @@ def test_w49_what_is_on_its_way_out_works_and_says_so(name: str) -> None:
         with pytest.warns(FutureWarning, match="create_training_client_from_state"):
             future = getattr(trainer, name)("tinker://run/weights/a")
         assert future.result(PATIENCE_S).path == "tinker://run/weights/a"
+
+
+def test_w59_futures_of_rest_calls_are_standard_futures() -> None:
+    with world() as (_, client):
+        rest = client.create_rest_client()
+        futures = [rest.list_sessions(), rest.get_server_capabilities()]
+        done, left = concurrent.futures.wait(futures, timeout=PATIENCE_S)
+        assert (done, left) == (set(futures), set())
+        assert all(future.done() and future.exception() is None for future in futures)
+
+        async def await_one() -> object:
+            return await rest.list_sessions()
+
+        assert asyncio.run(await_one()) == futures[0].result()
+
+
+def test_w60_a_callback_that_waits_for_a_result_stops_no_other_call() -> None:
+    """As many callbacks as there are workers for them wait for calls that the server holds back."""
+    with world() as (stub, client):
+        sampler, rest = sampler_of(client), client.create_rest_client()
+        release = threading.Event()
+        stub.script("/sessions", *[Answer(gate=release, usual=True)] * 8)
+        waited: list[object] = []
+        for _ in range(8):
+            sample = sampler.sample(PROMPT, 1, ONE_TOKEN)
+            sample.add_done_callback(lambda _: waited.append(rest.list_sessions().result(PATIENCE_S)))
+        stub.await_asked("/sessions", 8)
+        assert tokens(sampler.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)) == [6]
+        release.set()
+        until(lambda: len(waited) == 8)

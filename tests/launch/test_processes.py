@@ -192,7 +192,7 @@ if __name__ == "__main__":
 def test_ctrl_c_reaches_the_program_and_not_its_server(tmp_path: Path) -> None:
     code = f"""{SHOW}
 client = ServiceClient(base_url="local")
-client.create_lora_training_client("tinker-sync/tiny", rank=2)
+client.create_lora_training_client("tinker-sync/tiny", rank=2).result()
 try:
     print("ready", flush=True)
     sys.stdin.readline()

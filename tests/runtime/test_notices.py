@@ -85,7 +85,7 @@ def test_a_paused_training_request_is_reported_though_others_go_on(
     notices, heard = Notices(FakeClock()), []  # type: ignore[var-annotated]
     notices.listen(heard.append)
     with caplog.at_level(logging.WARNING, "tinker_sync.queue"):
-        notices.publish(QueueNotice("active", None), "ForwardBackward", "req-1")
+        notices.publish(QueueNotice(QueueState.ACTIVE, None), "ForwardBackward", "req-1")
         notices.publish(PAUSED, "ForwardBackward", "req-2")
     assert len(caplog.messages) == 1  # at once
     assert [(state.request_id, state.state) for state in heard] == [

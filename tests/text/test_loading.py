@@ -233,7 +233,7 @@ def test_sampling_client_uses_base_model_or_tokenizer_id(
 ) -> None:
     place = str(folders["byte-level"])
     sampling = service.create_sampling_client(base_model="stub/model").result()
-    sampler = f"/samplers/{sampling._sampling_session_id}"
+    sampler = f"/samplers/{sampling.sampling_session_id}"
     plain = {"sampler_id": "s", "base_model": place}
     stub.script(
         sampler, Answer(200, plain), Answer(200, {**plain, "base_model": "x/y", "tokenizer_id": place})

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import requests
-import requests.adapters
 from support.servers import AnsweringServer, Seen, answer
 from support.wires import KEY, Keys, http_for, post
 
 from tinker_sync._secret import Secret
 from tinker_sync.errors import CredentialError
 from tinker_sync.transport.challenge import rejects_token
-
-
-class OtherAdapter(requests.adapters.HTTPAdapter):
-    """Of another class than the plain one, so that the session itself has to send."""
-
-
-@pytest.fixture(params=["own connections", "session"])
-def way(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
-    """Options for `http_for`: both ways a request may take."""
-    if request.param == "own connections":
-        yield {}
-        return
-    with requests.Session() as session:
-        session.mount("http://", OtherAdapter())
-        yield {"session": session}
 
 
 @pytest.mark.parametrize("header", [None, "", '"', "error=", '\\"' * 3000, "e" * 100_000, ",=,=", 'error="'])
@@ -60,10 +42,10 @@ def refuses(*keys: str, challenge: str = 'Bearer error="invalid_token"') -> Any:
     return respond
 
 
-def test_a_request_with_a_rejected_token_is_sent_once_more(way: dict[str, Any]) -> None:
+def test_a_request_with_a_rejected_token_is_sent_once_more() -> None:
     keys = Rotating()
     with AnsweringServer(refuses("key-1")) as server:
-        http = http_for(server, keys=keys, **way)
+        http = http_for(server, keys=keys)
         assert http.send(post(body=b"work", idempotency_key="once", attempt=3)).status == 200
         http.close()
     assert [seen.header("x-api-key") for seen in server.seen] == ["key-1", "key-2"]

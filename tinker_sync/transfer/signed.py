@@ -254,10 +254,11 @@ class SignedLinks:
 
     def renew(self, number: int) -> None:
         """Request new addresses before the next use, unless newer ones than this number exist."""
+        new: Once[_Signed] = Once()
         with self._lock:
             made = self._current.made
             if made is not None and made.number == number:
-                self._current = Once()
+                self._current = new
 
     def _newest(self) -> _Signed:
         with self._lock:
