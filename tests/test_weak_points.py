@@ -8,8 +8,6 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 LIST = (TESTS / "README.md").read_text("utf-8")
 ROWS = re.findall(r"^\| (\d+) \| .+ \| `(test_\w+)` \|$", LIST, re.MULTILINE)
-    r"^\| (\d+) \| .+ \| `(test_\w+)` \|$", (TESTS / "README.md").read_text("utf-8"), re.MULTILINE
-)
 NAMES = {
     name
     for path in TESTS.rglob("test_*.py")
