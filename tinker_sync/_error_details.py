@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
+from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync._secret import HeaderMap, Secret, mask_headers, mask_json, mask_text, mask_url
 
 # An error keeps and prints only a part of a large answer.
@@ -26,7 +27,6 @@ _MAX_PROBLEMS: Final = 20
 
 
 _API: Final = "/api/v1"
-_NO_SUCH_CALL: Final = (404, 405, 501)
 _NO_ENTRY: Final = (401, 403)
 
 
@@ -158,12 +158,12 @@ before the server.
     if response is None:
         return ""
     url, status = request.url if request else "", response.status_code
-    if status in _NO_SUCH_CALL and f"{_API}{_API}/" in url:
+    if status in NO_SUCH_CALL and f"{_API}{_API}/" in url:
         return f"The base URL ends with {_API}, which every call adds by itself; leave it out."
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     # Load balancers send pages for other statuses too: rate limits, large bodies, servers that are down.
-    page = kind == "text/html" and (status < 400 or status in _NO_ENTRY or status in _NO_SUCH_CALL)
-    if not page and not (kind == "text/plain" and status in _NO_SUCH_CALL):
+    page = kind == "text/html" and (status < 400 or status in _NO_ENTRY or status in NO_SUCH_CALL)
+    if not page and not (kind == "text/plain" and status in NO_SUCH_CALL):
         return ""
     who = url.rpartition(f"{_API}/")[0] or "The server"
     return (

@@ -100,6 +100,7 @@ _TABLE: Final[Mapping[int, tuple[Rule, ...]]] = {
     501: (_FINAL, _FINAL, _RETRY, _RETRY, _FINAL, _UNWANTED),
     503: (_UNTOUCHED, _UNTOUCHED, _RETRY, _RETRY, _UNTOUCHED, _RETRY),
     505: (_FINAL, _FINAL, _RETRY, _RETRY, _FINAL, _RETRY),
+    507: (_RETRY, _RETRY, _RETRY, _RETRY, _FINAL, _RETRY),
     # Every other status of the hundred.
     _4XX: (_FINAL, _FINAL, _FINAL, _UNWANTED, _FINAL, _DROPPED),
     _5XX: (_RETRY, _RETRY, _RETRY, _RETRY, _RETRY, _RETRY),

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
+from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync._secret import Secret, mask_text
 from tinker_sync.config import CredentialsFile, Settings
 from tinker_sync.errors import APIResponseValidationError, APIStatusError, TinkerError
@@ -33,7 +34,6 @@ __all__ = [
 _KEY_PATH: Final = "/api/v1/auth/apikey/me"
 
 # Servers that know no such call also know no tokens.
-_NO_SUCH_CALL = frozenset({404, 405, 501})
 
 
 def get_tinker_token() -> str | None:
@@ -175,7 +175,7 @@ def _prepare(caller: Caller, keys: KeyRing, sdk_version: str) -> None:
     try:
         reply = caller.call(Call(method="POST", path=path, body=body, credential="exchange"))
     except APIStatusError as error:
-        if error.status_code in _NO_SUCH_CALL:
+        if error.status_code in NO_SUCH_CALL:
             return
         raise
     config = _config_in(reply)

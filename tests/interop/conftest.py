@@ -10,8 +10,11 @@ Expectations that depend on the version of the reference client stand here, and 
 
 from __future__ import annotations
 
+import csv
 import importlib.metadata
 import importlib.util
+import io
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,3 +93,17 @@ def shared_handle(content: dict[str, Any]) -> dict[str, Any]:
     if REFERENCE_VERSION < (0, 38):
         content.pop("base_model", None)
     return {name: shared(value) for name, value in content.items()}
+
+
+def shared_print(text: str) -> str:
+    """Return what a command printed without `free` of storage events, which 0.36 neither reads nor prints."""
+    if REFERENCE_VERSION >= (0, 38):
+        return text
+    head, newline, _ = text.partition("\n")
+    if ",free," in head:
+        rows = list(csv.reader(io.StringIO(text)))
+        at = rows[0].index("free")
+        kept = io.StringIO()
+        csv.writer(kept, lineterminator=newline).writerows([*row[:at], *row[at + 1 :]] for row in rows)
+        return kept.getvalue()
+    return re.sub(r'\n *"free": (?:true|false),', "", text)

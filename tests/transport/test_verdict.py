@@ -11,7 +11,7 @@ from support.clock import FakeClock
 from tinker_sync import errors
 from tinker_sync._secret import Secret
 from tinker_sync.transport.call import Call, Reply, SendFailed
-from tinker_sync.transport.verdict import Again, Fatal, Judge, Retry, Verdict, retry_after_s
+from tinker_sync.transport.verdict import Fatal, Judge, Retry, Verdict, retry_after_s
 
 URL = "https://h/pre"
 CLOCK = FakeClock(time_s=1000.0)
@@ -25,8 +25,7 @@ def call(**fields: Any) -> Call:
 def judged(
     status: int, answered: dict[str, str] | None = None, body: bytes = b"x", **options: Any
 ) -> Verdict | None:
-    long_poll = options.pop("long_poll", False)
-    return JUDGE.reply(Reply(status, answered or {}, body), call(**options), long_poll=long_poll)
+    return JUDGE.reply(Reply(status, answered or {}, body), call(**options))
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
@@ -164,14 +163,6 @@ def test_an_unrepeatable_call_says_why_it_is_not_repeated() -> None:
 def test_no_secret_of_a_message_gets_into_the_error() -> None:
     verdict = JUDGE.failure(SendFailed("odd header tml-marked-key", maybe_received=True), call())
     assert "marked" not in str(verdict.error)
-
-
-def test_w27_the_end_of_a_long_poll_is_no_failure() -> None:
-    assert isinstance(judged(408, long_poll=True), Again)
-    expired = SendFailed("silence", maybe_received=True, timed_out=True)
-    assert isinstance(JUDGE.failure(expired, call(), long_poll=True), Again)
-    unconnected = SendFailed("cannot connect", maybe_received=False, timed_out=True)
-    assert isinstance(JUDGE.failure(unconnected, call(), long_poll=True), Retry)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from attrs import asdict, field, frozen
 
+from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync._secret import HeaderMap, MaskedBytes, Secret, is_secret_header, mask_repr, mask_text
 from tinker_sync.clients._shared import SharedCores
-from tinker_sync.clients.rest._base import NO_SUCH_CALL
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, InvalidInputError, WireError
 from tinker_sync.runtime.core import Core

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from attrs import frozen
 
+from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.runtime.core import Core
@@ -158,7 +159,7 @@ def judge_reply(reply: Reply | None, nowhere: Reply | None, path: str) -> Answer
     if reply.status == nowhere.status:
         # Some servers repeat the path in their error.
         same = _remove_path(reply, path) == _remove_path(nowhere, _NOWHERE)
-        return "yes" if not same else "no" if nowhere.status in (404, 405, 501) else "unknown"
+        return "yes" if not same else "no" if nowhere.status in NO_SUCH_CALL else "unknown"
     return "unknown" if reply.status in (401, 402, 403, 429) or reply.status >= 500 else "yes"
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync.errors import APIStatusError, TinkerError
 
 PERIOD_S: Final = 10.0
@@ -28,7 +29,6 @@ _GONE: Final = 410
 _DOUBTFUL: Final = (401, 404)
 _CERTAIN_AFTER_S: Final = 5.0
 # What servers without such a call answer.
-_NO_SUCH_CALL: Final = (404, 405, 501)
 # Not more often than this, however many failures ask for it.
 _SOONEST_S: Final = 1.0
 
@@ -160,7 +160,7 @@ class Heartbeat:
             self._listener.on_found()
 
     def _refused(self, error: APIStatusError) -> None:
-        if not self._known and error.status_code in _NO_SUCH_CALL:
+        if not self._known and error.status_code in NO_SUCH_CALL:
             _log.debug("this server knows no heartbeats: %s", error)
             self._beating = False
         elif error.status_code == _GONE:

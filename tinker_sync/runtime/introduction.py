@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from attrs import evolve, field, frozen
 
+from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, UnsupportedByServerError, WireError
@@ -28,7 +29,6 @@ from tinker_sync.wire.dialect import (
 )
 from tinker_sync.wire.endpoints import ENDPOINTS
 
-_NO_SUCH_CALL: Final = (404, 405, 501)
 # A server of JSON may fall over the probe each time; that is an answer too.
 _PROBE_RETRIES: Final = 2
 # What a call that exists may say to a body without anything in it.
@@ -105,7 +105,7 @@ class Introduction:
         try:
             self._caller.call(evolve(call, max_retries=_PROBE_RETRIES))
         except APIStatusError as error:
-            if error.status_code in _NO_SUCH_CALL:
+            if error.status_code in NO_SUCH_CALL:
                 return False
             if error.status_code not in _WRONG_BODY:
                 raise
@@ -129,7 +129,7 @@ class Introduction:
             # Later refreshes may fail; the beginning is worth some patience.
             reply = self._caller.call(evolve(call, max_retries=None))
         except APIStatusError as error:
-            if error.status_code not in _NO_SUCH_CALL:
+            if error.status_code not in NO_SUCH_CALL:
                 raise
             return _Said(Reply(error.status_code, {}))
         try:

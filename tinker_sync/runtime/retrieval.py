@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field, frozen
 
+from tinker_sync._policy import EMPTY_400, FIRST_S, Meaning, Rule, Stage, delay_s, rule_for
 from tinker_sync._secret import Secret, mask_text
 from tinker_sync.errors import (
     APIConnectionError,
@@ -44,12 +45,11 @@ _RESULT_ONLY: Final = b'{"request_id":%b,"allow_metadata_only":false}'
 TROUBLE_LIMIT_S: Final = 300.0
 # A long poll that comes back faster is none; without a pause we would ask thousands of times a second.
 FLOOR_S: Final = 0.2
-_MAX_PAUSE_S: Final = 30.0
-_MAX_BAD_REQUESTS: Final = 3
-_MAX_NOT_FOUND: Final = 4
+_LONGEST_QUICK_PAUSE_S: Final = 5.0
 _MAX_ODD_ANSWERS: Final = 3
 _BILLING_PAUSE_S: Final = 5.0
 _NOT_READY_PAUSE_S: Final = 1.0
+_BAD_POLL_PAUSE_S: Final = 0.25
 
 
 @frozen
@@ -108,11 +108,6 @@ class QueueNotice:
     reason: str | None
 
 
-def _jitter() -> float:
-    # Not for secrets: it only keeps many clients from asking in step.
-    return random.uniform(0.75, 1.0)  # noqa: S311
-
-
 @define
 class Retrieval:
     """The state of one promise. For one thread at a time.
@@ -142,7 +137,7 @@ class Retrieval:
     allow_metadata_only: bool = field(default=True, kw_only=True)
     may_pause_billing: Callable[[], bool] = field(default=lambda: False, kw_only=True)
     on_notice: Callable[[QueueNotice], None] = field(default=lambda _: None, kw_only=True)
-    draw: Callable[[], float] = field(default=_jitter, kw_only=True)
+    draw: Callable[[], float] = field(default=random.random, kw_only=True)
     wall: Callable[[], float] = field(default=time.time, kw_only=True)
     secrets: Callable[[], Iterable[Secret]] = field(default=tuple, kw_only=True)
 
@@ -154,8 +149,7 @@ class Retrieval:
     _failures: int = field(default=0, init=False)
     _connection_failures: int = field(default=0, init=False)
     _quick_polls: int = field(default=0, init=False)
-    _bad_requests: int = field(default=0, init=False)
-    _not_found: int = field(default=0, init=False)
+    _suspects: dict[str, int] = field(factory=dict, init=False)
     _odd_answers: int = field(default=0, init=False)
 
     def ask(self) -> Ask:
@@ -200,8 +194,8 @@ class Retrieval:
         return self._back_off_connection(now, lambda: self._connection_error(failed))
 
     def _back_off_connection(self, now: float, error: Callable[[], Exception]) -> Action:
-        pause_s = min(2.0**self._connection_failures, _MAX_PAUSE_S) * self.draw()
-        self._connection_failures = min(self._connection_failures + 1, 10)
+        self._connection_failures += 1
+        pause_s = delay_s(self._connection_failures, draw=self.draw(), first_s=1.0)
         return self._troubled(now, pause_s, "no answer", error)
 
     def _connection_error(self, failed: SendFailed) -> Exception:
@@ -233,8 +227,10 @@ class Retrieval:
         if now - asked_at >= FLOOR_S:
             self._quick_polls = 0
             return self.ask()
-        pause_s = min(FLOOR_S * 2.0**self._quick_polls, 5.0) * self.draw()
-        self._quick_polls = min(self._quick_polls + 1, 5)
+        self._quick_polls += 1
+        pause_s = delay_s(
+            self._quick_polls, draw=self.draw(), first_s=FLOOR_S, longest_s=_LONGEST_QUICK_PAUSE_S
+        )
         return Wait(pause_s, "the long poll came back at once")
 
     # -------------------------------------------------------------------------------------- 2xx
@@ -292,7 +288,8 @@ class Retrieval:
         )
         if self._odd_answers >= _MAX_ODD_ANSWERS:
             return Failed(error)
-        return self._troubled(now, 2.0 ** (self._odd_answers - 1) * self.draw(), what, lambda: error)
+        pause_s = delay_s(self._odd_answers, draw=self.draw(), first_s=1.0)
+        return self._troubled(now, pause_s, what, lambda: error)
 
     def _notice(self, tree: Mapping[str, Any]) -> None:
         name, reason = tree.get("queue_state"), tree.get("queue_state_reason")
@@ -307,18 +304,22 @@ class Retrieval:
 
     def _on_status(self, reply: Reply, asked_at: float, now: float) -> Action:
         self.last_words = f"status {reply.status}"
-        if reply.status == 402 and self.may_pause_billing():
+        status = EMPTY_400 if reply.status == 400 and not reply.body else reply.status
+        rule = rule_for(status, Stage.RETRIEVE)
+        if rule.meaning is Meaning.BLOCKED and self.may_pause_billing():
             return Wait(_BILLING_PAUSE_S, "billing")
-        if reply.status == 408:
+        if rule.meaning is Meaning.NO_NEWS:
             return self._on_expired_poll(reply, asked_at, now)
-        if reply.status == 429:
-            return self._on_too_many(reply, now)
-        if reply.status >= 500:
-            self._failures += 1
-            pause_s = min(0.5 * 2.0 ** min(self._failures - 1, 10), _MAX_PAUSE_S) * self.draw()
-            return self._troubled(now, pause_s, f"status {reply.status}", lambda: self._status_error(reply))
-        handler = _BY_STATUS.get(reply.status)
-        return handler(self, reply, now) if handler else Failed(self._status_error(reply))
+        if rule.meaning is Meaning.RETRY:
+            return self._on_passing(reply, now)
+        if rule.meaning is Meaning.SUSPECT:
+            return self._on_suspect(reply, rule)
+        if rule.meaning is Meaning.FORGOTTEN:
+            return Gone(self._status_error(reply))
+        if rule.meaning is Meaning.NOT_READY:
+            self._healthy()
+            return Wait(delay_s(1, draw=self.draw(), first_s=_NOT_READY_PAUSE_S), "not ready")
+        return Failed(self._status_error(reply))
 
     def _on_expired_poll(self, reply: Reply, asked_at: float, now: float) -> Action:
         try:
@@ -326,47 +327,35 @@ class Retrieval:
         except WireError:
             tree = None
         if tree is not None:
-            self._bad_requests = 0
+            self._suspects.pop("bad", None)
         if isinstance(tree, dict):
             self._notice(tree)
         return self._poll_again(asked_at, now)
 
-    def _on_too_many(self, reply: Reply, now: float) -> Action:
-        pause_s = retry_after_s(reply.headers, self.wall())
-        if pause_s is None:
+    def _on_passing(self, reply: Reply, now: float) -> Action:
+        wish_s = retry_after_s(reply.headers, self.wall()) if reply.status == 429 else None
+        if wish_s is not None:
+            # The server's own wish: however long, that is not trouble. A deadline may be shorter.
+            return Wait(wish_s, "status 429")
+        if reply.status < 500:
             return self._back_off_connection(now, lambda: self._status_error(reply))
-        # Its own wish: however long, that is not trouble. A deadline may be shorter.
-        return Wait(pause_s, "status 429")
+        self._failures += 1
+        pause_s = delay_s(self._failures, draw=self.draw())
+        return self._troubled(now, pause_s, f"status {reply.status}", lambda: self._status_error(reply))
 
-    def _on_bad_request(self, reply: Reply, now: float) -> Action:
-        if not reply.body:
-            # A proxy's refusal, not the server's: it would have said what is bad.
-            return self._back_off_connection(now, lambda: self._status_error(reply))
-        self._bad_requests += 1
-        if self.open_server and self._bad_requests > 1:
+    def _on_suspect(self, reply: Reply, rule: Rule) -> Action:
+        """Ask a few times more. An open server reports a failed request by a 400 or 422 that stays."""
+        reports = reply.status in (400, 422)
+        if reply.status == 422 and not self.open_server:
+            return Failed(self._status_error(reply))
+        kind = "bad" if reports else "unknown"
+        self._suspects[kind] = count = self._suspects.get(kind, 0) + 1
+        if reports and self.open_server and count > 1:
             return Failed(self._reported_failure(reply))
-        if self._bad_requests > _MAX_BAD_REQUESTS:
+        if rule.limit is not None and count > rule.limit:
             return Failed(self._status_error(reply))
-        return Wait(0.25 * 2.0 ** (self._bad_requests - 1) * self.draw(), "status 400")
-
-    def _on_unprocessable(self, reply: Reply, now: float) -> Action:
-        if not self.open_server:
-            return Failed(self._status_error(reply))
-        return self._on_bad_request(reply, now)
-
-    def _on_not_found(self, reply: Reply, _now: float) -> Action:
-        """Right after the submit another machine may not know of it yet."""
-        self._not_found += 1
-        if self._not_found >= _MAX_NOT_FOUND:
-            return Failed(self._status_error(reply))
-        return Wait(0.5 * 2.0 ** (self._not_found - 1) * self.draw(), "status 404")
-
-    def _on_gone(self, reply: Reply, _now: float) -> Action:
-        return Gone(self._status_error(reply))
-
-    def _on_not_ready(self, _reply: Reply, _now: float) -> Action:
-        self._healthy()
-        return Wait(_NOT_READY_PAUSE_S * self.draw(), "not ready")
+        first_s = _BAD_POLL_PAUSE_S if reports else FIRST_S
+        return Wait(delay_s(count, draw=self.draw(), first_s=first_s), f"status {reply.status}")
 
     def _reported_failure(self, reply: Reply) -> Exception:
         """A failed request as open servers report it: the status wraps a message, and blames nobody."""
@@ -389,12 +378,3 @@ class Retrieval:
 
     def _masked(self, text: str) -> str:
         return mask_text(text, self.secrets())
-
-
-_BY_STATUS: Final[dict[int, Callable[[Retrieval, Reply, float], Action]]] = {
-    400: Retrieval._on_bad_request,
-    404: Retrieval._on_not_found,
-    410: Retrieval._on_gone,
-    422: Retrieval._on_unprocessable,
-    425: Retrieval._on_not_ready,
-}

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from tinker_sync._policy import delay_s
 from tinker_sync._secret import HeaderMap
 from tinker_sync.errors import DeadlineError, TinkerError
 from tinker_sync.runtime.calls import read_reply
@@ -296,7 +297,7 @@ class Sample:
         self._last_words = "status 410: the server has forgotten the request"
         self._number = None
         self._attempt = 0
-        pause_s = min(0.5 * 2.0 ** (self._resubmits - 1), 10.0)
+        pause_s = delay_s(self._resubmits, draw=1.0, longest_s=10.0)
         self._ticket = self._lane.poller.after(pause_s, self._again)
 
     # -------------------------------------------------------------------------------------- ends

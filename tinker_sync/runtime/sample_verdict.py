@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from attrs import frozen
 
+from tinker_sync._policy import Meaning, Stage, delay_s, rule_for
 from tinker_sync.errors import APIError, TinkerError
 from tinker_sync.runtime.billing import BillingPause
 from tinker_sync.runtime.rate_limiter import default_delay_s
 from tinker_sync.transport import verdict
-from tinker_sync.transport.backoff import delay_s
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.verdict import Judge
 
@@ -59,23 +59,23 @@ class SampleJudge:
         self, outcome: Reply | SendFailed, call: Call, estimate_bytes: int, max_attempts: int
     ) -> Retry | Throttled | Refused:
         """What to do about this outcome of this call, whose `attempt` counts the tries so far."""
+        meaning = None
         if isinstance(outcome, SendFailed):
             if isinstance(outcome.__cause__, TinkerError):
                 return Refused(outcome.__cause__)  # no key, say: it was never sent, and it says why itself
             found: verdict.Verdict | None = self._judge.failure(outcome, call)
         else:
-            if outcome.status == 402 and self._billing.may_pause():
+            meaning = rule_for(outcome.status, Stage.SUBMIT).meaning
+            if meaning is Meaning.BLOCKED and self._billing.may_pause():
                 return Throttled(default_delay_s(estimate_bytes))
-            found = self._judge.reply(outcome, call)
+            found = self._judge.reply(outcome, call, Stage.SUBMIT)
         if found is None or isinstance(found, verdict.Fatal):
             return Refused(_error_of(found, call))
-        after_s = found.after_s if isinstance(found, verdict.Retry) else None
-        if isinstance(outcome, Reply) and outcome.status == 429:
-            return Throttled(default_delay_s(estimate_bytes) if after_s is None else after_s)
-        limit = found.limit if isinstance(found, verdict.Retry) else None
-        if call.attempt >= (max_attempts if limit is None else min(max_attempts, limit + 1)):
+        if meaning is Meaning.THROTTLED:
+            return Throttled(default_delay_s(estimate_bytes) if found.after_s is None else found.after_s)
+        if call.attempt >= (max_attempts if found.limit is None else min(max_attempts, found.limit + 1)):
             return Refused(found.error)
-        return Retry(delay_s(call.attempt, hint_s=after_s, draw=self._draw()))
+        return Retry(delay_s(call.attempt, hint_s=found.after_s, draw=self._draw()))
 
 
 def _error_of(found: verdict.Fatal | None, call: Call) -> Exception:

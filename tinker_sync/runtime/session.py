@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._observe import HeartbeatLate, SessionEnded, SessionLost, SessionStarted
+from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync._secret import mask_text
 from tinker_sync.errors import APIStatusError, SessionLostError, TinkerError
 from tinker_sync.runtime.calls import make_call
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from tinker_sync.wire.dialect import Dialect
 
 # Servers that know no such call; there is nothing to finish there.
-_UNKNOWN_CALL: Final = (404, 405, 501)
 # What a server says to calls in a session that it does not keep.
 _SUSPICIOUS: Final = (401, 404, 410)
 # Numbers in a session count from 0. Who shares one with another process, and cannot ask it where it is,
@@ -165,7 +165,7 @@ class Session:
         try:
             parts.caller.call(call)
         except Exception as error:  # noqa: BLE001  # the end must come whatever happens
-            if not (isinstance(error, APIStatusError) and error.status_code in _UNKNOWN_CALL):
+            if not (isinstance(error, APIStatusError) and error.status_code in NO_SUCH_CALL):
                 level = logging.DEBUG if quiet else logging.WARNING
                 _log.log(level, "the server was not told that session %s is over: %s", session_id, error)
 

@@ -23,12 +23,12 @@ from functools import partial
 from typing import Any, Final
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._policy import Stage, delay_s, rule_for
 from tinker_sync.errors import WireError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import hush
 from tinker_sync.runtime.fetcher import Decode, Fetch, Fetcher, Promise
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.transport.backoff import delay_s
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.types.future import (
     FutureFinished,
@@ -42,7 +42,6 @@ PATH: Final = "/api/v1/retrieve_futures"
 # A completion may be announced before the answer to the submit has been read.
 _EARLY_KEPT: Final = 10_000
 _FAILURES_BEFORE_SINGLES: Final = 3
-_TRANSIENT: Final = (408, 409, 425, 429)
 # A poll that only acknowledges is answered at once.
 _ACKNOWLEDGE_S: Final = 5.0
 
@@ -210,7 +209,7 @@ class SessionPoll:
     def _is_passing(self, outcome: Reply | SendFailed) -> bool:
         if isinstance(outcome, SendFailed):
             return not outcome.final
-        return outcome.status in _TRANSIENT or outcome.status >= 500 or outcome.status == 402
+        return rule_for(outcome.status, Stage.SESSION_POLL).passes
 
     def _on_completions(self, answer: FuturesRetrieveResponse, reported: list[str]) -> None:
         self._failures = 0

@@ -20,6 +20,7 @@ from attrs import evolve
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._observe import CallFailed, Event, SessionEnded, SessionStarted
+from tinker_sync._policy import Meaning, Stage, delay_s, rule_for
 from tinker_sync.errors import APIStatusError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.calls import make_call
@@ -43,9 +44,6 @@ _LONGEST_PAUSE_S: Final = 300.0
 _POST_LIMIT_S: Final = 5.0
 # A batch is dropped after so many failures, which takes some minutes.
 _MOST_TRIES: Final = 6
-# With these statuses the server has no such call or refuses it, so sending stops.
-_UNWANTED: Final = frozenset({401, 403, 404, 405, 410, 501})
-_PASSING: Final = frozenset({408, 425, 429})
 
 _log = logging.getLogger(__name__)
 
@@ -150,11 +148,12 @@ class Telemetry:
 
     def _note_refusal(self, batch: Sequence[NumberedEvent], error: APIStatusError) -> bool:
         status = error.status_code
-        if status in _UNWANTED:
+        meaning = rule_for(status, Stage.TELEMETRY).meaning
+        if meaning is Meaning.UNWANTED:
             _log.debug("the server refuses telemetry; sending stops: %s", error)
             self._buffer.close()
             return False
-        if 400 <= status < 500 and status not in _PASSING:
+        if meaning is Meaning.DROPPED:
             _log.debug("the server rejects this batch of telemetry; it is dropped: %s", error)
             return True
         return self._note_failure(batch, error)
@@ -185,7 +184,9 @@ class Telemetry:
 
     def _loop(self) -> None:
         while self._go_on():
-            self._clock.wait(self._wake, min(FLUSH_S * 2.0 ** min(self._failures, 8), _LONGEST_PAUSE_S))
+            self._clock.wait(
+                self._wake, delay_s(self._failures + 1, draw=1.0, first_s=FLUSH_S, longest_s=_LONGEST_PAUSE_S)
+            )
             with self._turn:
                 while not self._closed and self.step():
                     pass

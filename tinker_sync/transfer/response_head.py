@@ -11,10 +11,11 @@ from typing import Final, Protocol
 
 from attrs import evolve, frozen
 
+from tinker_sync._policy import Meaning, Stage, rule_for
 from tinker_sync._secret import HeaderMap
 from tinker_sync.errors import TransferError
 from tinker_sync.transfer.download_state import FileVersion
-from tinker_sync.transfer.retry import EXPIRED, LATER, FileChanged, TryAgain
+from tinker_sync.transfer.retry import FileChanged, TryAgain
 from tinker_sync.transport.verdict import retry_after_s
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
@@ -73,9 +74,10 @@ def read_head(answer: ResponseHead, at: int, until: int, now_s: float, *, encode
         FileChanged: the file is shorter than the beginning of the part.
         TransferError: another attempt would get the same response.
     """
-    if answer.status in EXPIRED:
+    rule = rule_for(answer.status, Stage.FILE)
+    if rule.meaning is Meaning.MOVED:
         raise TryAgain(f"the server refuses with status {answer.status}", refused=True)
-    if answer.status in LATER:
+    if rule.passes:
         after_s = retry_after_s(answer.headers, now_s)
         raise TryAgain(f"the server answers with status {answer.status}", after_s=after_s)
     if answer.status not in _READERS:

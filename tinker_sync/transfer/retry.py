@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tinker_sync.transport.backoff import delay_s
+from tinker_sync._policy import delay_s
 
-# Servers send these when an address has expired, or when its file has moved to another address.
-EXPIRED: Final = frozenset({400, 401, 403, 404, 410})
-LATER: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 # A part fails after this long without a byte: the service is down, or the file is gone.
 PATIENCE_S: Final = 300.0
 _MAX_REFUSALS: Final = 4

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import IO, Final, TypeVar
 
 from tinker_sync._clock import Clock
+from tinker_sync._policy import Meaning, Stage, delay_s, rule_for
 from tinker_sync._secret import Secret
 from tinker_sync.errors import InvalidInputError, TransferError
 from tinker_sync.transfer.names import UnsafeName, safe_parts
 from tinker_sync.transfer.progress import ProgressReporter
-from tinker_sync.transfer.retry import EXPIRED, LATER
 from tinker_sync.transfer.signed import Cancellation, ConnectionBroken, SignedHttp, SignedResponse
-from tinker_sync.transport.backoff import delay_s
 from tinker_sync.transport.verdict import retry_after_s
 
 T = TypeVar("T")
@@ -159,8 +158,9 @@ class DirectoryUpload:
         """Return None after success, or the problem when another attempt may help; raise otherwise."""
         if 200 <= answer.status < 300:
             return None
-        if answer.status in EXPIRED:
+        rule = rule_for(answer.status, Stage.FILE)
+        if rule.meaning is Meaning.MOVED:
             raise AddressesExpired
-        if answer.status in LATER:
+        if rule.passes:
             return f"the server answers with status {answer.status}"
         raise TransferError(f"{name}: the server refuses it with status {answer.status}")

@@ -19,6 +19,7 @@ from typing import Final, Protocol
 from attrs import evolve, frozen
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._policy import delay_s
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.config.settings import DefaultInt
@@ -29,11 +30,10 @@ from tinker_sync.errors import (
     ConflictError,
     InternalServerError,
 )
-from tinker_sync.transport.backoff import delay_s
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.journal import Journal
 from tinker_sync.transport.redact import redact_text
-from tinker_sync.transport.verdict import Again, Fatal, Judge, Retry, Verdict
+from tinker_sync.transport.verdict import Fatal, Judge, Retry, Verdict
 
 # Where neither the call nor the settings give a deadline: no new try begins after this. A try under way ends
 # as its own timeouts say. Servers that restart are back within it, so patient calls use all of it.
@@ -110,8 +110,7 @@ class Caller:
             self._tell(call, pause_s, outcome.error)
             self._clock.wait(self._closing, pause_s * self._settings.pace)
             skipped_s += pause_s * (1 - self._settings.pace)
-            fresh = isinstance(outcome, Retry) and outcome.fresh
-            call = call.but(attempt=call.attempt + 1, fresh=call.fresh or fresh)
+            call = call.but(attempt=call.attempt + 1, fresh=call.fresh or outcome.fresh)
 
     def close(self) -> None:
         """Let every call that waits for its next try fail now, and every later one. May be called twice."""
@@ -152,9 +151,7 @@ class Caller:
             verdict.error.attempts = call.attempt + 1
         return verdict or reply
 
-    def _pause_s(self, verdict: Retry | Again, call: Call) -> float:
-        if isinstance(verdict, Again):
-            return 0.0
+    def _pause_s(self, verdict: Retry, call: Call) -> float:
         return delay_s(call.attempt, hint_s=verdict.after_s, draw=self._draw())
 
     def _tell(self, call: Call, pause_s: float, error: APIError) -> None:
@@ -199,9 +196,9 @@ class _Patience:
         """The call with what it may still take."""
         return call.but(deadline_s=max(self.until_s - now_s, 0.0)) if self.cuts_tries else call
 
-    def after(self, verdict: Retry | Again, next_try_s: float) -> _Patience:
-        """What is left for a try that begins at `next_try_s`."""
-        limit = verdict.limit if isinstance(verdict, Retry) else None
+    def after(self, verdict: Retry, next_try_s: float) -> _Patience:
+        """Return what is left for a try that begins at `next_try_s`."""
+        limit = verdict.limit
         limited = self.limited + (limit is not None)
         spent = self.retries <= 0 and next_try_s >= self.free_until_s
         if spent or next_try_s >= self.until_s or (limit is not None and limited > limit):

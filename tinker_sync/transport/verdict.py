@@ -1,8 +1,8 @@
-"""The policy: the meaning of each status and of each failure to get one.
+"""Apply the policy of `_policy` to the answer of a call, or to the lack of one.
 
-`Judge` turns an answer or a `SendFailed` into `Retry` (wait, then send again), `Again` (send again at once),
-`Fatal` (raise), or nothing when the answer is what was asked for. The caller of
-`Judge` acts on it. Pure but for the clock, so any thread may enter.
+`Judge` turns an answer or a `SendFailed` into `Retry` (wait, then send again), `Fatal` (raise), or None when
+the answer is what the call asked for. The caller of `Judge` acts on it. Pure but for the clock, so any thread
+may enter.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from email.utils import parsedate_to_datetime
-from typing import Final
 
 from attrs import frozen
 
 from tinker_sync._clock import Clock
+from tinker_sync._policy import EMPTY_400, Meaning, Stage, rule_for
 from tinker_sync._secret import Secret, mask_text
 from tinker_sync.errors import APIConnectionError, APIError, APIStatusError, APITimeoutError, RequestInfo
 from tinker_sync.transport.call import Call, Reply, SendFailed
@@ -35,43 +35,13 @@ class Retry:
 
 
 @frozen
-class Again:
-    """Send again at once: a long poll has ended without news."""
-
-    error: APIError
-
-
-@frozen
 class Fatal:
     """Give up: another try would end the same way, or might apply the call twice."""
 
     error: APIError
 
 
-Verdict = Retry | Again | Fatal
-
-
-@frozen
-class _Rule:
-    """When a status is retried."""
-
-    untouched: bool = False
-    """The server has certainly not begun to process the call, so it may be sent again whatever it is."""
-    limit: int | None = None
-
-
-_RULES: Final[Mapping[int, _Rule]] = {
-    408: _Rule(untouched=True),  # it waited for the request in vain
-    409: _Rule(limit=2),  # a lock that is held for a moment; if it stays, it is a real conflict
-    425: _Rule(untouched=True),  # not ready yet
-    429: _Rule(untouched=True),
-    503: _Rule(untouched=True),
-}
-_SERVER_ERROR: Final = _Rule()
-# They will not change by themselves.
-_PERMANENT: Final = frozenset({501, 505})
-# A 400 that says nothing comes from a proxy that disliked the connection, not from the server.
-_EMPTY_400: Final = _Rule(untouched=True, limit=4)
+Verdict = Retry | Fatal
 
 
 class Judge:
@@ -90,7 +60,7 @@ class Judge:
         self._clock = clock
         self._secrets = secrets
 
-    def reply(self, reply: Reply, call: Call, *, long_poll: bool = False) -> Verdict | None:
+    def reply(self, reply: Reply, call: Call, stage: Stage = Stage.CALL) -> Verdict | None:
         """Judge an answer; None means that it is what the call asked for.
 
         A server may decide by `x-should-retry`. Its "false" does not count for a 409 or 5xx of a call that
@@ -99,7 +69,7 @@ class Judge:
         Args:
             reply: The answer.
             call: What was sent; its `attempt` counts the tries so far.
-            long_poll: The server holds such calls until there is news, and ends them when there is none.
+            stage: The place at which the answer arrived.
         """
         if reply.ok or (300 <= reply.status < 400 and not call.follow_redirects):
             return None
@@ -108,23 +78,21 @@ class Judge:
         wish = reply.headers.get("x-should-retry", "").strip().lower()
         if wish == "false" and not (call.needed and (reply.status == 409 or reply.status >= 500)):
             return Fatal(error)
-        if long_poll and reply.status == 408:
-            return Again(error)
-        rule = _rule_for(reply)
+        status = EMPTY_400 if _is_empty_400(reply) else reply.status
+        rule = rule_for(status, stage)
         if wish == "true":
-            return Retry(error, after_s, rule.limit if rule else None)
-        if rule is None or not (rule.untouched or call.repeatable):
+            return Retry(error, after_s, rule.limit if rule.passes else None)
+        safe = rule.meaning in (Meaning.UNTOUCHED, Meaning.THROTTLED) or call.repeatable
+        if not rule.passes or rule.meaning is Meaning.BLOCKED or not safe:
             return Fatal(error)
-        return Retry(error, after_s, rule.limit, fresh=rule is _EMPTY_400)
+        return Retry(error, after_s, rule.limit, fresh=status == EMPTY_400)
 
-    def failure(self, failed: SendFailed, call: Call, *, long_poll: bool = False) -> Verdict:
+    def failure(self, failed: SendFailed, call: Call) -> Verdict:
         """Judge the lack of an answer."""
         error = self._connection_error(failed, call)
-        if failed.final:
+        if failed.final or (failed.maybe_received and not call.repeatable):
             return Fatal(error)
-        if long_poll and failed.timed_out and failed.maybe_received:
-            return Again(error)
-        return Fatal(error) if failed.maybe_received and not call.repeatable else Retry(error)
+        return Retry(error)
 
     def _request(self, call: Call) -> RequestInfo:
         query = f"?{call.query}" if call.query else ""
@@ -157,12 +125,9 @@ class Judge:
         return error
 
 
-def _rule_for(reply: Reply) -> _Rule | None:
-    if reply.status == 400 and reply.headers.get("content-length", "0").strip() == "0" and not reply.body:
-        return _EMPTY_400
-    if reply.status >= 500 and reply.status not in _PERMANENT:
-        return _RULES.get(reply.status, _SERVER_ERROR)
-    return _RULES.get(reply.status)
+def _is_empty_400(reply: Reply) -> bool:
+    length = reply.headers.get("content-length", "0").strip()
+    return reply.status == 400 and length == "0" and not reply.body
 
 
 def retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 from attrs import evolve, frozen
 
+from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.wire.endpoints import ENDPOINTS, PROTOBUF, Endpoint, Repeat
 
@@ -192,7 +193,7 @@ class Dialect:
 
     def after_dynamic_config(self, status: int, settings: object) -> Dialect:
         """What is known once `dynamic_config` was asked for."""
-        if status in _NO_SUCH_CALL:
+        if status in NO_SUCH_CALL:
             return evolve(self, dynamic_config=False)
         if 200 <= status < 300 and isinstance(settings, Mapping):
             return evolve(self, dynamic_config=True, version=max(self.version, _version_of(settings)))
@@ -211,7 +212,6 @@ class NeedsProbe:
     """The settings do not tell: send `PROBE_BODY` to `forward_backward`, and give `read_probe` the answer."""
 
 
-_NO_SUCH_CALL: Final = frozenset({404, 405, 501})
 Spoken = Literal["json", "protobuf"]
 
 
@@ -231,7 +231,7 @@ def decide(
     >>> decide(200, {"pjwt_auth_enabled": False})
     NeedsProbe()
     """
-    if config_status in _NO_SUCH_CALL:
+    if config_status in NO_SUCH_CALL:
         return Dialect(version=_BEFORE_CONFIG, protobuf=False, forward_only=False, client_config=False)
     settings: Mapping[str, Any] = config if isinstance(config, Mapping) else {}
     zstd = bool(settings.get("proto_compress_fwdbwd"))

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeVar
 
+from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync._secret import mask_repr
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._shared import SharedCores
@@ -93,7 +94,6 @@ class RestBase:
 
 
 # What servers answer that have no such call; 403 is a server that has it and does not let everybody.
-NO_SUCH_CALL: Final = frozenset({404, 405, 501})
 
 
 def newer_call(core: Core, name: str, request: Any) -> Any:

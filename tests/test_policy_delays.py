@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinker_sync.transport.backoff import FIRST_S, LONGEST_S, delay_s
+from tinker_sync._policy import FIRST_S, LONGEST_S, delay_s
 
 DRAWS = st.floats(0, 1)
 
