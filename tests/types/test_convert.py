@@ -35,9 +35,7 @@ class Number(enum.Enum):
 
 
 def convert(annotation: Any, value: Any) -> Any:
-    converter = converter_for(annotation, "X.f")
-    assert converter is not None
-    return converter(value)
+    return converter_for(annotation, "X.f")(value)
 
 
 def refusal(annotation: Any, value: Any) -> str:
@@ -190,14 +188,8 @@ def test_containers_are_copied() -> None:
 
 
 def test_anything_goes_where_anything_is_declared() -> None:
-    assert converter_for(Any, "X.f") is None
-    assert converter_for(object, "X.f") is None
-
-
-@pytest.mark.parametrize("annotation", [tuple[int, ...], int | str, set[str], Exception])
-def test_an_annotation_without_a_conversion_is_our_own_mistake(annotation: Any) -> None:
-    with pytest.raises(AssertionError, match=r"^X\.f"):
-        converter_for(annotation, "X.f")
+    for annotation in (Any, object):
+        assert convert(annotation, value := object()) is value
 
 
 # ------------------------------------------------------------------------------------------- short_repr

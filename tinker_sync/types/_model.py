@@ -13,22 +13,25 @@ from __future__ import annotations
 import base64
 import copy
 import enum
+import inspect
 import json
 import math
-import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import date, datetime
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
 
 import attrs
 
 from tinker_sync._spelling import no_parameter
+from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._convert import (
     Structured,
     converter_for,
-    discreet,
+    exact_kinds,
     field_names,
+    fields_of,
     model_from,
     refuse,
     short_repr,
@@ -49,6 +52,18 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
+class _Signature:
+    """The signature of a model's constructor, with the declared types of fields."""
+
+    def __get__(self, instance: object, owner: Any) -> inspect.Signature:
+        signature = inspect.signature(owner.__init__)
+        types = {field.alias: field.type for field in fields_of(owner)} if attrs.has(owner) else {}
+        _, *parameters = signature.parameters.values()
+        return signature.replace(
+            parameters=[each.replace(annotation=types.get(each.name, each.annotation)) for each in parameters]
+        )
+
+
 class Model(Structured):
     """What all models share: dumping, copying and a repr that stays short.
 
@@ -60,6 +75,8 @@ class Model(Structured):
     """
 
     __slots__ = ()
+
+    __signature__ = _Signature()
 
     def _fields_out(self) -> dict[str, Any]:
         """The public fields in declared order, as they would be named outside, values untouched."""
@@ -201,6 +218,7 @@ def model(cls: type[T] | None = None, *, kw_only: bool = True, eq: bool = True, 
     """
 
     def decorate(plain: type[T]) -> type[T]:
+        owner: list[type[T]] = []
         made = attrs.define(
             plain,
             frozen=True,
@@ -211,11 +229,11 @@ def model(cls: type[T] | None = None, *, kw_only: bool = True, eq: bool = True, 
             order=False,
             repr=False,
             str=False,
-            field_transformer=_bind_converters,
+            field_transformer=partial(_attach_converters, owner),
             auto_attribs=True,
         )
-        _annotate_constructor(made)
-        # Nobody writes answers by hand, and there are many of them.
+        owner.append(made)
+        # Users do not write answers, and there are many of them.
         if not getattr(made, "__response__", False) and "__init__" in vars(made):
             cast("Any", made).__init__ = advising(cast("Any", made).__init__)
         return made
@@ -226,36 +244,60 @@ def model(cls: type[T] | None = None, *, kw_only: bool = True, eq: bool = True, 
 _DERIVED = "converter derived from the annotation"
 
 
-def _bind_converters(cls: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
-    namespace = {**vars(sys.modules[cls.__module__]), **vars(cls)}
-    bound = []
-    for field in fields:
-        annotation: Any = field.type
-        if isinstance(annotation, str):
-            # Our own modules' annotations, evaluated as `typing.get_type_hints` does.
-            annotation = eval(annotation, namespace)  # noqa: S307
-        changes: dict[str, Any] = {"type": annotation}
-        # An inherited field gets a converter of its own, so that errors name the class the user sees.
-        if field.converter is None or _DERIVED in field.metadata:
-            where = f"{cls.__name__}.{field.name}"
-            converter = converter_for(annotation, where)
-            hidden = converter is not None and field.repr is False
-            changes["converter"] = discreet(converter, where) if converter and hidden else converter
-            changes["metadata"] = {**field.metadata, _DERIVED: True}
-        bound.append(field.evolve(**changes))
-    return bound
+def _attach_converters(
+    made: list[Any], cls: type, fields: list[attrs.Attribute[Any]]
+) -> list[attrs.Attribute[Any]]:
+    """Give each field a conversion by its annotation, unless it has a converter of its own."""
+    return [
+        # An inherited field gets a conversion of its own, so that errors name the class the user sees.
+        field.evolve(converter=_converter(made, field.name), metadata={**field.metadata, _DERIVED: True})
+        if field.converter is None or _DERIVED in field.metadata
+        else field
+        for field in fields
+    ]
 
 
-def _annotate_constructor(made: type) -> None:
-    """Show in `help()` and editors what the fields are declared as, not what their converters take."""
-    if "__attrs_init__" not in vars(made):
-        fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(cast("Any", made))
-        shown = {field.alias: field.type for field in fields if field.init}
-        cast("Any", made).__init__.__annotations__.update(shown)
+def _converter(made: list[Any], name: str) -> Callable[[Any], Any]:
+    """Return the conversion of a field of the class in the list, which reads the annotation when first used."""
+    exact: set[type] = set()
+    convert: Callable[[Any], Any] | None = None
+
+    def converted(value: Any) -> Any:
+        nonlocal exact, convert
+        if type(value) in exact:
+            return value
+        if convert is None:
+            (cls,) = made
+            field = getattr(fields_of(cls), name)
+            where = f"{cls.__name__}.{name}"
+            convert = converter_for(field.type, where)
+            if field.repr is False:
+                convert = _discreet(convert, where)
+            exact = exact_kinds(field.type)
+        return convert(value)
+
+    # attrs asks for the signature of every converter; working it out takes longer than making the field.
+    converted.__signature__ = _ONE_VALUE  # type: ignore[attr-defined]
+    return converted
+
+
+_ONE_VALUE = inspect.Signature([inspect.Parameter("value", inspect.Parameter.POSITIONAL_ONLY)])
+
+
+def _discreet(convert: Callable[[Any], Any], where: str) -> Callable[[Any], Any]:
+    """Return a conversion whose refusals do not repeat the value, for a field that holds a secret."""
+
+    def converted(value: Any) -> Any:
+        with suppress(InvalidInputError):
+            return convert(value)
+        # Raised outside of any handler: the first error, which shows the value, is gone.
+        raise InvalidInputError(f"{where}: cannot be a {type(value).__name__}; the value is not shown")
+
+    return converted
 
 
 def advising(construct: Callable[P, None]) -> Callable[P, None]:
-    """The same constructor; given a parameter that there is not, it says which there are."""
+    """Return a constructor that names the known parameters in the error for an unknown one."""
     code = construct.__code__
     parameters = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
 

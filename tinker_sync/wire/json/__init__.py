@@ -32,11 +32,13 @@ All of that holds with orjson and without. The functions are pure; any thread ma
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from cattrs import Converter
 
 from tinker_sync._secret import Quiet
+from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._model import Model
 from tinker_sync.wire.json._backends import (
     DEFAULT,
@@ -48,9 +50,8 @@ from tinker_sync.wire.json._backends import (
     read,
     write,
 )
-from tinker_sync.wire.json._readers import Readers
-from tinker_sync.wire.json._unfit import Problem, Unfit, input_error, wire_error
-from tinker_sync.wire.json._writers import Writers
+from tinker_sync.wire.json._converter import make_converter, problems_of
+from tinker_sync.wire.json._unfit import Unfit, described, input_error, problems_in, wire_error
 
 __all__ = [
     "DEFAULT",
@@ -72,20 +73,9 @@ __all__ = [
 T = TypeVar("T")
 
 
-def make_converter(*, answers: bool) -> Converter:
-    """The converter: for what servers answer, or for what they are asked.
-
-    >>> from tinker_sync.types import LoraConfig
-    >>> make_converter(answers=False).unstructure(LoraConfig(rank=8))["rank"]
-    8
-    """
-    converter = Converter()
-    Writers(converter, answers=answers).register()
-    Readers(converter, answers=answers).register()
-    return converter
-
-
-_CONVERTERS = {answers: make_converter(answers=answers) for answers in (False, True)}
+@cache
+def _converter(answers: bool) -> Converter:
+    return make_converter(answers=answers)
 
 
 def encode(request: Model | Mapping[str, Any], *, backend: Backend = DEFAULT) -> bytes:
@@ -129,8 +119,8 @@ def dumps(tree: Any, *, backend: Backend = DEFAULT) -> bytes:
     plain = to_plain(tree)
     try:
         return write(plain, backend)
-    except Unfit as one:
-        problems = one.problems
+    except Unfit as error:
+        problems = list(described(error))
     del plain  # tracebacks show local variables, and this one shows tokens
     raise input_error(problems)
 
@@ -143,8 +133,8 @@ def loads(data: bytes | bytearray | memoryview, *, backend: Backend = DEFAULT) -
     """
     try:
         return read(bytes(data), backend)
-    except Unfit as one:
-        problems = one.problems
+    except Unfit as error:
+        problems = list(described(error))
     raise wire_error(problems)
 
 
@@ -157,14 +147,15 @@ def to_plain(value: Any) -> Any:
     >>> to_plain(AdamParams(learning_rate=1))["learning_rate"]
     1.0
     """
-    converter = _CONVERTERS[getattr(type(value), "__response__", False)]
+    write = partial(_converter(getattr(type(value), "__response__", False)).unstructure, unstructure_as=Any)
     try:
-        return converter.unstructure(value)
-    except Unfit as one:
-        problems = one.problems
+        try:
+            return write(value)
+        except (Unfit, InvalidInputError):
+            found = [one for steps, error in problems_of(value, write) for one in described(error, steps)]
     except RecursionError:
-        problems = (Problem(f"lists and mappings lie in each other more than {MAX_DEPTH} deep"),)
-    raise input_error(problems)
+        found = [("$", f"lists and mappings lie in each other more than {MAX_DEPTH} deep")]
+    raise input_error(found)
 
 
 def from_plain(tree: Any, cls: type[T], path: str = "$") -> T:
@@ -176,9 +167,8 @@ def from_plain(tree: Any, cls: type[T], path: str = "$") -> T:
         ...
     tinker_sync.errors.WireError: $.total_count: is missing
     """
-    converter = _CONVERTERS[getattr(cls, "__response__", True)]
     try:
-        return converter.structure(tree, cls)
-    except Unfit as one:
-        problems = one.problems
-    raise wire_error(problems, path)
+        return _converter(getattr(cls, "__response__", True)).structure(tree, cls)
+    except Exception as error:  # noqa: BLE001  # of hooks; `problems_in` raises again what is not theirs
+        problems = problems_in(error, path)
+    raise wire_error(problems)

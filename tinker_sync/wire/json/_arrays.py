@@ -5,10 +5,10 @@ In answers null stands for a number that JSON does not have, as many servers wri
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import chain
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,8 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import SampledSequence, SampleResponse, TensorData, TopkLogprobs
 from tinker_sync.types._arrays import plain_array, to_float32, to_int32, tokens_as_int32, wire_array
 from tinker_sync.types.sampling import NO_LOGPROB
-from tinker_sync.wire.json._unfit import at, each, refused_by, unfit
+from tinker_sync.wire.json._unfit import Unfit, at
 
-T = TypeVar("T")
 AnyArray = npt.NDArray[Any]
 
 
@@ -31,14 +30,14 @@ def array_out(array: AnyArray, *, nulls: bool) -> Any:
 
     float32 is widened first: the digits are then those of the float64 that every other writer would write.
     """
-    array = _checked(lambda: plain_array(array, ""))
+    array = plain_array(array, "")
     if array.dtype.kind == "f":
         array = array.astype(np.float64, copy=False)
         odd = ~np.isfinite(array)
         if odd.any():
             return _with_nulls(array) if nulls else _refuse_odd_number(array, odd)
     elif array.dtype.kind not in "biu":
-        raise unfit("expected numbers", array)
+        raise Unfit("expected numbers", array)
     if array.ndim == 0 or array.size == 0:
         return array.tolist()
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
@@ -52,10 +51,8 @@ def _with_nulls(array: AnyArray) -> Any:
 
 def _refuse_odd_number(array: AnyArray, odd: npt.NDArray[np.bool_]) -> Any:
     index = np.unravel_index(int(np.argmax(odd)), odd.shape)
-    refusal = unfit("expected a number that JSON has", float(array[index]))
-    for step in reversed(index):
-        refusal.under(int(step))
-    raise refusal
+    steps = tuple(int(step) for step in index)
+    raise Unfit("expected a number that JSON has", float(array[index]), steps)
 
 
 def tensor_out(tensor: TensorData) -> dict[str, Any]:
@@ -103,11 +100,11 @@ def _present(fields: dict[str, Any]) -> dict[str, Any]:
 def numbers_in(given: Any, dtype: Literal["int64", "float32"]) -> AnyArray:
     """A flat list of numbers as an array; for float32 null is NaN."""
     if not isinstance(given, list):
-        raise unfit("expected a list of numbers", given)
+        raise Unfit("expected a list of numbers", given)
     floats = _floats(given) if dtype == "float32" else None
-    array = _checked(lambda: wire_array(given if floats is None else floats, "", dtype))
+    array = wire_array(given if floats is None else floats, "", dtype)
     if array.ndim != 1:
-        raise unfit("expected a flat list of numbers, got lists in it")
+        raise Unfit("expected a flat list of numbers, got lists in it")
     return array
 
 
@@ -119,23 +116,23 @@ def _floats(given: list[Any]) -> AnyArray | None:
         return None
 
 
-def float32_in(given: Any) -> AnyArray:
+def float32_in(given: Any, _: Any = None) -> AnyArray:
     """A list of numbers and nulls as float32."""
     return numbers_in(given, "float32")
 
 
-def tokens_in(given: Any) -> npt.NDArray[np.int32]:
+def tokens_in(given: Any, _: Any = None) -> npt.NDArray[np.int32]:
     """A list of token ids as int32."""
     if not isinstance(given, list):
-        raise unfit("expected a list of token ids", given)
-    return _checked(lambda: tokens_as_int32(given, ""))
+        raise Unfit("expected a list of token ids", given)
+    return tokens_as_int32(given, "")
 
 
-def topk_in(given: Any) -> TopkLogprobs:
+def topk_in(given: Any, _: Any = None) -> TopkLogprobs:
     """For each position a list of [token id, log-probability] pairs, or null: two padded matrices."""
     if not isinstance(given, list):
-        raise unfit("expected a list of positions", given)
-    rows = [row for _, row in each(enumerate(given), _row)]
+        raise Unfit("expected a list of positions", given)
+    rows = [at(index, _row, row) for index, row in enumerate(given)]
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     # A list of positions with nothing in them still is a list of positions.
     width = max(1, int(lengths.max())) if rows else 0
@@ -149,7 +146,7 @@ def topk_in(given: Any) -> TopkLogprobs:
 
 def _row(row: Any) -> list[Any]:
     if row is not None and not isinstance(row, list):
-        raise unfit("expected a list of [token id, log-probability] pairs, or null", row)
+        raise Unfit("expected a list of [token id, log-probability] pairs, or null", row)
     return row or []
 
 
@@ -161,20 +158,13 @@ def _columns(rows: list[list[Any]]) -> tuple[AnyArray, AnyArray]:
             return to_int32(pairs[:, 0], ""), to_float32(pairs[:, 1], "")
     # Once more, one by one, for the sake of the place. A pair that is fine alone cannot have failed above.
     for index, row in enumerate(rows):
-        at(index, lambda row: list(each(enumerate(row), _pair)), row)
-    raise unfit("expected pairs of a token id and a log-probability")
+        for position, pair in enumerate(row):
+            at(index, partial(at, position, _pair), pair)
+    raise Unfit("expected pairs of a token id and a log-probability")
 
 
 def _pair(pair: Any) -> None:
     if not isinstance(pair, list) or len(pair) != 2:
-        raise unfit("expected a pair of a token id and a log-probability", pair)
+        raise Unfit("expected a pair of a token id and a log-probability", pair)
     tokens_in(pair[:1])
     float32_in([0.0, pair[1]])  # in its place, for errors to name
-
-
-def _checked(convert: Callable[[], T]) -> T:
-    try:
-        return convert()
-    except (InvalidInputError, TypeError) as error:
-        refusal = refused_by("", error)
-    raise refusal

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from tinker_sync.wire.json._unfit import Problem, Step, Unfit, excerpt, unfit
+from tinker_sync.wire.json._unfit import Step, Unfit, excerpt
 
 try:
     import orjson
@@ -70,7 +70,7 @@ class StandardLibrary:
             except RecursionError:
                 problem = _TOO_DEEP
         # Raised outside of the handlers: the library's errors hold the whole text, which may hold a token.
-        raise unfit(problem)
+        raise Unfit(problem)
 
 
 class Orjson:
@@ -104,17 +104,17 @@ def write(tree: Any, backend: Backend) -> bytes:
     except RecursionError:
         data = None
     if data is None or depth_of(data) > MAX_DEPTH:
-        raise unfit(_TOO_DEEP)
+        raise Unfit(_TOO_DEEP)
     return data
 
 
 def read(data: bytes, backend: Backend) -> Any:
     """The tree that bytes from somewhere else stand for."""
     if not data.strip(b" \t\r\n"):
-        raise unfit("expected JSON, got an empty body" if not data else "expected JSON, got only white space")
+        raise Unfit("expected JSON, got an empty body" if not data else "expected JSON, got only white space")
     tree = backend.read(data)
     if depth_of(data) > MAX_DEPTH:
-        raise unfit(_TOO_DEEP)
+        raise Unfit(_TOO_DEEP)
     return tree
 
 
@@ -136,9 +136,9 @@ def _lone_surrogates(tree: Any) -> Any:
             for key in value:
                 if not _is_encodable(key):
                     yield _half_a_character(path)
-            steps.extend((item, (key, *path)) for key, item in value.items())
+            steps.extend((item, (*path, key)) for key, item in value.items())
         elif isinstance(value, (list, tuple)):
-            steps.extend((item, (index, *path)) for index, item in enumerate(value))
+            steps.extend((item, (*path, index)) for index, item in enumerate(value))
         elif isinstance(value, str) and not _is_encodable(value):
             yield _half_a_character(path)
 
@@ -152,7 +152,7 @@ def _is_encodable(text: str) -> bool:
 
 
 def _half_a_character(path: tuple[Step, ...]) -> Unfit:
-    return Unfit(Problem("holds half of a surrogate pair, which no text on the wire can", steps=path))
+    return Unfit("holds half of a surrogate pair, which no text on the wire can", steps=path)
 
 
 # ------------------------------------------------------------------------------------------------- reading
