@@ -281,6 +281,10 @@ def is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Structured)
 
 
+def _originates_in(*origins: Any) -> Callable[[Any], bool]:
+    return lambda kind: cast("Any", get_origin(kind)) in origins
+
+
 def make_converter(list_in: Hook, mapping_in: Hook, model: Hook, union: Hook) -> Converter:
     """Return a cattrs converter for scalars, lists, mappings, models and unions of models.
 
@@ -307,9 +311,9 @@ def make_converter(list_in: Hook, mapping_in: Hook, model: Hook, union: Hook) ->
         converter.register_structure_hook(scalar, convert)
     converter.register_structure_hook(enum.Enum, _member)
     converter.register_structure_hook_func(lambda kind: kind is object, lambda value, _: value)
-    converter.register_structure_hook_factory(lambda kind: get_origin(kind) is Literal, _choice)
-    converter.register_structure_hook_factory(lambda kind: get_origin(kind) is list, list_of)
-    converter.register_structure_hook_factory(lambda kind: get_origin(kind) in (dict, Mapping), mapping_of)
+    converter.register_structure_hook_factory(_originates_in(Literal), _choice)
+    converter.register_structure_hook_factory(_originates_in(list), list_of)
+    converter.register_structure_hook_factory(_originates_in(dict, Mapping), mapping_of)
     converter.register_structure_hook_factory(is_model, model)
     converter.register_structure_hook_factory(lambda kind: len(members_of(kind)) > 1, union)
     return converter
@@ -457,7 +461,7 @@ def model_from(cls: type[StructuredT], value: Any, where: str = "") -> Structure
         raise _not_a(cls.__name__, value, where, f"; {cls.__made_by__} makes one" if cls.__made_by__ else "")
     arguments = dict(value)
     if cls.__response__:
-        arguments = {name: arguments[name] for name in field_names(cls) if name in arguments}
+        arguments = {name: arguments[name] for name in field_names(cast("Any", cls)) if name in arguments}
     try:
         return cls(**arguments)
     except TypeError as error:

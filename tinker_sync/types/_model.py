@@ -80,7 +80,7 @@ class Model(Structured):
 
     def _fields_out(self) -> dict[str, Any]:
         """The public fields in declared order, as they would be named outside, values untouched."""
-        return {name: getattr(self, name) for name in field_names(type(self))}
+        return {name: getattr(self, name) for name in field_names(cast("Any", type(self)))}
 
     def model_dump(
         self,
@@ -245,7 +245,7 @@ _DERIVED = "converter derived from the annotation"
 
 
 def _attach_converters(
-    made: list[Any], cls: type, fields: list[attrs.Attribute[Any]]
+    made: list[Any], _: type, fields: list[attrs.Attribute[Any]]
 ) -> list[attrs.Attribute[Any]]:
     """Give each field a conversion by its annotation, unless it has a converter of its own."""
     return [
@@ -258,7 +258,7 @@ def _attach_converters(
 
 
 def _converter(made: list[Any], name: str) -> Callable[[Any], Any]:
-    """Return the conversion of a field of the class in the list, which reads the annotation when first used."""
+    """Return the conversion of a field of the class in the list; its annotation is read at the first value."""
     exact: set[type] = set()
     convert: Callable[[Any], Any] | None = None
 

@@ -56,42 +56,40 @@ def _refuse_odd_number(array: AnyArray, odd: npt.NDArray[np.bool_]) -> Any:
 
 
 def tensor_out(tensor: TensorData) -> dict[str, Any]:
-    """The fields of a tensor, values flat."""
-    fields = {"data": tensor._numpy.reshape(-1), "dtype": tensor.dtype, "shape": tensor.shape}
-    fields |= {"sparse_crow_indices": tensor._crow, "sparse_col_indices": tensor._col}
-    return _present(fields)
+    """Return the fields of a tensor, values flat."""
+    return {
+        "data": tensor._numpy.reshape(-1),
+        "dtype": tensor.dtype,
+        "shape": tensor.shape,
+        "sparse_crow_indices": tensor._crow,
+        "sparse_col_indices": tensor._col,
+    }
 
 
 def sampled_sequence_out(sequence: SampledSequence) -> dict[str, Any]:
-    """The fields of a sampled sequence, with lists where it holds matrices."""
+    """Return the fields of a sampled sequence, with lists where it holds matrices."""
     tokens, logprobs = sequence.tokens_np, sequence.logprobs_np
-    fields = {
+    return {
         "stop_reason": sequence.stop_reason,
         "sequence_id": sequence.sequence_id,
         "tokens": sequence.tokens if tokens is None else tokens,
         "logprobs": sequence.logprobs if logprobs is None else logprobs,
         "topk_logprobs": sequence.topk_logprobs,
     }
-    return _present(fields)
 
 
 def sample_response_out(response: SampleResponse) -> dict[str, Any]:
-    """The fields of a sample response."""
-    prompt_logprobs = response.prompt_logprobs_np
-    fields = {
+    """Return the fields of a sample response."""
+    logprobs = response.prompt_logprobs_np
+    return {
         "sequences": response.sequences,
-        "prompt_logprobs": response.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
+        "prompt_logprobs": response.prompt_logprobs if logprobs is None else logprobs,
         "topk_prompt_logprobs": response.topk_prompt_logprobs,
         "target_prompt_logprobs": response.target_prompt_logprobs,
         "prompt_cache_hit_tokens": response.prompt_cache_hit_tokens,
         "prompt_alt_tokens": response.prompt_alt_tokens,
         "type": "sample",
     }
-    return _present(fields)
-
-
-def _present(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 # ------------------------------------------------------------------------------------------------- reading

@@ -15,12 +15,12 @@ from enum import Enum
 from functools import cache
 from itertools import islice
 from pathlib import PurePath
-from typing import Any, Literal, get_args
+from typing import Any, cast, get_args
 from uuid import UUID
 
 import attrs
 import numpy as np
-from cattrs import Converter, override
+from cattrs import Converter, ForbiddenExtraKeysError, override
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
 from tinker_sync.errors import InvalidInputError
@@ -37,6 +37,7 @@ from tinker_sync.types import (
 from tinker_sync.types import _convert as convert
 from tinker_sync.types._model import Model
 from tinker_sync.types._moment import format_moment
+from tinker_sync.types.scalars import TensorDtype
 from tinker_sync.wire.json._arrays import (
     array_out,
     float32_in,
@@ -57,9 +58,8 @@ def make_converter(*, answers: bool, unknown: Unknown | None = None) -> Converte
     """Return the converter for answers, or for requests.
 
     Args:
-        answers: unknown fields are ignored; NaN and infinities are null, in both directions. In a request they
-            are refused.
-        unknown: is called with unknown fields, which are ignored then, in a request too.
+        answers: ignore unknown fields, and let null be NaN and infinities. In a request both are refused.
+        unknown: call this with the unknown fields of an object, and ignore them, in a request too.
 
     >>> from tinker_sync.types import LoraConfig
     >>> make_converter(answers=False).unstructure(LoraConfig(rank=8))["rank"]
@@ -91,31 +91,30 @@ def _object(tree: Any) -> dict[str, Any]:
     raise Unfit("expected an object", tree)
 
 
-def _list_as_given(tree: Any, _: Any) -> Any:
-    """Accept a list whose items the model checks."""
-    if not isinstance(tree, list):
-        raise Unfit("expected a list", tree)
-    return tree
+def _list(tree: Any) -> list[Any]:
+    if isinstance(tree, list):
+        return tree
+    raise Unfit("expected a list", tree)
 
 
-def _as_given(tree: Any, _: Any) -> Any:
-    return tree
-
-
-_READ: dict[tuple[type, str], Callable[[Any, Any], Any]] = {
-    (EncodedTextChunk, "tokens"): _list_as_given,
-    (SamplingParams, "stop"): _as_given,
-    (ForwardBackwardInput, "loss_fn_config"): _as_given,
-    (SampledSequence, "tokens_np"): tokens_in,
-    (SampledSequence, "logprobs_np"): float32_in,
-    (SampledSequence, "topk_logprobs_np"): topk_in,
-    (SampleResponse, "prompt_logprobs_np"): float32_in,
-    (SampleResponse, "topk_prompt_logprobs_np"): topk_in,
+_SPECIAL: dict[tuple[type, str], Any] = {
+    # The model's own converter reads these.
+    (EncodedTextChunk, "tokens"): override(struct_hook=lambda tree, _: _list(tree)),
+    (SamplingParams, "stop"): override(struct_hook=lambda tree, _: tree),
+    (ForwardBackwardInput, "loss_fn_config"): override(struct_hook=lambda tree, _: tree),
+    # Only protobuf bodies carry provenance.
+    (Datum, "model_input_spans"): override(omit=True),
+    (Datum, "loss_fn_input_spans"): override(omit=True),
+    (SampledSequence, "tokens_np"): override(rename="tokens", struct_hook=tokens_in),
+    (SampledSequence, "logprobs_np"): override(rename="logprobs", struct_hook=float32_in),
+    (SampledSequence, "topk_logprobs_np"): override(rename="topk_logprobs", struct_hook=topk_in),
+    (SampleResponse, "prompt_logprobs_np"): override(rename="prompt_logprobs", struct_hook=float32_in),
+    (SampleResponse, "topk_prompt_logprobs_np"): override(rename="topk_prompt_logprobs", struct_hook=topk_in),
 }
-"""Fields that have more in them than their annotation describes."""
+"""Fields that have another name on the wire, or more in them than their annotation describes."""
 
-_PROTOBUF_ONLY = ("model_input_spans", "loss_fn_input_spans")
 _OPTIM_NAMES = ("optim_params", "adam_params", "optimizer_params")
+_SIZES: Any = list[int] | None
 
 
 class _Reading:
@@ -146,34 +145,30 @@ class _Reading:
         """Return the hook for objects of a model's fields."""
         if cls.__open__:
             return lambda tree, _: cls(**_object(tree))
-        if cls is OptimStepRequest:
-            return self._optim_step
-        fields = [each for each in convert.fields_of(cls) if not each.name.startswith("_")]
+        fields = convert.fields_of(cls)
+        overrides: dict[str, Any] = {each.name: _override(cls, each.name) for each in fields}
         structure = make_dict_structure_fn(
             cls,
             self.converter,
-            _cattrs_forbid_extra_keys=not self._ignores_unknown(cls),
+            _cattrs_forbid_extra_keys=not (self._answers or cls.__response__ or self._unknown),
             _cattrs_use_linecache=False,
-            **{
-                each.name: override(
-                    omit=each.name.startswith("_") or (cls is Datum and each.name in _PROTOBUF_ONLY),
-                    rename=each.name.removesuffix("_np"),
-                    struct_hook=_READ.get((cls, each.name)),
-                )
-                for each in convert.fields_of(cls)
-            },
+            **overrides,
         )
-        known = {each.name.removesuffix("_np") for each in fields}
-        nullable = {each.name for each in fields if _takes_none(each.type) and (cls, each.name) not in _READ}
-        optional = {each.name for each in fields if each.default is not attrs.NOTHING}
-        null_is_default = {name.removesuffix("_np") for name in optional - nullable}
-        # Where None has no default in Python, writers still leave it out.
-        if_absent = dict.fromkeys(nullable - optional)
+        known = {overrides[each.name].rename or each.name: each for each in fields if each.init}
+        null_is_default = {name for name, each in known.items() if _null_is_default(each)}
+        # Writers leave None out even where a constructor needs it.
+        if_absent = {
+            name: None
+            for name, each in known.items()
+            if each.default is attrs.NOTHING and _takes_none(each.type)
+        }
 
         def read(tree: Any, _: Any) -> Any:
             given = {**if_absent, **_object(tree)}
-            if self._unknown is not None and not known.issuperset(given):
-                self._unknown(cls, given.keys() - known)
+            if cls is OptimStepRequest:
+                given = _one_name(given)
+            if self._unknown is not None and (unknown := given.keys() - known.keys()):
+                self._unknown(cls, unknown)
             for name in null_is_default:
                 if name in given and given[name] is None:
                     del given[name]
@@ -181,59 +176,65 @@ class _Reading:
 
         return read
 
-    def _ignores_unknown(self, cls: Any) -> bool:
-        return self._answers or cls.__response__ or self._unknown is not None
-
-    def _optim_step(self, tree: Any, _: Any) -> OptimStepRequest:
-        """Read the settings of a step under any of their names; the constructor counts them."""
-        fields = dict(_object(tree))
-        kinds = {each.name: each.type for each in convert.fields_of(OptimStepRequest)}
-        arguments = {}
-        for name in (*_OPTIM_NAMES, "model_id", "seq_id", "type"):
-            given = fields.pop(name, None)
-            if given is not None or name == "model_id":
-                kind = kinds.get(name, kinds["optim_params"])
-                arguments[name] = at(name, lambda tree, kind=kind: self.converter.structure(tree, kind), given)
-        if fields and not self._ignores_unknown(OptimStepRequest):
-            raise Unfit("OptimStepRequest has no such field", steps=(min(fields),))
-        return OptimStepRequest(**arguments)
-
     def union_of(self, kind: Any) -> convert.Hook:
-        """Return the hook for one of several models, or null."""
+        """Return the hook for one of several models, or null.
+
+        The strategy of cattrs for tagged unions makes the functions of all members at once, and its error for
+        an unknown tag is a bare KeyError.
+        """
         members = convert.members_of(kind)
         tag_name, by_tag, open_member = convert.union_table(members)
-        if open_member is not None or len(by_tag) < len(members):
-            return lambda tree, _: tree if tree is None and _takes_none(kind) else convert.union_from(kind, _object(tree))
-        hooks = {tag: self.converter.get_structure_hook(member) for tag, member in by_tag.items()}
+        by_fields = open_member is not None or len(by_tag) < len(members)
         expected = f"expected one of {', '.join(map(repr, by_tag))}"
 
         def read(tree: Any, _: Any) -> Any:
             if tree is None and _takes_none(kind):
                 return None
-            fields = _object(tree)
-            if tag_name not in fields:
+            tag = _object(tree).get(tag_name, _ABSENT)
+            if by_fields:
+                return convert.union_from(kind, tree)
+            if isinstance(tag, str) and tag in by_tag:
+                return self.converter.structure(tree, by_tag[tag])
+            if tag is _ABSENT:
                 raise Unfit(f"is missing; {expected}", steps=(tag_name,))
-            tag = fields[tag_name]
-            if not isinstance(tag, str) or tag not in hooks:
-                raise Unfit(expected, tag, steps=(tag_name,))
-            return hooks[tag](tree, by_tag[tag])
+            raise Unfit(expected, tag, steps=(tag_name,))
 
         return read
 
     def tensor(self, tree: Any, _: Any) -> TensorData:
-        """Read a tensor: its numbers in one step."""
-        fields = _object(tree)
+        """Read a tensor, its numbers in one step."""
+        given = _object(tree).get
         structure = self.converter.structure
-        dtype = at("dtype", lambda given: structure(given, Literal["int64", "float32"]), fields.get("dtype"))
-        arguments = {"dtype": dtype, "data": at("data", lambda data: numbers_in(data, dtype), fields.get("data"))}
+        dtype = at("dtype", structure, given("dtype"), TensorDtype)
+        arguments = {"dtype": dtype, "data": at("data", numbers_in, given("data"), dtype)}
         for name in ("shape", "sparse_crow_indices", "sparse_col_indices"):
-            arguments[name] = at(name, lambda given: structure(given, list[int] | None), fields.get(name))
-        if added := fields.keys() - arguments.keys():
+            arguments[name] = at(name, structure, given(name), _SIZES)
+        if unknown := tree.keys() - arguments.keys():
             if self._unknown is not None:
-                self._unknown(TensorData, added)
+                self._unknown(TensorData, unknown)
             elif not self._answers:
-                raise Unfit("TensorData has no such field", steps=(min(added),))
+                raise ForbiddenExtraKeysError("", TensorData, unknown)
         return TensorData(**arguments)
+
+
+_ABSENT = object()
+
+
+def _null_is_default(field: attrs.Attribute[Any]) -> bool:
+    return field.default is None or (field.default is not attrs.NOTHING and not _takes_none(field.type))
+
+
+def _override(cls: type, name: str) -> Any:
+    return _SPECIAL.get((cls, name)) or override(omit=name.startswith("_"))
+
+
+def _one_name(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of an `OptimStepRequest`, whose settings may come under any of their names."""
+    given = [name for name in _OPTIM_NAMES if fields.get(name) is not None]
+    if len(given) != 1:
+        raise Unfit(f"takes exactly one of optim_params, adam_params and optimizer_params, got {len(given)}")
+    rest = {name: value for name, value in fields.items() if name not in _OPTIM_NAMES}
+    return {**rest, "optim_params": fields[given[0]]}
 
 
 def _takes_none(kind: Any) -> bool:
@@ -247,12 +248,12 @@ _WITH_FLOATS = _AS_THEY_ARE | {float}
 
 
 class _Writing:
-    """The hooks that unstructure values: of models by their annotations, of free-form values by their class."""
+    """The hooks that unstructure values: models by their annotations, free-form values by their class."""
 
     def __init__(self, converter: Converter, answers: bool) -> None:
         self._converter = converter
         self._answers = answers
-        self._writer_for = cache(self._choose_writer)
+        self._writer_for: Callable[[type], Callable[[Any], Any]] = cache(self._choose_writer)
         # The first that fits is taken.
         self._table: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
             (Enum, lambda member: self.free(member.value)),
@@ -301,25 +302,37 @@ class _Writing:
 
     def list(self, items: Any) -> Any:
         """Return a list or tuple itself if it may leave as it is, else a list."""
+        items = items if type(items) in (list, tuple) else [*items]
         kinds = set(map(type, items))
         # Long lists hold plain numbers or texts. They are looked at, not copied.
-        if type(items) in (list, tuple) and kinds <= _WITH_FLOATS:
-            if float not in kinds or all(map(math.isfinite, (item for item in items if type(item) is float))):
-                return items
+        if kinds <= _AS_THEY_ARE or (kinds <= _WITH_FLOATS and all(map(_is_finite, items))):
+            return items
         return [self.free(item) for item in items]
 
     def model_of(self, cls: Any) -> Callable[[Any], dict[str, Any]]:
         """Return the writer of a model. None stands for absent in a declared field, and only there."""
-        parts = _PARTS.get(cls)
-        if issubclass(cls, TensorData):
-            parts = tensor_out
-        if parts is None and cls._fields_out is not Model._fields_out:
-            parts = cls._fields_out
-        if parts is not None:
-            return lambda model: {n: self.free(v) for n, v in parts(model).items() if v is not None}
-        overrides = {"tokens": override(unstruct_hook=self.free)} if cls is EncodedTextChunk else {}
-        unstructure = make_dict_unstructure_fn(cls, self._converter, _cattrs_use_linecache=False, **overrides)
-        return lambda model: {n: v for n, v in unstructure(model).items() if v is not None}
+        parts, write = _parts_of(cls), self.free
+        if parts is Model._fields_out:
+            overrides: dict[str, Any] = (
+                {"tokens": override(unstruct_hook=self.free)} if cls is EncodedTextChunk else {}
+            )
+            parts = make_dict_unstructure_fn(cls, self._converter, _cattrs_use_linecache=False, **overrides)
+            write = _as_it_is
+
+        def write_model(model: Any) -> dict[str, Any]:
+            if type(model) is not cls:  # where a field is declared as a base class
+                return cast("dict[str, Any]", self._converter.unstructure(model))
+            return {name: write(value) for name, value in parts(model).items() if value is not None}
+
+        return write_model
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) is not float or math.isfinite(value)
 
 
 def _datum_out(datum: Datum) -> dict[str, Any]:
@@ -335,6 +348,10 @@ _PARTS: dict[type, Callable[[Any], dict[str, Any]]] = {
     Datum: _datum_out,
 }
 """The fields, as they travel, of models that hold arrays."""
+
+
+def _parts_of(cls: Any) -> Callable[[Any], dict[str, Any]]:
+    return next((parts for base, parts in _PARTS.items() if issubclass(cls, base)), cls._fields_out)
 
 
 def problems_of(value: Any, write: Callable[[Any], Any], steps: Steps = ()) -> list[tuple[Steps, Exception]]:
@@ -357,9 +374,8 @@ def _problems(value: Any, write: Callable[[Any], Any], steps: Steps) -> Iterator
 def _items(value: Any) -> Any:
     """Return the parts of a container with their steps; None for any other value."""
     if isinstance(value, Model):
-        kind = TensorData if isinstance(value, TensorData) else type(value)
-        fields = _PARTS.get(kind, Model._fields_out if False else type(value)._fields_out)(value)
-        # Declared bytes travel as base64, whatever they are.
+        # Declared bytes travel as base64, which all bytes can.
+        fields = _parts_of(type(value))(value)
         return [(name, part) for name, part in fields.items() if not isinstance(part, bytes)]
     if isinstance(value, Mapping):
         return _named(value).items()

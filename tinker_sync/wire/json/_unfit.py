@@ -36,7 +36,7 @@ _MODEL = re.compile(r"[A-Z]\w*(?=[.\[:])")
 
 
 class Unfit(Exception):
-    """A value that does not fit: what was expected, what came, and the steps to it from where it was raised."""
+    """A value that does not fit: what was expected, what came, and the last steps to it."""
 
     def __init__(self, text: str, value: Any = _ABSENT, steps: Steps = ()) -> None:
         super().__init__()
@@ -49,10 +49,10 @@ Found = tuple[str, str]
 """A place and what is wrong there."""
 
 
-def at(step: Step, convert: Callable[[Any], T], value: Any) -> T:
-    """Return a value converted; an error gets the note with which cattrs marks where it came from."""
+def at(step: Step, convert: Callable[..., T], *arguments: Any) -> T:
+    """Call a function; its error gets the note by which cattrs marks the place of a value."""
     try:
-        return convert(value)
+        return convert(*arguments)
     except Exception as error:
         note = IterableValidationNote("", step, None)
         error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
