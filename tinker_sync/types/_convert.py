@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 Hook = Callable[..., Any]
 """A function that cattrs calls with a value and the wanted kind, or, to make such a hook, with a kind."""
 
+ABSENT: Any = object()
+"""Stands for no value where None is one."""
+
 _LONG = 8
 """Sequences longer than this are cut in a repr."""
 
@@ -68,13 +71,21 @@ def refuse(where: str, expected: str, value: object) -> InvalidInputError:
     )
 
 
-class Unsuitable(InvalidInputError):
-    """A value without an exact equivalent. Mostly only the caller knows where it is."""
+class Unfit(InvalidInputError):
+    """A value that does not fit, without its place, which only the caller knows.
 
-    def __init__(self, expected: str, value: object, where: str = "") -> None:
-        self.expected = expected
+    Args:
+        text: what is wrong.
+        value: what came, if the text is about it.
+        steps: fields and indices that lead from what the caller holds to the value.
+    """
+
+    def __init__(self, text: str, value: Any = ABSENT, steps: tuple[str | int, ...] = ()) -> None:
+        self.text = text
         self.value = value
-        super().__init__(refuse(where, expected, value).problems)
+        self.steps = steps
+        shown = "" if value is ABSENT else f", got {short_repr(value)} ({type(value).__name__})"
+        super().__init__(f": {text}{shown}")
 
 
 def relocated(error: InvalidInputError, old: str, new: str) -> InvalidInputError:
@@ -145,7 +156,7 @@ def _text(value: Any, kind: Any = str) -> Any:
     if isinstance(value, (bytes, bytearray)):
         with contextlib.suppress(UnicodeDecodeError):
             return value.decode()
-    raise Unsuitable("text", value)
+    raise Unfit("expected text", value)
 
 
 def _integer(value: Any, _: Any = int) -> int:
@@ -164,7 +175,7 @@ def _integer(value: Any, _: Any = int) -> int:
         exact = int(value)  # not of `as_float`: a Decimal may have more digits than a float
         if exact == value:
             return exact
-    raise Unsuitable("a whole number", value)
+    raise Unfit("expected a whole number", value)
 
 
 def _number(value: Any, _: Any = float) -> float:
@@ -175,7 +186,7 @@ def _number(value: Any, _: Any = float) -> float:
             return float(value)
     as_float = None if isinstance(value, str) else _as_float(value)
     if as_float is None:
-        raise Unsuitable("a number", value)
+        raise Unfit("expected a number", value)
     return as_float
 
 
@@ -205,7 +216,7 @@ def _flag(value: Any, _: Any = bool) -> bool:
     else:
         flag = {0.0: False, 1.0: True}.get(cast("float", _as_float(value)))
     if flag is None:
-        raise Unsuitable("true or false", value)
+        raise Unfit("expected true or false", value)
     return flag
 
 
@@ -219,7 +230,7 @@ def _octets(value: Any, _: Any = bytes) -> bytes:
         with contextlib.suppress(ValueError):
             return base64.b64decode(value, validate=True)
         raise InvalidInputError(": the text is not base64; pass the raw bytes instead")
-    raise Unsuitable("bytes", value)
+    raise Unfit("expected bytes", value)
 
 
 def _moment(value: Any, _: Any = datetime) -> datetime:
@@ -233,7 +244,7 @@ def _moment(value: Any, _: Any = datetime) -> datetime:
         seconds = None if isinstance(value, bool) else _as_float(value)
         if seconds is not None:
             return from_unix_time(seconds)
-    raise Unsuitable("a moment (a datetime or RFC 3339 text such as 2026-01-31T12:00:00Z)", value)
+    raise Unfit("expected a moment (a datetime or RFC 3339 text such as 2026-01-31T12:00:00Z)", value)
 
 
 SCALARS: dict[Any, Hook] = {
@@ -249,19 +260,20 @@ SCALARS: dict[Any, Hook] = {
 def _member(value: Any, kind: type[enum.Enum]) -> enum.Enum:
     with contextlib.suppress(ValueError):
         return kind(value)
-    raise Unsuitable("one of " + ", ".join(repr(one.value) for one in kind), value)
+    raise Unfit("expected one of " + ", ".join(repr(one.value) for one in kind), value)
 
 
 def _choice(kind: Any, where: str = "") -> Hook:
     # By equality, so that True, 1.0 and numpy's 1 become 1, and a text enum becomes its text.
     table = {each: each for each in get_args(kind)}
+    expected = "one of " + ", ".join(map(repr, table))
 
     def choose(value: Any, _: Any = kind) -> Any:
         try:
             return table[value]
         except (KeyError, TypeError):  # TypeError: the value has no hash
             pass
-        raise Unsuitable("one of " + ", ".join(map(repr, table)), value, where)
+        raise refuse(where, expected, value) if where else Unfit(f"expected {expected}", value)
 
     return choose
 
@@ -335,24 +347,28 @@ def _listlike(value: Any, _: Any) -> Iterable[Any]:
         raise InvalidInputError(f": expected a list, got a single {type(value).__name__}; put it into one")
     alone = isinstance(value, (str, bytes, bytearray, Mapping)) or getattr(value, "ndim", 1) == 0
     if alone or not isinstance(value, Iterable):
-        raise Unsuitable("a list", value)
+        raise Unfit("expected a list", value)
     return value
 
 
 def _named(value: Any, _: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise Unsuitable("a mapping", value)
+        raise Unfit("expected a mapping", value)
     try:
         return {_text(name): item for name, item in value.items()}
-    except Unsuitable as error:
+    except Unfit as error:
         problem = relocated(error, "", " key")
     raise problem
 
 
 def exact_kinds(annotation: Any) -> set[type]:
     """Return the classes whose instances an annotation takes as they are."""
-    kinds = {each for each in members_of(annotation) if each in SCALARS or is_model(each)}
+    kinds = {each for each in members_of(annotation) if each in SCALARS or _is_class(each)}
     return kinds | ({type(None)} & {*get_args(annotation)})
+
+
+def _is_class(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, (Structured, enum.Enum))
 
 
 def converter_for(annotation: Any, where: str) -> Callable[[Any], Any]:
@@ -361,18 +377,23 @@ def converter_for(annotation: Any, where: str) -> Callable[[Any], Any]:
         return lambda value: value
     if get_origin(annotation) is Literal:
         return _choice(annotation, where)
-    hook = SCALARS.get(annotation)
     kinds = exact_kinds(annotation)
-    container, items = _exact_items(annotation)
+    container, items, values = _exact_items(annotation)
+    member, *others = members_of(annotation)
+    hook = _choice(member) if get_origin(member) is Literal else SCALARS.get(member)
 
     def convert(value: Any) -> Any:
         kind = type(value)
         if kind in kinds:
             return value
-        if kind is container and items.issuperset(map(type, value)):
+        if (
+            kind is container
+            and items.issuperset(map(type, value))
+            and (values is None or values.issuperset(map(type, value.values())))
+        ):
             return value.copy()
         try:
-            return hook(value) if hook else _converter().structure(value, annotation)
+            return hook(value) if hook and not others else _converter().structure(value, annotation)
         except Exception as error:  # noqa: BLE001  # refusals, and errors of the user's own iterables
             steps, first = next(located(error))
         if not isinstance(first, InvalidInputError):
@@ -382,18 +403,18 @@ def converter_for(annotation: Any, where: str) -> Callable[[Any], Any]:
     return convert
 
 
-def _exact_items(annotation: Any) -> tuple[type | None, set[type]]:
-    """Return the container that an annotation names, and the classes of items (or keys) it takes as they are.
+def _exact_items(annotation: Any) -> tuple[type | None, set[type], set[type] | None]:
+    """Return the container an annotation names, and the classes of the items and values it takes as they are.
 
-    None for a container whose items are not known by their class.
+    The items of a dict are its keys. None for values of a list, and for values of any class.
     """
     kind = members_of(annotation)[0]
-    arguments = get_args(kind)
-    if get_origin(kind) is list:
-        return list, exact_kinds(arguments[0])
-    if get_origin(kind) is dict and arguments[1] in (Any, object):
-        return dict, {str}
-    return None, set()
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is list:
+        return list, exact_kinds(arguments[0]), None
+    if origin is dict:
+        return dict, {str}, None if arguments[1] in (Any, object) else exact_kinds(arguments[1])
+    return None, set(), None
 
 
 # ------------------------------------------------------------------------------------------ unions, models

@@ -1,11 +1,11 @@
 """The base of every model: one class decorator and one mixin.
 
-A model is a frozen, slotted attrs class. `model` reads the annotations once, when the class is made, and
-gives every field a converter that accepts what is exact and refuses the rest with an `InvalidInputError` that
-names class and field. A field made with `attrs.field(repr=False)` is taken for a secret: its value is in no
-repr and in no refusal.
+A model is a frozen, slotted attrs class. `model` gives every field a converter that accepts exact values and
+refuses others with an `InvalidInputError` that names class and field. The converter reads the annotation when
+the first value comes, so a program pays for the models it uses. A field made with `attrs.field(repr=False)`
+holds a secret: no repr and no refusal shows its value.
 
-Nothing here does I/O or knows a wire format; `_fields_out` alone says which names a model shows.
+Nothing here does I/O or knows a wire format; `_fields_out` alone decides which names a model shows.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Signature:
 
 
 class Model(Structured):
-    """What all models share: dumping, copying and a repr that stays short.
+    """The base of all models, with dumps, copies and a short repr.
 
     >>> from tinker_sync.types import LoraConfig
     >>> LoraConfig(rank=8).model_dump()["rank"]
@@ -79,7 +79,7 @@ class Model(Structured):
     __signature__ = _Signature()
 
     def _fields_out(self) -> dict[str, Any]:
-        """The public fields in declared order, as they would be named outside, values untouched."""
+        """Return the public fields in declared order, under the names that a dump shows, values untouched."""
         return {name: getattr(self, name) for name in field_names(cast("Any", type(self)))}
 
     def model_dump(
@@ -92,7 +92,7 @@ class Model(Structured):
         exclude_defaults: bool = False,
         exclude_unset: bool = False,
     ) -> dict[str, Any]:
-        """The model as a dict of plain values, nested models too.
+        """Return the model as a dict of plain values, nested models too.
 
         Args:
             mode: "json" also turns moments and enums into text.
@@ -122,7 +122,7 @@ class Model(Structured):
         exclude_defaults: bool = False,
         exclude_unset: bool = False,
     ) -> str:
-        """The model as JSON text. Numbers that JSON does not know (NaN, infinities) become null.
+        """Return the model as JSON text. NaN and infinities, which JSON does not have, become null.
 
         >>> from tinker_sync.types import LoraConfig
         >>> LoraConfig(rank=8, seed=1).model_dump_json(include={"rank", "seed"})
@@ -140,7 +140,7 @@ class Model(Structured):
         return json.dumps(_finite(tree), indent=indent, separators=separators, ensure_ascii=False)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with some fields replaced; the new values are checked like any others.
+        """Return a copy with some fields replaced. The new values are converted and checked like any others.
 
         >>> from tinker_sync.types import SamplingParams
         >>> SamplingParams(max_tokens=5).model_copy(update={"max_tokens": 7}).max_tokens
@@ -151,7 +151,7 @@ class Model(Structured):
 
     @classmethod
     def model_validate(cls, value: Any) -> Self:
-        """A model from a mapping of its fields (or the model itself).
+        """Return a model made of a mapping of its fields, or the model itself.
 
         >>> from tinker_sync.types import Cursor
         >>> Cursor.model_validate({"offset": 0, "limit": 20, "total_count": 3, "new": True}).limit
@@ -163,7 +163,7 @@ class Model(Structured):
         return cast("Self", attrs.evolve(cast("Any", self), **changes))
 
     def _holds_secret(self) -> bool:
-        """Whether a field that its repr does not show is filled.
+        """Return whether a field that the repr hides is filled.
 
         >>> from tinker_sync.types import CopyWeightsRequest
         >>> CopyWeightsRequest(source_path="tinker://r/weights/a")._holds_secret()
@@ -172,7 +172,7 @@ class Model(Structured):
         return any(getattr(self, name) is not None for name in _secret_names(cast("Any", type(self))))
 
     def _with(self, **values: Any) -> Self:
-        """A copy with values that are known to fit, for decoders; they are not looked at."""
+        """Return a copy with values that a decoder knows to fit; nothing checks them."""
         made = object.__new__(type(self))
         for name in _slot_names(cast("Any", type(self))):
             object.__setattr__(made, name, values[name] if name in values else getattr(self, name))
@@ -258,7 +258,7 @@ def _attach_converters(
 
 
 def _converter(made: list[Any], name: str) -> Callable[[Any], Any]:
-    """Return the conversion of a field of the class in the list; its annotation is read at the first value."""
+    """Return the conversion of a field of the made class; the first value has it read the annotation."""
     exact: set[type] = set()
     convert: Callable[[Any], Any] | None = None
 
@@ -270,10 +270,9 @@ def _converter(made: list[Any], name: str) -> Callable[[Any], Any]:
             (cls,) = made
             field = getattr(fields_of(cls), name)
             where = f"{cls.__name__}.{name}"
-            convert = converter_for(field.type, where)
-            if field.repr is False:
-                convert = _discreet(convert, where)
+            by_annotation = converter_for(field.type, where)
             exact = exact_kinds(field.type)
+            convert = _discreet(by_annotation, where) if field.repr is False else by_annotation
         return convert(value)
 
     # attrs asks for the signature of every converter; working it out takes longer than making the field.
@@ -355,7 +354,7 @@ def _defaults_of(cls: type) -> dict[str, Any]:
 
 
 def _same(default: Any, value: Any) -> bool:
-    # An array compares item by item; it is no default of any field.
+    # An array compares item by item; no field has one as its default.
     return default is value or (type(default) is type(value) and bool(default == value))
 
 

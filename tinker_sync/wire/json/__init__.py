@@ -6,7 +6,7 @@
 What leaves:
 
 - Only declared public fields. None is left out where a field is declared, and is null everywhere else: amid
-  free-form mappings and lists, and in the bare mappings that `dumps` is given.
+  free-form mappings and lists, and in bare mappings.
 - Bytes are base64 text in a declared field and UTF-8 text amid free-form values; moments are RFC 3339 text,
   enums their value, tuples and ranges lists. Subclasses of str, int, float, dict and list, and scalars of
   numpy, are written as what they hold. float32 is widened before it is written, so all its digits are there.
@@ -18,13 +18,13 @@ What leaves:
 
 What arrives:
 
-- Answers may have fields nobody knows, at any depth; requests (an embedded server reads them) may not. Null
-  for a field that has a default is the default.
+- Answers may have unknown fields at any depth; requests, which an embedded server reads, may not unless
+  `make_converter(unknown=...)` handles them. Null for a field that has a default is the default.
 - Of equal keys the last one wins. NaN, Infinity and numbers too large for a float are floats, whole numbers
   of more than 64 bits too; amid the numbers of an answer null is NaN. `\\ud800` alone is taken as it is.
-- All that does not fit is a `WireError` with the place, `$.sequences[2].stop_reason`, and a short excerpt,
-  unless the name of the field says that it is secret: not UTF-8, a byte order mark, an empty body, more than
-  100 lists and objects within each other, and values that are not what a field holds.
+- Everything else raises a `WireError` with the place, `$.sequences[2].stop_reason`, and a short excerpt,
+  unless the name of a field marks it as secret: bytes that are not UTF-8, a byte order mark, an empty body,
+  more than 100 lists and objects within each other, and values that a field cannot hold.
 
 All of that holds with orjson and without. The functions are pure; any thread may call them.
 """
@@ -51,7 +51,7 @@ from tinker_sync.wire.json._backends import (
     write,
 )
 from tinker_sync.wire.json._converter import make_converter, problems_of
-from tinker_sync.wire.json._unfit import Unfit, described, input_error, problems_in, wire_error
+from tinker_sync.wire.json._unfit import described, input_error, problems_in, wire_error
 
 __all__ = [
     "DEFAULT",
@@ -79,9 +79,9 @@ def _converter(answers: bool) -> Converter:
 
 
 def encode(request: Model | Mapping[str, Any], *, backend: Backend = DEFAULT) -> bytes:
-    """The JSON text of a model, or of a mapping whose nulls are meant. Raises `InvalidInputError`.
+    """Return the JSON text of a model, or of a mapping with its nulls. Raises `InvalidInputError`.
 
-    Where a secret is in it, its repr does not show it.
+    The repr of the text does not show a secret in it.
 
     >>> from tinker_sync.types import LoraConfig
     >>> encode(LoraConfig(rank=8))
@@ -92,7 +92,7 @@ def encode(request: Model | Mapping[str, Any], *, backend: Backend = DEFAULT) ->
 
 
 def with_number(body: bytes, number: int) -> bytes:
-    """The JSON text of a request under its sequence number. It has other fields, and none of this name.
+    """Return the JSON text of a request with its sequence number. `body` must have fields, but no `seq_id`.
 
     >>> with_number(b'{"model_id":"m"}', 7)
     b'{"seq_id":7,"model_id":"m"}'
@@ -101,7 +101,7 @@ def with_number(body: bytes, number: int) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, cls: type[T], *, backend: Backend = DEFAULT) -> T:
-    """The value that JSON text stands for. Raises `WireError`.
+    """Return the value of JSON text. Raises `WireError`.
 
     >>> from tinker_sync.types import LoraConfig
     >>> decode(b'{"rank":"8"}', LoraConfig)
@@ -111,7 +111,7 @@ def decode(data: bytes | bytearray | memoryview, cls: type[T], *, backend: Backe
 
 
 def dumps(tree: Any, *, backend: Backend = DEFAULT) -> bytes:
-    """The JSON text of a tree, in which models may be. Raises `InvalidInputError`.
+    """Return the JSON text of a tree, which may hold models. Raises `InvalidInputError`.
 
     >>> dumps({"ttl_seconds": None})
     b'{"ttl_seconds":null}'
@@ -119,27 +119,27 @@ def dumps(tree: Any, *, backend: Backend = DEFAULT) -> bytes:
     plain = to_plain(tree)
     try:
         return write(plain, backend)
-    except Unfit as error:
+    except InvalidInputError as error:
         problems = list(described(error))
     del plain  # tracebacks show local variables, and this one shows tokens
     raise input_error(problems)
 
 
 def loads(data: bytes | bytearray | memoryview, *, backend: Backend = DEFAULT) -> Any:
-    """The tree of JSON text. Raises `WireError`.
+    """Return the tree of JSON text. Raises `WireError`.
 
     >>> loads(b'{"a": [1, 2.5, null]}')
     {'a': [1, 2.5, None]}
     """
     try:
         return read(bytes(data), backend)
-    except Unfit as error:
+    except InvalidInputError as error:
         problems = list(described(error))
     raise wire_error(problems)
 
 
 def to_plain(value: Any) -> Any:
-    """What of a value leaves: mappings, lists, text, numbers, and numpy arrays of those.
+    """Return a value as a tree of mappings, lists, text, numbers and numpy arrays.
 
     Raises `InvalidInputError`.
 
@@ -151,7 +151,7 @@ def to_plain(value: Any) -> Any:
     try:
         try:
             return write(value)
-        except (Unfit, InvalidInputError):
+        except InvalidInputError:
             found = [one for steps, error in problems_of(value, write) for one in described(error, steps)]
     except RecursionError:
         found = [("$", f"lists and mappings lie in each other more than {MAX_DEPTH} deep")]
@@ -159,7 +159,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(tree: Any, cls: type[T], path: str = "$") -> T:
-    """The value a tree stands for. Raises `WireError`, with places that start with `path`.
+    """Return the value of a tree. Raises `WireError`, with places that start with `path`.
 
     >>> from tinker_sync.types import Cursor
     >>> from_plain({"offset": 0, "limit": 20}, Cursor)

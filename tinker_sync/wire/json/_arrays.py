@@ -1,4 +1,4 @@
-"""Tensors and samples, in which nearly all bytes are: lists of numbers to arrays and back in one step.
+"""Tensors and samples, which hold nearly all bytes: lists of numbers to arrays and back in one step.
 
 In answers null stands for a number that JSON does not have, as many servers write it.
 """
@@ -16,8 +16,9 @@ import numpy.typing as npt
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import SampledSequence, SampleResponse, TensorData, TopkLogprobs
 from tinker_sync.types._arrays import plain_array, to_float32, to_int32, tokens_as_int32, wire_array
+from tinker_sync.types._convert import Unfit
 from tinker_sync.types.sampling import NO_LOGPROB
-from tinker_sync.wire.json._unfit import Unfit, at
+from tinker_sync.wire.json._unfit import at
 
 AnyArray = npt.NDArray[Any]
 
@@ -26,9 +27,9 @@ AnyArray = npt.NDArray[Any]
 
 
 def array_out(array: AnyArray, *, nulls: bool) -> Any:
-    """An array that every writer takes as it is: contiguous, native, of whole numbers or finite float64.
+    """Return an array that every writer takes as it is: contiguous, native, whole numbers or finite float64.
 
-    float32 is widened first: the digits are then those of the float64 that every other writer would write.
+    float32 is widened first, so the digits are those of the float64 that every other writer would write.
     """
     array = plain_array(array, "")
     if array.dtype.kind == "f":
@@ -96,7 +97,7 @@ def sample_response_out(response: SampleResponse) -> dict[str, Any]:
 
 
 def numbers_in(given: Any, dtype: Literal["int64", "float32"]) -> AnyArray:
-    """A flat list of numbers as an array; for float32 null is NaN."""
+    """Return a flat list of numbers as an array; for float32 null is NaN."""
     if not isinstance(given, list):
         raise Unfit("expected a list of numbers", given)
     floats = _floats(given) if dtype == "float32" else None
@@ -107,7 +108,7 @@ def numbers_in(given: Any, dtype: Literal["int64", "float32"]) -> AnyArray:
 
 
 def _floats(given: list[Any]) -> AnyArray | None:
-    """None where something is odd: the caller's slower way finds out what and where."""
+    """Return the numbers, or None where something is odd, which a slower check then names."""
     try:
         return np.array(given, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -115,24 +116,24 @@ def _floats(given: list[Any]) -> AnyArray | None:
 
 
 def float32_in(given: Any, _: Any = None) -> AnyArray:
-    """A list of numbers and nulls as float32."""
+    """Return a list of numbers and nulls as float32."""
     return numbers_in(given, "float32")
 
 
 def tokens_in(given: Any, _: Any = None) -> npt.NDArray[np.int32]:
-    """A list of token ids as int32."""
+    """Return a list of token ids as int32."""
     if not isinstance(given, list):
         raise Unfit("expected a list of token ids", given)
     return tokens_as_int32(given, "")
 
 
 def topk_in(given: Any, _: Any = None) -> TopkLogprobs:
-    """For each position a list of [token id, log-probability] pairs, or null: two padded matrices."""
+    """Return two padded matrices of a list with, for each position, [token id, log-probability] pairs or null."""
     if not isinstance(given, list):
         raise Unfit("expected a list of positions", given)
     rows = [at(index, _row, row) for index, row in enumerate(given)]
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    # A list of positions with nothing in them still is a list of positions.
+    # A list of positions without pairs is still a list of positions.
     width = max(1, int(lengths.max())) if rows else 0
     token_ids = np.zeros((len(rows), width), dtype=np.int32)
     logprobs = np.full((len(rows), width), NO_LOGPROB, dtype=np.float32)
@@ -149,12 +150,12 @@ def _row(row: Any) -> list[Any]:
 
 
 def _columns(rows: list[list[Any]]) -> tuple[AnyArray, AnyArray]:
-    """All pairs of all rows, as two columns."""
+    """Return all pairs of all rows as two columns."""
     pairs = _floats(list(chain.from_iterable(rows)))
     if pairs is not None and pairs.ndim == 2 and pairs.shape[1] == 2:
         with suppress(InvalidInputError):
             return to_int32(pairs[:, 0], ""), to_float32(pairs[:, 1], "")
-    # Once more, one by one, for the sake of the place. A pair that is fine alone cannot have failed above.
+    # Once more, one by one, to find the place. A pair that is fine alone cannot have failed above.
     for index, row in enumerate(rows):
         for position, pair in enumerate(row):
             at(index, partial(at, position, _pair), pair)

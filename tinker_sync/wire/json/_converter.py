@@ -35,6 +35,7 @@ from tinker_sync.types import (
     TensorData,
 )
 from tinker_sync.types import _convert as convert
+from tinker_sync.types._convert import ABSENT, Unfit
 from tinker_sync.types._model import Model
 from tinker_sync.types._moment import format_moment
 from tinker_sync.types.scalars import TensorDtype
@@ -48,7 +49,7 @@ from tinker_sync.wire.json._arrays import (
     tokens_in,
     topk_in,
 )
-from tinker_sync.wire.json._unfit import MAX_PROBLEMS, Steps, Unfit, at
+from tinker_sync.wire.json._unfit import MAX_PROBLEMS, Steps, at
 
 Unknown = Callable[[type, set[str]], object]
 """A function that is called with a class and the unknown fields of an object that is to become one."""
@@ -81,7 +82,7 @@ def make_converter(*, answers: bool, unknown: Unknown | None = None) -> Converte
 def _whole_number(tree: Any, _: Any) -> Any:
     # A float this large is what is left of a whole number of more than 64 bits; its last digits are gone.
     if isinstance(tree, float) and abs(tree) >= 2**63:
-        raise convert.Unsuitable("a whole number", tree)
+        raise Unfit("expected a whole number", tree)
     return convert.SCALARS[int](tree)
 
 
@@ -128,11 +129,10 @@ class _Reading:
 
     def list_in(self, tree: Any, kind: Any) -> list[Any]:
         """Return the items of a list; null among the numbers of an answer is NaN."""
-        if not isinstance(tree, list):
-            raise Unfit("expected a list", tree)
+        items = _list(tree)
         if self._answers and get_args(kind)[0] is float:
-            return [math.nan if item is None else item for item in tree]
-        return tree
+            return [math.nan if item is None else item for item in items]
+        return items
 
     def mapping_in(self, tree: Any, kind: Any) -> dict[str, Any]:
         """Return the items of an object; null among the numbers of an answer is NaN."""
@@ -154,7 +154,9 @@ class _Reading:
             _cattrs_use_linecache=False,
             **overrides,
         )
-        known = {overrides[each.name].rename or each.name: each for each in fields if each.init}
+        known = {
+            overrides[each.name].rename or each.name: each for each in fields if not overrides[each.name].omit
+        }
         null_is_default = {name for name, each in known.items() if _null_is_default(each)}
         # Writers leave None out even where a constructor needs it.
         if_absent = {
@@ -190,12 +192,15 @@ class _Reading:
         def read(tree: Any, _: Any) -> Any:
             if tree is None and _takes_none(kind):
                 return None
-            tag = _object(tree).get(tag_name, _ABSENT)
-            if by_fields:
+            tag = _object(tree).get(tag_name, ABSENT)
+            chosen = by_tag.get(tag) if isinstance(tag, str) else None
+            if by_fields and self._unknown is not None and tag is ABSENT:
+                chosen = max(members, key=lambda each: len(tree.keys() & set(convert.field_names(each))))
+            if by_fields and (chosen is None or self._unknown is None):
                 return convert.union_from(kind, tree)
-            if isinstance(tag, str) and tag in by_tag:
-                return self.converter.structure(tree, by_tag[tag])
-            if tag is _ABSENT:
+            if chosen is not None:
+                return self.converter.structure(tree, chosen)
+            if tag is ABSENT:
                 raise Unfit(f"is missing; {expected}", steps=(tag_name,))
             raise Unfit(expected, tag, steps=(tag_name,))
 
@@ -215,9 +220,6 @@ class _Reading:
             elif not self._answers:
                 raise ForbiddenExtraKeysError("", TensorData, unknown)
         return TensorData(**arguments)
-
-
-_ABSENT = object()
 
 
 def _null_is_default(field: attrs.Attribute[Any]) -> bool:
@@ -313,9 +315,8 @@ class _Writing:
         """Return the writer of a model. None stands for absent in a declared field, and only there."""
         parts, write = _parts_of(cls), self.free
         if parts is Model._fields_out:
-            overrides: dict[str, Any] = (
-                {"tokens": override(unstruct_hook=self.free)} if cls is EncodedTextChunk else {}
-            )
+            tokens = override(unstruct_hook=self.free)
+            overrides: dict[str, Any] = {"tokens": tokens} if issubclass(cls, EncodedTextChunk) else {}
             parts = make_dict_unstructure_fn(cls, self._converter, _cattrs_use_linecache=False, **overrides)
             write = _as_it_is
 
@@ -364,7 +365,7 @@ def _problems(value: Any, write: Callable[[Any], Any], steps: Steps) -> Iterator
         items = _items(value)
         if items is None:
             write(value)
-    except (Unfit, InvalidInputError) as error:
+    except InvalidInputError as error:
         yield steps, error
         return
     for step, item in items or ():

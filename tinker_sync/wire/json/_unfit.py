@@ -1,7 +1,7 @@
 """Values that do not fit, and the errors that name their places without giving secrets away.
 
-`Unfit` travels inside this package only. The public functions raise an `InvalidInputError` or a `WireError`
-with paths such as `$.sequences[2].stop_reason`.
+Hooks raise `Unfit`. The public functions raise an `InvalidInputError` or a `WireError` with paths such as
+`$.sequences[2].stop_reason`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cattrs.errors import IterableValidationNote
 
 from tinker_sync._secret import is_secret_name, mask_text
 from tinker_sync.errors import InvalidInputError, WireError
-from tinker_sync.types._convert import Unsuitable, located, short_repr
+from tinker_sync.types._convert import ABSENT, Unfit, located, short_repr
 
 T = TypeVar("T")
 Step = str | int
@@ -27,22 +27,11 @@ MAX_PROBLEMS = 20
 
 _LONGEST_VALUE = 100
 _LONGEST_NAME = 60
-_ABSENT: Any = object()
 # Addresses that servers sign: the address alone gives access to what it names.
 _SIGNED = frozenset({"url", "urls"})
 _NAME = re.compile(r"\"([\w\-]+)\"?\s*:")
 _PLACE = re.compile(r"\.(\w+)|\[(\d+)\]|\['((?:[^'\\]|\\.)*)'\]")
 _MODEL = re.compile(r"[A-Z]\w*(?=[.\[:])")
-
-
-class Unfit(Exception):
-    """A value that does not fit: what was expected, what came, and the last steps to it."""
-
-    def __init__(self, text: str, value: Any = _ABSENT, steps: Steps = ()) -> None:
-        super().__init__()
-        self.text = text
-        self.value = value
-        self.steps = steps
 
 
 Found = tuple[str, str]
@@ -71,8 +60,6 @@ def described(error: Exception, steps: Steps = (), root: str = "$") -> Iterator[
     if isinstance(error, Unfit):
         steps += error.steps
         yield _path(root, steps), _text(error.text, error.value, steps)
-    elif isinstance(error, Unsuitable) and error.value is not _ABSENT:
-        yield _path(root, steps), _text(f"expected {error.expected}", error.value, steps)
     elif isinstance(error, InvalidInputError):
         for problem in error.problems:
             inner, text = _located(problem)
@@ -89,7 +76,7 @@ def described(error: Exception, steps: Steps = (), root: str = "$") -> Iterator[
 
 
 def _text(text: str, value: Any, steps: Steps) -> str:
-    if value is _ABSENT:
+    if value is ABSENT:
         return mask_text(text)
     kind = type(value).__name__
     if value is None:
