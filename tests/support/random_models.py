@@ -16,8 +16,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 import attrs
 
 import tinker_sync.types
-from tinker_sync.types._convert import fields_of, tag_of
 from tinker_sync.types._model import Model
+from tinker_sync.types._structured import fields_of, tag_of
 
 ARRAYS = {"tensor_data", "model_input", "datum", "training", "sampling"}
 """Modules whose models hold arrays; what they accept is theirs to test."""

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import enum
 import math
+import os
+import subprocess
+import sys
 from collections import OrderedDict
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Union
 
 import numpy as np
 import pytest
 
+import tinker_sync
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.types._convert import converter_for, short_repr
+from tinker_sync.types import _convert
+from tinker_sync.types._convert import converter_for
 from tinker_sync.types._moment import format_moment, parse_moment
+from tinker_sync.types._structured import short_repr
 
 UTC = timezone.utc
 
@@ -179,6 +186,48 @@ def test_an_error_of_the_users_own_iterable_is_the_users() -> None:
 
     with pytest.raises(TypeError, match=r"^mine$"):
         convert(list[int], broken())
+
+
+def test_notes_of_the_users_own_errors_are_no_places() -> None:
+    def broken() -> Any:
+        yield 1
+        error = KeyError("mine")
+        error.__notes__ = ["written by the user"]  # type: ignore[attr-defined]
+        raise error
+
+    with pytest.raises(KeyError, match="mine"):
+        convert(list[list[int]], [broken()])
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (list[int], [1, 2**70]),
+        (list[Word], [Word.A]),
+        (list[int | None], [1, None]),
+        (dict[str, float], {"a": 0.5}),
+        (dict[str, Any], {"a": [1]}),
+        (list[str] | None, ["a"]),
+        (Literal["a"] | None, "a"),
+        (Word | None, Word.A),
+    ],
+)
+def test_exact_values_need_no_converter(annotation: Any, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_convert, "_converter", None)
+    assert convert(annotation, value) == value
+
+
+def test_a_program_that_gives_exact_values_does_not_import_cattrs() -> None:
+    code = (
+        "from tinker_sync.types import Datum, ModelInput, SamplingParams; import sys; "
+        "SamplingParams(max_tokens=1, temperature=1, stop=['a']); "
+        "Datum(ModelInput.from_ints([1]), {'target_tokens': [2]}); print('cattrs' in sys.modules)"
+    )
+    root = str(Path(tinker_sync.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root}, capture_output=True, check=True
+    )
+    assert done.stdout.split() == [b"False"]
 
 
 def test_containers_are_copied() -> None:

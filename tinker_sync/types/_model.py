@@ -26,17 +26,9 @@ import attrs
 
 from tinker_sync._spelling import no_parameter
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.types._convert import (
-    Structured,
-    converter_for,
-    exact_kinds,
-    field_names,
-    fields_of,
-    model_from,
-    refuse,
-    short_repr,
-)
+from tinker_sync.types._convert import converter_for, exact_kinds
 from tinker_sync.types._moment import format_moment
+from tinker_sync.types._structured import Structured, field_names, fields_of, model_from, refuse, short_repr
 
 if TYPE_CHECKING:
     from typing_extensions import Self, dataclass_transform

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import SampledSequence, SampleResponse, TensorData, TopkLogprobs
 from tinker_sync.types._arrays import plain_array, to_float32, to_int32, tokens_as_int32, wire_array
-from tinker_sync.types._convert import Unfit
+from tinker_sync.types._structured import Unfit
 from tinker_sync.types.sampling import NO_LOGPROB
 from tinker_sync.wire.json._unfit import at
 
@@ -115,20 +115,20 @@ def _floats(given: list[Any]) -> AnyArray | None:
         return None
 
 
-def float32_in(given: Any, _: Any = None) -> AnyArray:
+def float32_in(given: Any) -> AnyArray:
     """Return a list of numbers and nulls as float32."""
     return numbers_in(given, "float32")
 
 
-def tokens_in(given: Any, _: Any = None) -> npt.NDArray[np.int32]:
+def tokens_in(given: Any) -> npt.NDArray[np.int32]:
     """Return a list of token ids as int32."""
     if not isinstance(given, list):
         raise Unfit("expected a list of token ids", given)
     return tokens_as_int32(given, "")
 
 
-def topk_in(given: Any, _: Any = None) -> TopkLogprobs:
-    """Return two padded matrices of a list with, for each position, [token id, log-probability] pairs or null."""
+def topk_in(given: Any) -> TopkLogprobs:
+    """Return two padded matrices of lists of [token id, log-probability] pairs, or nulls, by position."""
     if not isinstance(given, list):
         raise Unfit("expected a list of positions", given)
     rows = [at(index, _row, row) for index, row in enumerate(given)]

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from tinker_sync.types._convert import Unfit
+from tinker_sync.types._structured import Unfit
 from tinker_sync.wire.json._unfit import Step, excerpt
 
 try:

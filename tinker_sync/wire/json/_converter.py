@@ -33,11 +33,12 @@ from tinker_sync.types import (
     SampleResponse,
     SamplingParams,
     TensorData,
+    _convert,
+    _structured,
 )
-from tinker_sync.types import _convert as convert
-from tinker_sync.types._convert import ABSENT, Unfit
 from tinker_sync.types._model import Model
 from tinker_sync.types._moment import format_moment
+from tinker_sync.types._structured import ABSENT, Unfit
 from tinker_sync.types.scalars import TensorDtype
 from tinker_sync.wire.json._arrays import (
     array_out,
@@ -49,7 +50,7 @@ from tinker_sync.wire.json._arrays import (
     tokens_in,
     topk_in,
 )
-from tinker_sync.wire.json._unfit import MAX_PROBLEMS, Steps, at
+from tinker_sync.wire.json._unfit import MAX_PROBLEMS, WIRE_NAMES, Steps, at
 
 Unknown = Callable[[type, set[str]], object]
 """A function that is called with a class and the unknown fields of an object that is to become one."""
@@ -67,7 +68,7 @@ def make_converter(*, answers: bool, unknown: Unknown | None = None) -> Converte
     8
     """
     reading = _Reading(answers, unknown)
-    reading.converter = converter = convert.make_converter(
+    reading.converter = converter = _convert.make_converter(
         reading.list_in, reading.mapping_in, reading.model_of, reading.union_of
     )
     converter.register_structure_hook(int, _whole_number)
@@ -83,7 +84,7 @@ def _whole_number(tree: Any, _: Any) -> Any:
     # A float this large is what is left of a whole number of more than 64 bits; its last digits are gone.
     if isinstance(tree, float) and abs(tree) >= 2**63:
         raise Unfit("expected a whole number", tree)
-    return convert.SCALARS[int](tree)
+    return _convert.SCALARS[int](tree)
 
 
 def _object(tree: Any) -> dict[str, Any]:
@@ -98,6 +99,10 @@ def _list(tree: Any) -> list[Any]:
     raise Unfit("expected a list", tree)
 
 
+def _array(name: str, read: Callable[[Any], Any]) -> Any:
+    return override(rename=WIRE_NAMES[name], struct_hook=lambda tree, _: read(tree))
+
+
 _SPECIAL: dict[tuple[type, str], Any] = {
     # The model's own converter reads these.
     (EncodedTextChunk, "tokens"): override(struct_hook=lambda tree, _: _list(tree)),
@@ -106,11 +111,11 @@ _SPECIAL: dict[tuple[type, str], Any] = {
     # Only protobuf bodies carry provenance.
     (Datum, "model_input_spans"): override(omit=True),
     (Datum, "loss_fn_input_spans"): override(omit=True),
-    (SampledSequence, "tokens_np"): override(rename="tokens", struct_hook=tokens_in),
-    (SampledSequence, "logprobs_np"): override(rename="logprobs", struct_hook=float32_in),
-    (SampledSequence, "topk_logprobs_np"): override(rename="topk_logprobs", struct_hook=topk_in),
-    (SampleResponse, "prompt_logprobs_np"): override(rename="prompt_logprobs", struct_hook=float32_in),
-    (SampleResponse, "topk_prompt_logprobs_np"): override(rename="topk_prompt_logprobs", struct_hook=topk_in),
+    (SampledSequence, "tokens_np"): _array("tokens_np", tokens_in),
+    (SampledSequence, "logprobs_np"): _array("logprobs_np", float32_in),
+    (SampledSequence, "topk_logprobs_np"): _array("topk_logprobs_np", topk_in),
+    (SampleResponse, "prompt_logprobs_np"): _array("prompt_logprobs_np", float32_in),
+    (SampleResponse, "topk_prompt_logprobs_np"): _array("topk_prompt_logprobs_np", topk_in),
 }
 """Fields that have another name on the wire, or more in them than their annotation describes."""
 
@@ -141,11 +146,11 @@ class _Reading:
             return {name: math.nan if item is None else item for name, item in items.items()}
         return items
 
-    def model_of(self, cls: Any) -> convert.Hook:
+    def model_of(self, cls: Any) -> _convert.Hook:
         """Return the hook for objects of a model's fields."""
         if cls.__open__:
             return lambda tree, _: cls(**_object(tree))
-        fields = convert.fields_of(cls)
+        fields = _structured.fields_of(cls)
         overrides: dict[str, Any] = {each.name: _override(cls, each.name) for each in fields}
         structure = make_dict_structure_fn(
             cls,
@@ -178,14 +183,14 @@ class _Reading:
 
         return read
 
-    def union_of(self, kind: Any) -> convert.Hook:
+    def union_of(self, kind: Any) -> _convert.Hook:
         """Return the hook for one of several models, or null.
 
         The strategy of cattrs for tagged unions makes the functions of all members at once, and its error for
         an unknown tag is a bare KeyError.
         """
-        members = convert.members_of(kind)
-        tag_name, by_tag, open_member = convert.union_table(members)
+        members = _structured.members_of(kind)
+        tag_name, by_tag, open_member = _structured.union_table(members)
         by_fields = open_member is not None or len(by_tag) < len(members)
         expected = f"expected one of {', '.join(map(repr, by_tag))}"
 
@@ -195,9 +200,9 @@ class _Reading:
             tag = _object(tree).get(tag_name, ABSENT)
             chosen = by_tag.get(tag) if isinstance(tag, str) else None
             if by_fields and self._unknown is not None and tag is ABSENT:
-                chosen = max(members, key=lambda each: len(tree.keys() & set(convert.field_names(each))))
+                chosen = max(members, key=lambda each: len(tree.keys() & set(_structured.field_names(each))))
             if by_fields and (chosen is None or self._unknown is None):
-                return convert.union_from(kind, tree)
+                return _structured.union_from(kind, tree)
             if chosen is not None:
                 return self.converter.structure(tree, chosen)
             if tag is ABSENT:
@@ -278,9 +283,9 @@ class _Writing:
         converter.register_unstructure_hook(float, self.number)
         converter.register_unstructure_hook(bytes, lambda octets: base64.b64encode(octets).decode("ascii"))
         converter.register_unstructure_hook(datetime, format_moment)
-        converter.register_unstructure_hook_factory(convert.is_model, self.model_of)
+        converter.register_unstructure_hook_factory(_structured.is_model, self.model_of)
         converter.register_unstructure_hook_func(
-            lambda kind: kind in (Any, object) or len(convert.members_of(kind)) > 1, self.free
+            lambda kind: kind in (Any, object) or len(_structured.members_of(kind)) > 1, self.free
         )
 
     def free(self, value: Any) -> Any:

@@ -16,7 +16,8 @@ from cattrs.errors import IterableValidationNote
 
 from tinker_sync._secret import is_secret_name, mask_text
 from tinker_sync.errors import InvalidInputError, WireError
-from tinker_sync.types._convert import ABSENT, Unfit, located, short_repr
+from tinker_sync.types._convert import located
+from tinker_sync.types._structured import ABSENT, Unfit, short_repr
 
 T = TypeVar("T")
 Step = str | int
@@ -25,6 +26,12 @@ Steps = tuple[Step, ...]
 MAX_PROBLEMS = 20
 """A million wrong numbers are no more news than twenty."""
 
+WIRE_NAMES = {
+    f"{name}_np": name
+    for name in ("tokens", "logprobs", "topk_logprobs", "prompt_logprobs", "topk_prompt_logprobs")
+}
+"""Fields that hold arrays under a name of their own."""
+
 _LONGEST_VALUE = 100
 _LONGEST_NAME = 60
 # Addresses that servers sign: the address alone gives access to what it names.
@@ -32,7 +39,6 @@ _SIGNED = frozenset({"url", "urls"})
 _NAME = re.compile(r"\"([\w\-]+)\"?\s*:")
 _PLACE = re.compile(r"\.(\w+)|\[(\d+)\]|\['((?:[^'\\]|\\.)*)'\]")
 _MODEL = re.compile(r"[A-Z]\w*(?=[.\[:])")
-
 
 Found = tuple[str, str]
 """A place and what is wrong there."""
@@ -56,7 +62,7 @@ def problems_in(error: Exception, root: str = "$") -> list[Found]:
 
 def described(error: Exception, steps: Steps = (), root: str = "$") -> Iterator[Found]:
     """Yield what one error has to report about the value to which the steps lead."""
-    steps = tuple(step.removesuffix("_np") if isinstance(step, str) else step for step in steps)
+    steps = tuple(WIRE_NAMES.get(step, step) if isinstance(step, str) else step for step in steps)
     if isinstance(error, Unfit):
         steps += error.steps
         yield _path(root, steps), _text(error.text, error.value, steps)
