@@ -251,20 +251,28 @@ def _attach_converters(
 
 def _converter(made: list[Any], name: str) -> Callable[[Any], Any]:
     """Return the conversion of a field of the made class; the first value has it read the annotation."""
-    exact: set[type] = set()
-    convert: Callable[[Any], Any] | None = None
+    exact: type | None = None
+    nullable = False
+    convert: Callable[[Any], Any]
+
+    def prepare(value: Any) -> Any:
+        nonlocal exact, nullable, convert
+        (cls,) = made
+        field = getattr(fields_of(cls), name)
+        where = f"{cls.__name__}.{name}"
+        by_annotation = converter_for(field.type, where)
+        convert = _discreet(by_annotation, where) if field.repr is False else by_annotation
+        kinds = exact_kinds(field.type)
+        nullable = type(None) in kinds
+        exact = next(iter(kinds - {type(None)}), None)
+        return convert(value)
+
+    convert = prepare
 
     def converted(value: Any) -> Any:
-        nonlocal exact, convert
-        if type(value) in exact:
+        # Nearly all values are of the declared class, and comparing it here is faster than a call.
+        if type(value) is exact or (nullable and value is None):
             return value
-        if convert is None:
-            (cls,) = made
-            field = getattr(fields_of(cls), name)
-            where = f"{cls.__name__}.{name}"
-            by_annotation = converter_for(field.type, where)
-            exact = exact_kinds(field.type)
-            convert = _discreet(by_annotation, where) if field.repr is False else by_annotation
         return convert(value)
 
     # attrs asks for the signature of every converter; working it out takes longer than making the field.
