@@ -17,13 +17,14 @@ from typing import Any, Literal, Union
 
 import numpy as np
 import pytest
+from cattrs.errors import IterableValidationError
 
 import tinker_sync
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import _convert
 from tinker_sync.types._convert import converter_for
 from tinker_sync.types._moment import format_moment, parse_moment
-from tinker_sync.types._structured import short_repr
+from tinker_sync.types._structured import Unfit, short_repr
 
 UTC = timezone.utc
 
@@ -228,6 +229,24 @@ def test_a_program_that_gives_exact_values_does_not_import_cattrs() -> None:
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root}, capture_output=True, check=True
     )
     assert done.stdout.split() == [b"False"]
+
+
+@pytest.mark.parametrize("annotation", [list[int], dict[str, int]])
+def test_a_million_wrong_items_cost_no_more_than_twenty(annotation: Any) -> None:
+    looked_at = []
+
+    def refuse(value: Any, _: Any) -> Any:
+        looked_at.append(value)
+        raise Unfit("expected nothing")
+
+    converter = _convert.make_converter(
+        lambda value, _: value, lambda value, _: value, lambda kind: refuse, lambda kind: refuse
+    )
+    converter.register_structure_hook(int, refuse)
+    items: Any = range(1000) if annotation == list[int] else dict.fromkeys("abcdefghijklmnopqrstuvwxyz", 1)
+    with pytest.raises(IterableValidationError) as caught:
+        converter.structure(items, annotation)
+    assert len(looked_at) == len(caught.value.exceptions) == 20
 
 
 def test_containers_are_copied() -> None:

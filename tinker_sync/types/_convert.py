@@ -41,6 +41,19 @@ Hook = Callable[..., Any]
 """A function that cattrs calls with a value and the wanted kind, or, to make such a hook, with a kind."""
 
 
+MAX_PROBLEMS = 20
+"""A million wrong numbers are no more news than twenty."""
+
+
+def noted(error: Exception, step: str | int) -> Exception:
+    """Return the error with the note by which cattrs marks the place of a value."""
+    from cattrs.errors import IterableValidationNote
+
+    note = IterableValidationNote("", step, None)
+    error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
+    return error
+
+
 def located(error: Exception, *outer: str | int) -> Iterator[tuple[tuple[str | int, ...], Exception]]:
     """Yield each error of a cattrs exception group after the steps that lead to its value."""
     # Only the notes of cattrs have a type; those of users' own errors are bare texts.
@@ -209,16 +222,32 @@ def make_converter(list_in: Hook, mapping_in: Hook, model: Hook, union: Hook) ->
         union: makes the hook of a union.
     """
     from cattrs import Converter
-    from cattrs.cols import list_structure_factory
-    from cattrs.gen import make_mapping_structure_fn
+    from cattrs.errors import IterableValidationError
+
+    def each(items: Iterable[tuple[Any, Any]], hook: Hook, kind: Any) -> Iterator[tuple[Any, Any]]:
+        # The hooks of cattrs would go on to the end, with an exception for each of a million wrong items.
+        errors: list[Exception] = []
+        for step, item in items:
+            try:
+                converted = hook(item, kind)
+            except Exception as error:  # noqa: BLE001  # raised together below
+                errors.append(noted(error, step))
+                if len(errors) == MAX_PROBLEMS:
+                    break
+            else:
+                yield step, converted
+        if errors:
+            raise IterableValidationError("items do not fit", errors, kind)
 
     def list_of(kind: Any) -> Hook:
-        structure = list_structure_factory(kind, converter)
-        return lambda value, _: structure(list_in(value, kind), kind)
+        (item,) = get_args(kind)
+        hook = converter.get_structure_hook(item)
+        return lambda value, _: [one for _, one in each(enumerate(list_in(value, kind)), hook, item)]
 
     def mapping_of(kind: Any) -> Hook:
-        structure = make_mapping_structure_fn(kind, converter, key_type=Any)
-        return lambda value, _: structure(mapping_in(value, kind), kind)
+        _, item = get_args(kind)
+        hook = converter.get_structure_hook(item)
+        return lambda value, _: dict(each(mapping_in(value, kind).items(), hook, item))
 
     converter = Converter()
     for scalar, convert in SCALARS.items():

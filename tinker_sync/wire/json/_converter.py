@@ -50,7 +50,7 @@ from tinker_sync.wire.json._arrays import (
     tokens_in,
     topk_in,
 )
-from tinker_sync.wire.json._unfit import MAX_PROBLEMS, WIRE_NAMES, Steps, at
+from tinker_sync.wire.json._unfit import WIRE_NAMES, Steps, at
 
 Unknown = Callable[[type, set[str]], object]
 """A function that is called with a class and the unknown fields of an object that is to become one."""
@@ -362,7 +362,7 @@ def _parts_of(cls: Any) -> Callable[[Any], dict[str, Any]]:
 
 def problems_of(value: Any, write: Callable[[Any], Any], steps: Steps = ()) -> list[tuple[Steps, Exception]]:
     """Return the first values within a value that cannot be written, after the steps that lead to them."""
-    return list(islice(_problems(value, write, steps), MAX_PROBLEMS))
+    return list(islice(_problems(value, write, steps), _convert.MAX_PROBLEMS))
 
 
 def _problems(value: Any, write: Callable[[Any], Any], steps: Steps) -> Iterator[tuple[Steps, Exception]]:

@@ -12,19 +12,15 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from cattrs import ForbiddenExtraKeysError
-from cattrs.errors import IterableValidationNote
 
 from tinker_sync._secret import is_secret_name, mask_text
 from tinker_sync.errors import InvalidInputError, WireError
-from tinker_sync.types._convert import located
+from tinker_sync.types._convert import MAX_PROBLEMS, located, noted
 from tinker_sync.types._structured import ABSENT, Unfit, short_repr
 
 T = TypeVar("T")
 Step = str | int
 Steps = tuple[Step, ...]
-
-MAX_PROBLEMS = 20
-"""A million wrong numbers are no more news than twenty."""
 
 WIRE_NAMES = {
     f"{name}_np": name
@@ -45,12 +41,11 @@ Found = tuple[str, str]
 
 
 def at(step: Step, convert: Callable[..., T], *arguments: Any) -> T:
-    """Call a function; its error gets the note by which cattrs marks the place of a value."""
+    """Return what a function makes of the value to which a step leads."""
     try:
         return convert(*arguments)
     except Exception as error:
-        note = IterableValidationNote("", step, None)
-        error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
+        noted(error, step)
         raise
 
 
