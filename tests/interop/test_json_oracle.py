@@ -29,8 +29,8 @@ from tinker.types._pydantic_types.forward_backward_input import ForwardBackwardI
 from tinker.types.telemetry_send_request import TelemetrySendRequest
 
 import tinker_sync.types
-from tinker_sync.types._convert import tag_of
 from tinker_sync.types._model import Model
+from tinker_sync.types._structured import tag_of
 from tinker_sync.wire.json import STANDARD_LIBRARY, Orjson, decode, encode
 
 Arguments = dict[str, Any]

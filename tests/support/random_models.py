@@ -16,8 +16,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 import attrs
 
 import tinker_sync.types
-from tinker_sync.types._convert import tag_of
 from tinker_sync.types._model import Model
+from tinker_sync.types._structured import fields_of, tag_of
 
 ARRAYS = {"tensor_data", "model_input", "datum", "training", "sampling"}
 """Modules whose models hold arrays; what they accept is theirs to test."""
@@ -45,7 +45,7 @@ def random_arguments(rng: random.Random, cls: type[Any]) -> dict[str, Any]:
     if cls.__open__:
         return {"type": rng.choice(FAMILIES), **random_object(rng, depth=2)}
     arguments = {}
-    for field in attrs.fields(cls):
+    for field in fields_of(cls):
         if not field.init or (field.default is not attrs.NOTHING and rng.random() < 0.4):
             continue
         arguments[field.alias] = _CONSTRAINED.get((cls.__name__, field.name), _unconstrained)(rng, field.type)

@@ -8,8 +8,10 @@ import inspect
 import json
 import math
 import pickle
+import threading
 import traceback
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime, timezone
 from typing import Any, Literal, TypeAlias
 
@@ -19,8 +21,8 @@ import pytest
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import AdamParams, Datum, ModelInput, SamplingParams, TensorData
-from tinker_sync.types._convert import field_names, model_from, relocated, tag_of, union_table
 from tinker_sync.types._model import Model, model
+from tinker_sync.types._structured import field_names, model_from, relocated, tag_of, union_table
 
 SECRET = "marked-secret-77"
 
@@ -292,6 +294,45 @@ def test_the_signature_shows_what_is_declared() -> None:
     assert shown["best"] == Leaf | None
     assert shown["ratio"] is float
     assert inspect.signature(Leaf).parameters["size"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+@model
+class Early(Model):
+    """Its annotation names a class that does not exist yet."""
+
+    later: Late | None = None
+    many: list[Late] = attrs.field(factory=list)
+
+
+@model
+class Late(Model):
+    size: int
+
+
+def test_annotations_are_read_when_the_first_value_comes() -> None:
+    early = Early(later={"size": "1"}, many=[Late(size=2), {"size": 3}])
+    assert early == Early(later=Late(size=1), many=[Late(size=2), Late(size=3)])
+    assert inspect.signature(Early).parameters["later"].annotation == Late | None
+
+
+def test_many_threads_may_give_the_first_value() -> None:
+    for _ in range(20):
+
+        @model
+        class Fresh(Model):
+            key: str = attrs.field(repr=False)
+
+        together = threading.Barrier(8)
+
+        def refuse(made: Any = Fresh, together: threading.Barrier = together) -> str:
+            together.wait(5)
+            with pytest.raises(InvalidInputError) as caught:
+                made(key=[SECRET])
+            return str(caught.value)
+
+        with ThreadPoolExecutor(8) as pool:
+            refusals = {future.result(5) for future in [pool.submit(refuse) for _ in range(8)]}
+        assert refusals == {"Fresh.key: cannot be a list; the value is not shown"}
 
 
 # -------------------------------------------------------------------------------------------- refusals

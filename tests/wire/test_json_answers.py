@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import pickle
+import random
 import traceback
 from datetime import datetime, timezone
 from typing import Any
@@ -14,12 +15,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.json_cases import BACKENDS, both_backends
+from support.json_cases import BACKENDS, answer_kinds, both_backends, random_answer
 
 from tinker_sync import types
 from tinker_sync.errors import WireError
+from tinker_sync.types import _convert
 from tinker_sync.types._model import Model
-from tinker_sync.wire.json import MAX_DEPTH, Backend, decode, encode, from_plain, loads
+from tinker_sync.wire.json import MAX_DEPTH, Backend, decode, encode, from_plain, loads, make_converter
 
 SUMMARY = {
     "session_id": "s-1",
@@ -96,6 +98,47 @@ def test_unknown_fields_of_a_request_are_refused(backend: Backend) -> None:
     )
     tensor = {"data": [1], "dtype": "int64", "typo": 1}
     assert refusal(tensor, types.TensorData, backend).path == "$.typo"
+
+
+def test_unknown_fields_of_a_request_can_be_ignored_and_reported() -> None:
+    reported: list[tuple[str, set[str]]] = []
+    converter = make_converter(
+        answers=False, unknown=lambda cls, names: reported.append((cls.__name__, names))
+    )
+    tensor = {"data": [1], "dtype": "int64", "a": 0}
+    datum = {"model_input": {"chunks": [{"type": "encoded_text", "tokens": [1], "b": 0}]}, "c": 0}
+    data = [{**datum, "loss_fn_inputs": {"target_tokens": tensor}}]
+    tree = {"forward_backward_input": {"data": data, "loss_fn": "ppo"}, "model_id": "m", "d": 0, "e": 0}
+    request = converter.structure(tree, types.ForwardBackwardRequest)
+    assert request.forward_backward_input.data[0].loss_fn_inputs["target_tokens"].data == [1]
+    assert sorted(reported) == [
+        ("Datum", {"c"}),
+        ("EncodedTextChunk", {"b"}),
+        ("ForwardBackwardRequest", {"d", "e"}),
+        ("TensorData", {"a"}),
+    ]
+    for settings, cls in (({"beta1": 0.5}, "AdamParams"), ({"type": "dimuon", "learning_rate": 1}, None)):
+        reported.clear()
+        tree = {"model_id": "m", "adam_params": {**settings, "f": 0}}
+        params = converter.structure(tree, types.OptimStepRequest).optim_params
+        # A family without a class of its own keeps all fields.
+        assert reported == ([(cls, {"f"})] if cls else [])
+        assert type(params) is (types.AdamParams if cls else types.OptimParamsBase)
+
+
+def test_values_of_an_answer_are_converted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No constructor converts again what a hook has converted."""
+    monkeypatch.setattr(_convert, "_converter", None)
+    rng = random.Random(5)
+    read = 0
+    for cls in answer_kinds().values():
+        for tree in (random_answer(rng, cls) for _ in range(30) if cls is not types.SamplingParams):
+            try:
+                decode(json.dumps(tree, default=str).encode(), cls)
+            except WireError:  # numbers of more than 64 bits
+                continue
+            read += 1
+    assert read > 500
 
 
 @both_backends
@@ -461,8 +504,6 @@ def test_kinds_that_are_no_models() -> None:
 
 def test_every_model_can_be_read() -> None:
     """The decoder supports every kind of field of the types."""
-    from tinker_sync.wire.json import make_converter
-
     for answers in (True, False):
         converter = make_converter(answers=answers)
         for name in types.__all__:

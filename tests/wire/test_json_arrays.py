@@ -145,6 +145,12 @@ def test_tensors_that_are_none(change: dict[str, Any], place: str, reason: str, 
     assert reason in error.message
 
 
+@both_backends
+def test_the_place_of_an_output_keeps_its_name(backend: Backend) -> None:
+    body = {"loss_fn_output_type": "t", "loss_fn_outputs": [{"mine_np": {"data": [1], "dtype": "x"}}]}
+    assert refusal(body, ForwardBackwardOutput, backend).path == "$.loss_fn_outputs[0].mine_np.dtype"
+
+
 # ------------------------------------------------------------------------------------------------ sampling
 
 

@@ -20,6 +20,7 @@ from support.json_cases import BACKENDS, both_backends
 
 from tinker_sync import types
 from tinker_sync.errors import InvalidInputError
+from tinker_sync.types._model import Model, model
 from tinker_sync.wire.json import (
     HAS_ORJSON,
     MAX_DEPTH,
@@ -148,6 +149,39 @@ def test_provenance_is_not_dropped_silently(backend: Backend) -> None:
     assert problems_of({"data": [datum]}, backend) == (
         "$.data[0]: has provenance spans, which only protobuf bodies carry",
     )
+
+
+class OwnDatum(types.Datum):
+    """As scripts extend a model."""
+
+    __slots__ = ()
+
+
+@both_backends
+def test_a_subclass_is_written_as_its_base_and_refused_like_it(backend: Backend) -> None:
+    prompt = types.ModelInput.from_ints([1])
+    datum = OwnDatum(prompt, {"target_tokens": [2]})
+    assert dumps([datum], backend=backend) == dumps([types.Datum(prompt, {"target_tokens": [2]})])
+    run = types.SampledProvenanceSpan(sequence_id="seq-1", length=1)
+    request = types.ForwardBackwardInput([datum.with_provenance([run], [run])], "ppo")
+    assert problems_of(request, backend)[0].startswith("$.data[0]: has provenance spans")
+
+
+@model
+class Box(Model):
+    held: types.LoraConfig
+    more: list[types.LoraConfig]
+
+
+@model
+class Deeper(types.LoraConfig):
+    depth: int = 2
+
+
+@both_backends
+def test_a_value_of_a_subclass_has_all_of_its_fields_on_the_wire(backend: Backend) -> None:
+    written = json.loads(encode(Box(held=Deeper(rank=1), more=[Deeper(rank=2)]), backend=backend))
+    assert written["held"]["depth"] == written["more"][0]["depth"] == 2
 
 
 # ------------------------------------------------------------------------------------------------- values

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.types._convert import converter_for, refuse, short_repr
+from tinker_sync.types._convert import converter_for
+from tinker_sync.types._structured import refuse, short_repr
 
 if TYPE_CHECKING:
     from typing import TypeAlias

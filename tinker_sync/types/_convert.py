@@ -1,10 +1,11 @@
-"""Conversions: what an annotation accepts, and how a refusal names its place.
+"""Conversion of what users give to fields.
 
-A converter takes a value and returns its exact equivalent of the annotated type: a float for an int, an int
-for a whole float or for digits, a model for a mapping of its fields. It never rounds or cuts. What has no
-exact equivalent is an `InvalidInputError` that begins with the place: `CreateCustomLossRequest.inputs[2]...`.
+A conversion returns the exact equivalent of the annotated type: a float for an int, an int for a whole float
+or for digits, a model for a mapping of its fields. It never rounds or truncates. A value without an exact
+equivalent raises an `InvalidInputError` that begins with the place: `CreateCustomLossRequest.inputs[2]...`.
 
-Converters are made once for each field, when its class is made. They hold no state; any thread may use them.
+cattrs structures lists, mappings, unions and models; the functions for scalars are its hooks, here and in
+`wire.json`. Values of the wanted class never reach it, so a program that gives only those never imports it.
 """
 
 from __future__ import annotations
@@ -15,182 +16,96 @@ import enum
 import math
 import numbers
 import operator
-import types as python_types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, datetime
-from functools import cache, partial
-from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin
-
-import attrs
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._moment import from_unix_time, parse_moment
+from tinker_sync.types._structured import (
+    Structured,
+    Unfit,
+    is_model,
+    members_of,
+    model_from,
+    refuse,
+    relocated,
+    union_from,
+)
 
-Converter = Callable[[Any], Any]
+if TYPE_CHECKING:
+    from cattrs import Converter
 
-_LONG = 8
-"""Sequences longer than this are cut in a repr."""
-
-
-class Structured:
-    """What a mapping of fields can become: the root of all models, and what conversions must know of them."""
-
-    __slots__ = ()
-
-    __response__: ClassVar[bool] = False
-    """True for what servers send: unknown fields in an answer are ignored."""
-
-    __open__: ClassVar[bool] = False
-    """True for models that keep fields they do not know; in a union they take the tags nobody else has."""
-
-    __tag__: ClassVar[tuple[str, str] | None] = None
-    """The field and text that tell a class from others of its union, where its annotations do not."""
-
-    __made_by__: ClassVar[str] = ""
-    """What makes one of what people have at hand, for those who give that in its place."""
+Hook = Callable[..., Any]
+"""A function that cattrs calls with a value and the wanted kind, or, to make such a hook, with a kind."""
 
 
-StructuredT = TypeVar("StructuredT", bound=Structured)
+MAX_PROBLEMS = 20
+"""A million wrong numbers are no more news than twenty."""
 
 
-# --------------------------------------------------------------------------------------------- refusals
+def noted(error: Exception, step: str | int) -> Exception:
+    """Return the error with the note by which cattrs marks the place of a value."""
+    from cattrs.errors import IterableValidationNote
+
+    note = IterableValidationNote("", step, None)
+    error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
+    return error
 
 
-def refuse(where: str, expected: str, value: object) -> InvalidInputError:
-    """The error for a value of the wrong kind: where, what was expected, what came."""
-    return InvalidInputError(
-        f"{where}: expected {expected}, got {short_repr(value)} ({type(value).__name__})"
-    )
+def located(error: Exception, *outer: str | int) -> Iterator[tuple[tuple[str | int, ...], Exception]]:
+    """Yield each error of a cattrs exception group after the steps that lead to its value."""
+    # Only the notes of cattrs have a type; those of users' own errors are bare texts.
+    notes = [note for note in reversed(getattr(error, "__notes__", ())) if hasattr(note, "type")]
+    steps = outer + tuple(note.name if hasattr(note, "name") else note.index for note in notes)
+    # Errors about unknown fields, which have no notes, come last in their group and are reported first.
+    inner = sorted(getattr(error, "exceptions", ()), key=lambda one: not hasattr(one, "extra_fields"))
+    for each in inner:
+        yield from located(each, *steps)
+    if not inner:
+        yield steps, error
 
 
-def relocated(error: InvalidInputError, old: str, new: str) -> InvalidInputError:
-    """The same refusal seen from outside: every place that began with `old` begins with `new`."""
-    return InvalidInputError(
-        new + problem[len(old) :] if problem.startswith(old) else f"{new}: {problem}"
-        for problem in error.problems
-    )
+# --------------------------------------------------------------------------------------------- scalars
 
 
-def discreet(convert: Converter, where: str) -> Converter:
-    """A converter whose refusals do not repeat the value, for fields that hold secrets."""
-
-    def converted(value: Any) -> Any:
-        with contextlib.suppress(InvalidInputError):
-            return convert(value)
-        # Raised outside of any handler: the first error, which shows the value, is gone.
-        raise InvalidInputError(f"{where}: cannot be a {type(value).__name__}; the value is not shown")
-
-    return converted
-
-
-def short_repr(value: Any) -> str:
-    """A repr that stays one short line whatever it is given.
-
-    >>> short_repr(list(range(1000)))
-    '[0, 1, 2, … 1000 items]'
-    """
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return f"<{len(value)} bytes>"
-    if isinstance(value, Structured):
-        return repr(value)
-    if isinstance(value, Mapping):
-        items = [f"{key!r}: {short_repr(item)}" for key, item in list(value.items())[:_LONG]]
-        return "{" + ", ".join(items) + (f", … {len(value)} items" if len(value) > _LONG else "") + "}"
-    shape = getattr(value, "shape", None)
-    if isinstance(shape, tuple) and shape:
-        return f"array({list(shape)}, {value.dtype})"
-    if isinstance(value, (list, tuple, range)):
-        shown = ", ".join(short_repr(item) for item in value[: _LONG if len(value) <= _LONG else 3])
-        more = f", … {len(value)} items" if len(value) > _LONG else ""
-        return f"({shown}{more})" if isinstance(value, tuple) else f"[{shown}{more}]"
-    return _short_scalar(value)
-
-
-def _short_scalar(value: Any) -> str:
-    if isinstance(value, int) and value.bit_length() > 4096:
-        # Newer interpreters refuse to print whole numbers of thousands of digits.
-        return f"<a number of {value.bit_length()} bits>"
-    text = repr(value)
-    longest = 1000 if isinstance(value, str) else 200
-    return text if len(text) <= longest else f"{text[: longest - 3]}…"
-
-
-# ------------------------------------------------------------------------------------------- converters
-
-
-def converter_for(annotation: Any, where: str) -> Converter | None:
-    """The converter for one annotation; None where any value will do. `where` names the field in errors."""
-    if annotation is Any or annotation is object:
-        return None
-    simple = _SIMPLE.get(annotation)
-    if simple is not None:
-        return _simple(annotation, simple, where)
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return _choice(arguments, where)
-    if origin in (Union, python_types.UnionType):
-        return _union(arguments, where)
-    if origin is list:
-        return _list_of(arguments[0], where)
-    if origin is dict:
-        return _dict_of(arguments[1], where)
-    if isinstance(annotation, type) and issubclass(annotation, Structured):
-        return _model(annotation, where)
-    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return partial(_member, annotation, where=where)
-    raise AssertionError(f"{where}: no converter for {annotation!r}")
-
-
-def _simple(exact: type, convert: Callable[..., Any], where: str) -> Converter:
-    # What is of the type already, as nearly all is, costs one comparison.
-    return lambda value: value if type(value) is exact else convert(value, where)
-
-
-def _model(wanted: type[Structured], where: str) -> Converter:
-    return lambda value: value if type(value) is wanted else model_from(wanted, value, where)
-
-
-def _text(value: Any, where: str) -> str:
+def _text(value: Any, kind: Any = str) -> Any:
+    if kind is not str:
+        return _member(value, kind)  # a text enum: cattrs takes it for a kind of text
     if type(value) is str:
         return value
     if isinstance(value, str):
-        # Text enums and numpy's strings; their own `str()` may say something else.
+        # Text enums and numpy's strings; their own `str()` may return something else.
         return str.__str__(value)
     if isinstance(value, enum.Enum) and isinstance(value.value, str):
         return value.value
     if isinstance(value, (bytes, bytearray)):
         with contextlib.suppress(UnicodeDecodeError):
             return value.decode()
-    raise refuse(where, "text", value)
+    raise Unfit("expected text", value)
 
 
-def _integer(value: Any, where: str) -> int:
+def _integer(value: Any, _: Any = int) -> int:
     if type(value) is int:
         return value
-    if isinstance(value, (str, bytes)):
-        return _digits(value, where)
     if isinstance(value, numbers.Integral):
         return operator.index(value)
-    if isinstance(value, enum.Enum):
-        return _integer(value.value, where)
-    as_float = _as_float(value)
-    if as_float is not None and math.isfinite(as_float):
-        whole = int(value)  # not of `as_float`: a Decimal may have more digits than a float
-        if whole == value:
-            return whole
-    raise refuse(where, "a whole number", value)
+    if isinstance(value, enum.Enum) and not isinstance(value, str):
+        return _integer(value.value)
+    if isinstance(value, (str, bytes)):
+        with contextlib.suppress(ValueError):
+            whole, point, fraction = _text(value).partition(".")
+            if not point or (fraction and not fraction.strip().strip("0")):
+                return int(whole)
+    elif (as_float := _as_float(value)) is not None and math.isfinite(as_float):
+        exact = int(value)  # not of `as_float`: a Decimal may have more digits than a float
+        if exact == value:
+            return exact
+    raise Unfit("expected a whole number", value)
 
 
-def _digits(value: str | bytes, where: str) -> int:
-    """A whole number in text; zeros may follow a point."""
-    with contextlib.suppress(ValueError):
-        whole, point, fraction = _text(value, where).partition(".")
-        if not point or (fraction and not fraction.strip().strip("0")):
-            return int(whole)
-    raise refuse(where, "a whole number", value)
-
-
-def _number(value: Any, where: str) -> float:
+def _number(value: Any, _: Any = float) -> float:
     if type(value) is float:
         return value
     if isinstance(value, (str, bytes)):
@@ -198,12 +113,12 @@ def _number(value: Any, where: str) -> float:
             return float(value)
     as_float = None if isinstance(value, str) else _as_float(value)
     if as_float is None:
-        raise refuse(where, "a number", value)
+        raise Unfit("expected a number", value)
     return as_float
 
 
 def _as_float(value: Any) -> float | None:
-    """A number of any library by its own `__float__`; None for what is no number, or more than one."""
+    """Return a number of any library as a float; None for an array and for anything but a number."""
     several = getattr(value, "ndim", 0)
     imaginary = isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real)
     if several or imaginary or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
@@ -220,20 +135,20 @@ _FLAG_WORDS = {
 }
 
 
-def _flag(value: Any, where: str) -> bool:
+def _flag(value: Any, _: Any = bool) -> bool:
     if value is True or value is False:
         return bool(value)
     if isinstance(value, (str, bytes)):
-        flag = _FLAG_WORDS.get(_text(value, where).lower())
+        flag = _FLAG_WORDS.get(_text(value).lower())
     else:
         flag = {0.0: False, 1.0: True}.get(cast("float", _as_float(value)))
     if flag is None:
-        raise refuse(where, "true or false", value)
+        raise Unfit("expected true or false", value)
     return flag
 
 
-def _octets(value: Any, where: str) -> bytes:
-    """Bytes as they are; text is base64, the form they travel in."""
+def _octets(value: Any, _: Any = bytes) -> bytes:
+    """Return bytes as they are; text is base64, the form in which they travel."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, (bytearray, memoryview)):
@@ -241,25 +156,25 @@ def _octets(value: Any, where: str) -> bytes:
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             return base64.b64decode(value, validate=True)
-        raise InvalidInputError(f"{where}: the text is not base64; pass the raw bytes instead")
-    raise refuse(where, "bytes", value)
+        raise InvalidInputError(": the text is not base64; pass the raw bytes instead")
+    raise Unfit("expected bytes", value)
 
 
-def _moment(value: Any, where: str) -> datetime:
+def _moment(value: Any, _: Any = datetime) -> datetime:
     if isinstance(value, datetime):
         return value
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day)  # noqa: DTZ001  # a date has no zone either
     with contextlib.suppress(ValueError, OverflowError):
         if isinstance(value, (str, bytes)):
-            return parse_moment(_text(value, where))
+            return parse_moment(_text(value))
         seconds = None if isinstance(value, bool) else _as_float(value)
         if seconds is not None:
             return from_unix_time(seconds)
-    raise refuse(where, "a moment (a datetime or RFC 3339 text such as 2026-01-31T12:00:00Z)", value)
+    raise Unfit("expected a moment (a datetime or RFC 3339 text such as 2026-01-31T12:00:00Z)", value)
 
 
-_SIMPLE: dict[Any, Callable[..., Any]] = {
+SCALARS: dict[Any, Hook] = {
     str: _text,
     int: _integer,
     float: _number,
@@ -269,183 +184,165 @@ _SIMPLE: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _member(kind: type[enum.Enum], value: Any, where: str) -> enum.Enum:
+def _member(value: Any, kind: type[enum.Enum]) -> enum.Enum:
     with contextlib.suppress(ValueError):
         return kind(value)
-    raise refuse(where, "one of " + ", ".join(repr(member.value) for member in kind), value)
+    raise Unfit("expected one of " + ", ".join(repr(one.value) for one in kind), value)
 
 
-def _choice(allowed: tuple[Any, ...], where: str) -> Converter:
-    # By equality, so that True, 1.0 and numpy's 1 are the 1 that stands here, and a text enum its text.
-    table = {choice: choice for choice in allowed}
+def _choice(kind: Any, where: str = "") -> Hook:
+    # By equality, so that True, 1.0 and numpy's 1 become 1, and a text enum becomes its text.
+    table = {each: each for each in get_args(kind)}
+    expected = "one of " + ", ".join(map(repr, table))
 
-    def convert(value: Any) -> Any:
+    def choose(value: Any, _: Any = kind) -> Any:
         try:
             return table[value]
         except (KeyError, TypeError):  # TypeError: the value has no hash
             pass
-        raise refuse(where, "one of " + ", ".join(map(repr, allowed)), value)
+        raise refuse(where, expected, value) if where else Unfit(f"expected {expected}", value)
 
-    return convert
-
-
-def _list_of(item: Any, where: str) -> Converter:
-    each = f"{where}[]"
-    convert_item = converter_for(item, each)
-
-    def convert(value: Any) -> list[Any]:
-        if type(value) is not list and not _is_listlike(value):
-            if isinstance(value, Structured):
-                raise InvalidInputError(
-                    f"{where}: expected a list, got a single {type(value).__name__}; put it into one"
-                )
-            raise refuse(where, "a list", value)
-        items = list(value)
-        if convert_item is None:
-            return items
-        index = 0
-        try:
-            for index, given in enumerate(items):
-                items[index] = convert_item(given)
-        except InvalidInputError as error:
-            raise relocated(error, each, f"{where}[{index}]") from None
-        return items
-
-    return convert
+    return choose
 
 
-def _is_listlike(value: Any) -> bool:
-    alone = isinstance(value, (str, bytes, bytearray, Mapping)) or getattr(value, "ndim", 1) == 0
-    return not alone and isinstance(value, Iterable)
+# ------------------------------------------------------------------------------------------ with cattrs
 
 
-def _dict_of(item: Any, where: str) -> Converter:
-    each = f"{where}[]"
-    convert_item = converter_for(item, each)
-
-    def convert(value: Any) -> dict[str, Any]:
-        if not isinstance(value, Mapping):
-            raise refuse(where, "a mapping", value)
-        converted = {_text(key, f"{where} key"): given for key, given in value.items()}
-        if convert_item is None:
-            return converted
-        key = ""
-        try:
-            for key, given in converted.items():
-                converted[key] = convert_item(given)
-        except InvalidInputError as error:
-            raise relocated(error, each, f"{where}[{key!r}]") from None
-        return converted
-
-    return convert
+def _originates_in(*origins: Any) -> Callable[[Any], bool]:
+    return lambda kind: cast("Any", get_origin(kind)) in origins
 
 
-# ------------------------------------------------------------------------------------------ unions, models
+def make_converter(list_in: Hook, mapping_in: Hook, model: Hook, union: Hook) -> Converter:
+    """Return a cattrs converter for scalars, lists, mappings, models and unions of models.
 
+    Args:
+        list_in: returns the list to structure, or raises.
+        mapping_in: returns the mapping to structure, or raises.
+        model: makes the hook of a model class.
+        union: makes the hook of a union.
+    """
+    from cattrs import Converter
+    from cattrs.errors import IterableValidationError
 
-def _union(members: tuple[Any, ...], where: str) -> Converter:
-    rest = tuple(member for member in members if member is not type(None))
-    if len(rest) == 1:
-        inner = converter_for(rest[0], where)
-    elif all(isinstance(member, type) and issubclass(member, Structured) for member in rest):
-        inner = partial(union_from, rest, where=where)
-    else:
-        raise AssertionError(f"{where}: a union of anything but models needs a converter of its own")
-    if inner is None or len(rest) == len(members):
-        return inner or (lambda value: value)
-    return lambda value: None if value is None else inner(value)
+    def each(items: Iterable[tuple[Any, Any]], hook: Hook, kind: Any) -> Iterator[tuple[Any, Any]]:
+        # The hooks of cattrs would go on to the end, with an exception for each of a million wrong items.
+        errors: list[Exception] = []
+        for step, item in items:
+            try:
+                converted = hook(item, kind)
+            except Exception as error:  # noqa: BLE001  # raised together below
+                errors.append(noted(error, step))
+                if len(errors) == MAX_PROBLEMS:
+                    break
+            else:
+                yield step, converted
+        if errors:
+            raise IterableValidationError("items do not fit", errors, kind)
 
+    def list_of(kind: Any) -> Hook:
+        (item,) = get_args(kind)
+        hook = converter.get_structure_hook(item)
+        return lambda value, _: [one for _, one in each(enumerate(list_in(value, kind)), hook, item)]
 
-def tag_of(cls: type[Structured]) -> tuple[str, str] | None:
-    """The field and text that tell this class from the others of its union, such as ("type", "image")."""
-    if cls.__tag__ is not None:
-        return cls.__tag__
-    for name in ("type", "state"):
-        field = getattr(attrs.fields(cast("Any", cls)), name, None)
-        if field is not None and get_origin(field.type) is Literal:
-            return name, get_args(field.type)[0]
-    return None
+    def mapping_of(kind: Any) -> Hook:
+        _, item = get_args(kind)
+        hook = converter.get_structure_hook(item)
+        return lambda value, _: dict(each(mapping_in(value, kind).items(), hook, item))
+
+    converter = Converter()
+    for scalar, convert in SCALARS.items():
+        converter.register_structure_hook(scalar, convert)
+    converter.register_structure_hook(enum.Enum, _member)
+    converter.register_structure_hook_func(lambda kind: kind is object, lambda value, _: value)
+    converter.register_structure_hook_factory(_originates_in(Literal), _choice)
+    converter.register_structure_hook_factory(_originates_in(list), list_of)
+    converter.register_structure_hook_factory(_originates_in(dict, Mapping), mapping_of)
+    converter.register_structure_hook_factory(is_model, model)
+    converter.register_structure_hook_factory(lambda kind: len(members_of(kind)) > 1, union)
+    return converter
 
 
 @cache
-def union_table(
-    members: tuple[type[Structured], ...],
-) -> tuple[str, dict[str, type[Structured]], type[Structured] | None]:
-    """The field that holds the tag, which class a tag stands for, and the open class for all other tags."""
-    tags = {member: tag for member in members if (tag := tag_of(member)) is not None}
-    by_tag = {text: member for member, (_, text) in tags.items()}
-    name = next((name for name, _ in tags.values()), "type")
-    untagged = (member for member in members if member not in tags)
-    return name, by_tag, next((member for member in untagged if member.__open__), None)
-
-
-def union_from(members: tuple[type[Structured], ...], value: Any, where: str) -> Any:
-    """A member's instance as it is, or the member a mapping describes: by its tag, else by its fields."""
-    if isinstance(value, members):
-        return value
-    if not isinstance(value, Mapping):
-        raise _not_a(" or ".join(member.__name__ for member in members), value, where)
-    name, by_tag, open_member = union_table(members)
-    if name not in value:
-        return _best_fit(members, value, where)
-    tag = value[name]
-    chosen = by_tag.get(tag) if isinstance(tag, str) else None
-    if chosen is not None and open_member is not None:
-        # The open class also takes what has grown fields that the tagged one does not know.
-        with contextlib.suppress(InvalidInputError):
-            return model_from(chosen, value, where)
-    chosen = open_member or chosen
-    if chosen is None:
-        raise refuse(f"{where}.{name}", "one of " + ", ".join(map(repr, by_tag)), tag)
-    return model_from(chosen, value, where)
-
-
-def _best_fit(members: Sequence[type[Structured]], value: Mapping[str, Any], where: str) -> Any:
-    """Without a tag: the member that knows most of the fields, among those that can be made of them."""
-    known = sorted(members, key=lambda member: -len(value.keys() & set(field_names(member))))
-    for member in known:
-        with contextlib.suppress(InvalidInputError):
-            return model_from(member, value, where)
-    return model_from(known[0], value, where)
-
-
-def model_from(cls: type[StructuredT], value: Any, where: str) -> StructuredT:
-    """An instance as it is, or one made of a mapping of its fields."""
-    if isinstance(value, cls):
-        return value
-    if not isinstance(value, Mapping):
-        if isinstance(value, (list, tuple)) and value and isinstance(value[0], cls):
-            held = f"{len(value)} in a {type(value).__name__}"
-            raise InvalidInputError(f"{where}: expected one {cls.__name__}, got {held}; give one at a time")
-        raise _not_a(cls.__name__, value, where, cls.__made_by__)
-    arguments = dict(value)
-    if cls.__response__:
-        arguments = {name: arguments[name] for name in field_names(cls) if name in arguments}
-    try:
-        return cls(**arguments)
-    except TypeError as error:
-        # "LoraConfig.__init__() missing 1 required keyword-only argument: 'rank'"
-        reason = str(error).partition("__init__() ")[2] or str(error).removeprefix(f"{cls.__name__} ")
-        raise InvalidInputError(f"{where}: {cls.__name__} {reason}") from None
-    except InvalidInputError as error:
-        raise relocated(error, cls.__name__, where) from None
-
-
-def _not_a(wanted: str, value: Any, where: str, made_by: str = "") -> InvalidInputError:
-    # Without the value: what should be a model of secrets may be the secret itself.
-    hint = f"; {made_by} makes one" if made_by else ""
-    return InvalidInputError(
-        f"{where}: expected {wanted} or a mapping of its fields, got {type(value).__name__}{hint}"
+def _converter() -> Converter:
+    """Return the converter of what users give, made when the first value needs it."""
+    return make_converter(
+        _listlike,
+        _named,
+        lambda cls: lambda value, _: model_from(cls, value),
+        lambda kind: lambda value, _: union_from(kind, value),
     )
 
 
-_field_names: dict[type, tuple[str, ...]] = {}
+def _listlike(value: Any, _: Any) -> Iterable[Any]:
+    if isinstance(value, Structured):
+        raise InvalidInputError(f": expected a list, got a single {type(value).__name__}; put it into one")
+    alone = isinstance(value, (str, bytes, bytearray, Mapping)) or getattr(value, "ndim", 1) == 0
+    if alone or not isinstance(value, Iterable):
+        raise Unfit("expected a list", value)
+    return value
 
 
-def field_names(cls: type) -> tuple[str, ...]:
-    """The public field names of a model class, in declared order."""
-    names = _field_names.get(cls)
-    if names is None:
-        fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(cast("Any", cls))
-        names = _field_names[cls] = tuple(f.name for f in fields if not f.name.startswith("_"))
-    return names
+def _named(value: Any, _: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise Unfit("expected a mapping", value)
+    try:
+        return {_text(name): item for name, item in value.items()}
+    except Unfit as error:
+        problem = relocated(error, "", " key")
+    raise problem
+
+
+def exact_kinds(annotation: Any) -> set[type]:
+    """Return the classes whose instances an annotation takes as they are."""
+    kinds = {each for each in members_of(annotation) if each in SCALARS or _is_class(each)}
+    return kinds | ({type(None)} & {*get_args(annotation)})
+
+
+def _is_class(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, (Structured, enum.Enum))
+
+
+def converter_for(annotation: Any, where: str) -> Callable[[Any], Any]:
+    """Return the conversion to an annotation. Errors begin with `where`."""
+    if annotation is Any or annotation is object:
+        return lambda value: value
+    if get_origin(annotation) is Literal:
+        return _choice(annotation, where)
+    kinds = exact_kinds(annotation)
+    container, items, values = _exact_items(annotation)
+    member, *others = members_of(annotation)
+    hook = _choice(member) if get_origin(member) is Literal else SCALARS.get(member)
+
+    def convert(value: Any) -> Any:
+        kind = type(value)
+        if kind in kinds:
+            return value
+        if (
+            kind is container
+            and items.issuperset(map(type, value))
+            and (values is None or values.issuperset(map(type, value.values())))
+        ):
+            return value.copy()
+        try:
+            return hook(value) if hook and not others else _converter().structure(value, annotation)
+        except Exception as error:  # noqa: BLE001  # refusals, and errors of the user's own iterables
+            steps, first = next(located(error))
+        if not isinstance(first, InvalidInputError):
+            raise first
+        raise relocated(first, "", where + "".join(f"[{step!r}]" for step in steps))
+
+    return convert
+
+
+def _exact_items(annotation: Any) -> tuple[type | None, set[type], set[type] | None]:
+    """Return the container an annotation names, and the classes of the items and values it takes as they are.
+
+    The items of a dict are its keys. None for values of a list, and for values of any class.
+    """
+    kind = members_of(annotation)[0]
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is list:
+        return list, exact_kinds(arguments[0]), None
+    if origin is dict:
+        return dict, {str}, None if arguments[1] in (Any, object) else exact_kinds(arguments[1])
+    return None, set(), None

@@ -1,11 +1,11 @@
 """The base of every model: one class decorator and one mixin.
 
-A model is a frozen, slotted attrs class. `model` reads the annotations once, when the class is made, and
-gives every field a converter that accepts what is exact and refuses the rest with an `InvalidInputError` that
-names class and field. A field made with `attrs.field(repr=False)` is taken for a secret: its value is in no
-repr and in no refusal.
+A model is a frozen, slotted attrs class. `model` gives every field a converter that accepts exact values and
+refuses others with an `InvalidInputError` that names class and field. The converter reads the annotation when
+the first value comes, so a program pays for the models it uses. A field made with `attrs.field(repr=False)`
+holds a secret: no repr and no refusal shows its value.
 
-Nothing here does I/O or knows a wire format; `_fields_out` alone says which names a model shows.
+Nothing here does I/O or knows a wire format; `_fields_out` alone decides which names a model shows.
 """
 
 from __future__ import annotations
@@ -13,27 +13,22 @@ from __future__ import annotations
 import base64
 import copy
 import enum
+import inspect
 import json
 import math
-import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import date, datetime
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
 
 import attrs
 
 from tinker_sync._spelling import describe_unknown_parameter
-from tinker_sync.types._convert import (
-    Structured,
-    converter_for,
-    discreet,
-    field_names,
-    model_from,
-    refuse,
-    short_repr,
-)
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.types._convert import converter_for, exact_kinds
 from tinker_sync.types._moment import format_moment
+from tinker_sync.types._structured import Structured, field_names, fields_of, model_from, refuse, short_repr
 
 if TYPE_CHECKING:
     from typing_extensions import Self, dataclass_transform
@@ -49,8 +44,20 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
+class _Signature:
+    """The signature of a model's constructor, with the declared types of fields."""
+
+    def __get__(self, instance: object, owner: Any) -> inspect.Signature:
+        signature = inspect.signature(owner.__init__)
+        types = {field.alias: field.type for field in fields_of(owner)} if attrs.has(owner) else {}
+        _, *parameters = signature.parameters.values()
+        return signature.replace(
+            parameters=[each.replace(annotation=types.get(each.name, each.annotation)) for each in parameters]
+        )
+
+
 class Model(Structured):
-    """What all models share: dumping, copying and a repr that stays short.
+    """The base of all models, with dumps, copies and a short repr.
 
     >>> from tinker_sync.types import LoraConfig
     >>> LoraConfig(rank=8).model_dump()["rank"]
@@ -61,9 +68,11 @@ class Model(Structured):
 
     __slots__ = ()
 
+    __signature__ = _Signature()
+
     def _fields_out(self) -> dict[str, Any]:
-        """The public fields in declared order, as they would be named outside, values untouched."""
-        return {name: getattr(self, name) for name in field_names(type(self))}
+        """Return the public fields in declared order, under the names that a dump shows, values untouched."""
+        return {name: getattr(self, name) for name in field_names(cast("Any", type(self)))}
 
     def model_dump(
         self,
@@ -75,7 +84,7 @@ class Model(Structured):
         exclude_defaults: bool = False,
         exclude_unset: bool = False,
     ) -> dict[str, Any]:
-        """The model as a dict of plain values, nested models too.
+        """Return the model as a dict of plain values, nested models too.
 
         Args:
             mode: "json" also turns moments and enums into text.
@@ -105,7 +114,7 @@ class Model(Structured):
         exclude_defaults: bool = False,
         exclude_unset: bool = False,
     ) -> str:
-        """The model as JSON text. Numbers that JSON does not know (NaN, infinities) become null.
+        """Return the model as JSON text. NaN and infinities, which JSON does not have, become null.
 
         >>> from tinker_sync.types import LoraConfig
         >>> LoraConfig(rank=8, seed=1).model_dump_json(include={"rank", "seed"})
@@ -123,7 +132,7 @@ class Model(Structured):
         return json.dumps(_finite(tree), indent=indent, separators=separators, ensure_ascii=False)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with some fields replaced; the new values are checked like any others.
+        """Return a copy with some fields replaced. The new values are converted and checked like any others.
 
         >>> from tinker_sync.types import SamplingParams
         >>> SamplingParams(max_tokens=5).model_copy(update={"max_tokens": 7}).max_tokens
@@ -134,7 +143,7 @@ class Model(Structured):
 
     @classmethod
     def model_validate(cls, value: Any) -> Self:
-        """A model from a mapping of its fields (or the model itself).
+        """Return a model made of a mapping of its fields, or the model itself.
 
         >>> from tinker_sync.types import Cursor
         >>> Cursor.model_validate({"offset": 0, "limit": 20, "total_count": 3, "new": True}).limit
@@ -146,7 +155,7 @@ class Model(Structured):
         return cast("Self", attrs.evolve(cast("Any", self), **changes))
 
     def _holds_secret(self) -> bool:
-        """Whether a field that its repr does not show is filled.
+        """Return whether a field that the repr hides is filled.
 
         >>> from tinker_sync.types import CopyWeightsRequest
         >>> CopyWeightsRequest(source_path="tinker://r/weights/a")._holds_secret()
@@ -155,7 +164,7 @@ class Model(Structured):
         return any(getattr(self, name) is not None for name in _secret_names(cast("Any", type(self))))
 
     def _with(self, **values: Any) -> Self:
-        """A copy with values that are known to fit, for decoders; they are not looked at."""
+        """Return a copy with values that a decoder knows to fit; nothing checks them."""
         made = object.__new__(type(self))
         for name in _slot_names(cast("Any", type(self))):
             object.__setattr__(made, name, values[name] if name in values else getattr(self, name))
@@ -201,6 +210,7 @@ def model(cls: type[T] | None = None, *, kw_only: bool = True, eq: bool = True, 
     """
 
     def decorate(plain: type[T]) -> type[T]:
+        owner: list[type[T]] = []
         made = attrs.define(
             plain,
             frozen=True,
@@ -211,11 +221,11 @@ def model(cls: type[T] | None = None, *, kw_only: bool = True, eq: bool = True, 
             order=False,
             repr=False,
             str=False,
-            field_transformer=_bind_converters,
+            field_transformer=partial(_attach_converters, owner),
             auto_attribs=True,
         )
-        _annotate_constructor(made)
-        # Nobody writes answers by hand, and there are many of them.
+        owner.append(made)
+        # Users do not write answers, and there are many of them.
         if not getattr(made, "__response__", False) and "__init__" in vars(made):
             cast("Any", made).__init__ = advising(cast("Any", made).__init__)
         return made
@@ -226,36 +236,67 @@ def model(cls: type[T] | None = None, *, kw_only: bool = True, eq: bool = True, 
 _DERIVED = "converter derived from the annotation"
 
 
-def _bind_converters(cls: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
-    namespace = {**vars(sys.modules[cls.__module__]), **vars(cls)}
-    bound = []
-    for field in fields:
-        annotation: Any = field.type
-        if isinstance(annotation, str):
-            # Our own modules' annotations, evaluated as `typing.get_type_hints` does.
-            annotation = eval(annotation, namespace)  # noqa: S307
-        changes: dict[str, Any] = {"type": annotation}
-        # An inherited field gets a converter of its own, so that errors name the class the user sees.
-        if field.converter is None or _DERIVED in field.metadata:
-            where = f"{cls.__name__}.{field.name}"
-            converter = converter_for(annotation, where)
-            hidden = converter is not None and field.repr is False
-            changes["converter"] = discreet(converter, where) if converter and hidden else converter
-            changes["metadata"] = {**field.metadata, _DERIVED: True}
-        bound.append(field.evolve(**changes))
-    return bound
+def _attach_converters(
+    made: list[Any], _: type, fields: list[attrs.Attribute[Any]]
+) -> list[attrs.Attribute[Any]]:
+    """Give each field a conversion by its annotation, unless it has a converter of its own."""
+    return [
+        # An inherited field gets a conversion of its own, so that errors name the class the user sees.
+        field.evolve(converter=_converter(made, field.name), metadata={**field.metadata, _DERIVED: True})
+        if field.converter is None or _DERIVED in field.metadata
+        else field
+        for field in fields
+    ]
 
 
-def _annotate_constructor(made: type) -> None:
-    """Show in `help()` and editors what the fields are declared as, not what their converters take."""
-    if "__attrs_init__" not in vars(made):
-        fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(cast("Any", made))
-        shown = {field.alias: field.type for field in fields if field.init}
-        cast("Any", made).__init__.__annotations__.update(shown)
+def _converter(made: list[Any], name: str) -> Callable[[Any], Any]:
+    """Return the conversion of a field of the made class; the first value has it read the annotation."""
+    exact: type | None = None
+    nullable = False
+    convert: Callable[[Any], Any]
+
+    def prepare(value: Any) -> Any:
+        nonlocal exact, nullable, convert
+        (cls,) = made
+        field = getattr(fields_of(cls), name)
+        where = f"{cls.__name__}.{name}"
+        by_annotation = converter_for(field.type, where)
+        convert = _discreet(by_annotation, where) if field.repr is False else by_annotation
+        kinds = exact_kinds(field.type)
+        nullable = type(None) in kinds
+        exact = next(iter(kinds - {type(None)}), None)
+        return convert(value)
+
+    convert = prepare
+
+    def converted(value: Any) -> Any:
+        # Nearly all values are of the declared class, and comparing it here is faster than a call.
+        if type(value) is exact or (nullable and value is None):
+            return value
+        return convert(value)
+
+    # attrs asks for the signature of every converter; working it out takes longer than making the field.
+    converted.__signature__ = _ONE_VALUE  # type: ignore[attr-defined]
+    return converted
+
+
+_ONE_VALUE = inspect.Signature([inspect.Parameter("value", inspect.Parameter.POSITIONAL_ONLY)])
+
+
+def _discreet(convert: Callable[[Any], Any], where: str) -> Callable[[Any], Any]:
+    """Return a conversion whose refusals do not repeat the value, for a field that holds a secret."""
+
+    def converted(value: Any) -> Any:
+        with suppress(InvalidInputError):
+            return convert(value)
+        # Raised outside of any handler: the first error, which shows the value, is gone.
+        raise InvalidInputError(f"{where}: cannot be a {type(value).__name__}; the value is not shown")
+
+    return converted
 
 
 def advising(construct: Callable[P, None]) -> Callable[P, None]:
-    """The same constructor; given a parameter that there is not, it says which there are."""
+    """Return a constructor that names the known parameters in the error for an unknown one."""
     code = construct.__code__
     parameters = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
 
@@ -313,7 +354,7 @@ def _defaults_of(cls: type) -> dict[str, Any]:
 
 
 def _same(default: Any, value: Any) -> bool:
-    # An array compares item by item; it is no default of any field.
+    # An array compares item by item; no field has one as its default.
     return default is value or (type(default) is type(value) and bool(default == value))
 
 

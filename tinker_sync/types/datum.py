@@ -18,8 +18,8 @@ from tinker_sync.types._arrays import (
     place,
     wire_array,
 )
-from tinker_sync.types._convert import model_from
 from tinker_sync.types._model import Model, model
+from tinker_sync.types._structured import model_from
 from tinker_sync.types.model_input import ModelInput
 from tinker_sync.types.tensor_data import TensorData
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.types._convert import converter_for, model_from
+from tinker_sync.types._convert import converter_for
 from tinker_sync.types._model import Model, model
+from tinker_sync.types._structured import model_from
 from tinker_sync.types.datum import Datum, LossFnOutput, refuse_all
 from tinker_sync.types.tensor_data import TensorData
 

@@ -6,7 +6,7 @@
 What leaves:
 
 - Only declared public fields. None is left out where a field is declared, and is null everywhere else: amid
-  free-form mappings and lists, and in the bare mappings that `dumps` is given.
+  free-form mappings and lists, and in bare mappings.
 - Bytes are base64 text in a declared field and UTF-8 text amid free-form values; moments are RFC 3339 text,
   enums their value, tuples and ranges lists. Subclasses of str, int, float, dict and list, and scalars of
   numpy, are written as what they hold. float32 is widened before it is written, so all its digits are there.
@@ -22,9 +22,9 @@ What arrives:
   servers, ignores and names them. Null for a field that has a default is the default.
 - Of equal keys the last one wins. NaN, Infinity and numbers too large for a float are floats, whole numbers
   of more than 64 bits too; amid the numbers of an answer null is NaN. `\\ud800` alone is taken as it is.
-- All that does not fit is a `WireError` with the place, `$.sequences[2].stop_reason`, and a short excerpt,
-  unless the name of the field says that it is secret: not UTF-8, a byte order mark, an empty body, more than
-  100 lists and objects within each other, and values that are not what a field holds.
+- Everything else raises a `WireError` with the place, `$.sequences[2].stop_reason`, and a short excerpt,
+  unless the name of a field marks it as secret: bytes that are not UTF-8, a byte order mark, an empty body,
+  more than 100 lists and objects within each other, and values that a field cannot hold.
 
 All of that holds with orjson and without. The functions are pure; any thread may call them.
 """
@@ -32,11 +32,13 @@ All of that holds with orjson and without. The functions are pure; any thread ma
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from cattrs import Converter
 
 from tinker_sync._secret import MaskedBytes
+from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._model import Model
 from tinker_sync.wire.json._backends import (
     DEFAULT,
@@ -48,9 +50,8 @@ from tinker_sync.wire.json._backends import (
     read,
     write,
 )
-from tinker_sync.wire.json._readers import Readers, note, noting
-from tinker_sync.wire.json._unfit import Problem, Unfit, input_error, wire_error
-from tinker_sync.wire.json._writers import Writers
+from tinker_sync.wire.json._converter import make_converter, problems_of
+from tinker_sync.wire.json._unfit import described, input_error, note, noting, problems_in, wire_error
 
 __all__ = [
     "DEFAULT",
@@ -75,27 +76,20 @@ __all__ = [
 T = TypeVar("T")
 
 
-def make_converter(*, answers: bool, lenient: bool = False) -> Converter:
-    """The converter: for what servers answer, or for what they are asked.
-
-    >>> from tinker_sync.types import LoraConfig
-    >>> make_converter(answers=False).unstructure(LoraConfig(rank=8))["rank"]
-    8
-    """
-    converter = Converter()
-    Writers(converter, answers=answers).register()
-    Readers(converter, answers=answers, lenient=lenient).register()
-    return converter
+@cache
+def _converter(answers: bool) -> Converter:
+    return make_converter(answers=answers)
 
 
-_CONVERTERS = {answers: make_converter(answers=answers) for answers in (False, True)}
-_LENIENT = make_converter(answers=False, lenient=True)
+@cache
+def _lenient_converter() -> Converter:
+    return make_converter(answers=False, unknown=lambda cls, names: note(names, cls.__name__))
 
 
 def encode(request: Model | Mapping[str, Any], *, backend: Backend = DEFAULT) -> bytes:
-    """The JSON text of a model, or of a mapping whose nulls are meant. Raises `InvalidInputError`.
+    """Return the JSON text of a model, or of a mapping with its nulls. Raises `InvalidInputError`.
 
-    Where a secret is in it, its repr does not show it.
+    The repr of the text does not show a secret in it.
 
     >>> from tinker_sync.types import LoraConfig
     >>> encode(LoraConfig(rank=8))
@@ -106,7 +100,7 @@ def encode(request: Model | Mapping[str, Any], *, backend: Backend = DEFAULT) ->
 
 
 def with_number(body: bytes, number: int) -> bytes:
-    """The JSON text of a request under its sequence number. It has other fields, and none of this name.
+    """Return the JSON text of a request with its sequence number. `body` must have fields, but no `seq_id`.
 
     >>> with_number(b'{"model_id":"m"}', 7)
     b'{"seq_id":7,"model_id":"m"}'
@@ -115,7 +109,7 @@ def with_number(body: bytes, number: int) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, cls: type[T], *, backend: Backend = DEFAULT) -> T:
-    """The value that JSON text stands for. Raises `WireError`.
+    """Return the value of JSON text. Raises `WireError`.
 
     >>> from tinker_sync.types import LoraConfig
     >>> decode(b'{"rank":"8"}', LoraConfig)
@@ -125,7 +119,7 @@ def decode(data: bytes | bytearray | memoryview, cls: type[T], *, backend: Backe
 
 
 def dumps(tree: Any, *, backend: Backend = DEFAULT) -> bytes:
-    """The JSON text of a tree, in which models may be. Raises `InvalidInputError`.
+    """Return the JSON text of a tree, which may hold models. Raises `InvalidInputError`.
 
     >>> dumps({"ttl_seconds": None})
     b'{"ttl_seconds":null}'
@@ -133,27 +127,27 @@ def dumps(tree: Any, *, backend: Backend = DEFAULT) -> bytes:
     plain = to_plain(tree)
     try:
         return write(plain, backend)
-    except Unfit as one:
-        problems = one.problems
+    except InvalidInputError as error:
+        problems = list(described(error))
     del plain  # tracebacks show local variables, and this one shows tokens
     raise input_error(problems)
 
 
 def loads(data: bytes | bytearray | memoryview, *, backend: Backend = DEFAULT) -> Any:
-    """The tree of JSON text. Raises `WireError`.
+    """Return the tree of JSON text. Raises `WireError`.
 
     >>> loads(b'{"a": [1, 2.5, null]}')
     {'a': [1, 2.5, None]}
     """
     try:
         return read(bytes(data), backend)
-    except Unfit as one:
-        problems = one.problems
+    except InvalidInputError as error:
+        problems = list(described(error))
     raise wire_error(problems)
 
 
 def to_plain(value: Any) -> Any:
-    """What of a value leaves: mappings, lists, text, numbers, and numpy arrays of those.
+    """Return a value as a tree of mappings, lists, text, numbers and numpy arrays.
 
     Raises `InvalidInputError`.
 
@@ -161,18 +155,19 @@ def to_plain(value: Any) -> Any:
     >>> to_plain(AdamParams(learning_rate=1))["learning_rate"]
     1.0
     """
-    converter = _CONVERTERS[getattr(type(value), "__response__", False)]
+    write = partial(_converter(getattr(type(value), "__response__", False)).unstructure, unstructure_as=Any)
     try:
-        return converter.unstructure(value)
-    except Unfit as one:
-        problems = one.problems
+        try:
+            return write(value)
+        except InvalidInputError:
+            found = [one for steps, error in problems_of(value, write) for one in described(error, steps)]
     except RecursionError:
-        problems = (Problem(f"lists and mappings lie in each other more than {MAX_DEPTH} deep"),)
-    raise input_error(problems)
+        found = [("$", f"lists and mappings lie in each other more than {MAX_DEPTH} deep")]
+    raise input_error(found)
 
 
 def from_plain(tree: Any, cls: type[T], path: str = "$") -> T:
-    """The value a tree stands for. Raises `WireError`, with places that start with `path`.
+    """Return the value of a tree. Raises `WireError`, with places that start with `path`.
 
     >>> from tinker_sync.types import Cursor
     >>> from_plain({"offset": 0, "limit": 20}, Cursor)
@@ -180,12 +175,11 @@ def from_plain(tree: Any, cls: type[T], path: str = "$") -> T:
         ...
     tinker_sync.errors.WireError: $.total_count: is missing
     """
-    converter = _CONVERTERS[getattr(cls, "__response__", True)]
     try:
-        return converter.structure(tree, cls)
-    except Unfit as one:
-        problems = one.problems
-    raise wire_error(problems, path)
+        return _converter(getattr(cls, "__response__", True)).structure(tree, cls)
+    except Exception as error:  # noqa: BLE001  # of hooks; `problems_in` raises again what is not theirs
+        problems = problems_in(error, path)
+    raise wire_error(problems)
 
 
 def read_leniently(tree: Any, cls: type[T]) -> tuple[T, set[str]]:
@@ -200,7 +194,7 @@ def read_leniently(tree: Any, cls: type[T]) -> tuple[T, set[str]]:
     """
     with noting() as ignored:
         try:
-            return _LENIENT.structure(tree, cls), ignored
-        except Unfit as one:
-            problems = one.problems
+            return _lenient_converter().structure(tree, cls), ignored
+        except Exception as error:  # noqa: BLE001  # of hooks; `problems_in` raises again what is not theirs
+            problems = problems_in(error)
     raise wire_error(problems)

@@ -1,14 +1,14 @@
-"""Tensors and samples, in which nearly all bytes are: lists of numbers to arrays and back in one step.
+"""Tensors and samples, which hold nearly all bytes: lists of numbers to arrays and back in one step.
 
 In answers null stands for a number that JSON does not have, as many servers write it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import chain
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,10 @@ import numpy.typing as npt
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import SampledSequence, SampleResponse, TensorData, TopkLogprobs
 from tinker_sync.types._arrays import plain_array, to_float32, to_int32, tokens_as_int32, wire_array
+from tinker_sync.types._structured import Unfit
 from tinker_sync.types.sampling import NO_LOGPROB
-from tinker_sync.wire.json._unfit import at, each, refused_by, unfit
+from tinker_sync.wire.json._unfit import at
 
-T = TypeVar("T")
 AnyArray = npt.NDArray[Any]
 
 
@@ -27,18 +27,18 @@ AnyArray = npt.NDArray[Any]
 
 
 def array_out(array: AnyArray, *, nulls: bool) -> Any:
-    """An array that every writer takes as it is: contiguous, native, of whole numbers or finite float64.
+    """Return an array that every writer takes as it is: contiguous, native, whole numbers or finite float64.
 
-    float32 is widened first: the digits are then those of the float64 that every other writer would write.
+    float32 is widened first, so the digits are those of the float64 that every other writer would write.
     """
-    array = _checked(lambda: plain_array(array, ""))
+    array = plain_array(array, "")
     if array.dtype.kind == "f":
         array = array.astype(np.float64, copy=False)
         odd = ~np.isfinite(array)
         if odd.any():
             return _with_nulls(array) if nulls else _refuse_odd_number(array, odd)
     elif array.dtype.kind not in "biu":
-        raise unfit("expected numbers", array)
+        raise Unfit("expected numbers", array)
     if array.ndim == 0 or array.size == 0:
         return array.tolist()
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
@@ -52,67 +52,63 @@ def _with_nulls(array: AnyArray) -> Any:
 
 def _refuse_odd_number(array: AnyArray, odd: npt.NDArray[np.bool_]) -> Any:
     index = np.unravel_index(int(np.argmax(odd)), odd.shape)
-    refusal = unfit("expected a number that JSON has", float(array[index]))
-    for step in reversed(index):
-        refusal.under(int(step))
-    raise refusal
+    steps = tuple(int(step) for step in index)
+    raise Unfit("expected a number that JSON has", float(array[index]), steps)
 
 
 def tensor_out(tensor: TensorData) -> dict[str, Any]:
-    """The fields of a tensor, values flat."""
-    fields = {"data": tensor._numpy.reshape(-1), "dtype": tensor.dtype, "shape": tensor.shape}
-    fields |= {"sparse_crow_indices": tensor._crow, "sparse_col_indices": tensor._col}
-    return _present(fields)
+    """Return the fields of a tensor, values flat."""
+    return {
+        "data": tensor._numpy.reshape(-1),
+        "dtype": tensor.dtype,
+        "shape": tensor.shape,
+        "sparse_crow_indices": tensor._crow,
+        "sparse_col_indices": tensor._col,
+    }
 
 
 def sampled_sequence_out(sequence: SampledSequence) -> dict[str, Any]:
-    """The fields of a sampled sequence, with lists where it holds matrices."""
+    """Return the fields of a sampled sequence, with lists where it holds matrices."""
     tokens, logprobs = sequence.tokens_np, sequence.logprobs_np
-    fields = {
+    return {
         "stop_reason": sequence.stop_reason,
         "sequence_id": sequence.sequence_id,
         "tokens": sequence.tokens if tokens is None else tokens,
         "logprobs": sequence.logprobs if logprobs is None else logprobs,
         "topk_logprobs": sequence.topk_logprobs,
     }
-    return _present(fields)
 
 
 def sample_response_out(response: SampleResponse) -> dict[str, Any]:
-    """The fields of a sample response."""
-    prompt_logprobs = response.prompt_logprobs_np
-    fields = {
+    """Return the fields of a sample response."""
+    logprobs = response.prompt_logprobs_np
+    return {
         "sequences": response.sequences,
-        "prompt_logprobs": response.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
+        "prompt_logprobs": response.prompt_logprobs if logprobs is None else logprobs,
         "topk_prompt_logprobs": response.topk_prompt_logprobs,
         "target_prompt_logprobs": response.target_prompt_logprobs,
         "prompt_cache_hit_tokens": response.prompt_cache_hit_tokens,
         "prompt_alt_tokens": response.prompt_alt_tokens,
         "type": "sample",
     }
-    return _present(fields)
-
-
-def _present(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 # ------------------------------------------------------------------------------------------------- reading
 
 
 def numbers_in(given: Any, dtype: Literal["int64", "float32"]) -> AnyArray:
-    """A flat list of numbers as an array; for float32 null is NaN."""
+    """Return a flat list of numbers as an array; for float32 null is NaN."""
     if not isinstance(given, list):
-        raise unfit("expected a list of numbers", given)
+        raise Unfit("expected a list of numbers", given)
     floats = _floats(given) if dtype == "float32" else None
-    array = _checked(lambda: wire_array(given if floats is None else floats, "", dtype))
+    array = wire_array(given if floats is None else floats, "", dtype)
     if array.ndim != 1:
-        raise unfit("expected a flat list of numbers, got lists in it")
+        raise Unfit("expected a flat list of numbers, got lists in it")
     return array
 
 
 def _floats(given: list[Any]) -> AnyArray | None:
-    """None where something is odd: the caller's slower way finds out what and where."""
+    """Return the numbers, or None where something is odd, which a slower check then names."""
     try:
         return np.array(given, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -120,24 +116,24 @@ def _floats(given: list[Any]) -> AnyArray | None:
 
 
 def float32_in(given: Any) -> AnyArray:
-    """A list of numbers and nulls as float32."""
+    """Return a list of numbers and nulls as float32."""
     return numbers_in(given, "float32")
 
 
 def tokens_in(given: Any) -> npt.NDArray[np.int32]:
-    """A list of token ids as int32."""
+    """Return a list of token ids as int32."""
     if not isinstance(given, list):
-        raise unfit("expected a list of token ids", given)
-    return _checked(lambda: tokens_as_int32(given, ""))
+        raise Unfit("expected a list of token ids", given)
+    return tokens_as_int32(given, "")
 
 
 def topk_in(given: Any) -> TopkLogprobs:
-    """For each position a list of [token id, log-probability] pairs, or null: two padded matrices."""
+    """Return two padded matrices of lists of [token id, log-probability] pairs, or nulls, by position."""
     if not isinstance(given, list):
-        raise unfit("expected a list of positions", given)
-    rows = [row for _, row in each(enumerate(given), _row)]
+        raise Unfit("expected a list of positions", given)
+    rows = [at(index, _row, row) for index, row in enumerate(given)]
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    # A list of positions with nothing in them still is a list of positions.
+    # A list of positions without pairs is still a list of positions.
     width = max(1, int(lengths.max())) if rows else 0
     token_ids = np.zeros((len(rows), width), dtype=np.int32)
     logprobs = np.full((len(rows), width), NO_LOGPROB, dtype=np.float32)
@@ -149,32 +145,25 @@ def topk_in(given: Any) -> TopkLogprobs:
 
 def _row(row: Any) -> list[Any]:
     if row is not None and not isinstance(row, list):
-        raise unfit("expected a list of [token id, log-probability] pairs, or null", row)
+        raise Unfit("expected a list of [token id, log-probability] pairs, or null", row)
     return row or []
 
 
 def _columns(rows: list[list[Any]]) -> tuple[AnyArray, AnyArray]:
-    """All pairs of all rows, as two columns."""
+    """Return all pairs of all rows as two columns."""
     pairs = _floats(list(chain.from_iterable(rows)))
     if pairs is not None and pairs.ndim == 2 and pairs.shape[1] == 2:
         with suppress(InvalidInputError):
             return to_int32(pairs[:, 0], ""), to_float32(pairs[:, 1], "")
-    # Once more, one by one, for the sake of the place. A pair that is fine alone cannot have failed above.
+    # Once more, one by one, to find the place. A pair that is fine alone cannot have failed above.
     for index, row in enumerate(rows):
-        at(index, lambda row: list(each(enumerate(row), _pair)), row)
-    raise unfit("expected pairs of a token id and a log-probability")
+        for position, pair in enumerate(row):
+            at(index, partial(at, position, _pair), pair)
+    raise Unfit("expected pairs of a token id and a log-probability")
 
 
 def _pair(pair: Any) -> None:
     if not isinstance(pair, list) or len(pair) != 2:
-        raise unfit("expected a pair of a token id and a log-probability", pair)
+        raise Unfit("expected a pair of a token id and a log-probability", pair)
     tokens_in(pair[:1])
     float32_in([0.0, pair[1]])  # in its place, for errors to name
-
-
-def _checked(convert: Callable[[], T]) -> T:
-    try:
-        return convert()
-    except (InvalidInputError, TypeError) as error:
-        refusal = refused_by("", error)
-    raise refusal

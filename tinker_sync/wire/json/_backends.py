@@ -1,8 +1,8 @@
 """Trees to bytes and back: orjson where it is installed, the standard library else, with one meaning.
 
-The standard library defines the meaning. orjson only takes the short way where it is known to say the same;
-whatever it refuses goes the long way, and so ends in the same value or the same error. What neither may write
-(NaN, sets, keys that are no text) has been settled before a tree gets here.
+The standard library defines the meaning. orjson only handles what it reads and writes in the same way;
+the standard library handles what orjson refuses, and returns the value or raises the error. A tree that gets
+here holds nothing that neither may write (NaN, sets, keys other than text).
 
 Pure functions over their arguments; any thread may enter.
 """
@@ -14,7 +14,8 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from tinker_sync.wire.json._unfit import Problem, Step, Unfit, excerpt, unfit
+from tinker_sync.types._structured import Unfit
+from tinker_sync.wire.json._unfit import Step, excerpt
 
 try:
     import orjson
@@ -30,23 +31,23 @@ _TOO_DEEP = f"lists and objects lie in each other more than {MAX_DEPTH} deep"
 
 
 class Backend(Protocol):
-    """Writes and reads JSON text. Whatever goes wrong is an `Unfit`."""
+    """A writer and reader of JSON text. It raises `Unfit`."""
 
     def write(self, tree: Any) -> bytes:
-        """The text of a tree of exact types, in which numbers are finite and arrays may remain."""
+        """Return the text of a tree of exact types with finite numbers, in which arrays may remain."""
 
     def read(self, data: bytes) -> Any:
-        """The tree of a text."""
+        """Return the tree of a text."""
 
 
 _BUFFER_BYTES: Final = 4096
 
 
 class StandardLibrary:
-    """The reference of what everything means; needs nothing installed."""
+    """The backend that defines the meaning and needs nothing installed."""
 
     def write(self, tree: Any) -> bytes:
-        """The text of a tree."""
+        """Return the text of a tree."""
         text = json.dumps(tree, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_listed)
         try:
             return text.encode("utf-8")
@@ -55,7 +56,7 @@ class StandardLibrary:
         raise next(_lone_surrogates(tree))
 
     def read(self, data: bytes) -> Any:
-        """The tree of a text."""
+        """Return the tree of a text."""
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -70,14 +71,14 @@ class StandardLibrary:
             except RecursionError:
                 problem = _TOO_DEEP
         # Raised outside of the handlers: the library's errors hold the whole text, which may hold a token.
-        raise unfit(problem)
+        raise Unfit(problem)
 
 
 class Orjson:
-    """Several times as fast, and arrays are written without becoming lists."""
+    """The backend that is several times as fast and writes arrays without lists."""
 
     def write(self, tree: Any) -> bytes:
-        """The text of a tree."""
+        """Return the text of a tree."""
         try:
             text = orjson.dumps(tree, option=orjson.OPT_SERIALIZE_NUMPY)
         except TypeError:  # integers beyond 64 bits, halves of surrogate pairs
@@ -86,7 +87,7 @@ class Orjson:
         return bytes(memoryview(text)) if len(text) < _BUFFER_BYTES // 2 else text
 
     def read(self, data: bytes) -> Any:
-        """The tree of a text."""
+        """Return the tree of a text."""
         try:
             return orjson.loads(data)
         except ValueError:  # NaN, numbers too large for a float, halves of surrogate pairs, and errors
@@ -98,23 +99,23 @@ DEFAULT: Backend = Orjson() if HAS_ORJSON else STANDARD_LIBRARY
 
 
 def write(tree: Any, backend: Backend) -> bytes:
-    """The bytes of a tree; refuses what our own `read` would."""
+    """Return the bytes of a tree; refuse what `read` would refuse."""
     try:
         data = backend.write(tree)
     except RecursionError:
         data = None
     if data is None or depth_of(data) > MAX_DEPTH:
-        raise unfit(_TOO_DEEP)
+        raise Unfit(_TOO_DEEP)
     return data
 
 
 def read(data: bytes, backend: Backend) -> Any:
-    """The tree that bytes from somewhere else stand for."""
+    """Return the tree of bytes that were received."""
     if not data.strip(b" \t\r\n"):
-        raise unfit("expected JSON, got an empty body" if not data else "expected JSON, got only white space")
+        raise Unfit("expected JSON, got an empty body" if not data else "expected JSON, got only white space")
     tree = backend.read(data)
     if depth_of(data) > MAX_DEPTH:
-        raise unfit(_TOO_DEEP)
+        raise Unfit(_TOO_DEEP)
     return tree
 
 
@@ -122,13 +123,13 @@ def read(data: bytes, backend: Backend) -> Any:
 
 
 def _listed(array: Any) -> list[Any]:
-    """For arrays the standard library asks; `tolist` widens what is narrower than Python's numbers."""
+    """Return an array as a list for the standard library; `tolist` widens narrow numbers to Python's."""
     listed: list[Any] = array.tolist()
     return listed
 
 
 def _lone_surrogates(tree: Any) -> Any:
-    """Every text in a tree that has no UTF-8 form."""
+    """Yield an error for every text in a tree that has no UTF-8 form."""
     steps: list[tuple[Any, tuple[Step, ...]]] = [(tree, ())]
     while steps:
         value, path = steps.pop()
@@ -136,9 +137,9 @@ def _lone_surrogates(tree: Any) -> Any:
             for key in value:
                 if not _is_encodable(key):
                     yield _half_a_character(path)
-            steps.extend((item, (key, *path)) for key, item in value.items())
+            steps.extend((item, (*path, key)) for key, item in value.items())
         elif isinstance(value, (list, tuple)):
-            steps.extend((item, (index, *path)) for index, item in enumerate(value))
+            steps.extend((item, (*path, index)) for index, item in enumerate(value))
         elif isinstance(value, str) and not _is_encodable(value):
             yield _half_a_character(path)
 
@@ -152,7 +153,7 @@ def _is_encodable(text: str) -> bool:
 
 
 def _half_a_character(path: tuple[Step, ...]) -> Unfit:
-    return Unfit(Problem("holds half of a surrogate pair, which no text on the wire can", steps=path))
+    return Unfit("holds half of a surrogate pair, which no text on the wire can", steps=path)
 
 
 # ------------------------------------------------------------------------------------------------- reading
@@ -162,12 +163,12 @@ _DIGITS = bytes(ord("0") if chr(octet).isdigit() else octet for octet in range(1
 
 
 def _may_hold_long_integers(data: bytes) -> bool:
-    """Whether there is a run of 19 digits: anything shorter fits 64 bits."""
+    """Return whether there is a run of 19 digits: anything shorter fits 64 bits."""
     return b"0" * 19 in data.translate(_DIGITS)
 
 
 def _bounded_integer(digits: str) -> int | float:
-    """A whole number of 64 bits, signed or not; a float beyond that, whatever its size."""
+    """Return a whole number of 64 bits, signed or not; a float beyond that."""
     if len(digits) <= 20 and -(2**63) <= (number := int(digits)) < 2**64:
         return number
     return float(digits)
@@ -184,7 +185,7 @@ _ALL_BUT_BRACKETS = bytes(octet for octet in range(256) if octet not in b'[]{}"'
 
 
 def depth_of(data: bytes) -> int:
-    """How many lists and objects lie in each other, at most; for texts that parse."""
+    """Return how many lists and objects lie in each other, at most, in a text that parses."""
     if b"\\" in data:
         data = _without_escapes(data)
     brackets = data.translate(_BRACKETS, _ALL_BUT_BRACKETS)
@@ -201,5 +202,5 @@ def depth_of(data: bytes) -> int:
 
 
 def _without_escapes(data: bytes) -> bytes:
-    """The same nesting without any escaped quote. Escapes occur only in texts."""
+    """Return the same nesting without any escaped quote. Escapes occur only in texts."""
     return data.replace(b"\\\\", b"").replace(b'\\"', b"")

@@ -1,7 +1,6 @@
-"""What does not fit, where, and how an error shows it without giving secrets away.
+"""Values that do not fit, and the errors that name their places without giving secrets away.
 
-`Unfit` travels inside this package only. Whoever holds a container adds the step that led to the value; the
-public functions turn the whole into an `InvalidInputError` or a `WireError` with paths such as
+Hooks raise `Unfit`. The public functions raise an `InvalidInputError` or a `WireError` with paths such as
 `$.sequences[2].stop_reason`.
 """
 
@@ -9,126 +8,135 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import islice
 from typing import Any, TypeVar
+
+from cattrs import ForbiddenExtraKeysError
 
 from tinker_sync._secret import is_secret_name, mask_text
 from tinker_sync.errors import InvalidInputError, WireError
-from tinker_sync.types._model import short_repr
+from tinker_sync.types._convert import MAX_PROBLEMS, located, noted
+from tinker_sync.types._structured import ABSENT, Unfit, short_repr
 
 T = TypeVar("T")
 Step = str | int
+Steps = tuple[Step, ...]
 
-MAX_PROBLEMS = 20
-"""A million wrong numbers are no more news than twenty."""
+WIRE_NAMES = {
+    f"{name}_np": name
+    for name in ("tokens", "logprobs", "topk_logprobs", "prompt_logprobs", "topk_prompt_logprobs")
+}
+"""Fields that hold arrays under a name of their own."""
 
 _LONGEST_VALUE = 100
 _LONGEST_NAME = 60
-_ABSENT: Any = object()
-# Addresses that are handed out signed: whoever has one may read what it names.
+# Addresses that servers sign: the address alone gives access to what it names.
 _SIGNED = frozenset({"url", "urls"})
 _NAME = re.compile(r"\"([\w\-]+)\"?\s*:")
 _PLACE = re.compile(r"\.(\w+)|\[(\d+)\]|\['((?:[^'\\]|\\.)*)'\]")
+_MODEL = re.compile(r"[A-Z]\w*(?=[.\[:])")
+
+Found = tuple[str, str]
+"""A place and what is wrong there."""
 
 
-class Problem:
-    """One thing that does not fit: what was expected, what came, and the steps to it, innermost first."""
-
-    __slots__ = ("_text", "_value", "steps")
-
-    def __init__(self, text: str, value: Any = _ABSENT, steps: Iterable[Step] = ()) -> None:
-        self._text = text
-        self._value = value
-        self.steps: list[Step] = list(steps)
-
-    @property
-    def text(self) -> str:
-        """What is wrong, in a line."""
-        if self._value is _ABSENT:
-            return mask_text(self._text)
-        return f"{self._text}, got {self._shown()}"
-
-    def path(self, root: str) -> str:
-        """Where it is wrong."""
-        return root + "".join(formatted(step) for step in reversed(self.steps))
-
-    def _shown(self) -> str:
-        value, kind = self._value, type(self._value).__name__
-        if value is None:
-            return "null"
-        if isinstance(value, dict):
-            return f"an object of {len(value)} fields"
-        if isinstance(value, (list, tuple)):
-            return f"a list of {len(value)}"
-        if any(step in _SIGNED or is_secret_name(step) for step in self.steps if isinstance(step, str)):
-            return f"something that is not shown ({kind})"
-        shown = mask_text(short_repr(value))
-        return f"{shown if len(shown) <= _LONGEST_VALUE else shown[:_LONGEST_VALUE] + '…'} ({kind})"
+_MOST_NOTED = 100
+"""A body of nothing but unknown fields costs no more memory than this many names."""
+_ignored: ContextVar[set[str]] = ContextVar("_ignored")
 
 
-class Unfit(Exception):
-    """Values that do not fit."""
-
-    def __init__(self, *problems: Problem) -> None:
-        super().__init__()
-        self.problems = problems
-
-    def under(self, step: Step) -> tuple[Problem, ...]:
-        """The problems as seen from the container that holds the value under `step`."""
-        for problem in self.problems:
-            problem.steps.append(step)
-        return self.problems
-
-
-def unfit(text: str, value: Any = _ABSENT) -> Unfit:
-    """One value that does not fit."""
-    return Unfit(Problem(text, value))
-
-
-def at(step: Step, convert: Callable[[Any], T], value: Any) -> T:
-    """One value converted under its step."""
+@contextmanager
+def noting() -> Iterator[set[str]]:
+    """Collect the fields that lenient readers ignore in this block, as names such as `Datum.colour`."""
+    names: set[str] = set()
+    token = _ignored.set(names)
     try:
-        return convert(value)
-    except Unfit as one:
-        problems = one.under(step)
-    raise Unfit(*problems)
+        yield names
+    finally:
+        _ignored.reset(token)
 
 
-def each(items: Iterable[tuple[Step, T]], convert: Callable[[T], Any]) -> Iterator[tuple[Step, Any]]:
-    """Each item converted under its step. What does not fit is told together, at the end."""
-    problems: list[Problem] = []
-    for step, item in items:
-        try:
-            converted = convert(item)
-        except Unfit as one:
-            problems.extend(one.under(step))
-            if len(problems) >= MAX_PROBLEMS:
-                break
-        else:
-            yield step, converted
-    if problems:
-        raise Unfit(*problems)
+def note(names: Iterable[str], owner: str) -> None:
+    """Add unknown fields of an object to what `noting` collects."""
+    noted = _ignored.get()
+    for name in names:
+        if len(noted) >= _MOST_NOTED:
+            return
+        noted.add(mask_text(owner + _formatted(name)))
 
 
-def refused_by(model: str, error: Exception) -> Unfit:
-    """What a model's own checks had against its fields, with the places they name taken apart."""
-    texts = error.problems if isinstance(error, InvalidInputError) else (str(error),)
-    return Unfit(*(_located(model, text) for text in texts[:MAX_PROBLEMS]))
+def at(step: Step, convert: Callable[..., T], *arguments: Any) -> T:
+    """Return what a function makes of the value to which a step leads."""
+    try:
+        return convert(*arguments)
+    except Exception as error:
+        noted(error, step)
+        raise
 
 
-def _located(model: str, text: str) -> Problem:
-    position = len(model) if text.startswith((f"{model}.", f"{model}[", f"{model}:")) else 0
+def problems_in(error: Exception, root: str = "$") -> list[Found]:
+    """Return the first problems of an error that hooks of cattrs raised, the steps to it among them."""
+    every = (found for steps, each in located(error) for found in described(each, steps, root))
+    return list(islice(every, MAX_PROBLEMS))
+
+
+def described(error: Exception, steps: Steps = (), root: str = "$") -> Iterator[Found]:
+    """Yield what one error has to report about the value to which the steps lead."""
+    steps = tuple(WIRE_NAMES.get(step, step) if isinstance(step, str) else step for step in steps)
+    if isinstance(error, Unfit):
+        steps += error.steps
+        yield _path(root, steps), _text(error.text, error.value, steps)
+    elif isinstance(error, InvalidInputError):
+        for problem in error.problems:
+            inner, text = _located(problem)
+            yield _path(root, steps + inner), mask_text(text)
+    elif isinstance(error, ForbiddenExtraKeysError):
+        for name in sorted(error.extra_fields):
+            yield _path(root, (*steps, name)), f"{error.cl.__name__} has no such field"
+    elif isinstance(error, KeyError):
+        yield _path(root, steps), "is missing"
+    elif isinstance(error, (TypeError, ValueError, ArithmeticError, AssertionError)):
+        yield _path(root, steps), mask_text(str(error))
+    else:
+        raise error
+
+
+def _text(text: str, value: Any, steps: Steps) -> str:
+    if value is ABSENT:
+        return mask_text(text)
+    kind = type(value).__name__
+    if value is None:
+        shown = "null"
+    elif isinstance(value, dict):
+        shown = f"an object of {len(value)} fields"
+    elif isinstance(value, (list, tuple)):
+        shown = f"a list of {len(value)}"
+    elif any(step in _SIGNED or is_secret_name(step) for step in steps if isinstance(step, str)):
+        shown = f"something that is not shown ({kind})"
+    else:
+        shown = mask_text(short_repr(value))
+        shown = f"{shown if len(shown) <= _LONGEST_VALUE else shown[:_LONGEST_VALUE] + '…'} ({kind})"
+    return f"{text}, got {shown}"
+
+
+def _located(problem: str) -> tuple[Steps, str]:
+    """Take apart what a model's own check reports: `SamplingParams.top_p: ...`, `[3]: ...`."""
+    start = found.end() if (found := _MODEL.match(problem)) else 0
     steps: list[Step] = []
-    while match := _PLACE.match(text, position):
+    while match := _PLACE.match(problem, start):
         name, index, key = match.groups()
         steps.append(int(index) if index else name or key)
-        position = match.end()
-    if text[position : position + 2] != ": ":
-        return Problem(text)
-    return Problem(text[position + 2 :], steps=reversed(steps))
+        start = match.end()
+    return (tuple(steps), problem[start + 2 :]) if problem[start : start + 2] == ": " else ((), problem)
 
 
-def formatted(step: Step) -> str:
-    """Return one step of a path, short and without control characters."""
+def _path(root: str, steps: Steps) -> str:
+    return root + "".join(map(_formatted, steps))
+
+
+def _formatted(step: Step) -> str:
     if isinstance(step, int):
         return f"[{step}]"
     if step.isidentifier() and len(step) <= _LONGEST_NAME:
@@ -137,22 +145,22 @@ def formatted(step: Step) -> str:
     return f"[{shown}]" if len(shown) <= _LONGEST_NAME else f"[{shown[:_LONGEST_NAME]}…]"
 
 
-def input_error(problems: Iterable[Problem], root: str = "$") -> InvalidInputError:
-    """For what cannot be written."""
-    return InvalidInputError(f"{problem.path(root)}: {problem.text}" for problem in problems)
+def input_error(problems: Iterable[Found]) -> InvalidInputError:
+    """Return the error for what cannot be written."""
+    return InvalidInputError(f"{place}: {text}" for place, text in problems)
 
 
-def wire_error(problems: tuple[Problem, ...], root: str = "$") -> WireError:
-    """For what was received: the first problem, and the next few in the same text."""
-    first, others = problems[0], problems[1:]
-    text = first.text + "".join(f"; also {other.path(root)}: {other.text}" for other in others[:3])
+def wire_error(problems: list[Found]) -> WireError:
+    """Return the error for what was received: the first problem, and the next few in the same text."""
+    (place, text), others = problems[0], problems[1:]
+    text += "".join(f"; also {where}: {what}" for where, what in others[:3])
     if others[3:]:
         text += f"; and {len(others) - 3} more"
-    return WireError(text, path=first.path(root))
+    return WireError(text, path=place)
 
 
 def excerpt(text: str, position: int) -> str:
-    """A few characters of a text around a position, unless it may hold a secret."""
+    """Return a few characters of a text around a position, unless it may hold a secret."""
     if any(is_secret_name(name) for name in _NAME.findall(text)):
         return f"{len(text)} characters, not shown because a credential may be among them"
     start = max(0, position - 20)
