@@ -1,1 +1,40 @@
-"""The threads of a client and what they share: queues, budgets, pollers. See `core.py` for how it fits."""
+"""The threads of a client and what they share.
+
+The way of a sample, and of a training call:
+
+    sampling.sample()      clients/_sampling_line  SampleCall: checked, then prepared
+      schedule             sample_lane, sample     order, rate limit, bytes, number
+      submit               poller, transport       the request leaves; the answer is a promise
+      poll                 fetcher, retrieval      until the promise has a result
+      decode, resolve      sample, futures         on a worker
+
+    training.optim_step()  training_calls          OrderedCall, PassCall: checked, then prepared
+      schedule             send_queue              order and number, chunk by chunk
+      submit               training_part, core     blocking, with the retries of `transport.caller`
+      poll, decode         fetcher, combine, merge chunks become one result
+
+Glossary: a *request* is what goes on the wire; a *promise* is the server's answer that names a request id; a
+*chunk* is a part of a training pass; to *submit* is to send the request that returns a promise; to *poll* is
+to ask for a promise's result; to *schedule* is to hold a request until order and limits let it go; the
+*policy* is what a status means (`tinker_sync._policy`); a *deadline* is the moment of the clock at which a
+call gives up.
+
+What owns what:
+
+    core, parts            what the clients of one service share: made in order, ended in order
+    introduction           the first exchange with a server: its settings and its dialect
+    session, heartbeat     the session at the server, and the thread that keeps it alive
+    workers                the pools: send 8, fetch 16, callback 8, loss 4, create 32, await 32, enter 1
+    poller                 the thread that watches the sockets of all requests under way, and the timers
+    rate_limiter, byte_budget   the limits; samples and chunks wait there
+    held_calls             calls on a client that is not ready yet
+    session_poll           one poll for all samples of a session, where the server offers that
+    upkeep, exits, _fork   renewal of tokens and settings; the end of the process; forked children
+    naming                 the public method that requests are sent for
+
+Threads: the user's own (they check, prepare and queue), `tinker-enter` (puts training calls into the queue),
+`tinker-send-N`, `tinker-fetch-N`, `tinker-callback-N`, `tinker-loss-N`, `tinker-create-N`,
+`tinker-await-N`, `tinker-poll`, `tinker-heartbeat`, `tinker-close`. Every lock is a leaf: under a lock there
+is no second lock, no I/O and no callback; the suite fails where that is broken. Steps that need no lock rely
+on operations of the interpreter that are one step: `set.add`, `dict.pop`, `next` of an `itertools.count`.
+"""

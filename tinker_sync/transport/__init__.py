@@ -1,1 +1,15 @@
-"""One round trip to a server: connections, credentials, verdicts and retries. Knows no runtime."""
+"""One round trip to a server. Knows no runtime.
+
+    caller                 a call becomes a reply or a public error: the retries of blocking calls
+    verdict                applies `tinker_sync._policy` to an answer, or to the lack of one
+    http, exchange         one attempt: open it, let a poller or the caller read the answer, follow redirects
+    hop, headers           one request to one address: what may go along, and in which headers
+    launch, pools          over an idle connection or a new one
+    socket_line, http1     bytes on a socket, and their framing
+    content, scheme        compressed bodies; ports that speak another scheme than the address
+    session                the user's `requests.Session`: proxies, certificates, headers, cookies
+    auth, tokens, challenge, credential_command   the key, and tokens in exchange for it
+    journal, redact        what is logged, with secrets masked
+
+Threads: any. A call belongs to the thread that makes it, an exchange to the thread that reads it.
+"""
