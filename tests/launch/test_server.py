@@ -250,3 +250,14 @@ def test_files_of_killed_servers_are_swept(tmp_path: Path, monkeypatch: pytest.M
     assert not place.exists()
     assert other.exists()
     server.stop()
+
+
+def test_another_program_may_have_the_port_of_a_stopped_server() -> None:
+    with ServiceClient(base_url="local") as client:
+        client.create_rest_client().list_sessions().result()
+        url = client.holder.settings.base_url
+    assert not current().in_use
+    settings = Settings.resolve(base_url=url, api_key="tml-other")
+    assert settings.local is None
+    assert settings.api_key is not None
+    assert settings.api_key.reveal() == "tml-other"

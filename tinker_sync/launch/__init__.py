@@ -75,9 +75,12 @@ def current_server() -> EmbeddedServer | None:
 
 
 def find_own_server(base_url: str) -> EmbeddedServer | None:
-    """Return the server of this process if `base_url` is its address."""
+    """Return the server of this process if `base_url` is its address.
+
+    Another program may have the port of a server that was stopped and has no clients left.
+    """
     server = current_server()
-    return server if server is not None and server.base_url == base_url else None
+    return server if server is not None and server.base_url == base_url and server.in_use else None
 
 
 def find_key(base_url: str) -> Secret | None:

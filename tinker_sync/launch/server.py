@@ -116,6 +116,12 @@ class EmbeddedServer:
             )
 
     @property
+    def in_use(self) -> bool:
+        """Whether its port is its own: it runs, waits for its first request, or has clients."""
+        with self._lock:
+            return self._process is not None or self._socket is not None or self._holders > 0
+
+    @property
     def running(self) -> bool:
         """True while this process has a running child; False for a server of another process."""
         with self._lock:
