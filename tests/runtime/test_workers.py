@@ -42,7 +42,7 @@ class Held:
 
 
 def idle_threads(workers: Workers) -> int:
-    return workers._idle
+    return len(workers._idle)
 
 
 class TestThreads:

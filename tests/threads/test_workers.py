@@ -5,39 +5,8 @@ from itertools import chain
 
 from support.clock import PATIENCE_S
 from support.crowd import aside, together
-from support.steps import Steps
 
 from tinker_sync.runtime.workers import Workers
-
-
-class HeldPool(Workers):
-    """A pool whose first thread to be idle for long enough stops before it leaves."""
-
-    def __init__(self, steps: Steps) -> None:
-        super().__init__("send", max_threads=1, idle_s=0)
-        self._steps = steps
-        self.holds = True
-
-    def _retire(self) -> bool:
-        if self.holds and self._idle:
-            self.holds = False
-            with self._steps("idle time is over"):
-                pass
-            with self._steps("leave"):
-                return super()._retire()
-        return super()._retire()
-
-
-def test_a_thread_whose_idle_time_is_over_does_the_job_that_counts_on_it() -> None:
-    steps = Steps("idle time is over", "hand over", "leave")
-    pool = HeldPool(steps)
-    first = pool.submit(threading.current_thread)
-    with steps("hand over"):
-        second = pool.submit(threading.current_thread)
-    assert second.result(PATIENCE_S) is first.result(PATIENCE_S)
-    assert steps.left() == []
-    assert pool.submit(pow, 2, 3).result(PATIENCE_S) == 8
-    assert pool.close(PATIENCE_S)
 
 
 def test_nothing_is_lost_when_threads_come_and_go() -> None:
