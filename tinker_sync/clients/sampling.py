@@ -193,11 +193,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             prompt_logprobs_last_n=prompt_logprobs_last_n,
             record_stability_info=self._record_stability_info,
         )
-        core = self._core
-        deadline_at = _deadlines.deadline_at(
-            core.clock.now(), deadline, core.settings.deadline_s, _deadlines.SAMPLE_S
-        )
-        return self._line.submit(request, deadline_at, may_forbid_retries=True)
+        return self._line.submit(request, self._until(deadline), may_forbid_retries=True)
 
     def compute_logprobs(
         self,
@@ -223,15 +219,18 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             prompt_logprobs_last_n=prompt_logprobs_last_n,
             record_stability_info=self._record_stability_info,
         )
-        deadline_at = _deadlines.deadline_at(
-            core.clock.now(), deadline, core.settings.deadline_s, _deadlines.SAMPLE_S
-        )
-        sampled = self._line.submit(request, deadline_at)
+        sampled = self._line.submit(request, self._until(deadline))
         return CombinedFuture(
             [sampled],
             lambda responses: _prompt_logprobs(responses[0]),
             submit=core.callback_pool.run,
             clock=core.clock,
+        )
+
+    def _until(self, deadline: float | None) -> float:
+        core = self._core
+        return _deadlines.deadline_at(
+            core.clock.now(), deadline, core.settings.deadline_s, _deadlines.SAMPLE_S
         )
 
     # -------------------------------------------------------------------------------------- about it
