@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -84,7 +85,7 @@ def test_clients_share_a_server_from_the_first_request_to_the_last_close() -> No
     assert not place.exists()
     three = ServiceClient(base_url="local")
     assert three.get_server_capabilities().supported_models  # a new process
-    assert server.pid != pid
+    assert current().pid != pid
     three.close().result(PATIENCE_S)
 
 
@@ -261,3 +262,16 @@ def test_another_program_may_have_the_port_of_a_stopped_server() -> None:
     assert settings.local is None
     assert settings.api_key is not None
     assert settings.api_key.reveal() == "tml-other"
+
+
+def test_a_server_whose_port_another_program_took_is_replaced() -> None:
+    with ServiceClient(base_url="local") as client:
+        client.get_server_capabilities()
+    stopped = current()
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", int(stopped.base_url.rpartition(":")[2])))
+        other.listen()
+        with ServiceClient(base_url="local") as later:
+            assert later.get_server_capabilities().supported_models
+            assert current() is not stopped

@@ -100,6 +100,8 @@ class EmbeddedServer:
     def serves(self, data_dir: str | None, model: str | None) -> bool:
         """Return True if this server fits these options, and False if it must be replaced.
 
+        A stopped server takes its port again. It must be replaced if another program has the port by now.
+
         Raises:
             ConfigurationError: the server is in use with another directory or model.
         """
@@ -107,7 +109,7 @@ class EmbeddedServer:
             if self._has_failed_locked() or not (self._is_own or _is_listening(self.base_url)):
                 return False
             if (_absolute(data_dir), _absolute(model)) == (self.record.data_dir, self.record.model):
-                return True
+                return self._holders > 0 or self._reserve_port_locked()
             if self._is_own and self._process is None and self._holders == 0:
                 return False
             raise ConfigurationError(
@@ -184,21 +186,32 @@ class EmbeddedServer:
             self._process = None
         return self._failure is not None
 
+    def _reserve_port_locked(self) -> bool:
+        if self._is_own and self._process is None and self._socket is None:
+            try:
+                self._socket = bind_port(self._port)
+            except ConfigurationError:
+                return False
+        return True
+
+    @property
+    def _port(self) -> int:
+        return urlsplit(self.base_url).port or 0
+
     def _launch_locked(self) -> ServerProcess:
         if not sys.executable:
             raise ConfigurationError("this program has no Python interpreter to run the embedded server with")
         from tinker_sync.launch import key_files
         from tinker_sync.launch.process import ServerProcess
 
-        port = urlsplit(self.base_url).port or 0
-        listening, self._socket = self._socket or bind_port(port), None
+        listening, self._socket = self._socket or bind_port(self._port), None
         try:
             place = key_files.publish(self.record)
         except BaseException:
             listening.close()
             raise
         orders = {
-            "port": port,
+            "port": self._port,
             "key": self.key.reveal(),
             "data_dir": self.record.data_dir,
             "models": [BUILT_IN_MODEL, *([self.record.model] if self.record.model else [])],

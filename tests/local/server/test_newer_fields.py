@@ -131,8 +131,10 @@ def played(directory: Path, rng: random.Random | None) -> Script:
         else:
             script = Script(server, partial(newer_json, rng), partial(newer_protobuf, rng))
         script.play()
-        port = str(server.port)
-        script.answers = [(path, status, text.replace(port, "PORT")) for path, status, text in script.answers]
+        address = f"127.0.0.1:{server.port}"  # with the host, because numbers can hold the digits of a port
+        script.answers = [
+            (path, status, text.replace(address, "HOST")) for path, status, text in script.answers
+        ]
         script.ignored = set(server.app.service.ignored)
         return script
 
