@@ -54,11 +54,9 @@ class SystemClock:
     False
     """
 
-    def now(self) -> float:
-        return time.monotonic()
-
-    def time(self) -> float:
-        return time.time()
+    # The functions of the interpreter themselves: a sample asks for the time some forty times.
+    now = staticmethod(time.monotonic)
+    time = staticmethod(time.time)
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
         while True:
