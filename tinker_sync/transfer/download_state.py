@@ -128,8 +128,8 @@ class PartialDirectory:
 
     def _refusal(self, reason: str) -> TransferError:
         return TransferError(
-            f"{self.path} {reason}; nothing was done. A download to {self._target.name!r} is kept there until "
-            "it is complete: move the directory away, or download to another name"
+            f"{self.path} {reason}; nothing was done. A download to {self._target.name!r} is kept there "
+            "until it is complete: move the directory away, or download to another name"
         )
 
 
