@@ -73,7 +73,7 @@ class TransferCalls(RestBase):
         """
         ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
         target = default_target(tinker_path) if to is None else Path(to)
-        if not target.name:
+        if target.name in ("", ".."):
             raise InvalidInputError(f"to: expected the name of a directory to be made, got {str(to)!r}")
         wish = DownloadRequest(
             tinker_path=tinker_path,
