@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.isolation import hold_embedded_server
 
 import tinker_sync
-from tinker_sync import launch
 
 CLIENTS = (
     tinker_sync.ServiceClient,
@@ -64,7 +64,7 @@ def test_every_awaited_method_names_the_one_with_the_example() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_server() -> Iterator[None]:
-    let_go = launch.get_server().hold()
+    let_go = hold_embedded_server()
     yield
     let_go()
 

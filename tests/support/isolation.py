@@ -67,6 +67,16 @@ def isolated_environment(monkeypatch: pytest.MonkeyPatch, _homes: Any) -> None:
     monkeypatch.setenv("USERPROFILE", str(home))
 
 
+def hold_embedded_server() -> Callable[[], None]:
+    """Keep the embedded server of this process, which clients start; return the function that lets go."""
+    from tinker_sync import _embedded
+
+    reserved = _embedded.reserve_server()
+    held = _embedded.hold_server(reserved.base_url, reserved.key)
+    assert held is not None
+    return held.release
+
+
 class _ServerOfExamples:
     """The embedded server that doctests share, so that each does not start its own."""
 
@@ -75,10 +85,8 @@ class _ServerOfExamples:
 
     def hold(self) -> None:
         """Keep the server that the clients of examples start, until `release`."""
-        from tinker_sync import launch
-
         if self._let_go is None:
-            self._let_go = launch.get_server().hold()
+            self._let_go = hold_embedded_server()
 
     def release(self) -> None:
         """Stop the server."""
