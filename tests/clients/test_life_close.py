@@ -288,7 +288,7 @@ def test_with_does_not_wait_long_for_who_pressed_ctrl_c(stub: Stub) -> None:
 
 
 def test_w41_a_dropped_client_takes_its_threads_along(stub: Stub) -> None:
-    """Without the garbage collector, and although somebody keeps the results."""
+    """The client goes without the garbage collector, although the results are kept."""
     gc.collect()
     gc.disable()
     try:
@@ -310,7 +310,7 @@ def test_w41_a_dropped_client_takes_its_threads_along(stub: Stub) -> None:
     finally:
         gc.enable()
     assert [each.done() for each in results] == [True] * 13
-    # Others may be using the session: nobody said that it is over.
+    # Other clients may use the session, so it must not be reported as over.
     assert finishes(stub) == []
 
 

@@ -48,7 +48,7 @@ class Run:
         self.step = ""
 
     def mark(self, name: str) -> None:
-        """Let the server's log know where we are; the server may do as a mark says."""
+        """Write a mark into the log of the server, which may act on it."""
         with urllib.request.urlopen(f"{self.url}/api/v1/mark/{name}", timeout=WAIT_S):
             pass
 
@@ -68,7 +68,7 @@ class Run:
         return self.note(name, future.result(timeout=WAIT_S))
 
     def refused(self, name: str, call: Callable[[], Any]) -> None:
-        """Write down what kind of error a call raises, and whether it says what a caller can look at."""
+        """Record the kind of error that a call raises, and which attributes it has."""
         try:
             value = call()
             if hasattr(value, "result"):
@@ -133,7 +133,7 @@ def _model(value: Any) -> Any:
         return {field: plain(getattr(value, field)) for field in fields}
     if hasattr(value, "model_dump"):
         tree = plain(value.model_dump(mode="json"))
-        # The tag of an answer on the wire is of no use to anybody; the reference keeps some of them.
+        # The tag of an answer on the wire has no use; the reference keeps some of them.
         return {"class": name, **{key: each for key, each in tree.items() if key != "type"}}
     return {"class": name}
 
@@ -636,7 +636,7 @@ def elsewhere(run: Run, sampler: Any, stable: Any) -> None:
     step(run, "handle")
     handle = stable.get_sampler_handle()
     state = json.loads(base64.urlsafe_b64decode(handle))
-    state["holder"]["client_config"].pop("tinker_sync", None)  # what only we have to say
+    state["holder"]["client_config"].pop("tinker_sync", None)  # only this client writes it
     state["holder"]["base_url"] = "the server" if state["holder"]["base_url"] == run.url else "elsewhere"
     run.note("content", shared_handle(state))
     os.environ["TINKER_API_KEY"] = "tml-oracle"

@@ -337,7 +337,7 @@ def _text(tree: Any) -> str:
 
 
 def own_rules_broken(stub: RecordingStub) -> Iterator[str]:
-    """What every client has to keep to by itself, whatever the other one does."""
+    """Check the rules that each client must keep by itself."""
     iterations: dict[str, list[str]] = defaultdict(list)
     keys: dict[str, str] = {}
     for step, asked, _ in stub.recorded:
@@ -347,7 +347,7 @@ def own_rules_broken(stub: RecordingStub) -> Iterator[str]:
             iterations[asked.json()["request_id"]].append(iteration)
             timed = "x-tinker-create-promise-roundtrip-time" in asked.headers
             if timed != (iteration == "0"):
-                yield f"{step}: round trip told at iteration {iteration}"
+                yield f"{step}: round trip reported at iteration {iteration}"
         elif asked.method != "GET" and name not in (*BACKGROUND, "/retrieve_futures"):
             key = asked.headers.get("x-idempotency-key", "")
             if not key:
@@ -360,5 +360,5 @@ def own_rules_broken(stub: RecordingStub) -> Iterator[str]:
 
 
 def handle_content(handle: str) -> Any:
-    """What a sampler handle says."""
+    """Return the content of a sampler handle."""
     return json.loads(base64.urlsafe_b64decode(handle))

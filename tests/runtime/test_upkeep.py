@@ -13,7 +13,7 @@ from tinker_sync.types.service import ClientDynamicConfigResponse
 
 
 class Bench:
-    """An upkeep whose worker runs when it is told to."""
+    """An upkeep whose worker the test runs."""
 
     def __init__(self) -> None:
         self.clock = FakeClock(automatic=False)

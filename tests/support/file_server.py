@@ -172,7 +172,7 @@ class _Threads(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is none."""
+        """A client that goes away is no error."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""A process that saves, overwrites and deletes checkpoints as fast as it can, and says what was acknowledged.
+"""A process that saves, overwrites and deletes checkpoints at full speed, and prints what was acknowledged.
 
     python -m support.hasty_writer DIRECTORY SEED
 

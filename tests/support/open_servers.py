@@ -24,7 +24,7 @@ _NUMBERED = ("/forward_backward", "/forward", "/optim_step", "/save_weights", "/
 
 
 class OpenServer(Stub):
-    """What they have in common: ids without structure, and results told by the status of their retrieval."""
+    """The common base: ids without structure, and results marked by the status of their retrieval."""
 
     name = "open"
     offers_forward = True
@@ -238,7 +238,7 @@ class TxLike(OpenServer):
 
 
 class TxBehindSettings(TxLike):
-    """The same with a settings call that says nothing of the format; protobuf makes it stumble."""
+    """The same with a settings call that does not name the format; protobuf makes it stumble."""
 
     name = "tx with settings"
     config: ClassVar[dict[str, Any] | None] = {"pjwt_auth_enabled": False}
@@ -248,7 +248,7 @@ class TxBehindSettings(TxLike):
 
 
 class SkyLike(OpenServer):
-    """Both formats, told by nothing; a number stands for one body, and a model is loaded first or never."""
+    """Both formats, without a mark; a number stands for one body, and a model is loaded first or never."""
 
     name = "sky"
     config: ClassVar[dict[str, Any] | None] = {"pjwt_auth_enabled": False}

@@ -44,7 +44,7 @@ REASONS = {
 class Answer:
     """One answer; `abort` cuts the connection in its place, "before" or "after" the work was done.
 
-    `hang_up` closes the connection behind the answer, without having said so in it.
+    `hang_up` closes the connection behind the answer, without announcing it in the answer.
     """
 
     status: int = 200
@@ -127,7 +127,7 @@ class Stub:
         self.behaviour = behaviour or Behaviour()
         self.log: list[Asked] = []
         self.keep_log = True
-        # What has just come, for whichever connection of the loop it was: it is taken out at once.
+        # The bytes that have just arrived on a connection of the loop, taken out at once.
         self.scratch = memoryview(bytearray(256 * 1024))
         self._arrived = threading.Condition()
         self._watchers = 0  # guarded by _arrived
@@ -371,7 +371,7 @@ class Stub:
         return self._passed(asked.json()["forward_backward_input"]["data"])
 
     def _passed(self, data: list[Any]) -> Any:
-        """The log-probability of a token is minus a hundredth of its id, so anybody can check his own."""
+        """The log-probability of a token is minus a hundredth of its id, so that tests can check it."""
         rows, loss = [], 0.0
         for datum in data:
             inputs = datum["loss_fn_inputs"]
@@ -715,7 +715,7 @@ class StubServer:
 
 
 async def serve(stub: Stub, port: int, started: Callable[[int], object], stop: asyncio.Event) -> None:
-    """Serve until told to stop, then drop every connection."""
+    """Serve until `stop`, then drop every connection."""
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
     connections: set[Any] = set()

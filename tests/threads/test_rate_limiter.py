@@ -63,7 +63,7 @@ class Crowd:
 
 def test_64_threads_get_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(RateLimiter):
-        """One that takes its time to come about, so that everybody arrives meanwhile."""
+        """One whose constructor waits until all threads have arrived."""
 
         def __init__(self, **options: Any) -> None:
             let_others_run()
@@ -291,7 +291,7 @@ def test_opens_only_when_nobody_waits() -> None:
 
 
 def test_closing_races_with_entering() -> None:
-    """Whatever the order, a closed gate is passed by nobody and no turn is forgotten in the line."""
+    """In any order, no thread passes a closed gate and the line forgets no turn."""
     for _ in range(100):
         limiter = RateLimiter()
         gate = limiter.gate()

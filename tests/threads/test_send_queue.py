@@ -176,7 +176,7 @@ class TestForcedInterleavings:
 class Server:
     """Takes requests as the real one does and holds its answers back, in an order of its own.
 
-    Every request is parked until the server's thread gets to it, together with whatever else has come
+    Every request is parked until the server's thread gets to it, together with all others that have come
     meanwhile, in random order; so sends end, and results arrive, in any order that is possible at all.
     """
 

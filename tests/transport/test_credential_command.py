@@ -1,4 +1,4 @@
-"""The credential command runs as the user wrote it, and its failures say why (W34)."""
+"""The credential command runs as the user wrote it, and its failures have a reason (W34)."""
 
 from __future__ import annotations
 
