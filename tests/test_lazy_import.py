@@ -43,7 +43,7 @@ def source(package: str) -> ast.Module:
 
 
 def checked_names(package: str) -> dict[str, list[str]]:
-    """What type checkers import, by module."""
+    """Return the names that type checkers import, by module."""
     guarded = [
         node
         for block in source(package).body

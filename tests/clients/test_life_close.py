@@ -341,7 +341,7 @@ def one_pass(service: ServiceClient) -> APIFuture[Any]:
 
 @pytest.mark.parametrize("name", KEPT)
 def test_a_client_in_use_is_not_dropped(stub: Stub, name: str) -> None:
-    """Who keeps only a future still gets its result."""
+    """A program that keeps only a future still gets its result."""
     path, call, result = KEPT[name]
     release = threading.Event()
     polls_before = [Answer(usual=True)] * (name == "pass waiting")  # that of the new model

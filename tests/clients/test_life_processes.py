@@ -124,7 +124,7 @@ def test_w40_a_forked_child_has_threads_connections_and_numbers_of_its_own(stub:
 
 
 def test_a_child_may_take_over_when_its_parent_leaves(stub: Stub) -> None:
-    """What daemons do: fork, let the parent go without a word, and use what was made before."""
+    """A daemon forks, ends the parent silently, and uses the client that was made before."""
     text = """
     hear()
     if os.fork():

@@ -220,7 +220,7 @@ def _nothing_shown(logged: Callable[[], str], capfd: pytest.CaptureFixture[str])
 
 
 def check(action: Callable[[], object]) -> BaseException:
-    """What an action raises shows nothing, as it is and from a pickle."""
+    """Check that the exception of an action shows no secret, also after pickling."""
     error = provoke(action)
     assert_exception_hidden(error)
     if isinstance(error, errors.TinkerError):

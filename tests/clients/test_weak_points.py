@@ -1,4 +1,4 @@
-"""What the reference client is known to do badly, done better: a test for each, named by its number.
+"""Known weak points of the reference client: a test for each, named by its number.
 
 W13, W17 and W27 are in `tests/runtime/test_retrieval.py`; those that are not about these clients are with the
 decoders, the transport, sessions, telemetry, the types and custom losses.

@@ -38,7 +38,7 @@ _BUILTIN_ERRORS = (AssertionError, RuntimeError, TypeError, ValueError)
 
 
 class Run:
-    """What a script needs: the client package, the server, and a place for results."""
+    """The needs of a script: the client package, the server, and a place for results."""
 
     def __init__(self, package: str, url: str) -> None:
         self.tinker = importlib.import_module(package)
@@ -255,7 +255,7 @@ def service(run: Run) -> None:
 
 
 def environment(run: Run) -> None:
-    """What comes from the environment and the constructor, in the session and in every request."""
+    """Check settings of the environment and the constructor, in the session and in every request."""
     os.environ.update(
         TINKER_PROJECT_ID="project-env",
         TINKER_TAGS="one,two",
@@ -386,7 +386,7 @@ def loads(run: Run, client: Any) -> None:
 
 
 def refusals(run: Run) -> None:
-    """What a server answers to calls it does not want, and what becomes of the promises."""
+    """Check the refusals of a server, and the promises of refused calls."""
     with run.service() as client:
         step(run, "refusals")
         trainer = run.ready(client.create_lora_training_client("stub/model"))

@@ -143,7 +143,7 @@ def _samples() -> dict[str, Any]:
 
 
 def content(message: Any) -> dict[str, Any]:
-    """What is set in a message, as JSON can hold it, maps in the order of the deterministic bytes."""
+    """Return the fields of a message as JSON, with maps in the order of the deterministic bytes."""
     found: dict[str, Any] = {}
     for field, value in message.ListFields():
         if field.message_type and field.message_type.GetOptions().map_entry:

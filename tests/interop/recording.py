@@ -124,7 +124,7 @@ class RecordingStub(Stub):
 
 
 def _widths(request: Any) -> set[int | None]:
-    """How many candidates the tokens of the data have, None for one without a dimension of them."""
+    """Return the number of candidates of each datum's tokens, None without such a dimension."""
     shapes = [datum.loss_fn_inputs["target_tokens"].shape for datum in request.data]
     return {shape[1] if len(shape) == 2 else None for shape in shapes}
 
@@ -201,7 +201,7 @@ def _add_fields(output: Any, count: int) -> None:
 
 
 def steps(stub: RecordingStub) -> dict[str, list[Any]]:
-    """What was asked in each step, in a form in which two clients that do the same are equal.
+    """Return the requests of each step in a form that is equal for equal behaviour.
 
     A step is a list of requests in order of their names and contents, followed by the order in which training
     requests arrived. What may be asked at any time, and how often does not matter, stands under "any time".
@@ -316,7 +316,7 @@ def _octets(asked: Asked) -> bytes:
 
 
 def without_chance(tree: Any) -> Any:
-    """Where a copy draws its block of numbers by chance, the place in the block; in requests and results."""
+    """Replace randomly drawn blocks of numbers by places in the block, in requests and results."""
     if isinstance(tree, dict):
         return {name: without_chance(value) for name, value in tree.items()}
     if isinstance(tree, list):

@@ -252,7 +252,7 @@ def hub_settings(settings: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def pushed(
     place: Path, monkeypatch: pytest.MonkeyPatch, lines: list[tuple[str, ...]], *, easy: bool = False
 ) -> dict[str, tuple[list[dict[str, Any]], Hub]]:
-    """What each command line printed for them, and a hub of its own that it printed it for."""
+    """Return the output of each command line, each with a hub of its own."""
     made = {}
     for who, program in (("theirs", [str(SCRIPT)]), ("ours", ["-c", OWN])):
         with Hub(easy=easy) as hub:

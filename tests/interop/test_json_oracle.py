@@ -50,7 +50,7 @@ def theirs(name: str) -> type[pydantic.BaseModel]:
 
 
 def body(request: pydantic.BaseModel) -> Any:
-    """What the reference puts on the wire: as its resources dump, and as its HTTP library writes."""
+    """Return the bytes that the reference sends, as its resources dump and its HTTP library writes them."""
     tree = model_dump(request, exclude_unset=False, exclude_none=True, mode="json")
     return json.loads(json.dumps(tree, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
 

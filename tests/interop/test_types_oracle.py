@@ -90,7 +90,7 @@ def test_every_class_of_the_reference_is_compared() -> None:
 
 
 def default_of(field: attrs.Attribute[Any]) -> Any:
-    """What a field is when it is not given, plain; NOTHING where it must be given."""
+    """Return the plain default of a field, or NOTHING for a required one."""
     default: Any = field.default
     if default is attrs.NOTHING:
         return default

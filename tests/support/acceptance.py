@@ -386,7 +386,7 @@ class Acceptance:
         assert wanted[1, 1] == 0.0
         assert np.allclose(wanted[:, 0], scores[1:], atol=1e-5)
         assert answer.prompt_alt_tokens.tokens.to_numpy().shape == (3, 2)
-        for sequence in told.sequences:
+        for sequence in answer.sequences:
             best = [row[0][1] for row in sequence.topk_logprobs]
             assert all(a >= b - 1e-5 for a, b in zip(best, sequence.logprobs, strict=True))
 

@@ -46,7 +46,7 @@ def base_model() -> BaseModel:
 
 
 class Reply:
-    """What was answered."""
+    """An answer of the server."""
 
     def __init__(self, raw: http.client.HTTPResponse) -> None:
         self.status = raw.status

@@ -25,7 +25,7 @@ THREADS = 3
 
 
 def content(number: int) -> dict[str, object]:
-    """What save number N saves: of changing size, and a mixture of two would show."""
+    """Return the content of save N. Sizes change, and a mixture of two saves is detectable."""
     return with_optimizer(number, rows=6 + number % 7 * 400)
 
 

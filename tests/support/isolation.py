@@ -1,4 +1,4 @@
-"""What every test and every doctest of the suite lives in.
+"""The environment of every test and doctest of the suite.
 
 No test sees the user's own configuration, none reaches another machine, and none leaves a thread of the
 client running. `tests/conftest.py` registers this module as a plugin, so its fixtures also cover the doctests
@@ -34,7 +34,7 @@ _home_numbers = itertools.count()
 
 
 def foreign_settings(names: Iterator[str] | list[str]) -> list[str]:
-    """Those environment variables that would let the user's own configuration into a test."""
+    """Return the environment variables that would let the user's own configuration into a test."""
     return [
         name
         for name in names
@@ -44,7 +44,7 @@ def foreign_settings(names: Iterator[str] | list[str]) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def strangers_at_known_addresses() -> Iterator[None]:
-    """What was found out about a server does not hold for the next test's, which may get the same port."""
+    """Forget the facts about servers: the server of the next test may get the same port."""
     yield
     introduction = sys.modules.get("tinker_sync.runtime.introduction")
     if introduction is not None:
@@ -123,7 +123,7 @@ class OffMachine(RuntimeError):
 
 
 def is_local(address: Any) -> bool:
-    """Whether a socket address stays on this machine: a path, or a loopback literal or name."""
+    """Return True for a socket address of this machine: a path, or a loopback literal or name."""
     if not isinstance(address, tuple):
         return True  # AF_UNIX and friends
     host = address[0]

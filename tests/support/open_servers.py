@@ -187,7 +187,7 @@ class OpenServer(Stub):
         return made
 
     def failed(self, message: str) -> Answer:
-        """How the retrieval of work that failed is answered."""
+        """Return the answer to the retrieval of failed work."""
         return Answer(400, {"detail": message})
 
     def on_load_weights(self, asked: Asked) -> Any:

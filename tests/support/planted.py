@@ -143,7 +143,7 @@ def records_of(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
 
 @contextmanager
 def logger_restored() -> Iterator[None]:
-    """What `TINKER_LOG` changes is put back."""
+    """Restore the logger that `TINKER_LOG` changes."""
     logger = logging.getLogger("tinker_sync")
     level, handlers = logger.level, list(logger.handlers)
     yield
@@ -152,7 +152,7 @@ def logger_restored() -> Iterator[None]:
 
 
 def provoke(action: Callable[[], object]) -> BaseException:
-    """What an action raises; it must raise."""
+    """Return the exception of an action, which must raise one."""
     try:
         action()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is searched

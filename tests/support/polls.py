@@ -81,7 +81,7 @@ class HandPoller:
 
     @property
     def waiting(self) -> int:
-        """How many requests are not answered."""
+        """Return the number of unanswered requests."""
         return sum(started.live for started in self.requests)
 
     def answer(self, status: int = 200, body: Any = None, path: str | None = None, **headers: str) -> None:

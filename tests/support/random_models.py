@@ -32,7 +32,7 @@ def exported_models() -> dict[str, type[Any]]:
 
 
 def flat_models() -> dict[str, type[Any]]:
-    """Those without arrays."""
+    """Return the models without arrays."""
     return {
         name: cls
         for name, cls in exported_models().items()

@@ -35,7 +35,7 @@ def hear():
 
 @dataclass
 class Ended:
-    """How a script ended."""
+    """The end of a script."""
 
     code: int
     out: list[str]
@@ -107,7 +107,7 @@ class Script:
         self._process.stdin.flush()
 
     def interrupt(self) -> None:
-        """What Ctrl-C does."""
+        """Send the signal of Ctrl-C."""
         self._since = time.monotonic()
         self._process.send_signal(signal.SIGINT)
 

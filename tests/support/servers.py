@@ -158,7 +158,7 @@ class ScriptedServer:
 
     @property
     def connections(self) -> int:
-        """How many connections have been accepted."""
+        """Return the number of accepted connections."""
         with self._lock:
             return len(self._sockets)
 

@@ -95,7 +95,7 @@ Script = Answer | Callable[[Asked], Answer | None]
 
 @dataclass
 class Behaviour:
-    """What kind of server this is; the defaults are the hosted service of today."""
+    """The kind of server; the defaults are today's hosted service."""
 
     config: dict[str, Any] | None = field(default_factory=lambda: {"fwdbwd_max_chunk_len": 1024})
     dynamic_config: dict[str, Any] | None = field(default_factory=dict)

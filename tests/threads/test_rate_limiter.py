@@ -108,7 +108,7 @@ def test_first_come_first_served() -> None:
 
 def test_a_newcomer_does_not_overtake_those_who_have_not_noticed_that_it_reopens() -> None:
     class Drowsy(FakeClock):
-        """Who waits notices nothing before it is nudged."""
+        """A waiting thread notices nothing before it is nudged."""
 
         nudge = threading.Event()
 
@@ -130,7 +130,7 @@ def test_a_newcomer_does_not_overtake_those_who_have_not_noticed_that_it_reopens
 
 
 def test_a_refusal_while_others_wait_for_a_place_holds_them_for_the_time_too() -> None:
-    """Who waits for a place watches no clock; a refusal must set the first of them to watch it."""
+    """A thread that waits for a place watches no clock; a refusal must set the first one to watch it."""
     clock, limiter, gate = closed_limiter(1)
     limiter._window = 1
     clock.advance(1)

@@ -1,4 +1,4 @@
-"""Which credential goes with which call: every row of both tables, for the vendor's hosts and for others."""
+"""The credential of each call: every row of both tables, for the vendor's hosts and for others."""
 
 from __future__ import annotations
 

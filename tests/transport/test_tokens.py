@@ -1,4 +1,4 @@
-"""How long a token lasts, and when it is renewed by whom. The clock is turned by hand."""
+"""The lifetime and renewal of tokens, with a clock that tests turn."""
 
 from __future__ import annotations
 

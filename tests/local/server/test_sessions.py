@@ -148,7 +148,7 @@ def _results() -> int:
 
 
 def test_results_are_let_go_with_their_promises(tmp_path: Path) -> None:
-    """What is remembered of a request that may come again is not its result."""
+    """The server remembers a request that may come again, but not its result."""
     before = _results()  # parameters of other tests
     with running(tmp_path, kept_results_bytes=1) as server:
         model = server.model(server.session())
