@@ -199,6 +199,10 @@ class SampledSequence(Model):
     _topk_logprobs_list: TopkList | None = _list_field("_topk_logprobs_list")
     _views: object = _views_field()
 
+    def _repr_items(self) -> Iterator[tuple[str, Any]]:
+        yield from super()._repr_items()
+        yield "tokens", self.tokens
+
     @property
     def tokens(self) -> list[int]:
         """The token ids as a list."""
