@@ -1,4 +1,4 @@
-"""Public names whose modules are imported on first use (PEP 562).
+"""Modules that are imported when something in them is first used.
 
 A leaf: it imports no other module of the package. Any thread may enter; the import system does the locking.
 """
@@ -8,7 +8,21 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
+from types import ModuleType
 from typing import Any
+
+
+class LazyModule(ModuleType):
+    """Stands for a module, and imports it when an attribute is first read.
+
+    >>> LazyModule("math").sqrt(4)
+    2.0
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(importlib.import_module(self.__name__), name)
+        setattr(self, name, value)  # the next read finds it without this method
+        return value
 
 
 def lazy_names(

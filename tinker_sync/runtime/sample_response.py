@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
-
+from tinker_sync._numpy import AnyArray, np
 from tinker_sync.errors import UnsupportedByServerError
 from tinker_sync.types.sampling import SampleRequest, SampleResponse
 
@@ -34,19 +33,18 @@ def check_response(request: SampleRequest, response: SampleResponse) -> SampleRe
         raise UnsupportedByServerError(
             "the server ignored prompt_alt_tokens_k", feature="prompt_alt_tokens_k"
         )
+    if response._prompt_logprobs is None:
+        return response
     last_n = request.prompt_logprobs_last_n
-    scored = response.prompt_logprobs_np
-    if last_n is not None and scored is not None and not _only_last(scored, last_n):
+    if last_n is not None and not _only_last(response.prompt_logprobs_np, last_n):
         raise UnsupportedByServerError(
             "the server ignored prompt_logprobs_last_n", feature="prompt_logprobs_last_n"
         )
-    if scored is not None and len(scored) + 1 == request.prompt.known_length():
+    if len(response._prompt_logprobs) + 1 == request.prompt.known_length():
         # Some servers leave out the first token, which has no score.
-        return response.model_copy(update={"prompt_logprobs_np": np.concatenate([_NO_SCORE, scored])})
+        scored: AnyArray = np.insert(np.asarray(response._prompt_logprobs), 0, np.nan)
+        return response.model_copy(update={"prompt_logprobs_np": scored})
     return response
-
-
-_NO_SCORE: Final = np.array([np.nan], dtype=np.float32)
 
 
 def _only_last(scored: Any, last_n: int) -> bool:

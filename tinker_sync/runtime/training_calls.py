@@ -33,7 +33,6 @@ from tinker_sync.types.training import (
     ForwardRequest,
 )
 from tinker_sync.wire import json as wire_json
-from tinker_sync.wire import proto
 from tinker_sync.wire.adapt import (
     check_checkpoint_name,
     json_body,
@@ -42,7 +41,9 @@ from tinker_sync.wire.adapt import (
     refuse_unsupported,
 )
 from tinker_sync.wire.endpoints import ENDPOINTS, JSON, PROTOBUF
+from tinker_sync.wire.proto import outputs, requests
 from tinker_sync.wire.proto._varint import varint
+from tinker_sync.wire.proto._writer import Buffers
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.core import Core
@@ -289,7 +290,7 @@ class PassCall(TrainingCall):
         part_input = normalise_forward_backward(part_input, dialect)
         headers: dict[str, str] = {}
         if dialect.protobuf and (dialect.forward_only or not forward_only):
-            buffers = proto.encode_forward_backward_request(
+            buffers = requests.encode_forward_backward_request(
                 ForwardBackwardRequest(part_input, model_id), forward_only=forward_only
             )
             endpoint, content_type = "forward_backward", PROTOBUF
@@ -330,7 +331,7 @@ def _settled(decode: Any, pledge: Pledge, used: TokensUsed, reply: Any, tree: An
     return output
 
 
-def _numbered_proto(buffers: proto.Buffers, compress: Callable[[bytes], bytes] | None, number: int) -> bytes:
+def _numbered_proto(buffers: Buffers, compress: Callable[[bytes], bytes] | None, number: int) -> bytes:
     joined = b"".join([*buffers, _SEQ_ID_TAG, varint(number)])
     return joined if compress is None else compress(joined)
 
@@ -347,7 +348,7 @@ def zstd_compressor() -> Callable[[bytes], bytes] | None:
 
 
 _read_pass: Final = decode_with(
-    proto.decode_forward_backward_output, lambda tree: wire_json.from_plain(tree, ForwardBackwardOutput)
+    outputs.decode_forward_backward_output, lambda tree: wire_json.from_plain(tree, ForwardBackwardOutput)
 )
 
 
