@@ -1,0 +1,1 @@
+from tinker_sync.local.launch.serving import serve as serve
