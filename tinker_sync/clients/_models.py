@@ -11,6 +11,7 @@ from attrs import evolve, field, frozen
 from tinker_sync._observe import ModelNamed
 from tinker_sync._secret import Secret
 from tinker_sync.clients import _deadlines
+from tinker_sync.clients._creation import check_path
 from tinker_sync.errors import BadRequestError, InvalidInputError, UnprocessableEntityError
 from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.fetcher import Promise
@@ -176,23 +177,6 @@ class LoadedModel:
             return info
         finally:
             foreign.close("success")
-
-
-def check_path(core: Core, path: object, call: str) -> None:
-    """Refuse a path that no server can read, before anything is sent.
-
-    Raises:
-        InvalidInputError: it does not name a checkpoint.
-    """
-    if not isinstance(path, str) or not path:
-        raise InvalidInputError(f"{call}: the path of a checkpoint is text, got {path!r}")
-    if path.startswith("tinker://"):
-        # Not more than this: some servers keep their checkpoints in other folders, or in none.
-        parts = path.removeprefix("tinker://").split("/")
-        if len(parts) < 2 or {"", ".", ".."} & set(parts):
-            raise InvalidInputError(f"{call}: expected a path like tinker://RUN/FOLDER/NAME, got {path!r}")
-    elif core.settings.is_vendor_host:
-        raise InvalidInputError(f"{call}: the path must start with 'tinker://', got {path!r}")
 
 
 def refuse_unsendable(request: Any) -> None:
