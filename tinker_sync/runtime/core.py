@@ -283,8 +283,7 @@ class Core:
     def hide(self, text: str | None) -> str | None:
         """A user's text that nobody may see, such as an access token, in a form whose repr shows nothing.
 
-        From now on it is masked wherever the server repeats it. Assign the argument anew with it, first of
-        all: tracebacks show local variables.
+        From now on it is masked wherever the server repeats it.
         """
         if not text:
             return None

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from attrs import evolve
 
 from tinker_sync._clock import Clock
-from tinker_sync._secret import Secret, without_frames
+from tinker_sync._secret import Secret
 from tinker_sync.transport import content
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.challenge import rejects_token
@@ -176,9 +176,7 @@ class Exchange:
         try:
             self._hop = redirected(before, status, location)
         except RedirectRefused as error:
-            raise self._lost(SendFailed(str(error), maybe_received=True, final=True)) from without_frames(
-                error
-            )
+            raise self._lost(SendFailed(str(error), maybe_received=True, final=True)) from error
         self._taken = self._taken or self._hop.method != before.method
         same_origin = self._hop.origin == before.origin
         self._journal.redirected(self._call, status, same_origin=same_origin, to=str(self._hop.origin))
