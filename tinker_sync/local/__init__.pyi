@@ -1,1 +1,1 @@
-from tinker_sync.local.launch.serving import serve as serve
+from tinker_sync.local.process.serving import serve as serve

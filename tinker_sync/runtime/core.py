@@ -252,8 +252,6 @@ class Core:
             self.settings, self.keys, self.caller, lambda: _finite(self._left_s(deadline_at))
         )
         try:
-            if self.settings.local is not None:
-                self.settings.local.start()
             return introduction.ask() if self._facts is None else introduction.adopt(self._facts)
         except TinkerError as error:
             self._say_if_closed(error)
@@ -285,8 +283,7 @@ class Core:
     def hide(self, text: str | None) -> str | None:
         """A user's text that nobody may see, such as an access token, in a form whose repr shows nothing.
 
-        From now on it is masked wherever the server repeats it. Assign the argument anew with it, first of
-        all: tracebacks show local variables.
+        From now on it is masked wherever the server repeats it.
         """
         if not text:
             return None
