@@ -11,7 +11,12 @@ from attrs import evolve, field, frozen
 from tinker_sync._observe import ModelNamed
 from tinker_sync._secret import Secret
 from tinker_sync.clients import _deadlines
-from tinker_sync.errors import BadRequestError, InvalidInputError, UnprocessableEntityError
+from tinker_sync.errors import (
+    APIResponseValidationError,
+    BadRequestError,
+    InvalidInputError,
+    UnprocessableEntityError,
+)
 from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.fetcher import Promise
 from tinker_sync.runtime.futures import APIFuture
@@ -209,6 +214,8 @@ def create_model(core: Core, asked: CreateModelRequest, deadline_at: float) -> s
     request = asked.model_copy(update={"session_id": core.session_id(deadline_at)})
     refuse_unsupported(request, core.ready().facts.dialect)
     _, made = promised(core, "create_model", request, CreateModelResponse, deadline_at)
+    if not made.model_id:
+        raise APIResponseValidationError("create_model: the result names no model")
     core.tell(ModelNamed(model=made.model_id, base_model=request.base_model))
     return made.model_id
 

@@ -44,22 +44,11 @@ class Connection:
         journal = Journal(base_url=settings.base_url, as_curl=settings.log_curl, secrets=secrets)
         self.http = Http(settings, self.keys, clock=clock, journal=journal)
         self.caller = Caller(self.http, settings, clock=clock, journal=journal, secrets=secrets)
-        self._leave_server = settings.local.hold() if settings.local is not None else None
-
-    def start_server(self) -> None:
-        """Start the embedded server if this is the way to one and it is not running.
-
-        Raises:
-            TinkerError: it cannot be started.
-        """
-        if self.settings.local is not None:
-            self.settings.local.start()
 
     def mask(self, text: str | None) -> str | None:
         """Return a secret of the user, such as an access token, in a form whose repr shows nothing.
 
-        From then on the text is masked where the server repeats it. Callers assign their argument anew with
-        the result before anything else, because tracebacks show local variables.
+        From then on the text is masked where the server repeats it.
         """
         if not text:
             return None
@@ -77,11 +66,6 @@ class Connection:
         reply = self.caller.call(make_call("dynamic_config", self.settings, request))
         fetched: ClientDynamicConfigResponse = read_reply("dynamic_config", reply, self.secrets)
         return fetched
-
-    def leave_server(self) -> None:
-        """Let go of the embedded server, which ends with its last client."""
-        if self._leave_server is not None:
-            self._leave_server()
 
     def renew_after_fork(self) -> None:
         """Leave the parent's sockets to the parent, in a forked child."""

@@ -204,7 +204,6 @@ class Lifecycle:
             pool.close(timeout=_JOIN_S, drop=False)
         if self.session is not None:
             self.session.join(_JOIN_S)
-        self._connection.leave_server()
 
     def renew_after_fork(self) -> None:
         """Leave the parent's calls to the parent, in a forked child; what is closed stays closed."""

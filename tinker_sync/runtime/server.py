@@ -195,7 +195,6 @@ class Server:
     def _introduce(self, deadline_at: float) -> ServerFacts:
         introduction = self._introduction(lambda: finite(self.left_s(deadline_at)))
         try:
-            self.connection.start_server()
             facts = self._known_facts
             return introduction.ask() if facts is None else introduction.adopt(facts)
         except TinkerError as error:
