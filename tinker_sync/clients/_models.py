@@ -196,7 +196,7 @@ def refuse_unsendable(request: Any) -> None:
 def create_model(core: Core, asked: CreateModelRequest, deadline_at: float) -> str:
     """Make a new model; return its id. Blocks."""
     request = asked.model_copy(update={"session_id": core.session_id(deadline_at)})
-    refuse_unsupported(request, core.dialect)
+    refuse_unsupported(request, core.ready().facts.dialect)
     _, made = promised(core, "create_model", request, CreateModelResponse, deadline_at)
     if not made.model_id:
         raise APIResponseValidationError("create_model: the result names no model")
@@ -213,7 +213,7 @@ def promised(
     promise: UntypedAPIFuture = core.call(name, request, pause_billing=False, deadline_s=limit_s)
     future: APIFuture[T] = core.future()
     fetch = partial(
-        core.machinery.fetcher.fetch,
+        core.ready().fetcher.fetch,
         Promise(
             promise.request_id,
             ENDPOINTS[name].promises or name,

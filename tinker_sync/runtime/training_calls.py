@@ -253,7 +253,7 @@ class PassCall(TrainingCall):
         facts = core.ready().facts
         limits = facts.config
         if self._forward_only and not facts.dialect.forward_only:
-            core.refuse_without_forward()
+            core.server.refuse_without_forward()
         with core.admission.admitted(self._plan, self._limiters) as pledge:
             chunks = split(
                 self._whole.data,
