@@ -41,7 +41,7 @@ def encode_handle(
     base_model: str = "",
 ) -> str:
     """The handle of a sampler."""
-    settings, facts = core.settings, core.machinery.facts
+    settings, facts = core.settings, core.ready().facts
     ours = {"retry_config": dict(retry_config), "dialect": asdict(facts.dialect)}
     key = settings.api_key if include_api_key else None
     state = {

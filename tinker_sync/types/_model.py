@@ -336,7 +336,7 @@ def _defaults_of(cls: type) -> dict[str, Any]:
         if default is not attrs.NOTHING and field.init:
             made = default.factory() if hasattr(default, "factory") else default
             convert: Any = field.converter
-            defaults[field.name] = made if convert is None else convert(made)
+            defaults[field.alias] = made if convert is None else convert(made)
     return defaults
 
 
