@@ -19,6 +19,13 @@ if TYPE_CHECKING:
         losses,
         types,
     )
+    from tinker_sync.batch.item import (
+        BatchItem,
+    )
+    from tinker_sync.batch.waiting import (
+        as_completed,
+        gather,
+    )
     from tinker_sync.clients.rest import (
         AdminClient,
         RestClient,
@@ -145,6 +152,8 @@ if TYPE_CHECKING:
 _HOMES: dict[str, tuple[str, ...]] = {  # a module without names is offered as a whole
     "tinker_sync.auth": (),
     "tinker_sync.data": (),
+    "tinker_sync.batch.item": ("BatchItem",),
+    "tinker_sync.batch.waiting": ("as_completed", "gather"),
     "tinker_sync.clients.rest": ("AdminClient", "RestClient"),
     "tinker_sync.clients.rest.bulk": ("BulkProgress", "CheckpointOutcome"),
     "tinker_sync.clients.retry_config": ("RetryConfig",),
@@ -247,6 +256,7 @@ __all__ = [
     "BackcompatSamplingClientFuture",
     "BackcompatTrainingClientFuture",
     "BadRequestError",
+    "BatchItem",
     "BillingError",
     "BudgetExceededError",
     "BulkProgress",
@@ -321,9 +331,11 @@ __all__ = [
     "WireError",
     "__title__",
     "__version__",
+    "as_completed",
     "auth",
     "data",
     "errors",
+    "gather",
     "get_tokenizer",
     "losses",
     "types",

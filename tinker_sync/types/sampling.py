@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import attrs
 import numpy as np
@@ -179,6 +179,13 @@ def _view(views: Any, name: str, make: Callable[[], Any]) -> Any:
     return views[name] if name in views else views.setdefault(name, make())
 
 
+class Decodes(Protocol):
+    """A tokenizer, as far as `SampledSequence.text` uses it."""
+
+    def decode(self, token_ids: list[int], /, *, skip_special_tokens: bool) -> str:
+        """Return the text of token ids."""
+
+
 @model(kw_only=False)
 class SampledSequence(Model):
     """One sampled continuation, with its arrays as received and lists created on first access.
@@ -207,6 +214,20 @@ class SampledSequence(Model):
         array = self.tokens_np
         made: list[int] = _view(self._views, "tokens", lambda: [] if array is None else array.tolist())
         return made
+
+    def text(self, tokenizer: Decodes, *, skip_special_tokens: bool = True) -> str:
+        """Return the text of the tokens.
+
+        Args:
+            tokenizer: the result of a client's `get_tokenizer`, or another tokenizer with this `decode`.
+            skip_special_tokens: leave out tokens such as the one that ends a turn.
+
+        >>> import tinker_sync
+        >>> tokenizer = tinker_sync.get_tokenizer("tinker-sync/tiny")
+        >>> SampledSequence("stop", tokens_np=np.array(tokenizer.encode(" 5"))).text(tokenizer)
+        ' 5'
+        """
+        return tokenizer.decode(self.tokens, skip_special_tokens=skip_special_tokens)
 
     @property
     def logprobs(self) -> list[float] | None:
