@@ -27,6 +27,7 @@ from tinker_sync.runtime.workers import Workers
 from tinker_sync.transfer import file as transfer_file
 from tinker_sync.transfer import retry
 from tinker_sync.transfer.download import CheckpointDownload, DownloadedFile
+from tinker_sync.transfer.download_state import PartialDirectory
 from tinker_sync.transfer.progress import ProgressReporter, TransferProgress
 from tinker_sync.transfer.signed import Cancellation, SignedHttp, SignedLinks, SignedUrls
 
@@ -500,6 +501,75 @@ def test_existing_target_needs_overwrite(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["out"]
 
 
+@pytest.mark.parametrize("kind", ["directory", "link", "empty directory", "file", "dangling link"])
+def test_a_directory_of_the_user_is_not_used_as_working_directory(tmp_path: Path, kind: str) -> None:
+    mine, partial = tmp_path / "elsewhere", tmp_path / "out.partial"
+    if kind == "link":
+        mine.mkdir()
+        partial.symlink_to(mine)
+    elif kind == "dangling link":
+        partial.symlink_to(mine)
+    elif kind == "file":
+        partial.write_text("mine")
+    else:
+        partial.mkdir()
+    if kind in ("directory", "link"):
+        (partial / "files").mkdir()
+        (partial / "files" / "thesis.txt").write_text("mine")
+        (partial / "download.json").write_text("{}")
+    before = sorted(tmp_path.rglob("*"))
+    with FileServer({"a": 5}) as server:
+        with pytest.raises(errors.TransferError, match=r"out\.partial .*nothing was done") as caught:
+            fetch(server, tmp_path / "out", overwrite=True)
+        assert server.seen == []
+    assert "another name" in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("kind", ["added file", "linked files", "linked directory"])
+def test_things_of_the_user_in_an_unfinished_download_stay(tmp_path: Path, kind: str) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("mine")
+    with FileServer({"a": 6 * MIB, "deep/b": 5}) as server:
+        stopped_halfway(server, tmp_path / "out")
+        work = tmp_path / "out.partial"
+        if kind == "added file":
+            (work / "notes.txt").write_text("mine")
+        elif kind == "linked files":
+            (work / "files").rename(tmp_path / "moved")
+            (work / "files").symlink_to(mine)
+        else:
+            (work / "files" / "deep").symlink_to(mine)
+        before, seen = files_below(tmp_path), len(server.seen)
+        with pytest.raises(errors.TransferError, match="nothing was done"):
+            fetch(server, tmp_path / "out")
+        assert len(server.seen) == seen
+    assert files_below(tmp_path) == before
+
+
+def test_what_a_killed_download_had_moved_away_returns(tmp_path: Path) -> None:
+    """With `overwrite` the old target is moved, then the new one; the process may end between the two."""
+    with FileServer({"a": 6 * MIB}) as server:
+        stopped_halfway(server, tmp_path / "out")
+        old = tmp_path / "out.partial" / "old"
+        old.mkdir()
+        (old / "mine").write_text("mine")
+        with pytest.raises(errors.TransferError, match="exists already"):
+            fetch(server, tmp_path / "out")
+    assert files_below(tmp_path / "out") == {"mine": b"mine"}
+
+
+def test_only_one_of_two_processes_creates_the_working_directory(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with PartialDirectory(target).hold() as first:
+        assert [entry.name for entry in tmp_path.iterdir()] == ["out.partial"]
+        with pytest.raises(errors.TransferError, match="under way"), PartialDirectory(target).hold():
+            raise AssertionError("two hold it")
+        first.remove()
+    assert os.listdir(tmp_path) == []
+
+
 def test_full_disk_is_refused_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=66 * MIB))
@@ -533,7 +603,12 @@ def test_unwritable_target_fails(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "options"),
-    [(("tinker://run/final",), {}), ((EXTERNAL,), {"parts": 0}), ((EXTERNAL, "/"), {})],
+    [
+        (("tinker://run/final",), {}),
+        ((EXTERNAL,), {"parts": 0}),
+        ((EXTERNAL, "/"), {}),
+        ((EXTERNAL, "up/.."), {}),
+    ],
 )
 def test_invalid_arguments_are_refused_at_once(arguments: tuple[str, ...], options: dict[str, Any]) -> None:
     with FileServer({}) as server, client_of(server) as rest, pytest.raises(errors.InvalidInputError):

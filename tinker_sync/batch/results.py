@@ -14,19 +14,19 @@ import hashlib
 import io
 import json
 import logging
+import operator
 import os
 import re
 import sys
 import threading
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
+from tinker_sync._numpy import np
 from tinker_sync.errors import InvalidInputError, TinkerError, WireError
 from tinker_sync.types import SampleRequest, SampleResponse
 from tinker_sync.wire import json as wire_json
@@ -93,6 +93,7 @@ class ResultsFile:
         self._file = io.FileIO(self.path, "a+")
         try:
             _refuse_second_writer(self._file, self.path)
+            # Sorted by position, 16 bytes a line, however many there are.
             self._positions, self._offsets = self._read()
         except BaseException:
             self._file.close()
@@ -108,11 +109,11 @@ class ResultsFile:
         Raises:
             ForeignResultError: the file holds another prompt or other parameters at this position.
         """
-        place = int(np.searchsorted(self._positions, index))
+        place = bisect_left(self._positions, index)
         if place == len(self._positions) or self._positions[place] != index:
             return None
         with open(self.path, "rb") as file:
-            file.seek(int(self._offsets[place]))
+            file.seek(self._offsets[place])
             tree = wire_json.loads(file.readline())
         if tree["key"] != key:
             raise ForeignResultError(
@@ -160,15 +161,17 @@ class ResultsFile:
 
     # -------------------------------------------------------------------------------------- the earlier runs
 
-    def _read(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return positions, sorted, and the offset of the line of each; 16 bytes a line are kept."""
+    def _read(self) -> tuple[array[int], array[int]]:
+        """Return the positions in the file, sorted, and the offset of the line of each."""
         positions, offsets = array("q"), array("q")
         for offset, index in self._lines():
             positions.append(index)
             offsets.append(offset)
-        found = np.frombuffer(positions, np.int64), np.frombuffer(offsets, np.int64)
-        order = np.argsort(found[0], kind="stable")
-        return found[0][order], found[1][order]
+        if all(map(operator.le, positions, positions[1:])):
+            return positions, offsets
+        order = np.argsort(positions, kind="stable")
+        first, second = (array("q", np.asarray(each)[order].tobytes()) for each in (positions, offsets))
+        return first, second
 
     def _lines(self) -> Iterator[tuple[int, int]]:
         offset = 0

@@ -7,31 +7,19 @@
     fixtures      `tinker_server` and `tinker_service`, which pytest finds where the package is installed
 
 Calls arrive on the server's own thread; tests read them from any thread. `LocalServer(process=True)` starts
-its process through `tinker_sync.launch`. Every name loads its module on first use.
+its process through `tinker_sync.local.process`. Every name loads its module on first use.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tinker_sync._lazy import lazy_names
 
-if TYPE_CHECKING:
-    from tinker_sync.testing import faults, latency
-    from tinker_sync.testing.calls import RecordedCall
-    from tinker_sync.testing.faults import Fault
-    from tinker_sync.testing.plan import FaultPlan
-    from tinker_sync.testing.server import LocalServer
-
-_HOMES: dict[str, tuple[str, ...]] = {
-    "tinker_sync.testing.calls": ("RecordedCall",),
-    "tinker_sync.testing.faults": ("Fault",),
-    "tinker_sync.testing.latency": (),
-    "tinker_sync.testing.plan": ("FaultPlan",),
-    "tinker_sync.testing.server": ("LocalServer",),
+_HOMES = {
+    "tinker_sync.testing": "faults latency",
+    "tinker_sync.testing.calls": "RecordedCall",
+    "tinker_sync.testing.faults": "Fault",
+    "tinker_sync.testing.plan": "FaultPlan",
+    "tinker_sync.testing.server": "LocalServer",
 }
 
-__all__ = ["Fault", "FaultPlan", "LocalServer", "RecordedCall", "faults", "latency"]
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

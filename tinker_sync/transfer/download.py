@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from attrs import field, frozen
 
@@ -23,7 +21,7 @@ from tinker_sync.config import Settings
 from tinker_sync.errors import TransferError, UnsafeArchiveError
 from tinker_sync.runtime.workers import Workers
 from tinker_sync.transfer.archive import ArchiveLimits, unpack
-from tinker_sync.transfer.download_state import read_json, write_json
+from tinker_sync.transfer.download_state import PartialDirectory, read_json, remove, write_json
 from tinker_sync.transfer.file import FetchContext, FileDownload
 from tinker_sync.transfer.names import Names, Parts, UnsafeName, safe_parts
 from tinker_sync.transfer.progress import ProgressReporter
@@ -125,7 +123,8 @@ class CheckpointFetch:
         self._cancellation = cancellation
         self._reporter = reporter
         self._remembers = False  # the note names something created on the server
-        self._work = request.target.with_name(f"{request.target.name}.partial")
+        self._partial = PartialDirectory(request.target)
+        self._work = self._partial.path
 
     def run(self) -> CheckpointDownload:
         """Download the checkpoint.
@@ -136,14 +135,14 @@ class CheckpointFetch:
         """
         self._refuse_existing()
         try:
-            self._work.mkdir(parents=True, exist_ok=True)
-            with _hold_lock(self._work / "lock", self._request.target):
+            with self._partial.hold() as partial:
+                self._refuse_existing()  # again, for an earlier download may have left the target there
                 try:
                     result = self._download()
                 except BaseException:
                     self._drop_if_empty()
                     raise
-                shutil.rmtree(self._work, ignore_errors=True)
+                partial.remove()
         except OSError as error:
             raise TransferError(
                 f"{self._request.target} cannot be written: {error.strerror or error}"
@@ -187,7 +186,7 @@ class CheckpointFetch:
         kept = [self._work / "archive", *(self._work / "files").rglob("*")]
         begun = any(place.is_file() and place.stat().st_size for place in kept)
         if not begun and not self._remembers:
-            shutil.rmtree(self._work, ignore_errors=True)
+            self._partial.remove()
 
     def _begin(self) -> None:
         """Prepare the source, with the note of an earlier attempt for the same checkpoint."""
@@ -195,9 +194,7 @@ class CheckpointFetch:
         wanted = {"tinker_path": self._request.tinker_path, "base_url": self._settings.base_url}
         memory = dict(read_json(note))
         if {name: memory.get(name) for name in wanted} != wanted:
-            for left in self._work.iterdir():
-                if left.name != "lock":
-                    _remove(left)
+            self._partial.clear()
             memory = dict(wanted)
         before = dict(memory)
         self._source.begin(memory)
@@ -259,7 +256,7 @@ class CheckpointFetch:
             self._reveal(archive)
             return [DownloadedFile(self._request.target.name, fetched.size_bytes, fetched.checked)]
         into = self._work / "unpacked"
-        _remove(into)
+        remove(into)
         self._reporter.change(stage="unpacking")
         try:
             found = unpack(
@@ -269,8 +266,8 @@ class CheckpointFetch:
                 on_progress=lambda _: self._cancellation.refuse_stopped(),
             )
         except UnsafeArchiveError:
-            _remove(self._work / "archive.json")  # a later attempt must not begin with the same bytes
-            _remove(archive)
+            remove(self._work / "archive.json")  # a later attempt must not begin with the same bytes
+            remove(archive)
             raise
         self._reveal(into)
         return [DownloadedFile(file.name, file.size_bytes, fetched.checked) for file in found]
@@ -290,7 +287,7 @@ class CheckpointFetch:
         target = self._request.target
         if os.path.lexists(target):
             old = self._work / "old"
-            _remove(old)
+            remove(old)
             os.replace(target, old)
         os.replace(whole, target)
 
@@ -307,37 +304,6 @@ def _check_names(given: list[str]) -> dict[str, Parts]:
         except UnsafeName as problem:
             raise TransferError(f"the server gives a file the name {name!r}: {problem}") from None
     return found
-
-
-def _remove(place: Path) -> None:
-    """Remove a file or a directory, if it exists."""
-    if place.is_dir() and not place.is_symlink():
-        shutil.rmtree(place)
-    else:
-        place.unlink(missing_ok=True)
-
-
-@contextmanager
-def _hold_lock(place: Path, target: Path) -> Iterator[None]:
-    """Hold the lock file of a target until the end of the block or of the process."""
-    with place.open("ab") as file:
-        try:
-            _lock(file)
-        except OSError:
-            raise TransferError(f"another download to {target} is under way") from None
-        yield
-
-
-def _lock(file: IO[bytes]) -> None:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        import msvcrt
-
-        windows: Any = msvcrt
-        windows.locking(file.fileno(), windows.LK_NBLCK, 1)
-        return
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def default_target(tinker_path: str) -> Path:

@@ -1,23 +1,157 @@
-"""The state of an unfinished file, kept on disk so that a later call, or a later process, can go on.
+"""The state of an unfinished download, kept on disk so that a later call, or a later process, can go on.
 
-The state is replaced as a whole, and only after the bytes it lists are on the disk. It never claims too much,
-even when the process or the machine stops at any moment. Any thread may save.
+- `PartialDirectory` is the working directory, which no one but a download may have created.
+- `DownloadState` is the state of one file. It is replaced as a whole, and only after the bytes that it lists
+  are on the disk, so it never claims too much, at whatever moment the process or the machine stops.
+
+Any thread may save a state.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
+import tempfile
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Final
 
 from attrs import frozen
 
-_VERSION = 1
+from tinker_sync.errors import TransferError
+
+_VERSION: Final = 1
+_MARK: Final = "tinker-sync-download.txt"
+_MARK_TEXT: Final = """\
+tinker_sync keeps an unfinished download in this directory.
+Download the same checkpoint to the same place to go on, or delete the directory.
+"""
+# What a download creates in its directory, and drafts of its JSON files that a killed process leaves.
+_OWN: Final = re.compile(
+    r"lock|files|journals|unpacked|old|archive|(?:download|archive)\.json(?:\.\d+\.new)?"
+)
+# Their content is not followed by name: a target that the user replaces may hold links, an archive may not.
+_NOT_OPENED: Final = frozenset({"old", "unpacked"})
+
+
+class PartialDirectory:
+    """The directory `<target>.partial` that holds an unfinished download.
+
+    Its mark is a file that a download creates together with the directory. A directory without the mark, or
+    with things in it that no download creates, belongs to the user: nothing in it is changed or removed.
+
+    >>> target = Path(tempfile.mkdtemp()) / "model"
+    >>> with PartialDirectory(target).hold() as partial:
+    ...     _ = (partial.path / "archive").write_bytes(b"")
+    ...     partial.remove()
+    >>> partial.path.exists()
+    False
+    """
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self.path = target.with_name(f"{target.name}.partial")
+
+    @contextmanager
+    def hold(self) -> Iterator[PartialDirectory]:
+        """Create the directory, or take the one of an earlier download, and lock it until the block ends.
+
+        Raises:
+            TransferError: the directory is not a download's, or another download of any process holds it.
+        """
+        if not os.path.lexists(self.path):
+            self._create()
+        self._refuse_foreign()
+        with (self.path / "lock").open("ab") as file:
+            try:
+                _lock(file)
+            except OSError:
+                raise TransferError(f"another download to {self._target} is under way") from None
+            # A process that ends between the two last steps of a download leaves no target.
+            if os.path.lexists(self.path / "old") and not os.path.lexists(self._target):
+                os.replace(self.path / "old", self._target)
+            yield self
+
+    def clear(self) -> None:
+        """Remove the content, except for the mark and the lock."""
+        for entry in self.path.iterdir():
+            if _OWN.fullmatch(entry.name) and entry.name != "lock":
+                remove(entry)
+
+    def remove(self) -> None:
+        """Remove the directory with what a download created in it."""
+        with suppress(OSError):
+            self.clear()
+            (self.path / "lock").unlink(missing_ok=True)
+            (self.path / _MARK).unlink(missing_ok=True)
+            self.path.rmdir()
+
+    def _create(self) -> None:
+        """Create the directory with its mark in one step, unless another download is faster."""
+        parent = self.path.parent
+        parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(dir=parent, prefix=f".{self.path.name}."))
+        try:
+            (draft / _MARK).write_text(_MARK_TEXT, encoding="utf-8")
+            os.rename(draft, self.path)
+        except OSError:
+            shutil.rmtree(draft, ignore_errors=True)
+            if not os.path.lexists(self.path):
+                raise
+
+    def _refuse_foreign(self) -> None:
+        """Refuse a directory that is not a download's, before anything in it changes.
+
+        Raises:
+            TransferError: the directory, or something in it, is the user's.
+        """
+        if self.path.is_symlink() or not self.path.is_dir():
+            raise self._refusal("is not a directory")
+        mark = self.path / _MARK
+        if mark.is_symlink() or not mark.is_file():
+            raise self._refusal("was not created by a download")
+        for folder, folders, files in os.walk(self.path):
+            top = Path(folder) == self.path
+            for name in (*folders, *files):
+                entry = Path(folder, name)
+                if top and name != _MARK and not _OWN.fullmatch(name):
+                    raise self._refusal(f"has something in it that no download created, {name!r}")
+                if entry.is_symlink() and name not in _NOT_OPENED:
+                    raise self._refusal(f"has a link in it, {str(entry.relative_to(self.path))!r}")
+            if top:
+                folders[:] = [name for name in folders if name not in _NOT_OPENED]
+
+    def _refusal(self, reason: str) -> TransferError:
+        return TransferError(
+            f"{self.path} {reason}; nothing was done. A download to {self._target.name!r} is kept there "
+            "until it is complete: move the directory away, or download to another name"
+        )
+
+
+def _lock(file: IO[bytes]) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        import msvcrt
+
+        windows: Any = msvcrt
+        windows.locking(file.fileno(), windows.LK_NBLCK, 1)
+        return
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def remove(place: Path) -> None:
+    """Remove a file, a link or a directory, if it exists."""
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
+
 
 Stretch = tuple[int, int]
 """Bytes of a file, the begin included and the end not."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from support.stores import adapter, add_run, same, store_with_run, with_optimizer
@@ -268,16 +269,26 @@ def test_a_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:
 def test_opening_removes_leftover_folders_only(tmp_path: Path) -> None:
     with store_with_run(tmp_path) as store:
         store.save_checkpoint("r-1", "training", "kept", adapter(1), {})
-    (tmp_path / "staging" / "half").mkdir()
-    (tmp_path / "staging" / "half" / "adapter_model.safetensors").write_bytes(b"x")
-    (tmp_path / "checkpoints" / "unknown").mkdir()
-    (tmp_path / "checkpoints" / "unknown" / "adapter_model.safetensors").write_bytes(b"x")
+    for leftover in (tmp_path / "staging" / uuid4().hex, tmp_path / "checkpoints" / uuid4().hex):
+        leftover.mkdir()
+        (leftover / "adapter_model.safetensors").write_bytes(b"x")
     (tmp_path / "notes.txt").write_text("mine")
     with Store(tmp_path) as store:
         assert list((tmp_path / "staging").iterdir()) == []
         assert len(list((tmp_path / "checkpoints").iterdir())) == 1
         assert same(store.load_checkpoint("r-1", "training", "kept")[1], adapter(1))
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_opening_keeps_folders_of_the_user(tmp_path: Path) -> None:
+    """A project often has a folder `checkpoints` of its own, and is given as data directory."""
+    for place in ("checkpoints/best", "staging/site"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "model.bin").write_bytes(b"mine")
+    for _ in range(2):
+        Store(tmp_path).close()
+    assert (tmp_path / "checkpoints/best/model.bin").read_bytes() == b"mine"
+    assert (tmp_path / "staging/site/model.bin").read_bytes() == b"mine"
 
 
 def test_a_closed_store_raises(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -23,6 +24,8 @@ Content = Callable[[], Iterable[Any]]
 """A function that yields the pieces of one file, each bytes-like."""
 
 _WRITE_BYTES: Final = 1 << 24
+# The names that `put` gives. Everything else in the data directory belongs to the user.
+_OWN_NAME: Final = re.compile(r"[0-9a-f]{32}")
 
 
 @frozen
@@ -112,12 +115,20 @@ class FolderStore:
         shutil.rmtree(self._complete / folder, ignore_errors=True)
 
     def sweep(self, known: Collection[str]) -> int:
-        """Remove incomplete folders and those not in `known`; return how many."""
-        unfinished = list(self._staging.iterdir())
-        unknown = [path for path in self._complete.iterdir() if path.name not in known]
+        """Remove incomplete folders and those not in `known`; return how many.
+
+        A data directory may hold folders of the user that have the same names as the store's two. Only
+        folders with a name that `put` gives are removed.
+        """
+        unfinished = _own_folders(self._staging)
+        unknown = [path for path in _own_folders(self._complete) if path.name not in known]
         for path in (*unfinished, *unknown):
             shutil.rmtree(path, ignore_errors=True)
         return len(unfinished) + len(unknown)
+
+
+def _own_folders(place: Path) -> list[Path]:
+    return [path for path in place.iterdir() if _OWN_NAME.fullmatch(path.name) and not path.is_symlink()]
 
 
 def _write(path: Path, content: Content) -> FileFact:
