@@ -27,7 +27,8 @@ ROOMS = (
         "_display",
     ),
     *("config", "types", "wire", "transport", "auth", "runtime", "telemetry", "usage", "losses"),
-    *("transfer", "text", "data", "display", "clients", "diagnose", "local", "testing", "demo", "cli"),
+    *("transfer", "text", "data", "batch", "display"),
+    *("clients", "diagnose", "local", "testing", "demo", "cli"),
     *("__main__", "lib"),
 )
 # Rooms above that are closed all the same: values and codecs are pure, the embedded server knows no client.
@@ -36,6 +37,7 @@ CLOSED = {
     "wire": {"config"},
     "text": {"config", "wire", "transport", "auth", "telemetry"},
     "data": {"config", "wire", "transport", "auth", "runtime", "telemetry"},
+    "batch": {"config", "transport", "auth", "telemetry", "usage", "losses", "transfer", "text", "data"},
     "losses": {"config", "transport", "auth", "telemetry"},
     "transfer": {"telemetry", "losses", "auth"},
     "local": {"transport", "runtime", "telemetry", "losses", "transfer", "clients"},
