@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support import open_servers
+from support.custom_losses import squares
 from support.hasty import hasty_service, paused
 from support.open_servers import BAD_NAME, BAD_TOKEN, OpenServer
 from support.tinker_stub import Answer, Stub, StubServer
@@ -142,6 +143,45 @@ def test_what_they_would_skip_is_refused_before_it_takes_a_number(stub: OpenServ
             with pytest.raises(UnsupportedByServerError):
                 sampler.sample(PROMPT, 1, params, **options)
         assert stub.asked("/asample") == []
+
+
+# ------------------------------------------------------------------------------------ order
+
+
+@pytest.mark.parametrize("dialect", ["auto", "json"])
+def test_servers_that_do_not_keep_the_order_get_one_call_at_a_time(dialect: str) -> None:
+    """This server runs an `optim_step` before the passes that wait, and reports success."""
+    with StubServer(open_servers.TxLike()) as stub, service(stub, dialect=dialect) as client:
+        stub.pass_s = 0.05
+        trainer = client.create_lora_training_client("stub/model").result()
+        steps = []
+        for _ in range(3):
+            trainer.forward_backward([datum(1, 2)], "cross_entropy")
+            trainer.forward_backward([datum(3, 4)], "cross_entropy")
+            steps.append(trainer.optim_step(types.AdamParams()))
+        for step in steps:
+            step.result(PATIENCE_S)
+        assert stub.applied == [2, 2, 2]
+
+
+def test_a_failed_call_lets_the_next_one_go_where_each_is_alone() -> None:
+    with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model").result()
+        failed = trainer.save_state(BAD_NAME)
+        step = trainer.optim_step(types.AdamParams())
+        assert step.result(PATIENCE_S).metrics
+        with pytest.raises(RequestFailedError):
+            failed.result(0)
+
+
+def test_a_custom_loss_has_its_second_pass_before_the_next_call_where_each_is_alone() -> None:
+    with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
+        stub.pass_s = 0.02
+        trainer = client.create_lora_training_client("stub/model").result()
+        loss = trainer.forward_backward_custom([datum(1, 2)], squares)
+        trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+        loss.result(PATIENCE_S)
+        assert stub.applied == [2]  # the forward pass of this double counts as one
 
 
 # ------------------------------------------------------------------------------------ formats

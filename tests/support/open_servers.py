@@ -9,6 +9,7 @@ and the token 666 in a prompt.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
@@ -216,10 +217,20 @@ class TxLike(OpenServer):
     """JSON only, without settings; passes have fields and types of their own, and numbers mean nothing."""
 
     name = "tx"
+    pass_s = 0.0
+    """How long a pass takes."""
+
+    def __init__(self, **behaviour: Any) -> None:
+        super().__init__(**behaviour)
+        self.applied: list[int] = []
+        """For each `optim_step`, the number of passes whose gradients it applied."""
+        self._ends: list[float] = []
 
     def _passed(self, data: list[Any]) -> Any:
         made = super()._passed(data)
         promise = self._promises[made["request_id"]]
+        promise.ready_at += self.pass_s
+        self._ends.append(promise.ready_at)
         payload = json.loads(promise.payload)
         for output in payload["loss_fn_outputs"]:
             scores = output["logprobs"]
@@ -231,6 +242,11 @@ class TxLike(OpenServer):
         return made
 
     def on_optim_step(self, asked: Asked) -> Any:
+        """Apply the gradients that are there. Passes that wait in the queue are passed by."""
+        now = asyncio.get_running_loop().time()
+        ready = [end for end in self._ends if end <= now]
+        self._ends = [end for end in self._ends if end > now]
+        self.applied.append(len(ready))
         return self.promise("optim_step", {"metrics": {"grad_norm": 0.5, "learning_rate": 1e-4}})
 
     def on_asample(self, asked: Asked) -> Any:
