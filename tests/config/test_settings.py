@@ -64,7 +64,6 @@ def test_defaults() -> None:
         "dialect": "auto",
         "deadline_s": None,
         "pace": 1.0,
-        "local": None,
     }
     assert settings == Settings()
 

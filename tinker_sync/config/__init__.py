@@ -1,7 +1,7 @@
 """The user's configuration: arguments, environment variables and the credentials file, resolved once.
 
-`Settings` is frozen, so any thread may read it. Resolving the base URL "local" prepares the embedded server
-of this process (see `launch`); apart from that, nothing here opens a connection.
+`Settings` is frozen, so any thread may read it. Resolving the base URL "local" reserves the port of the
+embedded server (see `_embedded`). Nothing here opens a connection or starts a process.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from attrs import Attribute, evolve, field, fields, frozen
 from attrs.validators import optional
 
-from tinker_sync import launch
+from tinker_sync import _embedded
 from tinker_sync._secret import MASK, HeaderMap, Secret, is_secret_header, mask_text
 from tinker_sync.config.address import DEFAULT_BASE_URL, is_vendor_url, normalize_base_url
 from tinker_sync.config.credentials_file import CredentialsFile
@@ -27,8 +27,6 @@ from tinker_sync.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import requests
-
-    from tinker_sync.launch.server import EmbeddedServer
 
 KeySource = Literal["argument", "environment", "stored", "local"]
 
@@ -50,7 +48,7 @@ COMMAND_TIME_LIMIT_S: Final = 30.0
 
 _TRUE_WORDS: Final = frozenset({"1", "true", "yes", "on"})
 _NOT_IN_PICKLES: Final = frozenset(
-    {"api_key", "api_key_source", "credential_cmd", "cf_access_id", "cf_access_secret", "session", "local"}
+    {"api_key", "api_key_source", "credential_cmd", "cf_access_id", "cf_access_secret", "session"}
 )
 _DIALECTS: Final = ("auto", "proto", "json")
 
@@ -148,8 +146,6 @@ class Settings:
     dialect: object = field(default="auto", validator=_check_dialect)
     deadline_s: float | None = field(default=None, validator=optional(_check_seconds))
     pace: float = field(default=1.0, validator=_check_pace)
-    local: EmbeddedServer | None = field(default=None, eq=False, repr=False)
-    """The embedded server of this process, if the client uses it. It starts with the first request."""
 
     @property
     def is_vendor_host(self) -> bool:
@@ -240,8 +236,8 @@ class Settings:
         level = _read_log_level(log, env)
         show_logs(level)
         command = credential_cmd or env.secret("TINKER_CREDENTIAL_CMD")
-        server, local = _resolve_server(address, env)
-        key, source = _find_local_key(server, local, api_key)
+        server, key = _resolve_server(address, env, api_key)
+        source: KeySource | None = "local"
         if key is None:
             key, source = _find_key(api_key, command, env, credentials_file)
         return cls(
@@ -269,12 +265,9 @@ class Settings:
             dialect=dialect,
             deadline_s=deadline_s,
             pace=_read_pace(env) if pace is None else pace,
-            local=local or launch.find_own_server(server),
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.local is not None:  # the process that loads the pickle needs a running server
-            self.local.start()
         shown = {a.name: getattr(self, a.name) for a in fields(Settings) if a.name not in _NOT_IN_PICKLES}
         headers = self.default_headers.items()
         shown["default_headers"] = {n: v for n, v in headers if not is_secret_header(n) and mask_text(v) == v}
@@ -316,29 +309,22 @@ def _check_sendable(secret: Secret | None, name: str) -> Secret | None:
     return secret
 
 
-def _resolve_server(argument: Secret | None, env: _Environment) -> tuple[str, EmbeddedServer | None]:
-    """Return the address, and the embedded server of this process for the address "local"."""
-    asked = argument or env.secret("TINKER_BASE_URL")
-    if asked is not None and asked.reveal() == launch.LOCAL:
-        local = launch.get_server(
+def _resolve_server(
+    address: Secret | None, env: _Environment, api_key: Secret | None
+) -> tuple[str, Secret | None]:
+    """Return the URL of the server, and its key if it is an embedded server.
+
+    With base_url="local" that key replaces a given one, so scripts written for the hosted service run
+    unchanged. At the explicit address of an embedded server, a given key wins.
+    """
+    asked = address or env.secret("TINKER_BASE_URL")
+    if asked is not None and asked.reveal() == _embedded.LOCAL:
+        reserved = _embedded.reserve_server(
             data_dir=env.text("TINKER_LOCAL_DATA_DIR"), model=env.text("TINKER_LOCAL_MODEL")
         )
-        return local.base_url, local
-    return _read_base_url(argument, env), None
-
-
-def _find_local_key(
-    server: str, local: EmbeddedServer | None, argument: Secret | None
-) -> tuple[Secret | None, KeySource | None]:
-    """Return the key of an embedded server, which no variable or file holds.
-
-    With base_url="local" it replaces a given key, so scripts written for the hosted service run unchanged. At
-    the explicit address of an embedded server, a given key wins.
-    """
-    if local is not None:
-        return local.key, "local"
-    key = launch.find_key(server) if argument is None else None
-    return key, None if key is None else "local"
+        return reserved.base_url, reserved.key
+    base_url = _read_base_url(address, env)
+    return base_url, _embedded.find_key(base_url) if api_key is None else None
 
 
 def _read_base_url(argument: Secret | None, env: _Environment) -> str:

@@ -81,7 +81,7 @@ def run(
         _check_png(Path(png))
     screen, began = Screen(out or sys.stdout), time.monotonic()
     with ServiceClient(base_url=base_url or "local") as service:
-        course = _Course(service, screen, seed, steps, model or TINY)
+        course = _Course(service, screen, seed, steps, model or TINY, embedded=base_url in (None, "local"))
         course.introduce()
         sorting = course.teach_sorting()
         stories = course.teach_stories()
@@ -108,14 +108,16 @@ def run(
 class _Course:
     """One run of the demo. For one thread."""
 
-    def __init__(self, service: ServiceClient, screen: Screen, seed: int, steps: Steps, model: str) -> None:
+    def __init__(
+        self, service: ServiceClient, screen: Screen, seed: int, steps: Steps, model: str, *, embedded: bool
+    ) -> None:
         self._service = service
         self._screen = screen
         self._seed = seed
         self._steps = steps
         self._model = model
         self._base_url = service.holder.settings.base_url
-        self.embedded = service.holder.settings.local is not None
+        self.embedded = embedded
         self._rates = _TINY_RATES if model == TINY else _LARGE_RATES
 
     def introduce(self) -> None:

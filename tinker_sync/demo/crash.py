@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import IO, Any, Final, NamedTuple
 
 from tinker_sync.errors import TinkerError
-from tinker_sync.launch.process import encode_orders, interpreter_command
+from tinker_sync.local.process.server_process import encode_orders, interpreter_command
 
 STEPS_LOST: Final = 3
 

@@ -79,19 +79,18 @@ def examine(base_url: str | None = None, *, clock: Clock = SYSTEM_CLOCK) -> list
         advice = "correct the argument, the variable or the file that the text names"
         return [*findings, Finding(name="settings", state="failure", what=str(error), advice=advice)]
     findings += [_address(settings, base_url), _key(settings), *_key_file(), _proxy(settings)]
-    leave = settings.local.hold() if settings.local is not None else None
+    http = Http(settings, KeyRing(settings))
     try:
-        if settings.local is not None:
-            settings.local.start()  # its port does not listen before
+        http.start_server()  # the port of an embedded server does not listen before
         findings += _way(settings)
-        reply, reached = _reached(settings)
-        findings += [reached, _clocks(reply, clock), _accepted(settings, reply), *_ignored(settings, reply)]
-    except TinkerError as error:
+        reply, reached = _reached(http)
+        findings += [reached, _clocks(reply, clock), _accepted(settings, reply)]
+        findings += _ignored(http, settings, reply)
+    except (SendFailed, TinkerError) as error:
         advice = "tinker-sync serve shows why it does not start"
         findings.append(Finding(name="server", state="failure", what=str(error), advice=advice))
     finally:
-        if leave is not None:
-            leave()
+        http.close()
     return findings
 
 
@@ -247,8 +246,7 @@ def _connection(host: str, port: int, *, tls: bool) -> Finding:
         return Finding(name="connection", state="failure", what=what, advice=advice)
 
 
-def _reached(settings: Settings) -> tuple[Reply | None, Finding]:
-    http = Http(settings)
+def _reached(http: Http) -> tuple[Reply | None, Finding]:
     call = Call(
         method="GET", path="/api/v1/healthz", credential="none", read_s=_REACH_S, deadline_s=2 * _REACH_S
     )
@@ -258,8 +256,6 @@ def _reached(settings: Settings) -> tuple[Reply | None, Finding]:
     except (SendFailed, TinkerError) as error:
         advice = "fix the failures above; otherwise try again, and check the proxy"
         return None, Finding(name="server", state="failure", what=f"no answer: {error}", advice=advice)
-    finally:
-        http.close()
     what = f"it answered ({reply.status}) in {(SYSTEM_CLOCK.now() - began) * 1000:.0f} ms"
     if reply.status >= 500:
         advice = "the server has a problem: try again later"
@@ -287,18 +283,15 @@ def _accepted(settings: Settings, reply: Reply | None) -> Finding:
     return _try_access(lambda: raise_if_tinker_not_accessible(base_url=settings.base_url))
 
 
-def _ignored(settings: Settings, reply: Reply | None) -> Iterator[Finding]:
+def _ignored(http: Http, settings: Settings, reply: Reply | None) -> Iterator[Finding]:
     """What an embedded server has ignored in requests; other servers do not report it."""
     if reply is None or reply.status >= 400 or settings.is_vendor_host:
         return
-    http = Http(settings, KeyRing(settings))
     try:
         answer = http.send(Call(method="GET", path="/api/v1/healthz", read_s=_REACH_S, deadline_s=_REACH_S))
         ignored = json.loads(answer.body).get("ignored_fields", [])
     except (SendFailed, TinkerError, ValueError, AttributeError):
         return  # the findings above name the reason
-    finally:
-        http.close()
     if ignored:
         what = f"this server ignored fields of requests that it does not know: {', '.join(ignored)}"
         advice = "update tinker-sync where the server runs if their effect matters"

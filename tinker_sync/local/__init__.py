@@ -2,7 +2,7 @@
 
 engine   training and sampling in numpy;  tiny     the built-in base model
 host     the computing threads;           store    the durable state
-server   the HTTP service;                launch   its process
+server   the HTTP service;                process  how it starts and ends
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from tinker_sync._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from tinker_sync.local.launch.serving import serve
+    from tinker_sync.local.process.serving import serve
 
 __all__ = ["serve"]
 
 if not TYPE_CHECKING:
     # Importing the engine alone must not load the server.
-    __getattr__, __dir__ = lazy_names(__name__, {"tinker_sync.local.launch.serving": ("serve",)})
+    __getattr__, __dir__ = lazy_names(__name__, {"tinker_sync.local.process.serving": ("serve",)})

@@ -252,8 +252,6 @@ class Core:
             self.settings, self.keys, self.caller, lambda: _finite(self._left_s(deadline_at))
         )
         try:
-            if self.settings.local is not None:
-                self.settings.local.start()
             return introduction.ask() if self._facts is None else introduction.adopt(self._facts)
         except TinkerError as error:
             self._say_if_closed(error)

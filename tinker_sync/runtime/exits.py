@@ -15,7 +15,7 @@ import time
 import weakref
 from typing import Final, Literal, Protocol
 
-from tinker_sync import launch
+from tinker_sync import _embedded
 from tinker_sync.runtime import _fork
 
 EXIT_LIMIT_S: Final = 1.0
@@ -97,6 +97,6 @@ def finish_all() -> None:
         for done in under_way:
             if done is not None:
                 done.wait(max(give_up_at - time.monotonic(), 0.0))
-        launch.stop_server()
+        _embedded.stop_server()
     except BaseException:  # noqa: BLE001  # a second Ctrl-C means now; and nobody wants to read about it
         _log.debug("the sessions could not be finished", exc_info=True)

@@ -78,8 +78,6 @@ class Parts:
         self.unfinished = Unfinished(self.report)
         self._lock = threading.Lock()
         self._acknowledging: weakref.WeakSet[Acknowledging] = weakref.WeakSet()  # guarded by _lock
-        self._leave = settings.local.hold() if settings.local is not None else None
-        """Ends what an embedded server runs for."""
         self._poller = poller
         self._http = http
         self._pools = pools
@@ -168,8 +166,6 @@ class Parts:
             pool.close(timeout=_JOIN_S, drop=False)
         if self.session is not None:
             self.session.join(_JOIN_S)
-        if self._leave is not None:
-            self._leave()
 
     def renew_after_fork(self) -> None:
         """In the child nobody waits for the end; what is ended stays so."""

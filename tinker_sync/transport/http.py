@@ -9,13 +9,14 @@ the server had closed in the meantime is replaced here where nothing can happen 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 from urllib.parse import SplitResult, urlsplit
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._embedded import hold_server
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
-from tinker_sync.errors import TinkerError
+from tinker_sync.errors import APIConnectionError
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.exchange import Exchange
 from tinker_sync.transport.headers import HeaderLayers
@@ -27,9 +28,6 @@ from tinker_sync.transport.pools import MAX_IDLE, Origin, Pools
 from tinker_sync.transport.scheme import speaks_tls, with_tls
 from tinker_sync.transport.session import SessionRules
 from tinker_sync.transport.socket_line import Limits
-
-if TYPE_CHECKING:
-    from tinker_sync.launch.server import EmbeddedServer
 
 __all__ = ["Call", "Credentials", "Exchange", "Http", "Reply", "SendFailed"]
 
@@ -73,9 +71,9 @@ class Http:
         self._base = urlsplit(settings.base_url)
         self._origin = Origin.of(self._base)
         self._layers = HeaderLayers(settings)
-        self._local = settings.local
+        self._embedded = hold_server(settings.base_url, settings.api_key)
         self._rules = SessionRules(
-            settings.session, direct=settings.local is not None or settings.api_key_source == "local"
+            settings.session, direct=self._embedded is not None or settings.api_key_source == "local"
         )
         self._pools = Pools(clock, max_idle=max_idle)
         self._launcher = Launcher(self._rules, self._pools, clock)
@@ -106,8 +104,8 @@ class Http:
             SendFailed: It could not be sent.
             CredentialError: There is no key to send it with.
         """
-        if self._local is not None:
-            self._wake(self._local)
+        if self._embedded is not None:
+            self.start_server()
         credential = self._credential(call)
         hop = self._first_hop(call, credential)
         # A key among the user's default headers is the user's to renew.
@@ -122,11 +120,19 @@ class Http:
             self._keys.renewed if self._keys and ours and call.credential == "usual" else None,
         )
 
-    def _wake(self, server: EmbeddedServer) -> None:
-        """An embedded server that nobody has started yet answers nobody; nor does one that is no more."""
+    def start_server(self) -> None:
+        """Start the embedded server if these calls go to it and it is not running.
+
+        Raises:
+            SendFailed: It has ended by itself.
+            ConfigurationError: Its directory or its model cannot be used.
+            MissingExtraError: A package that it needs is not installed.
+        """
+        if self._embedded is None:
+            return
         try:
-            server.start()
-        except TinkerError as error:
+            self._embedded.start()
+        except APIConnectionError as error:
             raise SendFailed(str(error), maybe_received=False, final=True) from error
 
     def _was_meant_for_tls(self, failed: SendFailed, call: Call) -> bool:
@@ -135,7 +141,7 @@ class Http:
         unanswered = isinstance(failed.cause, (OSError, Unanswered)) and not (
             failed.timed_out or failed.final
         )
-        if self._heard or not unanswered or origin.scheme != "http" or self._local is not None:
+        if self._heard or not unanswered or origin.scheme != "http" or self._embedded is not None:
             return False
         self._heard = True
         direct = self._rules.way_to(origin).route.proxy is None
@@ -150,6 +156,8 @@ class Http:
         """Close all connections; what is under way fails. May be called twice, from any thread."""
         self._pools.close()
         self._rules.close()
+        if self._embedded is not None:
+            self._embedded.release()
 
     @property
     def closed(self) -> bool:

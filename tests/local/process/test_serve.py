@@ -17,11 +17,10 @@ import pytest
 from support.clock import PATIENCE_S
 from support.served import served
 
-from tinker_sync import AuthenticationError, ConfigurationError, ServiceClient, launch
+from tinker_sync import AuthenticationError, ConfigurationError, ServiceClient, _embedded
 from tinker_sync._secret import Secret
-from tinker_sync.launch import key_files
 from tinker_sync.local import serve
-from tinker_sync.local.launch import command
+from tinker_sync.local.process import command, key_files
 
 
 def ended(process: subprocess.Popen[str], how: signal.Signals) -> tuple[int, str, str]:
@@ -38,7 +37,7 @@ def test_it_serves_until_a_signal_and_clients_find_the_key(tmp_path: Path) -> No
         place = key_files.locate(int(url.rpartition(":")[2]))
         with ServiceClient(base_url=url) as client:
             assert client.get_server_capabilities().supported_models
-        found = launch.find_key(url)
+        found = _embedded.find_key(url)
         assert found is not None
         key = found.reveal()
         code, output, errors = ended(process, signal.SIGTERM)
@@ -81,8 +80,8 @@ def test_a_directory_or_port_in_use_is_refused(tmp_path: Path, capsys: pytest.Ca
             f"Error: 127.0.0.1:{port} cannot be listened on: another program uses the port; "
             "choose another one (--port), or 0 for one that is free\n"
         )
-        assert launch.find_key(url)  # the first one's key file is untouched
-    assert launch.find_key(url) is None
+        assert _embedded.find_key(url)  # the first one's key file is untouched
+    assert _embedded.find_key(url) is None
 
 
 def test_an_unusable_directory_is_refused_with_advice(
@@ -136,7 +135,7 @@ def test_allow_remote_and_stop_from_a_thread(tmp_path: Path) -> None:
         with ServiceClient(base_url=address, api_key=key.reveal()) as client:
             assert client.get_server_capabilities().supported_models
             assert not client.holder.dialect.protobuf
-        assert launch.find_key(address) is None  # a remote server publishes no key file
+        assert _embedded.find_key(address) is None  # a remote server publishes no key file
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from tinker_sync._secret import Secret
 from tinker_sync.errors import ConfigurationError, TinkerError
-from tinker_sync.local.launch.serving import DEFAULT_DATA_DIR, LOOPBACK, serve
+from tinker_sync.local.process.serving import DEFAULT_DATA_DIR, LOOPBACK, serve
 
 KEY_VARIABLE: Final = "TINKER_LOCAL_KEY"
 _LEVELS: Final = ("debug", "info", "warning", "error")

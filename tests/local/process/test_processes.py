@@ -65,11 +65,11 @@ def await_gone(pid: int, place: Path) -> None:
 
 SHOW = """
 import json, os, sys
-from tinker_sync import ServiceClient, launch
-from tinker_sync.launch import key_files
+from tinker_sync import ServiceClient, _embedded
+from tinker_sync.local.process import key_files
 
 def shown():
-    server = launch.current_server()
+    server = _embedded.current_server()
     port = int(server.base_url.rpartition(":")[2])
     return json.dumps({"pid": server.pid, "url": server.base_url, "place": str(key_files.locate(port))})
 """
@@ -121,13 +121,14 @@ for number in range(2):
         again.close().result()
         client.close().result()
         # In one write: the other child prints at the same time.
-        print("shared\\n" if same and launch.current_server().pid is None else "apart\\n", end="", flush=True)
+        shared = same and _embedded.current_server().pid is None
+        print("shared\\n" if shared else "apart\\n", end="", flush=True)
         os._exit(0)
     children.append(child)
 for child in children:
     os.waitpid(child, 0)
 client.get_server_capabilities()  # what children close is closed for them alone
-print("alive" if launch.current_server().running else "gone")
+print("alive" if _embedded.current_server().running else "gone")
 client.close().result()
 """
     with program(tmp_path, code) as process:
@@ -151,10 +152,10 @@ if child == 0:
         print("refused" if "belongs to the process" in str(error) else error, flush=True)
     with ServiceClient(base_url="local") as own:
         own.get_server_capabilities()
-        print("own" if launch.current_server().running else "none", flush=True)
+        print("own" if _embedded.current_server().running else "none", flush=True)
     os._exit(0)
 client.close().result()
-print("stopped" if not launch.current_server().running else "runs", flush=True)
+print("stopped" if not _embedded.current_server().running else "runs", flush=True)
 os.close(writer)
 os.waitpid(child, 0)
 """

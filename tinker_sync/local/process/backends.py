@@ -18,15 +18,15 @@ class ThreadBackend:
     """A store, a host and the application over them, in this process. For one owner.
 
     Args:
-        model: the base model, see `tinker_sync.local.launch.models`.
+        model: the base model, see `tinker_sync.local.process.models`.
         key: the key that clients send.
         data_dir: the directory for the state.
         settings: settings of the server, by name.
     """
 
     def __init__(self, *, model: str, key: str, data_dir: Path, settings: dict[str, Any]) -> None:
-        from tinker_sync.local.launch.assembly import assemble
-        from tinker_sync.local.launch.models import load_base_model
+        from tinker_sync.local.process.assembly import assemble
+        from tinker_sync.local.process.models import load_base_model
 
         load_base_model(model)  # so that a wrong model is reported as an argument, not as a setting
         self._parts = ExitStack()
@@ -43,9 +43,9 @@ class ProcessBackend:
     """A server in a child process; `app` forwards requests to it. Arguments as for `ThreadBackend`."""
 
     def __init__(self, *, model: str, key: str, data_dir: Path, settings: dict[str, Any]) -> None:
-        from tinker_sync.launch.process import ServerProcess
-        from tinker_sync.launch.server import bind_port
-        from tinker_sync.testing._forward import Forward
+        from tinker_sync.local.process.forward import Forward
+        from tinker_sync.local.process.server import bind_port
+        from tinker_sync.local.process.server_process import ServerProcess
 
         if Path(model).exists():  # the child has another working directory
             model = str(Path(model).absolute())
@@ -67,6 +67,6 @@ class ProcessBackend:
 
     def close(self) -> None:
         """End the process in order."""
-        from tinker_sync.launch.server import STOP_LIMIT_S
+        from tinker_sync.local.process.server import STOP_LIMIT_S
 
         self._process.end(STOP_LIMIT_S)

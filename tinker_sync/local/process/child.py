@@ -1,8 +1,8 @@
 """`main`: an embedded server in a child process, which ends when its owner lets go of it.
 
-The orders of the owner have come through standard input, see `tinker_sync.launch.process`. The end of that
-input means that the owner has closed the pipe or has died; the server then ends too. The main thread serves;
-the thread `tinker-owner` reads standard input.
+The orders of the owner have come through standard input, see `tinker_sync.local.process.server_process`. The
+end of that input means that the owner has closed the pipe or has died; the server then ends too. The main
+thread serves; the thread `tinker-owner` reads standard input.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def main(orders: dict[str, Any]) -> None:
 
 
 def _serve(orders: dict[str, Any], place: Path, report: _StartReport, watch: _OwnerWatch) -> None:
-    from tinker_sync.local.launch.assembly import assemble
-    from tinker_sync.local.launch.running import run
+    from tinker_sync.local.process.assembly import assemble
+    from tinker_sync.local.process.running import run
 
     descriptor = orders["fd"]
     listening = None if descriptor is None else socket.socket(fileno=descriptor)

@@ -32,7 +32,7 @@ def assemble(
     """
     # Imported here because they take most of the time that a server needs to start.
     from tinker_sync.local.host.host import Host
-    from tinker_sync.local.launch.models import load_base_model
+    from tinker_sync.local.process.models import load_base_model
     from tinker_sync.local.server.app import build
     from tinker_sync.local.server.flags import Flags
     from tinker_sync.local.store import Store, StoreError

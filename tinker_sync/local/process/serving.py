@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Final
 
 from tinker_sync._secret import Secret, mask_repr
 from tinker_sync.errors import ConfigurationError
-from tinker_sync.launch import key_files
-from tinker_sync.launch.server import BUILT_IN_MODEL, ServerRecord
+from tinker_sync.local.process import key_files
+from tinker_sync.local.process.server import BUILT_IN_MODEL, ServerRecord
 
 if TYPE_CHECKING:
-    from tinker_sync.local.launch.running import Stop
+    from tinker_sync.local.process.running import Stop
 
 DEFAULT_DATA_DIR: Final = "~/.tinker/local"
 LOOPBACK: Final = "127.0.0.1"
@@ -66,8 +66,8 @@ def serve(
     secret = key if isinstance(key, Secret) else Secret(mask_repr(key) or f"tml-local-{os.urandom(24).hex()}")
     key = None
     _check_host(host, allow_remote)
-    from tinker_sync.local.launch.assembly import assemble
-    from tinker_sync.local.launch.running import run
+    from tinker_sync.local.process.assembly import assemble
+    from tinker_sync.local.process.running import run
 
     directory = Path(data_dir if data_dir is not None else DEFAULT_DATA_DIR).expanduser().absolute()
     flags = {"json_only": json_only}

@@ -34,7 +34,7 @@ def interpreter_command(module: str) -> list[str]:
     The orders come as the first line of its standard input, see `encode_orders`. The new interpreter imports
     modules from the same places as this one.
 
-    >>> interpreter_command("tinker_sync.local.launch.child")[1]
+    >>> interpreter_command("tinker_sync.local.process.child")[1]
     '-c'
     """
     code = (
@@ -70,7 +70,7 @@ class ServerProcess:
         Args:
             place: the directory of the child, for its log; `end` removes it.
             listening: the bound socket that the child takes over. This method closes it.
-            orders: the arguments of `tinker_sync.local.launch.child.main`, without "place" and "fd".
+            orders: the arguments of `tinker_sync.local.process.child.main`, without "place" and "fd".
             limit_s: how long the start may take.
 
         Raises:
@@ -169,7 +169,7 @@ def _spawn(place: Path, listening: socket.socket) -> subprocess.Popen[bytes]:
     try:
         with (place / LOG_FILE).open("wb") as log:
             return subprocess.Popen(  # noqa: S603  # this interpreter, with code of this package
-                interpreter_command("tinker_sync.local.launch.child"),
+                interpreter_command("tinker_sync.local.process.child"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

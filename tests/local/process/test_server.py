@@ -22,11 +22,11 @@ from tinker_sync import (
     ConfigurationError,
     MissingExtraError,
     ServiceClient,
-    launch,
+    _embedded,
 )
 from tinker_sync.config import Settings
-from tinker_sync.launch import key_files
-from tinker_sync.launch.server import EmbeddedServer
+from tinker_sync.local.process import key_files
+from tinker_sync.local.process.server import EmbeddedServer
 
 TINY = "tinker-sync/tiny"
 
@@ -35,11 +35,11 @@ TINY = "tinker-sync/tiny"
 def a_process_without_server() -> Iterator[None]:
     yield
     gc.collect()  # drops the clients of a failed test
-    launch.stop_server()
+    _embedded.stop_server()
 
 
 def current() -> EmbeddedServer:
-    server = launch.current_server()
+    server = _embedded.current_server()
     assert server is not None
     return server
 
@@ -148,12 +148,12 @@ def test_a_script_for_the_hosted_service_runs_unchanged(
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # closed
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     settings = Settings.resolve(api_key="tml-of-the-hosted-service")
-    content = pickle.dumps(settings)  # pickling starts the server
-    assert current().running
+    content = pickle.dumps(settings)
+    assert not current().running
     assert settings.api_key == current().key
     assert current().key.reveal().encode() not in content
     back = pickle.loads(content)
-    assert (back.base_url, back.api_key, back.local) == (settings.base_url, settings.api_key, current())
+    assert (back.base_url, back.api_key) == (settings.base_url, settings.api_key)
     assert settings.credential_cmd is back.credential_cmd is None
     with ServiceClient(api_key="tml-of-the-hosted-service") as client:
         assert client.get_server_capabilities().supported_models
@@ -213,7 +213,7 @@ def test_a_failed_start_shows_the_log(tmp_path: Path, monkeypatch: pytest.Monkey
         "import os, sys; print('I cannot go on', file=sys.stderr); os._exit(9)"
     )
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    server = launch.get_server()
+    server = EmbeddedServer()
     with pytest.raises(
         ConfigurationError, match=r"did not start \(exit code 9\). The end of its log:\nI cannot go on"
     ):
@@ -237,8 +237,8 @@ def test_a_key_directory_open_to_others_is_refused(
     else:
         place.write_text("")
     with pytest.raises(ConfigurationError, match=r"tinker-sync-\d+ cannot be used"):
-        launch.get_server().start()
-    assert launch.find_key("http://127.0.0.1:1") is None
+        EmbeddedServer().start()
+    assert _embedded.find_key("http://127.0.0.1:1") is None
 
 
 def test_files_of_killed_servers_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ def test_files_of_killed_servers_are_swept(tmp_path: Path, monkeypatch: pytest.M
     server = EmbeddedServer()
     dead = server.record._replace(owner=2**22 + 1, base_url="http://127.0.0.1:1")  # no such process
     place = key_files.publish(dead)
-    assert launch.find_key("http://127.0.0.1:1") == dead.key
+    assert _embedded.find_key("http://127.0.0.1:1") == dead.key
     other = key_files.publish(server.record)
     assert not place.exists()
     assert other.exists()
@@ -259,9 +259,9 @@ def test_another_program_may_have_the_port_of_a_stopped_server() -> None:
         url = client.holder.settings.base_url
     assert not current().in_use
     settings = Settings.resolve(base_url=url, api_key="tml-other")
-    assert settings.local is None
     assert settings.api_key is not None
     assert settings.api_key.reveal() == "tml-other"
+    assert _embedded.hold_server(url, settings.api_key) is None
 
 
 def test_a_server_whose_port_another_program_took_is_replaced() -> None:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from tinker_sync._secret import Secret
 from tinker_sync.errors import ConfigurationError
-from tinker_sync.launch.server import ServerRecord
+from tinker_sync.local.process.server import ServerRecord
 
 _FILE: Final = "server.json"
 

@@ -15,7 +15,6 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -26,7 +25,7 @@ from tinker_sync.errors import APIConnectionError, ConfigurationError, TinkerErr
 # The modules that start processes and keep key files load with the first start, so that creating a client
 # stays quick.
 if TYPE_CHECKING:
-    from tinker_sync.launch.process import ServerProcess
+    from tinker_sync.local.process.server_process import ServerProcess
 
 HOST: Final = "127.0.0.1"
 BUILT_IN_MODEL: Final = "tinker-sync/tiny"
@@ -137,11 +136,11 @@ class EmbeddedServer:
 
     # -------------------------------------------------------------------------------------- holders
 
-    def hold(self) -> Callable[[], None]:
-        """Hold the server for a client; return the function that lets go. The last to let go stops it."""
+    def hold(self) -> ServerHold:
+        """Hold the server for a client."""
         with self._lock:
             self._holders += 1
-        return _ServerHold(self).release
+        return ServerHold(self)
 
     def _let_go(self) -> None:
         with self._lock:
@@ -201,8 +200,8 @@ class EmbeddedServer:
     def _launch_locked(self) -> ServerProcess:
         if not sys.executable:
             raise ConfigurationError("this program has no Python interpreter to run the embedded server with")
-        from tinker_sync.launch import key_files
-        from tinker_sync.launch.process import ServerProcess
+        from tinker_sync.local.process import key_files
+        from tinker_sync.local.process.server_process import ServerProcess
 
         listening, self._socket = self._socket or bind_port(self._port), None
         try:
@@ -251,11 +250,17 @@ class EmbeddedServer:
         return f"<EmbeddedServer {self.base_url} {state}>"
 
 
-class _ServerHold:
-    """The claim of one client on a server."""
+class ServerHold:
+    """The claim of one client on a server. The last one that is released stops the server. Thread-safe."""
 
     def __init__(self, server: EmbeddedServer) -> None:
         self._server: EmbeddedServer | None = server
+
+    def start(self) -> None:
+        """Start the server if it is not running; see `EmbeddedServer.start`. After `release`, do nothing."""
+        server = self._server
+        if server is not None:
+            server.start()
 
     def release(self) -> None:
         """Let go. Idempotent."""
@@ -270,7 +275,7 @@ def find_parent_server(data_dir: str | None, model: str | None) -> EmbeddedServe
     parent = multiprocessing.parent_process() if multiprocessing is not None else None
     if parent is None:
         return None
-    from tinker_sync.launch import key_files
+    from tinker_sync.local.process import key_files
 
     record = key_files.find_owned_by(parent.pid)
     if record is None or (record.data_dir, record.model) != (_absolute(data_dir), _absolute(model)):
@@ -295,7 +300,7 @@ def bind_port(port: int = 0) -> socket.socket:
 
 
 def _is_listening(base_url: str) -> bool:
-    from tinker_sync.launch import key_files
+    from tinker_sync.local.process import key_files
 
     return key_files.is_listening(base_url)
 

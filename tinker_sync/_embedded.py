@@ -1,0 +1,125 @@
+"""The seam between clients and the embedded server: a URL whose server starts when it is first needed.
+
+`Settings` asks `reserve_server` for the URL and the key behind the base URL "local". `Http` asks
+`hold_server` for the server behind its URL and starts it before it sends a request. The process that exits
+calls `stop_server`. Everything else about the server's process is in `tinker_sync.local.process`, which loads
+with the first use.
+
+A process has one embedded server, which its clients share. Reserving it takes a port and draws a key, which
+is quick. The first request starts the child process. The child ends when the last client is closed or
+dropped, and when this process ends in any way, because the child holds the other end of a pipe. Forked and
+`multiprocessing` children use the server of their parent for as long as it runs.
+
+Any thread may call these functions.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tinker_sync._secret import Secret
+    from tinker_sync.local.process.server import EmbeddedServer, ServerHold, ServerRecord
+
+LOCAL: Final = "local"
+"""The base URL that asks for the embedded server."""
+
+_lock = threading.Lock()
+_current: EmbeddedServer | None = None  # guarded by _lock
+
+
+def reserve_server(*, data_dir: str | None = None, model: str | None = None) -> ServerRecord:
+    """Return the URL and the key of the server of this process without starting it.
+
+    Args:
+        data_dir: the directory for its state; None: a directory that is removed with the server.
+        model: a Hugging Face directory to serve beside the built-in model.
+
+    Raises:
+        ConfigurationError: the server is in use with another directory or model.
+
+    >>> reserved = reserve_server()
+    >>> reserved == reserve_server(), reserved.base_url.startswith("http://127.0.0.1:")
+    (True, True)
+    >>> stop_server()
+    """
+    global _current  # noqa: PLW0603  # one server for the process
+    while True:
+        found = current_server()
+        if found is not None and found.serves(data_dir, model):
+            return found.record
+        from tinker_sync.local.process.server import EmbeddedServer, find_parent_server
+
+        made = find_parent_server(data_dir, model) or EmbeddedServer(data_dir=data_dir, model=model)
+        with _lock:
+            kept = _current is found  # else another thread was faster; look at its server
+            if kept:
+                _current = made
+        doomed = found if kept else made
+        if doomed is not None:
+            doomed.stop()
+        if kept:
+            return made.record
+
+
+def hold_server(base_url: str, key: Secret | None) -> ServerHold | None:
+    """Hold the embedded server for a client, or return None if the URL belongs to no server of this process.
+
+    Another program may have the port of a server that was stopped and has no clients left. Only a client that
+    has the key of the server is then meant for it.
+
+    Args:
+        base_url: the URL of the client.
+        key: the key of the client.
+    """
+    server = current_server()
+    if server is None or server.base_url != base_url or not (server.in_use or server.key == key):
+        return None
+    return server.hold()
+
+
+def current_server() -> EmbeddedServer | None:
+    """Return the server of this process, or None before the first client asks for it."""
+    with _lock:
+        return _current
+
+
+def find_key(base_url: str) -> Secret | None:
+    """Return the key of this user's server at a loopback URL, or None if this user has no server there."""
+    server = current_server()
+    if server is not None and server.base_url == base_url and server.in_use:
+        return server.key
+    if not base_url.startswith("http://127.0.0.1:"):
+        return None
+    from tinker_sync.local.process import key_files
+
+    record = key_files.find(base_url)
+    return None if record is None else record.key
+
+
+def stop_server() -> None:
+    """Stop the server of this process. Call it at exit, after the clients have ended their sessions."""
+    server = _current  # without the lock: a thread that is gone at exit may hold it
+    if server is not None:
+        server.stop()
+
+
+def _before_fork() -> None:
+    """Start a server that clients hold, so that the children of this process can share it."""
+    server = _current
+    if server is not None:
+        server.prepare_fork()
+
+
+def _after_fork_in_child() -> None:
+    global _lock  # noqa: PLW0603  # a thread that exists only in the parent may hold it
+    _lock = threading.Lock()
+    server = _current
+    if server is not None:
+        server.renew_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
