@@ -208,6 +208,8 @@ def create_model(core: Core, asked: CreateModelRequest, deadline_at: float) -> s
     """Make a new model; return its id. Blocks."""
     request = asked.model_copy(update={"session_id": core.session_id(deadline_at)})
     refuse_unsupported(request, core.dialect)
+    core.published.check_fields("create_model", request, core.dialect)
+    core.published.check_model(request.base_model, core.dialect)
     _, made = promised(core, "create_model", request, CreateModelResponse, deadline_at)
     core.tell(ModelNamed(model=made.model_id, base_model=request.base_model))
     return made.model_id

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from tinker_sync._observe import ModelNamed
+from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync._secret import mask_repr
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._creation import ClientFuture, ready, start, start_after
@@ -15,13 +17,15 @@ from tinker_sync.clients._models import check_path
 from tinker_sync.clients._sampling_line import SamplingLine
 from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.retry_config import RetryConfig
-from tinker_sync.errors import InvalidInputError, TinkerError
+from tinker_sync.errors import APIStatusError, InvalidInputError, TinkerError
 from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.once import Once
 from tinker_sync.types import (
     CreateSamplingSessionRequest,
+    GetInfoRequest,
+    GetInfoResponse,
     GetSamplerResponseInternal,
     ModelInput,
     SampleRequest,
@@ -29,6 +33,7 @@ from tinker_sync.types import (
     SamplingParams,
     SaveWeightsForSamplerResponseInternal,
     TensorData,
+    TrainingRun,
 )
 
 if TYPE_CHECKING:
@@ -122,6 +127,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             raise InvalidInputError("create_sampling_client: give model_path or base_model")
         if model_path is not None:
             check_path(holder, model_path, "create_sampling_client")
+            client._line.run_id = model_path.removeprefix("tinker://").partition("/")[0]
         holder.refuse_closed()
         request = CreateSamplingSessionRequest(
             session_id="",
@@ -262,9 +268,21 @@ class SamplingClient(ClientFuture["SamplingClient"]):
 
     def _about(self) -> GetSamplerResponseInternal:
         sampler = self.sampling_session_id
-        return self._described.get(
-            lambda: self._core.call("get_sampler", path={"sampler": sampler}, usual_s=_deadlines.REST_S)
-        )
+        return self._described.get(lambda: self._describe(sampler))
+
+    def _describe(self, sampler: str) -> GetSamplerResponseInternal:
+        """Ask the server about the sampler; where it does not know, return what is known here."""
+        core = self._core
+        try:
+            described: GetSamplerResponseInternal = core.call(
+                "get_sampler", path={"sampler": sampler}, usual_s=_deadlines.REST_S
+            )
+        except APIStatusError as error:
+            base_model = self._base_model or _base_model_of(core, self._line.run_id)
+            if error.status_code not in NO_SUCH_CALL or not base_model:
+                raise
+            return GetSamplerResponseInternal(sampler_id=sampler, base_model=base_model)
+        return described
 
     # -------------------------------------------------------------------------------------- going elsewhere
 
@@ -343,6 +361,7 @@ def _create_session(line: SamplingLine, asked: CreateSamplingSessionRequest) -> 
     """On a worker."""
     core = line.core
     request = asked.model_copy(update={"session_id": core.session_id()})
+    core.published.check_model(asked.base_model, core.dialect)
     created = core.call("create_sampling_session", request, usual_s=_deadlines.CREATE_S)
     core.tell(ModelNamed(model=created.sampling_session_id, base_model=asked.base_model))
     line.sampling_session_id = created.sampling_session_id
@@ -353,6 +372,7 @@ def _use_saved(
 ) -> None:
     """On a worker: sample from what was saved; where servers give a path, through it."""
     core = line.core
+    line.run_id = trained.model_id
     if saved.sampling_session_id is not None:
         line.sampling_session_id = saved.sampling_session_id
     else:
@@ -364,6 +384,21 @@ def _use_saved(
             ),
         )
     core.tell(ModelNamed(model=line.sampling_session_id, like=trained.model_id))
+
+
+def _base_model_of(core: Core, run_id: str) -> str | None:
+    """Return the base model of a run by its other descriptions, or None where the server has none."""
+    if not run_id:
+        return None
+    with suppress(APIStatusError):
+        run: TrainingRun = core.call("get_training_run", path={"run": run_id}, usual_s=_deadlines.REST_S)
+        return run.base_model
+    with suppress(APIStatusError):
+        info: GetInfoResponse = core.call(
+            "get_info", GetInfoRequest(model_id=run_id), usual_s=_deadlines.REST_S
+        )
+        return info.model_data.model_name
+    return None
 
 
 def _prompt_logprobs(response: SampleResponse) -> list[float | None]:

@@ -45,6 +45,7 @@ from tinker_sync.runtime.notices import Notices
 from tinker_sync.runtime.once import Once
 from tinker_sync.runtime.parts import Acknowledging, Companion, Parts, shut_elsewhere
 from tinker_sync.runtime.poller import Poller
+from tinker_sync.runtime.published import Published
 from tinker_sync.runtime.rate_limiter import (
     Gate,
     RateLimiter,
@@ -142,6 +143,8 @@ class Core:
         self._facts = facts
         self._machinery: Once[Machinery] = Once()
         self._has_forward: Once[bool] = Once()
+        self.published = Published(self.caller.call, settings)
+        """What an open server publishes of itself."""
         self._session = session
         self._opened: Once[Session] = Once()
         pools = (

@@ -189,6 +189,7 @@ class OrderedCall(TrainingCall):
             request = request.model_copy(update={"model_id": self.line.model_id})
         refuse_missing_call(self.name, dialect)
         refuse_unsupported(request, dialect)
+        core.published.check_fields(self.name, request, dialect)
         if self.name in _NAMED and request.path is not None:
             check_checkpoint_name(request.path, dialect)
         self._future = future = self._future or core.future()
