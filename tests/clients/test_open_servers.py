@@ -490,7 +490,7 @@ def test_the_error_of_a_missing_route_names_what_works_in_its_place() -> None:
 def test_polls_held_in_silence_are_asked_again_and_no_failure(kind: type[OpenServer]) -> None:
     """The server holds a poll for 300 s; we listen for a fifth of one and ask again."""
     with StubServer(kind(latency_s=0.75)) as stub, service(stub) as client:
-        client.holder.poll_s = 0.22  # what is shorter counts as one that came back at once
+        client.holder.server.poll_s = 0.22  # what is shorter counts as one that came back at once
         sampler = client.create_sampling_client(base_model="stub/model").result()
         before = len(stub.asked("/retrieve_future"))
         future = sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=1))
@@ -504,7 +504,7 @@ def test_polls_held_in_silence_are_asked_again_and_no_failure(kind: type[OpenSer
 
 def test_training_polls_held_in_silence() -> None:
     with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
-        client.holder.poll_s = 0.1
+        client.holder.server.poll_s = 0.1
         trainer = client.create_lora_training_client("stub/model").result()
         stub.script("/retrieve_future", Answer(0), Answer(0), Answer(408, {}))
         assert trainer.optim_step(types.AdamParams()).result(PATIENCE_S).metrics

@@ -18,7 +18,7 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from tinker_sync.errors import ClientClosedError, TinkerError, with_words
+from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError, with_words
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import fresh
 from tinker_sync.runtime.futures import APIFuture
@@ -45,6 +45,23 @@ def users_line() -> str:
 
 def _is_between(filename: str, names: dict[str, Any]) -> bool:
     return filename.startswith(_PACKAGE) or str(names.get("__name__")).partition(".")[0] == "asyncio"
+
+
+def check_path(core: Core, path: object, call: str) -> None:
+    """Refuse a path that no server can read, before anything is sent.
+
+    Raises:
+        InvalidInputError: it does not name a checkpoint.
+    """
+    if not isinstance(path, str) or not path:
+        raise InvalidInputError(f"{call}: the path of a checkpoint is text, got {path!r}")
+    if path.startswith("tinker://"):
+        # Not more than this: some servers keep their checkpoints in other folders, or in none.
+        parts = path.removeprefix("tinker://").split("/")
+        if len(parts) < 2 or {"", ".", ".."} & set(parts):
+            raise InvalidInputError(f"{call}: expected a path like tinker://RUN/FOLDER/NAME, got {path!r}")
+    elif core.settings.is_vendor_host:
+        raise InvalidInputError(f"{call}: the path must start with 'tinker://', got {path!r}")
 
 
 class ClientFuture(APIFuture[T]):
@@ -91,7 +108,15 @@ class ClientFuture(APIFuture[T]):
             del self  # a failure's traceback holds this frame, and this holds the failure
 
     async def result_async(self, timeout: float | None = None) -> T:
-        """Await the client in a running asyncio loop. Arguments and errors as in `result`."""
+        """Await the client in a running asyncio loop. Arguments and errors as in `result`.
+
+        >>> import asyncio, tinker_sync
+        >>> async def name_of_base(client):
+        ...     return (await client.result_async(timeout=60)).get_base_model()
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     asyncio.run(name_of_base(service.create_sampling_client(base_model="tinker-sync/tiny")))
+        'tinker-sync/tiny'
+        """
         try:
             await super().result_async(timeout)
             return cast("T", self)
@@ -100,19 +125,40 @@ class ClientFuture(APIFuture[T]):
             del self
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end of the creation; return its failure, None after a success."""
+        """Wait for the end of the creation; return its failure, None after a success.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     client = service.create_lora_training_client("no/such-model")
+        ...     type(client.exception()).__name__
+        'BadRequestError'
+        """
         try:
             return super().exception(timeout)
         finally:
             self._note_read()
 
     def get_telemetry(self) -> Any:
-        """Return the reporter of failures of the service client, or None when telemetry is off."""
+        """Return the reporter of failures of the service client, or None when telemetry is off.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     training.get_telemetry() is service.get_telemetry()
+        True
+        """
         return self._core.companion
 
     @property
     def holder(self) -> Core:
-        """What is shared with the other clients of the same service client."""
+        """What is shared with the other clients of the same service client.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     training.holder is service.holder
+        True
+        """
         return self._core
 
     def __repr__(self) -> str:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import base64
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from attrs import asdict, field, frozen
 
 from tinker_sync._policy import NO_SUCH_CALL
-from tinker_sync._secret import HeaderMap, MaskedBytes, Secret, is_secret_header, mask_repr, mask_text
+from tinker_sync._secret import HeaderMap, Secret, is_secret_header, mask_text
+from tinker_sync.clients import _deadlines
 from tinker_sync.clients._shared import SharedCores
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, InvalidInputError, WireError
@@ -23,7 +25,14 @@ from tinker_sync.runtime.failures import hush
 from tinker_sync.runtime.introduction import ServerFacts
 from tinker_sync.runtime.rate_limiter import key_fingerprint
 from tinker_sync.runtime.session import Session
-from tinker_sync.types import ClientConfigResponse, ClientDynamicConfigResponse, GetSamplerResponseInternal
+from tinker_sync.types import (
+    ClientConfigResponse,
+    ClientDynamicConfigResponse,
+    GetInfoRequest,
+    GetInfoResponse,
+    GetSamplerResponseInternal,
+    TrainingRun,
+)
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.dialect import Dialect
 
@@ -41,7 +50,7 @@ def encode_handle(
     base_model: str = "",
 ) -> str:
     """The handle of a sampler."""
-    settings, facts = core.settings, core.machinery.facts
+    settings, facts = core.settings, core.ready().facts
     ours = {"retry_config": dict(retry_config), "dialect": asdict(facts.dialect)}
     key = settings.api_key if include_api_key else None
     state = {
@@ -74,6 +83,43 @@ def known_base_model(ask: Callable[[], GetSamplerResponseInternal]) -> str:
         return ""
 
 
+def describe_sampler(
+    core: Core, sampler: str, base_model: str | None, run_id: str
+) -> GetSamplerResponseInternal:
+    """Ask the server about a sampler. Where it does not describe samplers, return what is known here.
+
+    Args:
+        core: the shared parts.
+        sampler: the id of the sampler.
+        base_model: the base model, if the client was made with one.
+        run_id: the run of the weights, or "".
+
+    Raises:
+        TinkerError: the server does not answer, or nothing is known.
+    """
+    described: GetSamplerResponseInternal
+    try:
+        described = core.call("get_sampler", path={"sampler": sampler}, usual_s=_deadlines.REST_S)
+    except APIStatusError as error:
+        found = base_model or (_base_model_of(core, run_id) if run_id else None)
+        if error.status_code not in NO_SUCH_CALL or not found:
+            raise
+        described = GetSamplerResponseInternal(sampler_id=sampler, base_model=found)
+    return described
+
+
+def _base_model_of(core: Core, run_id: str) -> str | None:
+    """Return the base model of a run by its other descriptions, or None where the server has none."""
+    with suppress(APIStatusError):
+        run: TrainingRun = core.call("get_training_run", path={"run": run_id}, usual_s=_deadlines.REST_S)
+        return run.base_model
+    with suppress(APIStatusError):
+        request = GetInfoRequest(model_id=run_id)
+        info: GetInfoResponse = core.call("get_info", request, usual_s=_deadlines.REST_S)
+        return info.model_data.model_name
+    return None
+
+
 @frozen
 class Carried:
     """What a handle says. Its repr shows no key and no value of a header."""
@@ -98,7 +144,6 @@ class Carried:
 
 def core_of_handle(handle: str, api_key: str | None) -> tuple[Core, Carried]:
     """The shared parts for a handle's session, one set for each in this process, and what the handle says."""
-    handle, api_key = mask_repr(handle), mask_repr(api_key)
     carried = read_handle(handle)
     settings = Settings.resolve(
         base_url=carried.base_url,
@@ -110,7 +155,7 @@ def core_of_handle(handle: str, api_key: str | None) -> tuple[Core, Carried]:
         settings.base_url,
         carried.session_id,
         key_fingerprint(key.reveal() if key is not None else ""),
-        MaskedBytes(wire_json.dumps(carried.config)),
+        wire_json.dumps(carried.config),
     )
     return _cores.get(place, lambda: _new_core(settings, carried)), carried
 
@@ -120,7 +165,7 @@ def _new_core(settings: Settings, carried: Carried) -> Core:
         config = wire_json.from_plain(carried.config, ClientConfigResponse)
         dynamic = wire_json.from_plain(carried.dynamic, ClientDynamicConfigResponse)
     except WireError as error:
-        content = MaskedBytes(wire_json.dumps([carried.config, carried.dynamic]))
+        content = wire_json.dumps([carried.config, carried.dynamic])
         raise InvalidInputError(f"{_WHERE}: {hush(error, content, settings.secrets)}") from error
     facts = ServerFacts(config, dynamic, _dialect_of(carried))
     return Core(settings, session=Session(joined=carried.session_id), facts=facts)
@@ -141,9 +186,8 @@ def read_handle(handle: str) -> Carried:
     """What a handle says.
 
     Raises:
-        InvalidInputError: It is none. Neither the text nor a traceback quotes it: there may be a key in it.
+        InvalidInputError: It is none. The text does not quote it: there may be a key in it.
     """
-    handle = mask_repr(handle)
     read = _read(handle)
     if isinstance(read, Carried):
         return read
@@ -151,7 +195,7 @@ def read_handle(handle: str) -> Carried:
 
 
 def _read(handle: str) -> Carried | str:
-    """What a handle says, or what is wrong with it. Not raising keeps the frames that saw it out of sight."""
+    """Return the content of a handle, or what is wrong with it."""
     try:
         state = wire_json.loads(base64.urlsafe_b64decode(handle))
     except (WireError, ValueError, TypeError):

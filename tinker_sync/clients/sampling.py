@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from tinker_sync._observe import ModelNamed
-from tinker_sync._policy import NO_SUCH_CALL
-from tinker_sync._secret import mask_repr
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._creation import ClientFuture, ready, start, start_after
-from tinker_sync.clients._handles import Carried, core_of_handle, encode_handle, known_base_model
-from tinker_sync.clients._models import check_path
+from tinker_sync.clients._creation import ClientFuture, check_path, ready, start, start_after
 from tinker_sync.clients._sampling_line import SamplingLine
 from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.retry_config import RetryConfig
-from tinker_sync.errors import APIStatusError, InvalidInputError, TinkerError
-from tinker_sync.runtime.combine import CombinedFuture
+from tinker_sync.errors import InvalidInputError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.once import Once
-from tinker_sync.types import (
-    CreateSamplingSessionRequest,
-    GetInfoRequest,
-    GetInfoResponse,
-    GetSamplerResponseInternal,
-    ModelInput,
-    SampleRequest,
-    SampleResponse,
-    SamplingParams,
-    SaveWeightsForSamplerResponseInternal,
-    TensorData,
-    TrainingRun,
-)
+from tinker_sync.types.sampling import SampleRequest, SamplingParams
+from tinker_sync.types.session import CreateSamplingSessionRequest
 
 if TYPE_CHECKING:
+    from tinker_sync.clients._handles import Carried
     from tinker_sync.runtime.core import Core
     from tinker_sync.runtime.training_calls import TrainingLine
     from tinker_sync.text.tokenizer import Tokenizer
+    from tinker_sync.types import (
+        GetSamplerResponseInternal,
+        ModelInput,
+        SampleResponse,
+        SaveWeightsForSamplerResponseInternal,
+        TensorData,
+    )
 
 
 @names_requests
@@ -140,7 +131,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         return client
 
     @classmethod
-    def of_saved(
+    def _of_saved(
         cls,
         core: Core,
         saved: APIFuture[SaveWeightsForSamplerResponseInternal],
@@ -184,6 +175,16 @@ class SamplingClient(ClientFuture["SamplingClient"]):
 
         Raises:
             InvalidInputError: it cannot be sent; nothing was.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     tokenizer = sampling.get_tokenizer()
+        ...     prompt = tinker_sync.ModelInput.from_text("Q: 23+45=", tokenizer)
+        ...     params = tinker_sync.SamplingParams(max_tokens=2, temperature=0.0)
+        ...     sampled = sampling.sample(prompt, 1, params).result()
+        >>> tokenizer.decode(sampled.sequences[0].tokens), len(sampled.sequences[0].logprobs)
+        ('68', 2)
         """
         self._goes_ahead()
         request = SampleRequest(
@@ -214,6 +215,14 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             prompt: what to score.
             prompt_logprobs_last_n: score only the last so many tokens.
             deadline: seconds until to give up waiting for the result.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     prompt = tinker_sync.ModelInput.from_ints([1, 2, 3])
+        ...     scores = sampling.compute_logprobs(prompt).result()
+        ...     [score if score is None else score < 0 for score in scores]
+        [None, True, True]
         """
         core = self._core
         request = SampleRequest(
@@ -226,6 +235,8 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             record_stability_info=self._record_stability_info,
         )
         sampled = self._line.submit(request, self._until(deadline))
+        from tinker_sync.runtime.combine import CombinedFuture
+
         return CombinedFuture(
             [sampled],
             lambda responses: _prompt_logprobs(responses[0]),
@@ -245,6 +256,12 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         """Return the name of the model that was fine-tuned, or that is sampled from, as the server gives it.
 
         Blocks; the server is asked once.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     sampling.get_base_model()
+        'tinker-sync/tiny'
         """
         return self._about().base_model
 
@@ -260,6 +277,13 @@ class SamplingClient(ClientFuture["SamplingClient"]):
 
         Raises:
             TokenizerError: it is not to be had; the text says which files to put where.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     tokenizer = sampling.get_tokenizer()
+        ...     tokenizer.decode(tokenizer.encode("Q: 23+45="))
+        'Q: 23+45='
         """
         from tinker_sync.text.loading import get_tokenizer
 
@@ -267,22 +291,12 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         return get_tokenizer(about.base_model, about.tokenizer_id, backend=backend)
 
     def _about(self) -> GetSamplerResponseInternal:
-        sampler = self.sampling_session_id
-        return self._described.get(lambda: self._describe(sampler))
+        from tinker_sync.clients._handles import describe_sampler
 
-    def _describe(self, sampler: str) -> GetSamplerResponseInternal:
-        """Ask the server about the sampler; where it does not know, return what is known here."""
-        core = self._core
-        try:
-            described: GetSamplerResponseInternal = core.call(
-                "get_sampler", path={"sampler": sampler}, usual_s=_deadlines.REST_S
-            )
-        except APIStatusError as error:
-            base_model = self._base_model or _base_model_of(core, self._line.run_id)
-            if error.status_code not in NO_SUCH_CALL or not base_model:
-                raise
-            return GetSamplerResponseInternal(sampler_id=sampler, base_model=base_model)
-        return described
+        sampler, line = self.sampling_session_id, self._line
+        return self._described.get(
+            lambda: describe_sampler(self._core, sampler, self._base_model, line.run_id)
+        )
 
     # -------------------------------------------------------------------------------------- going elsewhere
 
@@ -292,7 +306,17 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         Args:
             include_api_key: put the key in, readable for everybody who sees the handle. Without it the other
                 process looks for a key as a new client does.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     handle = sampling.get_sampler_handle()  # for another process
+        ...     copy = tinker_sync.SamplingClient.from_sampler_handle(handle)
+        ...     copy.get_base_model()
+        'tinker-sync/tiny'
         """
+        from tinker_sync.clients._handles import encode_handle, known_base_model
+
         return encode_handle(
             self._core,
             self.sampling_session_id,
@@ -312,8 +336,16 @@ class SamplingClient(ClientFuture["SamplingClient"]):
 
         Raises:
             InvalidInputError: it is no handle.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     copy = tinker_sync.SamplingClient.from_sampler_handle(sampling.get_sampler_handle())
+        ...     copy.sampling_session_id == sampling.sampling_session_id
+        True
         """
-        handle, api_key = mask_repr(handle), mask_repr(api_key)  # tracebacks show local variables
+        from tinker_sync.clients._handles import core_of_handle
+
         core, carried = core_of_handle(handle, api_key)
         return cls.create(
             core,
@@ -328,14 +360,27 @@ class SamplingClient(ClientFuture["SamplingClient"]):
 
     @property
     def sampling_session_id(self) -> str:
-        """The id by which servers know this sampler. Waits until it exists."""
+        """The id by which servers know this sampler. Waits until it exists.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     sampling.sampling_session_id.endswith(":sample:0")
+        True
+        """
         return self.result()._line.sampling_session_id
 
     def _name(self) -> str:
         return self._line.sampling_session_id
 
     def on_queue_state_change(self, queue_state: Any, queue_state_reason: str | None) -> None:
-        """Nothing; a place for subclasses of older scripts. See `on_queue_state` of `ServiceClient`."""
+        """Do nothing. Subclasses in older scripts override it; see `on_queue_state` of `ServiceClient`.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     sampling.on_queue_state_change("paused_capacity", "all machines are busy")
+        """
 
     sample_async = result_twin(sample)
     compute_logprobs_async = result_twin(compute_logprobs)
@@ -361,7 +406,7 @@ def _create_session(line: SamplingLine, asked: CreateSamplingSessionRequest) -> 
     """On a worker."""
     core = line.core
     request = asked.model_copy(update={"session_id": core.session_id()})
-    core.published.check_model(asked.base_model, core.dialect)
+    core.server.published.check_model(asked.base_model, core.ready().facts.dialect)
     created = core.call("create_sampling_session", request, usual_s=_deadlines.CREATE_S)
     core.tell(ModelNamed(model=created.sampling_session_id, base_model=asked.base_model))
     line.sampling_session_id = created.sampling_session_id
@@ -384,21 +429,6 @@ def _use_saved(
             ),
         )
     core.tell(ModelNamed(model=line.sampling_session_id, like=trained.model_id))
-
-
-def _base_model_of(core: Core, run_id: str) -> str | None:
-    """Return the base model of a run by its other descriptions, or None where the server has none."""
-    if not run_id:
-        return None
-    with suppress(APIStatusError):
-        run: TrainingRun = core.call("get_training_run", path={"run": run_id}, usual_s=_deadlines.REST_S)
-        return run.base_model
-    with suppress(APIStatusError):
-        info: GetInfoResponse = core.call(
-            "get_info", GetInfoRequest(model_id=run_id), usual_s=_deadlines.REST_S
-        )
-        return info.model_data.model_name
-    return None
 
 
 def _prompt_logprobs(response: SampleResponse) -> list[float | None]:

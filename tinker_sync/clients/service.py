@@ -1,4 +1,7 @@
-"""`ServiceClient`: where everything begins."""
+"""`ServiceClient`: where everything begins.
+
+A method imports the client it makes: a program that samples loads nothing of training or REST.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,12 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from tinker_sync._secret import MaskedDict, mask_repr
+from tinker_sync import types
 from tinker_sync._spelling import describe_unknown_parameter, find_closest
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._models import LoadedModel, NewModel
 from tinker_sync.clients._spending import Spending
 from tinker_sync.clients._twins import blocking_twin, result_twin
-from tinker_sync.clients.rest import RestClient
 from tinker_sync.clients.sampling import SamplingClient
-from tinker_sync.clients.training import TrainingClient
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.config.settings import MAX_RETRIES
 from tinker_sync.errors import ClientClosedError
@@ -23,25 +23,25 @@ from tinker_sync.runtime.core import CLOSE_LIMIT_S, Core
 from tinker_sync.runtime.exits import EXIT_LIMIT_S
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.session import Session
-from tinker_sync.telemetry.sender import Telemetry
-from tinker_sync.types import (
-    GetServerCapabilitiesResponse,
-    LoadWeightsRequest,
-    LoraConfig,
-    OptimizerConfig,
-)
 from tinker_sync.types._console import session_url, sessions_url
 
 if TYPE_CHECKING:
     import requests
     from typing_extensions import Self
 
+    from tinker_sync.clients.rest import RestClient
     from tinker_sync.clients.retry_config import RetryConfig
+    from tinker_sync.clients.training import TrainingClient
     from tinker_sync.losses.handle import LossHandle, PerDatumLossFn
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.notices import QueueReport
     from tinker_sync.runtime.rate_limiter import RateLimiter
-    from tinker_sync.types import CustomLossInputRank
+    from tinker_sync.types import (
+        CustomLossInputRank,
+        GetServerCapabilitiesResponse,
+        LoadWeightsRequest,
+        OptimizerConfig,
+    )
     from tinker_sync.usage import Budget, PriceTable, Reconciliation, Usage
     from tinker_sync.wire.dialect import Dialect
 
@@ -96,10 +96,6 @@ class ServiceClient:
         pace: float | None = None,
         **unknown: Any,
     ) -> None:
-        # First of all: whatever is raised below, tracebacks show local variables.
-        base_url, api_key, unknown = mask_repr(base_url), mask_repr(api_key), MaskedDict(unknown)
-        default_headers = MaskedDict({**(default_headers or {}), **(default_headers_overrides or {})})
-        default_headers_overrides = None
         if unknown:
             _refuse_mistyped(unknown)
             warnings.warn(
@@ -111,7 +107,7 @@ class ServiceClient:
             base_url=base_url,
             api_key=api_key,
             project_id=project_id,
-            default_headers=default_headers,
+            default_headers={**(default_headers or {}), **(default_headers_overrides or {})},
             timeout=timeout,
             max_retries=MAX_RETRIES if max_retries is None else max_retries,
             session=session,
@@ -133,6 +129,8 @@ class ServiceClient:
             limiter=rate_limiter,
         )
         if settings.telemetry:
+            from tinker_sync.telemetry.sender import Telemetry
+
             self._core.watch(Telemetry(self._core.caller, settings, clock=self._core.clock))
         if on_queue_state is not None:
             self._core.notices.listen(on_queue_state)
@@ -141,14 +139,27 @@ class ServiceClient:
     # -------------------------------------------------------------------------------------- the service
 
     def get_server_capabilities(self) -> GetServerCapabilitiesResponse:
-        """What models the server offers. Blocks."""
+        """What models the server offers. Blocks.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     [model.model_name for model in service.get_server_capabilities().supported_models]
+        ['tinker-sync/tiny']
+        """
         capabilities: GetServerCapabilitiesResponse = self._core.call(
             "get_server_capabilities", usual_s=_deadlines.REST_S
         )
         return capabilities
 
     def get_console_url(self) -> str:
-        """Where this session, or before there is one all of them, is shown in a browser."""
+        """Where this session, or before there is one all of them, is shown in a browser.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     url = service.get_console_url()
+        >>> url.startswith("http")
+        True
+        """
         session_id = self._core.known_session_id
         return sessions_url() if session_id is None else session_url(session_id)
 
@@ -195,11 +206,14 @@ class ServiceClient:
         assert train_mlp or train_attn or train_unembed, (  # noqa: S101  # what scripts expect to catch
             "create_lora_training_client: at least one of train_mlp, train_attn, train_unembed must be true"
         )
-        lora = LoraConfig(
+        from tinker_sync.clients._models import NewModel
+        from tinker_sync.clients.training import TrainingClient
+
+        lora = types.LoraConfig(
             rank=rank, seed=seed, train_unembed=train_unembed, train_mlp=train_mlp, train_attn=train_attn
         )
         model = NewModel.of(self._core, base_model, lora, user_metadata, optimizer, self._until(deadline))
-        return TrainingClient.make(self._core, model)
+        return TrainingClient._make(self._core, model)
 
     def create_training_client_from_state(
         self,
@@ -220,9 +234,17 @@ class ServiceClient:
             weights_access_token: a key of another account that may read the checkpoint.
             optimizer: its family; None: AdamW.
             deadline: seconds until to give up.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("step-100").result().path
+        ...     again = service.create_training_client_from_state(path, user_metadata={"from": "step-100"})
+        ...     again.get_info().lora_rank
+        4
         """
         weights_access_token = self._core.hide(weights_access_token)
-        load = LoadWeightsRequest(
+        load = types.LoadWeightsRequest(
             path=path,
             optimizer=False,
             base_model=base_model,
@@ -230,7 +252,7 @@ class ServiceClient:
             weights_access_token=weights_access_token,
             optimizer_config=optimizer,
         )
-        return TrainingClient.make(self._core, LoadedModel.of(self._core, load, self._until(deadline)))
+        return self._load(load, deadline)
 
     def create_training_client_from_state_with_optimizer(
         self,
@@ -244,16 +266,30 @@ class ServiceClient:
         """Make a new model with the weights and the optimizer state of a checkpoint.
 
         Return the client at once. Arguments as in `create_training_client_from_state`.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("step-100").result().path
+        ...     resumed = service.create_training_client_from_state_with_optimizer(path)
+        ...     resumed.get_info().lora_rank
+        4
         """
         weights_access_token = self._core.hide(weights_access_token)
-        load = LoadWeightsRequest(
+        load = types.LoadWeightsRequest(
             path=path,
             optimizer=True,
             base_model=base_model,
             user_metadata=user_metadata,
             weights_access_token=weights_access_token,
         )
-        return TrainingClient.make(self._core, LoadedModel.of(self._core, load, self._until(deadline)))
+        return self._load(load, deadline)
+
+    def _load(self, load: LoadWeightsRequest, deadline: float | None) -> TrainingClient:
+        from tinker_sync.clients._models import LoadedModel
+        from tinker_sync.clients.training import TrainingClient
+
+        return TrainingClient._make(self._core, LoadedModel.of(self._core, load, self._until(deadline)))
 
     # -------------------------------------------------------------------------------------- sampling
 
@@ -276,6 +312,14 @@ class ServiceClient:
 
         Raises:
             InvalidInputError: neither path nor model was given, or the path cannot be read.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     prompt = tinker_sync.ModelInput.from_ints([1, 2])
+        ...     sampled = sampling.sample(prompt, 1, tinker_sync.SamplingParams(max_tokens=3)).result()
+        ...     len(sampled.sequences[0].tokens) <= 3
+        True
         """
         return SamplingClient.create(
             self._core,
@@ -295,6 +339,14 @@ class ServiceClient:
 
         Args:
             prices: what tokens cost; None: the file `TINKER_PRICES`, else `~/.tinker/prices.json`.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+        ...     passed = training.forward_backward([datum], "cross_entropy").result()
+        ...     service.usage().tokens.trained
+        2
         """
         return self._spending.usage(prices)
 
@@ -310,6 +362,17 @@ class ServiceClient:
             usd: dollars, at most; every price has to be known.
             tokens: tokens of all kinds, at most.
             prices: as for `usage`.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     prompt = tinker_sync.ModelInput.from_ints([1, 2])
+        ...     with service.budget(tokens=100):
+        ...         try:
+        ...             sampling.sample(prompt, 1, tinker_sync.SamplingParams(max_tokens=1000)).result()
+        ...         except tinker_sync.BudgetExceededError as error:
+        ...             print(type(error).__name__)
+        BudgetExceededError
         """
         return self._spending.budget(usd, tokens, prices)
 
@@ -317,6 +380,15 @@ class ServiceClient:
         """Compare what was counted here with what the service bills for this session. Blocks.
 
         Needs an account that may see the bill, which is behind by up to some hours.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+        ...     passed = training.forward_backward([datum], "cross_entropy").result()
+        ...     found = service.reconcile()
+        >>> found.counted.trained
+        2
         """
         return self._spending.reconcile()
 
@@ -345,6 +417,19 @@ class ServiceClient:
         Raises:
             InvalidInputError: the function breaks a rule; the message shows the line that does.
             MissingExtraError: torch is not installed.
+
+        >>> import tinker_sync, torch
+        >>> def squared(logprobs, weights):
+        ...     loss = (weights * logprobs**2).sum()
+        ...     return loss, {"custom/squared:sum": loss}
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     loss = service.create_custom_loss(squared, {"logprobs": 1, "weights": 1}).result()
+        ...     inputs = {"target_tokens": [2, 3], "weights": [1.0, 1.0]}
+        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), inputs)
+        ...     passed = training.forward_backward_custom([datum], loss).result()
+        >>> passed.metrics["loss:sum"] > 0
+        True
         """
         from tinker_sync.losses.create import create
 
@@ -361,9 +446,17 @@ class ServiceClient:
             path: of the checkpoint.
             ttl_seconds: how long the copy is kept.
             weights_access_token: a key of another account that may read the checkpoint.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local", project_id="project-2") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("final").result().path
+        ...     copy = service.copy_weights(path, ttl_seconds=7200).result()
+        >>> copy.startswith("tinker://"), copy != path
+        (True, True)
         """
         weights_access_token = self._core.hide(weights_access_token)
-        return RestClient(self._core).copy_weights(
+        return self.create_rest_client().copy_weights(
             path, ttl_seconds=ttl_seconds, weights_access_token=weights_access_token
         )
 
@@ -372,9 +465,11 @@ class ServiceClient:
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
-        ...     service.create_rest_client().list_training_runs().result().training_runs
-        []
+        ...     service.create_rest_client().get_server_capabilities().result() is not None
+        True
         """
+        from tinker_sync.clients.rest import RestClient
+
         return RestClient(self._core)
 
     # -------------------------------------------------------------------------------------- the end
@@ -392,6 +487,11 @@ class ServiceClient:
             status: how it went.
             detail: a word about it.
             timeout: how long to try to tell the server, seconds.
+
+        >>> import tinker_sync
+        >>> service = tinker_sync.ServiceClient(base_url="local")
+        >>> models = service.get_server_capabilities()
+        >>> service.close().result()
         """
         return self._core.close(status, detail, limit_s=timeout)
 
@@ -412,21 +512,40 @@ class ServiceClient:
         self.close(status, timeout=limit_s).result()
 
     def get_telemetry(self) -> Any:
-        """Return the reporter of failures, or None when telemetry is off."""
+        """Return the reporter of failures, or None when telemetry is off.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.get_telemetry() is None
+        True
+        """
         return self._core.companion
 
     @property
     def holder(self) -> Core:
-        """What all clients made here share."""
+        """What all clients made here share.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     rest = tinker_sync.RestClient(service.holder)
+        ...     rest.holder is service.holder
+        True
+        """
         return self._core
 
     def result(self, timeout: float | None = None) -> Self:
-        """This client; it is ready. For scripts that wait for a client as for a future."""
+        """This client; it is ready. For scripts that wait for a client as for a future.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.result() is service
+        True
+        """
         del timeout
         return self
 
     def __repr__(self) -> str:
-        core = getattr(self, "_core", None)  # there is none where it could not be made, as tracebacks show
+        core = getattr(self, "_core", None)  # None if the constructor has failed
         return f"<ServiceClient {core.settings.base_url}>" if core else "<ServiceClient>"
 
     def _until(self, deadline: float | None) -> float:

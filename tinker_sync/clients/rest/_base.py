@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeVar
 
 from tinker_sync._policy import NO_SUCH_CALL
-from tinker_sync._secret import mask_repr
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._shared import SharedCores
 from tinker_sync.config import Settings
@@ -38,7 +37,6 @@ class RestBase:
     def __init__(
         self, _holder: Core | None = None, *, base_url: str | None = None, api_key: str | None = None
     ) -> None:
-        base_url, api_key = mask_repr(base_url), mask_repr(api_key)  # tracebacks show local variables
         if _holder is not None and (base_url is not None or api_key is not None):
             raise InvalidInputError(
                 f"{type(self).__name__}: give a holder, or base_url and api_key, not both"
@@ -46,16 +44,28 @@ class RestBase:
         self._core = _holder if _holder is not None else shared_core(base_url, api_key)
 
     def get_telemetry(self) -> Any:
-        """Return the reporter of failures of the service client, or None when telemetry is off."""
+        """Return the reporter of failures of the service client, or None when telemetry is off.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.create_rest_client().get_telemetry() is None
+        True
+        """
         return self._core.companion
 
     @property
     def holder(self) -> Core:
-        """What is shared with other clients of the same server and key."""
+        """What is shared with other clients of the same server and key.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.create_rest_client().holder is service.holder
+        True
+        """
         return self._core
 
     def __repr__(self) -> str:
-        core = getattr(self, "_core", None)  # there is none where it could not be made, as tracebacks show
+        core = getattr(self, "_core", None)  # None if the constructor has failed
         return f"<{type(self).__name__} {core.settings.base_url}>" if core else f"<{type(self).__name__}>"
 
     def _call(
@@ -124,7 +134,7 @@ def call_offered(core: Core, name: str, request: Any = None, **options: Any) -> 
         return core.call(name, request, usual_s=_deadlines.REST_S, **options)
     except APIStatusError as error:
         newer = name in NEWER and error.status_code in NO_SUCH_CALL
-        if not newer and not core.published.lacks_route(name, error, core.dialect):
+        if not newer and not core.server.published.lacks_route(name, error, core.start().facts.dialect):
             raise
         raise explain_missing_route(name, error, _INSTEAD.get(name, "")) from error
 
