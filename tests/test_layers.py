@@ -26,7 +26,7 @@ ROOMS = (
         "_embedded",
     ),
     *("config", "types", "wire", "transport", "auth", "runtime", "telemetry", "usage", "losses"),
-    *("transfer", "text", "data", "clients", "diagnose", "local", "testing", "demo", "cli"),
+    *("transfer", "text", "data", "batch", "clients", "diagnose", "local", "testing", "demo", "cli"),
     *("__main__", "lib"),
 )
 # Rooms above that are closed all the same: values and codecs are pure, the embedded server knows no client.
@@ -35,6 +35,7 @@ CLOSED = {
     "wire": {"config"},
     "text": {"config", "wire", "transport", "auth", "telemetry"},
     "data": {"config", "wire", "transport", "auth", "runtime", "telemetry"},
+    "batch": {"config", "transport", "auth", "telemetry", "usage", "losses", "transfer", "text", "data"},
     "losses": {"config", "transport", "auth", "telemetry"},
     "transfer": {"telemetry", "losses", "auth"},
     "local": {"transport", "runtime", "telemetry", "losses", "transfer", "clients"},

@@ -65,15 +65,15 @@ def test_the_core_needs_six_packages() -> None:
 
 
 def test_the_extras_are_the_promised_ones() -> None:
-    assert set(EXTRAS) == {"speed", "cli", "local", "chat", "torch", "test", "interop", "all"}
+    assert set(EXTRAS) == {*("speed", "cli", "local", "chat", "progress", "torch", "test", "interop", "all")}
     assert {name_of(line) for line in EXTRAS["speed"]} == {"orjson", "zstandard"}
     assert {name_of(line) for line in EXTRAS["cli"]} == {"click", "rich"}
     assert {name_of(line) for line in EXTRAS["chat"]} == {"jinja2"}
     assert "tinker>=0.36.0,<=0.38.0" in {line.split(";")[0].strip() for line in EXTRAS["interop"]}
-    assert EXTRAS["all"] == ["tinker-sync[speed,cli,local,chat]"]
+    assert EXTRAS["all"] == ["tinker-sync[speed,cli,local,chat,progress]"]
 
 
-@pytest.mark.parametrize("extra", ["core", "speed", "cli", "local", "chat", "torch", "test"])
+@pytest.mark.parametrize("extra", ["core", "speed", "cli", "local", "chat", "progress", "torch", "test"])
 def test_every_requirement_has_a_lower_bound_and_no_upper(extra: str) -> None:
     for line in CORE if extra == "core" else EXTRAS[extra]:
         assert re.fullmatch(r"[A-Za-z0-9_-]+>=[0-9.]+", line), line

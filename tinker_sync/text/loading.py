@@ -81,6 +81,8 @@ def get_tokenizer(model_name: str, tokenizer_id: str | None = None, *, backend: 
     Raises:
         TokenizerError: the tokenizer cannot be loaded; the text names the files to provide.
 
+    >>> get_tokenizer("tinker-sync/tiny").encode("2 + 3 =")[:2]
+    [20, 223]
     >>> get_tokenizer("/no/such/directory")
     Traceback (most recent call last):
     tinker_sync.errors.TokenizerError: the directory /no/such/directory does not exist; ...
