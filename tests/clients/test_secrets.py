@@ -179,7 +179,7 @@ def world(
 
 def report_now(client: ServiceClient) -> None:
     """Send the pending reports. A client without a sense of time does not wait for them at its end."""
-    reporter: Any = client.holder._parts.companion
+    reporter: Any = client.holder.companion
     while reporter.step():
         pass
 
@@ -801,8 +801,8 @@ def test_reports_of_failures() -> None:
         check_future(copied(service))
         stub.says("/retrieve_future", lambda words: {"error": words, "category": "server"})
         check(lambda: service.create_lora_training_client(CHECKPOINT).result())
-        service.holder._parts.report(RuntimeError(stub.words))  # a bug of the client may quote a secret
-        reporter: Any = service.holder._parts.companion
+        service.holder.lifecycle.report(RuntimeError(stub.words))  # a bug of the client may quote a secret
+        reporter: Any = service.holder.companion
         until(lambda: len(reporter._buffer) >= 6)  # the report may come after the future has failed
         report_now(service)
         reports = [asked.json() for asked in stub.asked("/telemetry")]

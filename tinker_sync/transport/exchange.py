@@ -145,7 +145,9 @@ class Exchange:
         except (MalformedReply, ReplyTooLarge) as error:
             final = isinstance(error, ReplyTooLarge)
             raise self._lost(SendFailed(str(error), maybe_received=True, final=final)) from error
-        reply = Reply(raw.status, raw.fields, body, resent=self._resent)
+        # A compressed body shows a cut by itself.
+        may_be_cut = raw.lasts_until_close and not encoding
+        reply = Reply(raw.status, raw.fields, body, resent=self._resent, may_be_cut=may_be_cut)
         self._journal.answered(self._call, reply, self._clock.now() - self._began_s)
         if reply.status == 401 and self._has_new_credential(reply):
             self._begin()

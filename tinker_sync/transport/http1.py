@@ -131,6 +131,8 @@ class ReplyParser:
         """The headers by lower-case name, several lines of one name joined."""
         self.keep_alive = False
         """Whether the connection may carry another request once this answer is done."""
+        self.lasts_until_close = False
+        """True if the answer states no length: it ends with the connection, and a cut does not show."""
         self.started = False
         """Whether a single byte of an answer has come."""
         self._method = method
@@ -244,6 +246,7 @@ class ReplyParser:
         if lengths:
             return self._known_length(lengths)
         self.keep_alive = False
+        self.lasts_until_close = True
         return _State.UNTIL_CLOSE
 
     def _known_length(self, lengths: set[str]) -> _State:

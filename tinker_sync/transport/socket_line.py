@@ -34,6 +34,7 @@ class RawReply:
     fields: Mapping[str, str] = field(repr=False)
     """The same by lower-case name."""
     body: bytes = field(repr=False)
+    lasts_until_close: bool = False
 
 
 @frozen
@@ -199,7 +200,7 @@ class SocketLine:
             else:
                 self._pools.discard(self._connection)
         parser = self._parser
-        return RawReply(parser.status, parser.headers, parser.fields, parser.body())
+        return RawReply(parser.status, parser.headers, parser.fields, parser.body(), parser.lasts_until_close)
 
     def _fail(self, error: Exception) -> NoReturn:
         self.abort()
