@@ -188,6 +188,31 @@ class Datum(Model):
                 "Datum: provenance comes in pairs; give model_input_spans and loss_fn_input_spans, or neither"
             )
 
+    @property
+    def trained_tokens(self) -> list[int]:
+        """The target tokens that the loss counts: those whose weight is not 0.
+
+        Without `weights` the advantages decide, and without both every target counts.
+
+        >>> Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [0, 1]}).trained_tokens
+        [3]
+        """
+        targets = self.loss_fn_inputs.get("target_tokens")
+        if targets is None:
+            return []
+        tokens = targets.to_numpy()
+        factors = self.loss_fn_inputs.get("weights", self.loss_fn_inputs.get("advantages"))
+        if factors is not None:
+            counts = factors.to_numpy().reshape(-1) != 0
+            rows = tokens.reshape(len(counts), -1) if len(counts) and tokens.size % len(counts) == 0 else None
+            if rows is None or not _may_have_length(targets, len(counts)):
+                raise InvalidInputError(
+                    f"trained_tokens: there are {tokens.size} targets and {len(counts)} weights or advantages"
+                )
+            tokens = rows[counts]
+        trained: list[int] = tokens.reshape(-1).tolist()
+        return trained
+
     def with_provenance(
         self, model_input: Sequence[ProvenanceSpan], loss_fn_inputs: Sequence[ProvenanceSpan]
     ) -> Self:
