@@ -1,4 +1,4 @@
-"""Rooms import only from rooms above them; nobody loads an event loop or the reference client."""
+"""Rooms import only from rooms above them; no module loads an event loop or the reference client."""
 
 from __future__ import annotations
 

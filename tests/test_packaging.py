@@ -1,4 +1,4 @@
-"""What is declared about the package is true of its files."""
+"""The metadata of the package fits its files."""
 
 from __future__ import annotations
 
