@@ -1,4 +1,4 @@
-"""The front doors: every public name is there for whoever looks, and loads only when it is used.
+"""The front doors: every public name is listed, and its module loads with the first use.
 
 What depends on what is loaded already runs in an interpreter of its own.
 """
@@ -32,7 +32,7 @@ HEAVY = {"numpy", "requests", "urllib3", "tokenizers", "cattrs", "orjson", "torc
 
 
 def fresh(code: str) -> str:
-    """What `code` prints in an interpreter that has loaded nothing of ours yet."""
+    """Return the output of `code` in a new interpreter."""
     root = str(Path(tinker_sync.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
@@ -47,7 +47,7 @@ def fresh(code: str) -> str:
 
 
 def checked_names(package: str) -> dict[str, list[str]]:
-    """What type checkers import, by module: the stub beside the package."""
+    """Return the names that type checkers import, by module, from the stub beside the package."""
     stub = Path(str(importlib.import_module(package).__file__)).with_suffix(".pyi")
     found: dict[str, list[str]] = {}
     for node in ast.parse(stub.read_text(encoding="utf-8")).body:
@@ -58,7 +58,7 @@ def checked_names(package: str) -> dict[str, list[str]]:
 
 
 def public_names(module: Path) -> set[str]:
-    """Public classes and type aliases that a module of types defines, or what it says is public."""
+    """Return the names in `__all__` of a module of types, else its public classes and type aliases."""
     names: set[str] = set()
     for node in ast.parse(module.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":

@@ -1,4 +1,4 @@
-"""Open servers of the protocol: every call works on all of them, whatever their particular ways."""
+"""Every call works on every kind of open server."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def check_training(stub: OpenServer, trainer: TrainingClient) -> None:
     step = trainer.optim_step(types.AdamParams(learning_rate=1e-4))
     output = backward.result(PATIENCE_S)
     assert scores(output) == [[-0.02, -0.03, -0.09], [-0.05, -0.09]]
-    assert sum(output.metrics.values()) == pytest.approx(0.28, abs=2.0)  # the loss, whatever it is called
+    assert sum(output.metrics.values()) == pytest.approx(0.28, abs=2.0)  # the loss, under any name
     assert step.result(PATIENCE_S).metrics
     assert trainer.get_info().model_id == trainer.model_id
 

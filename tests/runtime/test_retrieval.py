@@ -68,7 +68,7 @@ class Asking:
         return self.retrieval.on(outcome, asked_at=asked_at, now=self.now)
 
     def pauses(self, *outcomes: Reply | SendFailed) -> list[float | None]:
-        """How long it waits after each; None where it asks at once."""
+        """Return the pause after each outcome, None for no pause."""
         pauses: list[float | None] = []
         for outcome in outcomes:
             action = self.gets(outcome)

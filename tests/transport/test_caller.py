@@ -159,7 +159,7 @@ def test_w1_a_patient_call_outlives_minutes_of_outage() -> None:
     http = Down(OK)
     assert caller_for(http, clock).call(post(patient=True, deadline_s=7200.0)) is OK
     assert len(http.calls) > 11
-    with pytest.raises(APIConnectionError):  # nobody asked for patience here
+    with pytest.raises(APIConnectionError):  # the caller did not ask for patience here
         caller_for(ScriptedHttp(REFUSED)).call(post(deadline_s=7200.0))
 
 
