@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ from tinker_sync.errors import (
     BadRequestError,
     ConflictError,
     EarlierCallFailedError,
+    InternalServerError,
     InvalidInputError,
     NotFoundError,
     RequestFailedError,
@@ -521,6 +523,48 @@ def test_not_ready_is_asked_again_later(stub: OpenServer) -> None:
         future = sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=1))
         assert future.result(PATIENCE_S).sequences[0].tokens == [6]
         assert len(stub.asked("/asample")) == 1
+
+
+BROKEN = Answer(500, b"Internal Server Error", content_type="text/plain; charset=utf-8")
+
+
+def test_a_result_that_ends_in_500_is_named_while_it_is_asked_for(
+    stub: OpenServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some open servers answer so for a result that has no JSON form, such as NaN, and for an unknown id."""
+    monkeypatch.setenv("TINKER_PACE", "0.001")
+    gate = threading.Event()
+    with service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model").result()
+        before = len(stub.asked("/retrieve_future"))
+        stub.script("/retrieve_future", *[BROKEN] * 8, Answer(gate=gate, usual=True))
+        future = trainer.optim_step(types.AdamParams())
+        stub.await_asked("/retrieve_future", before + 9)
+        status = future.status()
+        assert status.state == "waiting"
+        assert status.reason is not None
+        assert "Internal Server Error" in status.reason
+        gate.set()
+        assert future.result(PATIENCE_S).metrics
+    said = [text for text in caplog.messages if "polls for a result of OptimStep keep failing" in text]
+    assert len(said) == 1
+
+
+def test_a_500_to_a_call_that_reads_is_final_after_a_few_tries(
+    stub: OpenServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TINKER_PACE", "0.001")
+    with service(stub) as client:
+        stub.script("/training_runs/r", *[BROKEN] * 50)
+        with pytest.raises(InternalServerError):
+            client.create_rest_client().get_training_run("r").result(PATIENCE_S)
+        assert len(stub.asked("/training_runs/r")) == 5
+        stub.script("/optim_step", *[Answer(500, {"detail": "busy"})] * 8)
+        trainer = client.create_lora_training_client("stub/model").result()
+        if stub.proto_bodies:  # others may do it twice, so it is not repeated
+            trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+            assert len(stub.asked("/optim_step")) == 9
+    assert any("GET /api/v1/training_runs/r" in text and "Still trying" in text for text in caplog.messages)
 
 
 # ------------------------------------------------------------------------------------ particulars
