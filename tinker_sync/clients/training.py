@@ -11,7 +11,8 @@ from tinker_sync.clients import _deadlines
 from tinker_sync.clients._creation import ClientFuture, start
 from tinker_sync.clients._twins import blocking_twin, future_twin, result_twin
 from tinker_sync.errors import APIResponseValidationError, InvalidInputError
-from tinker_sync.losses.custom import CustomLossFn, check_loss_type_input, custom_call
+from tinker_sync.losses.custom import CustomLossFn, check_loss_type_input, custom_call, evaluation
+from tinker_sync.losses.data import without_reference
 from tinker_sync.losses.handle import LossHandle
 from tinker_sync.losses.two_passes import refuse_inside_loss
 from tinker_sync.runtime.futures import APIFuture
@@ -126,6 +127,10 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             loss_fn_config: settings of the loss.
             deadline: seconds until to give up waiting for the result.
 
+        Of the metrics in the result, ``loss:sum`` is the server's, and ``loss:mean`` that sum for each token
+        whose weight or advantage is not 0. Inputs for losses of this process, `reference_logprobs`, are not
+        sent.
+
         Raises:
             InvalidInputError: the data cannot be sent; nothing was.
 
@@ -135,7 +140,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
         ...     passed = training.forward_backward([datum], "cross_entropy").result()
         ...     sorted(passed.metrics), len(passed.loss_fn_outputs[0]["logprobs"].data)
-        (['loss:sum'], 2)
+        (['loss:mean', 'loss:sum'], 2)
         """
         return self._pass("forward_backward", data, loss_fn, loss_fn_config, deadline, forward_only=False)
 
@@ -211,6 +216,35 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         self._refuse()
         return self._line.submit(custom_call(self._line, data, loss_fn, self._until(deadline)))
 
+    def forward_custom(
+        self, data: Sequence[Datum], loss_fn: CustomLossFn, *, deadline: float | None = None
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """Compute a loss of your own without gradients, to evaluate on held-out data.
+
+        One forward pass, and the loss on a worker thread of this client; nothing is trained. The result has
+        the log-probabilities of the target tokens, ``loss:sum``, ``loss:mean`` and the metrics of the loss.
+
+        Args:
+            data: the examples, with `target_tokens`; the loss may read any other input they carry.
+            loss_fn: the loss, as for `forward_backward_custom`. Gradients that it returns are not used.
+            deadline: seconds until to give up.
+
+        Raises:
+            InvalidInputError: the data cannot be sent; nothing was. The future raises what is wrong with the
+                values that the loss returns.
+            MissingExtraError: the loss works in torch, which is not installed.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+        ...     evaluated = training.forward_custom([datum], tinker_sync.losses.CrossEntropy()).result()
+        >>> evaluated.metrics["loss:mean"] == evaluated.metrics["loss:sum"] / 2
+        True
+        """
+        self._refuse()
+        return self._line.submit(evaluation(self._line, data, loss_fn, self._until(deadline)))
+
     def _pass(
         self,
         name: str,
@@ -229,7 +263,10 @@ class TrainingClient(ClientFuture["TrainingClient"]):
                     "a loss of create_custom_loss is for forward_backward, without loss_fn_config"
                 )
             return self._line.submit(custom_call(self._line, data, loss_fn, deadline_at))
-        whole = ForwardBackwardInput(listed_data(data), loss_fn, config)
+        listed = listed_data(data)
+        if loss_fn != "custom":
+            listed = without_reference(listed)
+        whole = ForwardBackwardInput(listed, loss_fn, config)
         return self._line.submit(PassCall(self._line, name, whole, deadline_at, forward_only=forward_only))
 
     # -------------------------------------------------------------------------------------- steps and weights
@@ -548,6 +585,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     forward_backward_async = future_twin(forward_backward)
     forward_async = future_twin(forward)
     forward_backward_custom_async = future_twin(forward_backward_custom)
+    forward_custom_async = future_twin(forward_custom)
     optim_step_async = future_twin(optim_step)
     save_state_async = future_twin(save_state)
     save_weights_for_sampler_async = future_twin(save_weights_for_sampler)

@@ -23,10 +23,11 @@ from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.fetcher import decode_with
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
-from tinker_sync.runtime.merge import merge_outputs
+from tinker_sync.runtime.merge import add_mean_loss, merge_outputs
 from tinker_sync.runtime.naming import current, named
 from tinker_sync.runtime.send_queue import Operation, SendQueue
 from tinker_sync.runtime.training_part import TrainingPart
+from tinker_sync.types.datum import count_trained
 from tinker_sync.types.training import (
     ForwardBackwardInput,
     ForwardBackwardOutput,
@@ -238,12 +239,13 @@ class PassCall(TrainingCall):
         whole.validate()
         self._whole = whole
         self._forward_only = forward_only
+        self._merge = partial(_merge, count_trained(whole.data))
 
     def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
         self._limiters = limiters
         core = self.line.core
         future: APIFuture[ForwardBackwardOutput] = CombinedFuture(
-            [], merge_outputs, submit=core.callback_pool.run, clock=core.clock
+            [], self._merge, submit=core.callback_pool.run, clock=core.clock
         )
         self._future = future
         return future
@@ -263,7 +265,7 @@ class PassCall(TrainingCall):
             pledge.parts = len(chunks)
             # The metrics of several chunks are reduced once, together.
             combined = len(chunks) > 1 or self._future is not None
-            decode = _read_pass if combined else _decode_pass
+            decode = _read_pass if combined else partial(_decode_pass, self._merge)
             parts = [self._part(chunk, facts.dialect, pledge, decode) for chunk in chunks]
             future = self._whole_of([part.future for part in parts])
             pledge.follow(future)
@@ -280,7 +282,7 @@ class PassCall(TrainingCall):
         else:
             core = self.line.core
             self._future = CombinedFuture(
-                futures, merge_outputs, submit=core.callback_pool.run, clock=core.clock
+                futures, self._merge, submit=core.callback_pool.run, clock=core.clock
             )
         return self.future
 
@@ -371,6 +373,11 @@ _read_pass: Final = decode_with(
 )
 
 
-def _decode_pass(reply: Any, tree: Any) -> ForwardBackwardOutput:
+def _decode_pass(merge: Any, reply: Any, tree: Any) -> ForwardBackwardOutput:
     """Return the output of a call in one chunk, its metrics reduced as those of several would be."""
-    return merge_outputs([_read_pass(reply, tree)])
+    output: ForwardBackwardOutput = merge([_read_pass(reply, tree)])
+    return output
+
+
+def _merge(trained: int, outputs: list[ForwardBackwardOutput]) -> ForwardBackwardOutput:
+    return add_mean_loss(merge_outputs(outputs), trained)
