@@ -56,6 +56,8 @@ class SamplingLine:
         self.held = HeldCalls()
         self.sampling_session_id = ""
         """Empty until the sampler exists; set once."""
+        self.run_id = ""
+        """The training run of the weights; empty where it is not known. Set once."""
         # The original counts from 0 and asks no server; a copy first needs a block of its own.
         self._numbers: Once[Callable[[], int]] = Once()
         if not copied:

@@ -192,6 +192,7 @@ class OrderedCall(TrainingCall):
             request = request.model_copy(update={"model_id": self.line.model_id})
         refuse_missing_call(self.name, dialect)
         refuse_unsupported(request, dialect)
+        core.server.published.check_fields(self.name, request, dialect)
         if self.name in _NAMED and request.path is not None:
             check_checkpoint_name(request.path, dialect)
         self._future = future = self._future or core.future()
@@ -206,7 +207,7 @@ class OrderedCall(TrainingCall):
             deadline_at=self.deadline_at,
             made_at=core.clock.now(),
         )
-        return [Operation(self.name, [part], future)]
+        return [Operation(self.name, [part], future, alone=dialect.one_by_one)]
 
 
 _NAMED: Final = ("save_weights", "save_weights_for_sampler")
@@ -269,7 +270,8 @@ class PassCall(TrainingCall):
             parts = [self._part(chunk, facts.dialect, pledge, decode) for chunk in chunks]
             future = self._whole_of([part.future for part in parts])
             pledge.follow(future)
-        return [Operation(self.name, parts, future, parallel=limits.parallel_fwdbwd_chunks)]
+        alone = facts.dialect.one_by_one
+        return [Operation(self.name, parts, future, limits.parallel_fwdbwd_chunks, alone)]
 
     def _plan(self) -> Plan:
         return Plan(model=self.line.model_id, trained=_tokens(self._whole.data))
