@@ -266,7 +266,9 @@ class PassCall(TrainingCall):
             # The metrics of several chunks are reduced once, together.
             combined = len(chunks) > 1 or self._future is not None
             decode = _read_pass if combined else _decode_pass
+            began_s = core.clock.now()
             parts = [self._part(chunk, facts.dialect, pledge, decode) for chunk in chunks]
+            core.note_encoded(self.sdk_method, began_s)
             future = self._whole_of([part.future for part in parts])
             pledge.follow(future)
         alone = facts.dialect.one_by_one
