@@ -1,4 +1,4 @@
-"""What the reference client is known to do badly, done better: a test for each, named by its number.
+"""Known weak points of the reference client: a test for each, named by its number.
 
 W13, W17 and W27 are in `tests/runtime/test_retrieval.py`; those that are not about these clients are with the
 decoders, the transport, sessions, telemetry, the types and custom losses.
@@ -175,7 +175,7 @@ def test_w05_an_ephemeral_save_repeats_the_same_request() -> None:
 
 
 class OddMetrics(Stub):
-    """Every pass has metrics of its own, with names nobody knows how to reduce."""
+    """Every pass has metrics of its own, with names that have no known reduction."""
 
     def _passed(self, given: list[Any]) -> Any:
         number = self.count("odd")
@@ -234,7 +234,7 @@ def test_w09_a_blocked_account_is_told_before_anything_begins(path: str) -> None
 
 
 def test_w10_tokens_for_weights_go_as_they_were_given() -> None:
-    """Four ways to continue from somebody else's checkpoint, where keys are exchanged for tokens."""
+    """Four ways to continue from a checkpoint of another user, where keys are exchanged for tokens."""
     path, foreign = "tinker://run/weights/a", "tml-foreign"
     with world({"pjwt_auth_enabled": True}) as (stub, client):
         client.create_training_client_from_state(path, weights_access_token=foreign).result()

@@ -1,4 +1,4 @@
-"""Which credential goes with which call: every row of both tables, for the vendor's hosts and for others."""
+"""The credential of each call: every row of both tables, for the vendor's hosts and for others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LONG_LIVED = [
     ({"arg": JWT}, JWT, JWT),  # step 1
     ({"env": JWT}, JWT, JWT),
     ({"arg": JWT, "cmd": "c"}, JWT, JWT),
-    ({"arg": "tml-a", "env": JWT}, "tml-a", REQUIRED),  # the argument goes first, whatever it is
+    ({"arg": "tml-a", "env": JWT}, "tml-a", REQUIRED),  # the argument goes first, of any kind
     ({"arg": "tml-a", "cmd": "c"}, "tml-a", COMMAND),  # steps 2 and 3
     ({"env": "tml-e", "cmd": "c"}, "tml-e", COMMAND),
     ({"arg": "tml-a", "env": "tml-e"}, "tml-a", REQUIRED),

@@ -5,6 +5,7 @@ A method imports the client it makes: a program that samples loads nothing of tr
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from tinker_sync.clients.rest import RestClient
     from tinker_sync.clients.retry_config import RetryConfig
     from tinker_sync.clients.training import TrainingClient
+    from tinker_sync.insight.recording import Recording
     from tinker_sync.losses.handle import LossHandle, PerDatumLossFn
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.notices import QueueReport
@@ -135,6 +137,7 @@ class ServiceClient:
         if on_queue_state is not None:
             self._core.notices.listen(on_queue_state)
         self._spending = Spending(self._core)
+        self._recordings: list[Recording] = []
 
     # -------------------------------------------------------------------------------------- the service
 
@@ -392,6 +395,47 @@ class ServiceClient:
         """
         return self._spending.reconcile()
 
+    # -------------------------------------------------------------------------------------- where time goes
+
+    def explain(self) -> Recording:
+        """Record from here on where the time of the calls goes; print what this returns for an explanation.
+
+        It shows the time of each method in the queue, on the way, at the server and in decoding, retries and
+        pauses, and what to change. A client that records nothing pays nothing for it.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service, service.explain() as recording:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     prompt = tinker_sync.ModelInput.from_ints([1, 2])
+        ...     sampled = sampling.sample(prompt, 1, tinker_sync.SamplingParams(max_tokens=3)).result()
+        >>> "SamplingClient.sample" in str(recording)
+        True
+        """
+        return self._record(None)
+
+    def trace(self, path: str | os.PathLike[str]) -> Recording:
+        """Record as `explain` does, and write a trace when the recording or this client is closed.
+
+        Args:
+            path: the file, which https://ui.perfetto.dev and chrome://tracing draw.
+
+        >>> import json, pathlib, tempfile, tinker_sync
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "t.json")
+        >>> with tinker_sync.ServiceClient(base_url="local") as service, service.trace(file):
+        ...     models = service.create_rest_client().get_server_capabilities().result()
+        >>> len(json.loads(file.read_text())["traceEvents"]) > 3
+        True
+        """
+        return self._record(path)
+
+    def _record(self, path: str | os.PathLike[str] | None) -> Recording:
+        from tinker_sync.insight.recording import Recording
+
+        self._core.refuse_closed()
+        recording = Recording(self._core, path)
+        self._recordings.append(recording)
+        return recording
+
     # -------------------------------------------------------------------------------------- losses
 
     def create_custom_loss(
@@ -493,6 +537,8 @@ class ServiceClient:
         >>> models = service.get_server_capabilities()
         >>> service.close().result()
         """
+        for recording in self._recordings:
+            recording.close()
         return self._core.close(status, detail, limit_s=timeout)
 
     def __enter__(self) -> Self:

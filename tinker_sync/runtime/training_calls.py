@@ -23,7 +23,7 @@ from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.fetcher import decode_with
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
-from tinker_sync.runtime.merge import merge_outputs
+from tinker_sync.runtime.merge import add_loss, merge_outputs
 from tinker_sync.runtime.naming import current, named
 from tinker_sync.runtime.send_queue import Operation, SendQueue
 from tinker_sync.runtime.training_part import TrainingPart
@@ -52,6 +52,7 @@ from tinker_sync.wire.proto._writer import Buffers
 if TYPE_CHECKING:
     from tinker_sync.runtime.core import Core
     from tinker_sync.types.weights import SaveWeightsResponse
+    from tinker_sync.types.tensor_data import TensorData
     from tinker_sync.wire.dialect import Dialect
 
 _SEQ_ID_TAG: Final = b"\x10"  # field 2, varint; a message may hold its fields in any order
@@ -278,7 +279,9 @@ class PassCall(TrainingCall):
             # The metrics of several chunks are reduced once, together.
             combined = len(chunks) > 1 or self._future is not None
             decode = _read_pass if combined else _decode_pass
+            began_s = core.clock.now()
             parts = [self._part(chunk, facts.dialect, pledge, decode) for chunk in chunks]
+            core.note_encoded(self.sdk_method, began_s)
             future = self._whole_of([part.future for part in parts])
             pledge.follow(future)
         alone = facts.dialect.one_by_one
@@ -304,6 +307,8 @@ class PassCall(TrainingCall):
         part_input = ForwardBackwardInput(list(chunk.data), self._whole.loss_fn, self._whole.loss_fn_config)
         refuse_unsupported(part_input, dialect)
         part_input = normalise_forward_backward(part_input, dialect)
+        if dialect.reads_data_only:
+            decode = partial(_read_with_loss, decode, _weights(part_input))
         headers: dict[str, str] = {}
         if dialect.protobuf and (dialect.forward_only or not forward_only):
             buffers = requests.encode_forward_backward_request(
@@ -340,6 +345,17 @@ class PassCall(TrainingCall):
 
 def _tokens(data: Sequence[Datum]) -> int:
     return sum(length_of(datum.model_input) for datum in data)
+
+
+def _weights(given: ForwardBackwardInput) -> list[TensorData | None] | None:
+    """Return the weights of a cross-entropy, from which the loss can be computed; None for another loss."""
+    if given.loss_fn != "cross_entropy":
+        return None
+    return [datum.loss_fn_inputs.get("weights") for datum in given.data]
+
+
+def _read_with_loss(decode: Any, weights: Any, reply: Any, tree: Any) -> ForwardBackwardOutput:
+    return add_loss(decode(reply, tree), weights)
 
 
 def _settled(

@@ -80,12 +80,13 @@ class Judge:
             return Fatal(error)
         status = EMPTY_400 if _is_empty_400(reply) else reply.status
         rule = rule_for(status, stage)
+        limit = None if status >= 500 and (call.needed or wish == "true") else rule.limit
         if wish == "true":
-            return Retry(error, after_s, rule.limit if rule.passes else None)
+            return Retry(error, after_s, limit if rule.passes else None)
         safe = rule.meaning in (Meaning.UNTOUCHED, Meaning.THROTTLED) or call.repeatable
         if not rule.passes or rule.meaning is Meaning.BLOCKED or not safe:
             return Fatal(error)
-        return Retry(error, after_s, rule.limit, fresh=status == EMPTY_400)
+        return Retry(error, after_s, limit, fresh=status == EMPTY_400)
 
     def failure(self, failed: SendFailed, call: Call) -> Verdict:
         """Judge the lack of an answer."""

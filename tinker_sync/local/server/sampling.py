@@ -91,7 +91,7 @@ async def join_sampling_session(service: Service, ask: Ask) -> Any:
 
 @calls.of("get_sampler")
 async def get_sampler(service: Service, ask: Ask) -> Any:
-    """What a sampler samples from."""
+    """Return the weights of a sampler."""
     row = await service.on_disk(service.store.sampler, ask.ids["sampler"])
     path = None if (row.model_path or "").startswith(UNSAVED) else row.model_path
     base = service.host.models.get(row.base_model)
@@ -212,7 +212,7 @@ class _Sampling:
 
     def _hand_over(self, future: Future[SampleResult]) -> None:
         """From the sampler's thread to the loop."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended; nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             self._service.loop.call_soon_threadsafe(self._computed, future)
 
     def _computed(self, future: Future[SampleResult]) -> None:
