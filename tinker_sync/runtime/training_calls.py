@@ -51,8 +51,8 @@ from tinker_sync.wire.proto._writer import Buffers
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.core import Core
-    from tinker_sync.types.weights import SaveWeightsResponse
     from tinker_sync.types.tensor_data import TensorData
+    from tinker_sync.types.weights import SaveWeightsResponse
     from tinker_sync.wire.dialect import Dialect
 
 _SEQ_ID_TAG: Final = b"\x10"  # field 2, varint; a message may hold its fields in any order
