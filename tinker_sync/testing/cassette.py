@@ -24,7 +24,7 @@ from tinker_sync.errors import ConfigurationError
 
 FORMAT: Final = 1
 API: Final = "/api/v1"
-# Asked in their own rhythm, or with facts about the process: whoever asks gets the answer.
+# Clients call these in a rhythm of their own, or with facts about the process; any body gets the answer.
 _BODY_IS_FREE: Final = re.compile(
     r"/(client/config|client/dynamic_config|create_session|session_heartbeat|telemetry|auth/token|healthz"
     r"|sessions/[^/]+/finish)$"
@@ -121,7 +121,7 @@ class Cassette:
         """Read a file.
 
         Raises:
-            ConfigurationError: there is none, or it is no cassette.
+            ConfigurationError: the file does not exist, or is not a cassette.
         """
         try:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
