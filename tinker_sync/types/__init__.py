@@ -34,8 +34,8 @@ _HOMES = {
         TelemetrySendRequest UnhandledExceptionEvent
     """,
     "tinker_sync.types.future": """
-        FutureCompletion FutureFailed FutureFinished FutureRetrieveRequest FutureRetrieveResponse
-        FuturesRetrieveRequest FuturesRetrieveResponse QueueState RequestFailedResponse
+        FutureCompletion FutureFailed FutureFinished FutureRetrieveRequest FuturesRetrieveRequest
+        FuturesRetrieveResponse QueueState RequestFailedResponse
         SamplingSessionFuturesTarget TryAgainResponse UntypedAPIFuture
     """,
     "tinker_sync.types.model": """
@@ -50,6 +50,7 @@ _HOMES = {
         AdamOptimizerConfig AdamParams DimuonOptimizerConfig DimuonParams OptimParams OptimParamsBase
         OptimStepRequest OptimStepResponse OptimizerConfig OptimizerConfigBase
     """,
+    "tinker_sync.types.result": "FutureRetrieveResponse",
     "tinker_sync.types.run": "TrainingRun TrainingRunsResponse",
     "tinker_sync.types.sampling": """
         PromptAltTokens SampleRequest SampleResponse SampledSequence SamplingParams TopkLogprobs

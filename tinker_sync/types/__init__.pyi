@@ -50,7 +50,6 @@ from tinker_sync.types.future import FutureCompletion as FutureCompletion
 from tinker_sync.types.future import FutureFailed as FutureFailed
 from tinker_sync.types.future import FutureFinished as FutureFinished
 from tinker_sync.types.future import FutureRetrieveRequest as FutureRetrieveRequest
-from tinker_sync.types.future import FutureRetrieveResponse as FutureRetrieveResponse
 from tinker_sync.types.future import FuturesRetrieveRequest as FuturesRetrieveRequest
 from tinker_sync.types.future import FuturesRetrieveResponse as FuturesRetrieveResponse
 from tinker_sync.types.future import QueueState as QueueState
@@ -84,6 +83,7 @@ from tinker_sync.types.optim import OptimParams as OptimParams
 from tinker_sync.types.optim import OptimParamsBase as OptimParamsBase
 from tinker_sync.types.optim import OptimStepRequest as OptimStepRequest
 from tinker_sync.types.optim import OptimStepResponse as OptimStepResponse
+from tinker_sync.types.result import FutureRetrieveResponse as FutureRetrieveResponse
 from tinker_sync.types.run import TrainingRun as TrainingRun
 from tinker_sync.types.run import TrainingRunsResponse as TrainingRunsResponse
 from tinker_sync.types.sampling import PromptAltTokens as PromptAltTokens

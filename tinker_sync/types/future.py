@@ -9,16 +9,7 @@ import attrs
 
 from tinker_sync.errors import RequestErrorCategory
 from tinker_sync.types._model import Model, model
-from tinker_sync.types.model import CreateModelResponse, UnloadModelResponse
-from tinker_sync.types.optim import OptimStepResponse
 from tinker_sync.types.scalars import ModelID, RequestID
-from tinker_sync.types.training import ForwardBackwardOutput
-from tinker_sync.types.weights import (
-    LoadWeightsResponse,
-    SaveWeightsExternalResponse,
-    SaveWeightsForSamplerResponse,
-    SaveWeightsResponse,
-)
 
 
 @model
@@ -98,21 +89,6 @@ class RequestFailedResponse(Model):
 
     error: str
     category: RequestErrorCategory
-
-
-FutureRetrieveResponse: TypeAlias = (
-    TryAgainResponse
-    | ForwardBackwardOutput
-    | OptimStepResponse
-    | SaveWeightsResponse
-    | LoadWeightsResponse
-    | SaveWeightsForSamplerResponse
-    | SaveWeightsExternalResponse
-    | CreateModelResponse
-    | UnloadModelResponse
-    | RequestFailedResponse
-)
-"""The possible results of a training request."""
 
 
 # --------------------------------------------------------------------- all samples of a session at once
