@@ -7,7 +7,7 @@ may be stored or shown; `CallFailed` holds the user's own error.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 __all__ = [
     "CallFailed",
@@ -23,6 +23,7 @@ __all__ = [
     "SessionEnded",
     "SessionLost",
     "SessionStarted",
+    "Stopwatch",
     "TokensUsed",
 ]
 
@@ -174,3 +175,13 @@ class Observer(Protocol):
 
     def observe(self, event: Event) -> None:
         """Handle an event. Exceptions are logged and otherwise ignored."""
+
+
+class Stopwatch(Protocol):
+    """A recording of where time goes. A client without one pays a look at an empty tuple for each call."""
+
+    def follow(self, future: Any) -> None:
+        """Record a request when its future ends; in the thread that makes the call."""
+
+    def encoded(self, method: str, began_s: float) -> None:
+        """Record that this thread has encoded a request of a public method since a moment of the clock."""

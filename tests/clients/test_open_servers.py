@@ -187,6 +187,30 @@ def test_a_custom_loss_has_its_second_pass_before_the_next_call_where_each_is_al
         assert stub.applied == [2]  # the forward pass of this double counts as one
 
 
+@pytest.mark.parametrize(
+    "kind", [open_servers.TxLike, open_servers.SkyWithoutMetrics], ids=lambda kind: kind.name
+)
+def test_the_loss_is_computed_where_the_server_gives_none(kind: type[OpenServer]) -> None:
+    with StubServer(kind()) as stub, service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model").result()
+        tokens = types.ModelInput.from_ints([1, 2, 3])
+        data = [
+            types.Datum(tokens, {"target_tokens": [10, 20, 30], "weights": [0.0, 1.0, 0.5]}),
+            types.Datum(tokens, {"target_tokens": [1, 1, 1]}),
+        ]
+        output = trainer.forward_backward(data, "cross_entropy").result(PATIENCE_S)
+        assert output.metrics["loss:sum"] == pytest.approx(0.2 + 0.15 + 0.03)
+        many = trainer.forward_backward(data * 600, "cross_entropy").result(PATIENCE_S)
+        assert many.metrics["loss:sum"] == pytest.approx(0.38 * 600)
+        assert len(stub.asked("/forward_backward")) > 2
+        given = {"target_tokens": [10, 20, 30], "logprobs": [0.0] * 3, "advantages": [1.0] * 3}
+        ruled = trainer.forward_backward([types.Datum(tokens, given)], "importance_sampling").result(
+            PATIENCE_S
+        )
+        # Without the elements of a loss it is not known.
+        assert ("loss:sum" in ruled.metrics) is (kind is open_servers.TxLike)
+
+
 # ------------------------------------------------------------------------------------ formats
 
 

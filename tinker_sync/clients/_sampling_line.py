@@ -247,7 +247,12 @@ class SampleCall:
 
     def encode(self, request: SampleRequest) -> bytes:
         """Return the body, which lacks only its number."""
-        return json_body(request, self._machinery.facts.dialect)
+        core = self.line.core
+        began_s = core.clock.now() if core.stopwatches else 0.0
+        body = json_body(request, self._machinery.facts.dialect)
+        if core.stopwatches:
+            core.note_encoded(self.sdk_method, began_s)
+        return body
 
     def fetch(self, *promise: Any, **options: Any) -> Any:
         """Start the retrieval of the result."""

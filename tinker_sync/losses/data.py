@@ -123,6 +123,22 @@ def with_reference(
     ]
 
 
+def without_reference(data: Sequence[Datum]) -> list[Datum]:
+    """Return data without the reference, which belongs to losses of this process: servers refuse the name."""
+    return [
+        datum
+        if REFERENCE not in datum.loss_fn_inputs
+        else datum.model_copy(
+            update={
+                "loss_fn_inputs": {
+                    name: tensor for name, tensor in datum.loss_fn_inputs.items() if name != REFERENCE
+                }
+            }
+        )
+        for datum in data
+    ]
+
+
 def read_input(datum: Datum, index: int, name: str, shape: tuple[int, ...], hint: str = "") -> FloatArray:
     """Return an input as a dense array of the shape of the log-probabilities.
 

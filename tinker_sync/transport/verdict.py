@@ -122,6 +122,7 @@ class Judge:
             attempts=call.attempt,
         )
         error.__cause__ = failed
+        error.ambiguous = failed.maybe_received
         return error
 
 
