@@ -9,7 +9,8 @@ import numpy as np
 
 from tinker_sync.errors import APIResponseValidationError, InvalidInputError
 from tinker_sync.losses._kinds import Float32Array, FloatArray
-from tinker_sync.types.datum import Datum, refuse_all
+from tinker_sync.types._structured import refuse_all
+from tinker_sync.types.datum import Datum
 from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.types.training import ForwardBackwardOutput
 

@@ -19,7 +19,7 @@ from tinker_sync.types._arrays import (
     wire_array,
 )
 from tinker_sync.types._model import Model, model
-from tinker_sync.types._structured import model_from
+from tinker_sync.types._structured import model_from, refuse_all
 from tinker_sync.types.model_input import ModelInput
 from tinker_sync.types.tensor_data import TensorData
 
@@ -340,9 +340,3 @@ def _refuse_gaps(where: str, spans: Sequence[ProvenanceSpan], length: int) -> No
     covered = sum(span.length for span in spans)
     if covered != length:
         raise InvalidInputError(f"{where}: the runs cover {covered} positions, the field has {length}")
-
-
-def refuse_all(problems: Sequence[str]) -> None:
-    """Raise one error that lists every problem, if there are any."""
-    if problems:
-        raise InvalidInputError(problems)
