@@ -14,7 +14,7 @@ import random
 import threading
 import uuid
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from attrs import evolve, frozen
 
@@ -27,8 +27,8 @@ from tinker_sync.errors import (
     APIConnectionError,
     APIError,
     APIStatusError,
-    ConflictError,
     InternalServerError,
+    TinkerError,
 )
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.journal import Journal
@@ -39,6 +39,7 @@ from tinker_sync.transport.verdict import Fatal, Judge, Retry, Verdict
 # as its own timeouts say. Servers that restart are back within it, so patient calls use all of it.
 PATIENCE_S: Final = 300.0
 _MAX_NOTES: Final = 100
+ErrorT = TypeVar("ErrorT", bound=TinkerError)
 # A call that fails for longer is named in the log: minutes of silence look like a hang.
 QUIET_S: Final = 2.0
 NAME_EVERY_S: Final = 60.0
@@ -102,7 +103,11 @@ class Caller:
         trouble = Trouble()
         skipped_s = 0.0  # of pauses; what is skipped has been waited, as far as patience goes
         while True:
-            outcome = self._attempt(patience.allow(call, self._clock.now() + skipped_s))
+            try:
+                outcome = self._attempt(patience.allow(call, self._clock.now() + skipped_s))
+            except TinkerError as error:
+                patience.explained(error)
+                raise
             if isinstance(outcome, Reply):
                 return outcome
             if isinstance(outcome, Fatal):
@@ -150,9 +155,8 @@ class Caller:
             return self._judge.failure(failed, call)
         self._note_deprecation(reply, call)
         verdict = self._judge.reply(reply, call)
-        if verdict is not None and isinstance(verdict.error, ConflictError):
-            verdict.error.ambiguous = reply.resent
         if verdict is not None and reply.resent:
+            verdict.error.ambiguous = True
             verdict.error.attempts = call.attempt + 1
         return verdict or reply
 
@@ -235,10 +239,9 @@ class _Patience:
         lost = self.lost or _may_have_been_done(verdict.error)
         return evolve(self, retries=self.retries - 1, limited=limited, lost=lost)
 
-    def explained(self, error: APIError) -> APIError:
-        """The error, which knows of what may have happened before it."""
-        if isinstance(error, ConflictError):
-            error.ambiguous = error.ambiguous or self.lost
+    def explained(self, error: ErrorT) -> ErrorT:
+        """Return the error, marked if an earlier try may have been carried out."""
+        error.ambiguous = error.ambiguous or self.lost
         return error
 
 
@@ -246,9 +249,7 @@ def _may_have_been_done(error: APIError) -> bool:
     cause = error.__cause__
     if isinstance(cause, SendFailed):
         return cause.maybe_received
-    if isinstance(error, ConflictError):
-        return error.ambiguous
-    return isinstance(error, InternalServerError) and error.status_code != 503
+    return error.ambiguous or (isinstance(error, InternalServerError) and error.status_code != 503)
 
 
 def _keyed(call: Call) -> Call:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from email.utils import parsedate_to_datetime
 
 from attrs import frozen
 
@@ -123,6 +122,7 @@ class Judge:
             attempts=call.attempt,
         )
         error.__cause__ = failed
+        error.ambiguous = failed.maybe_received
         return error
 
 
@@ -167,6 +167,8 @@ def _number(text: str | None) -> float | None:
 
 
 def _moment(text: str | None) -> float | None:
+    from email.utils import parsedate_to_datetime
+
     try:
         return parsedate_to_datetime(text).timestamp() if text else None
     except (ValueError, TypeError, OverflowError, IndexError):
