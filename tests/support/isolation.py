@@ -13,10 +13,11 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from _pytest.doctest import DoctestItem
 from support import leaf_locks
 
 # Read by the package, by requests, by the TLS stack or by the tokenizer library.
@@ -64,6 +65,57 @@ def isolated_environment(monkeypatch: pytest.MonkeyPatch, _homes: Any) -> None:
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("USERPROFILE", str(home))
+
+
+def hold_embedded_server() -> Callable[[], None]:
+    """Keep the embedded server of this process, which clients start; return the function that lets go."""
+    from tinker_sync import _embedded
+
+    reserved = _embedded.reserve_server()
+    held = _embedded.hold_server(reserved.base_url, reserved.key)
+    assert held is not None
+    return held.release
+
+
+class _ServerOfExamples:
+    """The embedded server that doctests share, so that each does not start its own."""
+
+    def __init__(self) -> None:
+        self._let_go: Callable[[], None] | None = None
+
+    def hold(self) -> None:
+        """Keep the server that the clients of examples start, until `release`."""
+        if self._let_go is None:
+            self._let_go = hold_embedded_server()
+
+    def release(self) -> None:
+        """Stop the server."""
+        let_go, self._let_go = self._let_go, None
+        if let_go is not None:
+            let_go()
+
+
+@pytest.fixture(scope="session")
+def _server_of_examples() -> Iterator[_ServerOfExamples]:
+    server = _ServerOfExamples()
+    yield server
+    server.release()
+
+
+@pytest.fixture(autouse=True)
+def one_server_for_examples(
+    request: pytest.FixtureRequest, isolated_environment: None, _server_of_examples: _ServerOfExamples
+) -> None:
+    """Examples in docstrings share one embedded server. Other tests find none of this process."""
+    del isolated_environment
+    if not isinstance(request.node, DoctestItem):
+        _server_of_examples.release()
+        return
+    example = request.node.dtest.docstring
+    if "import tinker_sync, torch" in example:
+        pytest.importorskip("torch")
+    if "ServiceClient" in example:
+        _server_of_examples.hold()
 
 
 class OffMachine(RuntimeError):

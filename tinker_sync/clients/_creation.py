@@ -91,7 +91,15 @@ class ClientFuture(APIFuture[T]):
             del self  # a failure's traceback holds this frame, and this holds the failure
 
     async def result_async(self, timeout: float | None = None) -> T:
-        """Await the client in a running asyncio loop. Arguments and errors as in `result`."""
+        """Await the client in a running asyncio loop. Arguments and errors as in `result`.
+
+        >>> import asyncio, tinker_sync
+        >>> async def name_of_base(client):
+        ...     return (await client.result_async(timeout=60)).get_base_model()
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     asyncio.run(name_of_base(service.create_sampling_client(base_model="tinker-sync/tiny")))
+        'tinker-sync/tiny'
+        """
         try:
             await super().result_async(timeout)
             return cast("T", self)
@@ -100,19 +108,40 @@ class ClientFuture(APIFuture[T]):
             del self
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end of the creation; return its failure, None after a success."""
+        """Wait for the end of the creation; return its failure, None after a success.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     client = service.create_lora_training_client("no/such-model")
+        ...     type(client.exception()).__name__
+        'BadRequestError'
+        """
         try:
             return super().exception(timeout)
         finally:
             self._note_read()
 
     def get_telemetry(self) -> Any:
-        """Return the reporter of failures of the service client, or None when telemetry is off."""
+        """Return the reporter of failures of the service client, or None when telemetry is off.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     training.get_telemetry() is service.get_telemetry()
+        True
+        """
         return self._core.companion
 
     @property
     def holder(self) -> Core:
-        """What is shared with the other clients of the same service client."""
+        """What is shared with the other clients of the same service client.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     training.holder is service.holder
+        True
+        """
         return self._core
 
     def __repr__(self) -> str:

@@ -134,7 +134,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         return client
 
     @classmethod
-    def of_saved(
+    def _of_saved(
         cls,
         core: Core,
         saved: APIFuture[SaveWeightsForSamplerResponseInternal],
@@ -178,6 +178,16 @@ class SamplingClient(ClientFuture["SamplingClient"]):
 
         Raises:
             InvalidInputError: it cannot be sent; nothing was.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     tokenizer = sampling.get_tokenizer()
+        ...     prompt = tinker_sync.ModelInput.from_text("Q: 23+45=", tokenizer)
+        ...     params = tinker_sync.SamplingParams(max_tokens=2, temperature=0.0)
+        ...     sampled = sampling.sample(prompt, 1, params).result()
+        >>> tokenizer.decode(sampled.sequences[0].tokens), len(sampled.sequences[0].logprobs)
+        ('68', 2)
         """
         self._goes_ahead()
         request = SampleRequest(
@@ -208,6 +218,14 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             prompt: what to score.
             prompt_logprobs_last_n: score only the last so many tokens.
             deadline: seconds until to give up waiting for the result.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     prompt = tinker_sync.ModelInput.from_ints([1, 2, 3])
+        ...     scores = sampling.compute_logprobs(prompt).result()
+        ...     [score if score is None else score < 0 for score in scores]
+        [None, True, True]
         """
         core = self._core
         request = SampleRequest(
@@ -239,6 +257,12 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         """Return the name of the model that was fine-tuned, or that is sampled from, as the server gives it.
 
         Blocks; the server is asked once.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     sampling.get_base_model()
+        'tinker-sync/tiny'
         """
         return self._about().base_model
 
@@ -254,6 +278,13 @@ class SamplingClient(ClientFuture["SamplingClient"]):
 
         Raises:
             TokenizerError: it is not to be had; the text says which files to put where.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     tokenizer = sampling.get_tokenizer()
+        ...     tokenizer.decode(tokenizer.encode("Q: 23+45="))
+        'Q: 23+45='
         """
         from tinker_sync.text.loading import get_tokenizer
 
@@ -274,6 +305,14 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         Args:
             include_api_key: put the key in, readable for everybody who sees the handle. Without it the other
                 process looks for a key as a new client does.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     handle = sampling.get_sampler_handle()  # for another process
+        ...     copy = tinker_sync.SamplingClient.from_sampler_handle(handle)
+        ...     copy.get_base_model()
+        'tinker-sync/tiny'
         """
         return encode_handle(
             self._core,
@@ -294,6 +333,13 @@ class SamplingClient(ClientFuture["SamplingClient"]):
 
         Raises:
             InvalidInputError: it is no handle.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     copy = tinker_sync.SamplingClient.from_sampler_handle(sampling.get_sampler_handle())
+        ...     copy.sampling_session_id == sampling.sampling_session_id
+        True
         """
         handle, api_key = mask_repr(handle), mask_repr(api_key)  # tracebacks show local variables
         core, carried = core_of_handle(handle, api_key)
@@ -310,14 +356,27 @@ class SamplingClient(ClientFuture["SamplingClient"]):
 
     @property
     def sampling_session_id(self) -> str:
-        """The id by which servers know this sampler. Waits until it exists."""
+        """The id by which servers know this sampler. Waits until it exists.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     sampling.sampling_session_id.endswith(":sample:0")
+        True
+        """
         return self.result()._line.sampling_session_id
 
     def _name(self) -> str:
         return self._line.sampling_session_id
 
     def on_queue_state_change(self, queue_state: Any, queue_state_reason: str | None) -> None:
-        """Nothing; a place for subclasses of older scripts. See `on_queue_state` of `ServiceClient`."""
+        """Do nothing. Subclasses in older scripts override it; see `on_queue_state` of `ServiceClient`.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     sampling.on_queue_state_change("paused_capacity", "all machines are busy")
+        """
 
     sample_async = result_twin(sample)
     compute_logprobs_async = result_twin(compute_logprobs)

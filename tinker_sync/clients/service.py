@@ -141,14 +141,27 @@ class ServiceClient:
     # -------------------------------------------------------------------------------------- the service
 
     def get_server_capabilities(self) -> GetServerCapabilitiesResponse:
-        """What models the server offers. Blocks."""
+        """What models the server offers. Blocks.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     [model.model_name for model in service.get_server_capabilities().supported_models]
+        ['tinker-sync/tiny']
+        """
         capabilities: GetServerCapabilitiesResponse = self._core.call(
             "get_server_capabilities", usual_s=_deadlines.REST_S
         )
         return capabilities
 
     def get_console_url(self) -> str:
-        """Where this session, or before there is one all of them, is shown in a browser."""
+        """Where this session, or before there is one all of them, is shown in a browser.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     url = service.get_console_url()
+        >>> url.startswith("http")
+        True
+        """
         session_id = self._core.known_session_id
         return sessions_url() if session_id is None else session_url(session_id)
 
@@ -199,7 +212,7 @@ class ServiceClient:
             rank=rank, seed=seed, train_unembed=train_unembed, train_mlp=train_mlp, train_attn=train_attn
         )
         model = NewModel.of(self._core, base_model, lora, user_metadata, optimizer, self._until(deadline))
-        return TrainingClient.make(self._core, model)
+        return TrainingClient._make(self._core, model)
 
     def create_training_client_from_state(
         self,
@@ -220,6 +233,14 @@ class ServiceClient:
             weights_access_token: a key of another account that may read the checkpoint.
             optimizer: its family; None: AdamW.
             deadline: seconds until to give up.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("step-100").result().path
+        ...     again = service.create_training_client_from_state(path, user_metadata={"from": "step-100"})
+        ...     again.get_info().lora_rank
+        4
         """
         weights_access_token = self._core.hide(weights_access_token)
         load = LoadWeightsRequest(
@@ -230,7 +251,7 @@ class ServiceClient:
             weights_access_token=weights_access_token,
             optimizer_config=optimizer,
         )
-        return TrainingClient.make(self._core, LoadedModel.of(self._core, load, self._until(deadline)))
+        return TrainingClient._make(self._core, LoadedModel.of(self._core, load, self._until(deadline)))
 
     def create_training_client_from_state_with_optimizer(
         self,
@@ -244,6 +265,14 @@ class ServiceClient:
         """Make a new model with the weights and the optimizer state of a checkpoint.
 
         Return the client at once. Arguments as in `create_training_client_from_state`.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("step-100").result().path
+        ...     resumed = service.create_training_client_from_state_with_optimizer(path)
+        ...     resumed.get_info().lora_rank
+        4
         """
         weights_access_token = self._core.hide(weights_access_token)
         load = LoadWeightsRequest(
@@ -253,7 +282,7 @@ class ServiceClient:
             user_metadata=user_metadata,
             weights_access_token=weights_access_token,
         )
-        return TrainingClient.make(self._core, LoadedModel.of(self._core, load, self._until(deadline)))
+        return TrainingClient._make(self._core, LoadedModel.of(self._core, load, self._until(deadline)))
 
     # -------------------------------------------------------------------------------------- sampling
 
@@ -276,6 +305,14 @@ class ServiceClient:
 
         Raises:
             InvalidInputError: neither path nor model was given, or the path cannot be read.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     prompt = tinker_sync.ModelInput.from_ints([1, 2])
+        ...     sampled = sampling.sample(prompt, 1, tinker_sync.SamplingParams(max_tokens=3)).result()
+        ...     len(sampled.sequences[0].tokens) <= 3
+        True
         """
         return SamplingClient.create(
             self._core,
@@ -295,6 +332,14 @@ class ServiceClient:
 
         Args:
             prices: what tokens cost; None: the file `TINKER_PRICES`, else `~/.tinker/prices.json`.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+        ...     passed = training.forward_backward([datum], "cross_entropy").result()
+        ...     service.usage().tokens.trained
+        2
         """
         return self._spending.usage(prices)
 
@@ -310,6 +355,17 @@ class ServiceClient:
             usd: dollars, at most; every price has to be known.
             tokens: tokens of all kinds, at most.
             prices: as for `usage`.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     prompt = tinker_sync.ModelInput.from_ints([1, 2])
+        ...     with service.budget(tokens=100):
+        ...         try:
+        ...             sampling.sample(prompt, 1, tinker_sync.SamplingParams(max_tokens=1000)).result()
+        ...         except tinker_sync.BudgetExceededError as error:
+        ...             print(type(error).__name__)
+        BudgetExceededError
         """
         return self._spending.budget(usd, tokens, prices)
 
@@ -317,6 +373,15 @@ class ServiceClient:
         """Compare what was counted here with what the service bills for this session. Blocks.
 
         Needs an account that may see the bill, which is behind by up to some hours.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+        ...     passed = training.forward_backward([datum], "cross_entropy").result()
+        ...     found = service.reconcile()
+        >>> found.counted.trained
+        2
         """
         return self._spending.reconcile()
 
@@ -345,6 +410,19 @@ class ServiceClient:
         Raises:
             InvalidInputError: the function breaks a rule; the message shows the line that does.
             MissingExtraError: torch is not installed.
+
+        >>> import tinker_sync, torch
+        >>> def squared(logprobs, weights):
+        ...     loss = (weights * logprobs**2).sum()
+        ...     return loss, {"custom/squared:sum": loss}
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     loss = service.create_custom_loss(squared, {"logprobs": 1, "weights": 1}).result()
+        ...     inputs = {"target_tokens": [2, 3], "weights": [1.0, 1.0]}
+        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), inputs)
+        ...     passed = training.forward_backward_custom([datum], loss).result()
+        >>> passed.metrics["loss:sum"] > 0
+        True
         """
         from tinker_sync.losses.create import create
 
@@ -361,6 +439,14 @@ class ServiceClient:
             path: of the checkpoint.
             ttl_seconds: how long the copy is kept.
             weights_access_token: a key of another account that may read the checkpoint.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local", project_id="project-2") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("final").result().path
+        ...     copy = service.copy_weights(path, ttl_seconds=7200).result()
+        >>> copy.startswith("tinker://"), copy != path
+        (True, True)
         """
         weights_access_token = self._core.hide(weights_access_token)
         return RestClient(self._core).copy_weights(
@@ -372,8 +458,8 @@ class ServiceClient:
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
-        ...     service.create_rest_client().list_training_runs().result().training_runs
-        []
+        ...     service.create_rest_client().get_server_capabilities().result() is not None
+        True
         """
         return RestClient(self._core)
 
@@ -392,6 +478,11 @@ class ServiceClient:
             status: how it went.
             detail: a word about it.
             timeout: how long to try to tell the server, seconds.
+
+        >>> import tinker_sync
+        >>> service = tinker_sync.ServiceClient(base_url="local")
+        >>> models = service.get_server_capabilities()
+        >>> service.close().result()
         """
         return self._core.close(status, detail, limit_s=timeout)
 
@@ -412,16 +503,35 @@ class ServiceClient:
         self.close(status, timeout=limit_s).result()
 
     def get_telemetry(self) -> Any:
-        """Return the reporter of failures, or None when telemetry is off."""
+        """Return the reporter of failures, or None when telemetry is off.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.get_telemetry() is None
+        True
+        """
         return self._core.companion
 
     @property
     def holder(self) -> Core:
-        """What all clients made here share."""
+        """What all clients made here share.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     rest = tinker_sync.RestClient(service.holder)
+        ...     rest.holder is service.holder
+        True
+        """
         return self._core
 
     def result(self, timeout: float | None = None) -> Self:
-        """This client; it is ready. For scripts that wait for a client as for a future."""
+        """This client; it is ready. For scripts that wait for a client as for a future.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.result() is service
+        True
+        """
         del timeout
         return self
 

@@ -87,7 +87,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         self._model_seq_id = model_seq_id
 
     @classmethod
-    def make(cls, core: Core, asked: NewModel | LoadedModel) -> TrainingClient:
+    def _make(cls, core: Core, asked: NewModel | LoadedModel) -> TrainingClient:
         """Return a client at once, and have its model made."""
         client = cls(core, asked.model_seq_id)
         start(client, partial(asked.make, client._line))
@@ -95,7 +95,14 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
     @property
     def model_id(self) -> str:
-        """The id of the model. Waits until it exists."""
+        """The id of the model. Waits until it exists.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     training.model_id.endswith(":train:0")
+        True
+        """
         return self.result()._line.model_id
 
     def _name(self) -> str:
@@ -121,6 +128,14 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
         Raises:
             InvalidInputError: the data cannot be sent; nothing was.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+        ...     passed = training.forward_backward([datum], "cross_entropy").result()
+        ...     sorted(passed.metrics), len(passed.loss_fn_outputs[0]["logprobs"].data)
+        (['loss:sum'], 2)
         """
         return self._pass("forward_backward", data, loss_fn, loss_fn_config, deadline, forward_only=False)
 
@@ -132,7 +147,16 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         *,
         deadline: float | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
-        """Compute the loss without gradients. Arguments and errors as in `forward_backward`."""
+        """Compute the loss without gradients. Arguments and errors as in `forward_backward`.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+        ...     evaluated = training.forward([datum], "cross_entropy").result()
+        ...     evaluated.metrics["loss:sum"] > 0
+        True
+        """
         return self._pass("forward", data, loss_fn, loss_fn_config, deadline, forward_only=True)
 
     def forward_backward_custom(
@@ -169,6 +193,19 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             InvalidInputError: the data cannot be sent; nothing was. What is wrong with the values that the
                 loss returns is raised by the future.
             MissingExtraError: the loss is of the kind for torch, which is not installed.
+
+        >>> import tinker_sync
+        >>> @tinker_sync.losses.numpy_loss
+        ... def likelihood(data, logprobs):
+        ...     loss = -sum(float(each.sum()) for each in logprobs)
+        ...     metrics = {"tokens:sum": sum(each.size for each in logprobs)}
+        ...     return loss, metrics, [0 * each - 1 for each in logprobs]  # the gradients
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+        ...     passed = training.forward_backward_custom([datum], likelihood).result()
+        >>> passed.metrics["tokens:sum"]
+        2
         """
         check_loss_type_input(loss_type_input)
         self._refuse()
@@ -214,6 +251,15 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         Raises:
             ValueError: both were given.
             TypeError: neither was, or something else.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+        ...     passed = training.forward_backward([datum], "cross_entropy")
+        ...     stepped = training.optim_step(tinker_sync.AdamParams(learning_rate=1e-4))
+        ...     sorted(stepped.result().metrics)
+        ['grad_norm', 'learning_rate']
         """
         if optim_params is not None and adam_params is not None:
             raise ValueError("optim_step: give optim_params or adam_params, not both")
@@ -240,6 +286,13 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             overwrite: replace one of the same name, its metadata included.
             user_metadata: your own words about it.
             deadline: seconds until to give up waiting for the result.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     saved = training.save_state("step-100", user_metadata={"step": "100"}).result()
+        ...     saved.path.rpartition(":")[2]
+        '0/weights/step-100'
         """
         request = SaveWeightsRequest(
             model_id=self._line.model_id,
@@ -258,7 +311,15 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         *,
         deadline: float | None = None,
     ) -> APIFuture[SaveWeightsForSamplerResponse]:
-        """Save weights under a name, to sample from. Arguments as in `save_state`."""
+        """Save weights under a name, to sample from. Arguments as in `save_state`.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_weights_for_sampler("step-100").result().path
+        ...     service.create_sampling_client(path).get_base_model()
+        'tinker-sync/tiny'
+        """
         request = SaveWeightsForSamplerRequest(
             model_id=self._line.model_id, path=name, ttl_seconds=ttl_seconds, user_metadata=user_metadata
         )
@@ -281,6 +342,13 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             ttl_seconds: how long it is kept.
             age_encryption_recipients: public keys of those who shall be able to read it.
             deadline: seconds until to give up waiting for the result.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_weights_external("mine").result().path
+        ...     sorted(service.create_rest_client().get_external_weights_urls(path).result().urls)
+        ['adapter_config.json', 'adapter_model.safetensors']
         """
         request = SaveWeightsExternalRequest(
             model_id=self._line.model_id,
@@ -295,7 +363,16 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     def load_state(
         self, path: str, weights_access_token: str | None = None, *, deadline: float | None = None
     ) -> APIFuture[LoadWeightsResponse]:
-        """Load weights into this model; an older way that newer servers accept for new models only."""
+        """Load weights into this model; an older way that newer servers accept for new models only.
+
+        >>> import tinker_sync, warnings
+        >>> warnings.simplefilter("ignore", FutureWarning)  # newer servers load weights into new models only
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("start").result().path
+        ...     training.load_state(path).result().path == path
+        True
+        """
         weights_access_token = self._core.hide(weights_access_token)
         _note_load("")
         return self._load(path, weights_access_token, deadline, optimizer=False)
@@ -303,7 +380,16 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     def load_state_with_optimizer(
         self, path: str, weights_access_token: str | None = None, *, deadline: float | None = None
     ) -> APIFuture[LoadWeightsResponse]:
-        """Load weights and optimizer state into this model; see `load_state`."""
+        """Load weights and optimizer state into this model; see `load_state`.
+
+        >>> import tinker_sync, warnings
+        >>> warnings.simplefilter("ignore", FutureWarning)  # newer servers load weights into new models only
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("start").result().path
+        ...     training.load_state_with_optimizer(path).result().path == path
+        True
+        """
         weights_access_token = self._core.hide(weights_access_token)
         _note_load("_with_optimizer")
         return self._load(path, weights_access_token, deadline, optimizer=True)
@@ -365,12 +451,20 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             _deadlines.SAVE_S,
         )
         options: Any = {"retry_config": retry_config, "record_stability_info": record_stability_info}
-        return SamplingClient.of_saved(self._core, saved, self._line, **options)
+        return SamplingClient._of_saved(self._core, saved, self._line, **options)
 
     def create_sampling_client(
         self, model_path: str, retry_config: RetryConfig | None = None, record_stability_info: bool = False
     ) -> SamplingClient:
-        """Return a client that samples from saved weights; as `ServiceClient.create_sampling_client`."""
+        """Return a client that samples from saved weights; as `ServiceClient.create_sampling_client`.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_weights_for_sampler("step-100").result().path
+        ...     training.create_sampling_client(path).get_base_model()
+        'tinker-sync/tiny'
+        """
         from tinker_sync.clients.sampling import SamplingClient
 
         self._refuse()
@@ -380,7 +474,15 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     # -------------------------------------------------------------------------------------- about the model
 
     def get_info(self) -> GetInfoResponse:
-        """What the server knows of this model. Blocks; it is not ordered with the other calls."""
+        """What the server knows of this model. Blocks; it is not ordered with the other calls.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     info = training.get_info()
+        ...     info.model_name, info.lora_rank
+        ('tinker-sync/tiny', 4)
+        """
         info: GetInfoResponse = self._core.call(
             "get_info", GetInfoRequest(model_id=self.model_id), usual_s=_deadlines.REST_S
         )
@@ -398,6 +500,13 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
         Raises:
             TokenizerError: it is not to be had; the text says which files to put where.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     tokenizer = training.get_tokenizer()
+        ...     tokenizer.decode(tokenizer.encode("Q: 23+45="))
+        'Q: 23+45='
         """
         from tinker_sync.text.loading import get_tokenizer
 
@@ -406,7 +515,14 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         return get_tokenizer(name, info.model_data.tokenizer_id, backend=backend)
 
     def get_console_url(self) -> str:
-        """Where this run is shown in a browser."""
+        """Where this run is shown in a browser.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     training.get_console_url().endswith(training.model_id)
+        True
+        """
         return training_run_url(self.model_id)
 
     # -------------------------------------------------------------------------------------- one line of work

@@ -42,12 +42,24 @@ class RestBase:
         self._core = _holder if _holder is not None else shared_core(base_url, api_key)
 
     def get_telemetry(self) -> Any:
-        """Return the reporter of failures of the service client, or None when telemetry is off."""
+        """Return the reporter of failures of the service client, or None when telemetry is off.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.create_rest_client().get_telemetry() is None
+        True
+        """
         return self._core.companion
 
     @property
     def holder(self) -> Core:
-        """What is shared with other clients of the same server and key."""
+        """What is shared with other clients of the same server and key.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.create_rest_client().holder is service.holder
+        True
+        """
         return self._core
 
     def __repr__(self) -> str:

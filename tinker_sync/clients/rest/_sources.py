@@ -131,7 +131,7 @@ class ExportedFiles:
         try:
             load = LoadWeightsRequest(path=self._parsed.tinker_path, optimizer=False)
             until = core.clock.now() + _deadlines.SAVE_S
-            trainer = TrainingClient.make(own, LoadedModel.of(own, load, until))
+            trainer = TrainingClient._make(own, LoadedModel.of(own, load, until))
             saved = trainer.result().save_weights_external("download", _EXPORT_TTL_S).result()
             status = "success"
             return saved.path

@@ -41,6 +41,15 @@ class AdminClient(RestBase):
         Args:
             starting_on: its begin, a datetime or RFC 3339 text.
             ending_before: its end.
+
+        >>> import tinker_sync
+        >>> from datetime import datetime, timedelta, timezone
+        >>> today = datetime.now(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     admin = tinker_sync.AdminClient(service.holder)
+        ...     used = admin.get_billing_usage(today, today + timedelta(days=1)).result()
+        >>> sum(event.event_info.type == "training" for event in used.data) >= 0
+        True
         """
         window = GetBillingUsageRequest(starting_on=starting_on, ending_before=ending_before)  # type: ignore[arg-type]  # text is converted
         return self._call(
@@ -52,7 +61,17 @@ class AdminClient(RestBase):
     def get_current_checkpoint_storage_usage(
         self, project_id: str | None = None
     ) -> APIFuture[CurrentCheckpointStorageUsageResponse]:
-        """What checkpoints take up now, of one project or of all."""
+        """What checkpoints take up now, of one project or of all.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     saved = training.save_state("final").result()
+        ...     admin = tinker_sync.AdminClient(service.holder)
+        ...     stored = admin.get_current_checkpoint_storage_usage().result()
+        >>> sum(item.size_bytes for item in stored.data) > 0
+        True
+        """
         return self._call(
             "get_checkpoint_storage_usage",
             kind=CurrentCheckpointStorageUsageResponse,
@@ -67,6 +86,14 @@ class AdminClient(RestBase):
         Args:
             event_type: only events of this kind.
             day: only those of this day.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     saved = training.save_state("final").result()
+        ...     log = tinker_sync.AdminClient(service.holder).get_audit_log("checkpoints").result()
+        >>> "checkpoint_created" in [entry.event for entry in log.entries]
+        True
         """
         if event_type not in _AUDIT_EVENTS:
             raise InvalidInputError(
@@ -104,6 +131,14 @@ class AccountCalls(RestBase):
         """Whose key this is, as the token says that it was exchanged for.
 
         The future fails with UnsupportedByServerError, which is a RuntimeError here, where no token tells.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     try:
+        ...         service.create_rest_client().whoami().result()
+        ...     except tinker_sync.UnsupportedByServerError:
+        ...         print("this server does not tell")
+        this server does not tell
         """
         return self._later(self._identity)
 
@@ -126,20 +161,48 @@ class AccountCalls(RestBase):
     def get_billing_usage(
         self, starting_on: datetime | str, ending_before: datetime | str
     ) -> APIFuture[BillingUsageResponse]:
-        """As `AdminClient.get_billing_usage`, its new home."""
+        """As `AdminClient.get_billing_usage`, its new home.
+
+        >>> import tinker_sync, warnings
+        >>> from datetime import datetime, timedelta, timezone
+        >>> warnings.simplefilter("ignore", FutureWarning)  # it has moved
+        >>> today = datetime.now(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     rest = service.create_rest_client()
+        ...     used = rest.get_billing_usage(today, today + timedelta(days=1)).result()
+        >>> len(used.data) >= 0
+        True
+        """
         return self._moved("get_billing_usage").get_billing_usage(starting_on, ending_before)
 
     def get_current_checkpoint_storage_usage(
         self, project_id: str | None = None
     ) -> APIFuture[CurrentCheckpointStorageUsageResponse]:
-        """As `AdminClient.get_current_checkpoint_storage_usage`, its new home."""
+        """As `AdminClient.get_current_checkpoint_storage_usage`, its new home.
+
+        >>> import tinker_sync, warnings
+        >>> warnings.simplefilter("ignore", FutureWarning)  # it has moved
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     rest = service.create_rest_client()
+        ...     stored = rest.get_current_checkpoint_storage_usage("project-3").result()
+        >>> stored.data
+        []
+        """
         moved = self._moved("get_current_checkpoint_storage_usage")
         return moved.get_current_checkpoint_storage_usage(project_id)
 
     def get_audit_log(
         self, event_type: AuditEvents = "all", day: date | None = None
     ) -> APIFuture[AuditLogResponse]:
-        """As `AdminClient.get_audit_log`, its new home."""
+        """As `AdminClient.get_audit_log`, its new home.
+
+        >>> import tinker_sync, warnings
+        >>> warnings.simplefilter("ignore", FutureWarning)  # it has moved
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     log = service.create_rest_client().get_audit_log("teams").result()
+        >>> log.entries
+        []
+        """
         return self._moved("get_audit_log").get_audit_log(event_type, day)
 
     def _moved(self, name: str) -> AdminClient:

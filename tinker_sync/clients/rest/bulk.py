@@ -70,6 +70,15 @@ class BulkCalls(RestBase):
             progress: called with `BulkProgress` after each, on a worker.
 
         The result has an outcome for each path, in their order; one that was given twice has the same twice.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("final").result().path
+        ...     rest = service.create_rest_client()
+        ...     every = rest.iter_checkpoints(training.model_id)
+        ...     [outcome.ok for outcome in rest.delete_checkpoints(every).result()]
+        [True]
         """
         return self._for_each(
             "delete_checkpoint",
@@ -88,7 +97,16 @@ class BulkCalls(RestBase):
         parallel: int = PARALLEL,
         progress: Listener | None = None,
     ) -> APIFuture[list[CheckpointOutcome]]:
-        """Have checkpoints deleted in so many seconds; None keeps them. Otherwise as `delete_checkpoints`."""
+        """Have checkpoints deleted in so many seconds; None keeps them. Otherwise as `delete_checkpoints`.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("final").result().path
+        ...     rest = service.create_rest_client()
+        ...     [outcome.ok for outcome in rest.set_checkpoints_ttl([path], 86400).result()]
+        [True]
+        """
         return self._for_each(
             "set_checkpoint_ttl",
             {"ttl_seconds": ttl_seconds},

@@ -53,7 +53,16 @@ class CheckpointCalls(RestBase):
     """Calls about checkpoints."""
 
     def list_checkpoints(self, training_run_id: str) -> APIFuture[CheckpointsListResponse]:
-        """All checkpoints of a run."""
+        """All checkpoints of a run.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("final").result().path
+        ...     rest = service.create_rest_client()
+        ...     [each.checkpoint_id for each in rest.list_checkpoints(training.model_id).result().checkpoints]
+        ['weights/final']
+        """
         return self._call(
             "list_checkpoints",
             kind=CheckpointsListResponse,
@@ -66,6 +75,15 @@ class CheckpointCalls(RestBase):
         Args:
             limit: how many at most.
             offset: how many to pass over.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("final").result().path
+        ...     rest = service.create_rest_client()
+        ...     listed = rest.list_user_checkpoints(limit=10).result().checkpoints
+        ...     path in [each.tinker_path for each in listed]
+        True
         """
         return self._call(
             "list_user_checkpoints",
@@ -79,6 +97,14 @@ class CheckpointCalls(RestBase):
         Args:
             training_run_id: its id.
             limit: how many at most; None: all.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("final").result().path
+        ...     rest = service.create_rest_client()
+        ...     [each.checkpoint_id for each in rest.iter_checkpoints(training.model_id)]
+        ['weights/final']
         """
         checked_id("training_run_id", training_run_id)
         return Listing(
@@ -96,6 +122,14 @@ class CheckpointCalls(RestBase):
 
         Args:
             limit: how many at most; None: all.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("final").result().path
+        ...     rest = service.create_rest_client()
+        ...     path in [each.tinker_path for each in rest.iter_user_checkpoints()]
+        True
         """
         return Listing(
             self.list_user_checkpoints,
@@ -110,6 +144,15 @@ class CheckpointCalls(RestBase):
         Args:
             training_run_id: its run.
             checkpoint_id: folder and name, such as "weights/step-100".
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("final").result().path
+        ...     rest = service.create_rest_client()
+        ...     rest.delete_checkpoint(training.model_id, "weights/final").result()
+        ...     list(rest.iter_checkpoints(training.model_id))
+        []
         """
         return self._on_checkpoint(
             "delete_checkpoint",
@@ -118,21 +161,62 @@ class CheckpointCalls(RestBase):
         )
 
     def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
-        """Delete a checkpoint for good."""
+        """Delete a checkpoint for good.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("final").result().path
+        ...     rest = service.create_rest_client()
+        ...     rest.delete_checkpoint_from_tinker_path(path).result()
+        ...     list(rest.iter_checkpoints(training.model_id))
+        []
+        """
         return self._on_path("delete_checkpoint", tinker_path)
 
     def publish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
-        """Let everybody read a checkpoint."""
+        """Let everybody read a checkpoint.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("final").result().path
+        ...     rest = service.create_rest_client()
+        ...     rest.publish_checkpoint_from_tinker_path(path).result()
+        ...     [each.public for each in rest.iter_checkpoints(training.model_id)]
+        [True]
+        """
         return self._on_path("publish_checkpoint", tinker_path)
 
     def unpublish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
-        """Let nobody else read a checkpoint any more."""
+        """Let nobody else read a checkpoint any more.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("final").result().path
+        ...     rest = service.create_rest_client()
+        ...     rest.publish_checkpoint_from_tinker_path(path).result()
+        ...     rest.unpublish_checkpoint_from_tinker_path(path).result()
+        ...     [each.public for each in rest.iter_checkpoints(training.model_id)]
+        [False]
+        """
         return self._on_path("unpublish_checkpoint", tinker_path)
 
     def set_checkpoint_ttl_from_tinker_path(
         self, tinker_path: str, ttl_seconds: int | None
     ) -> APIFuture[None]:
-        """Have a checkpoint deleted in so many seconds; None keeps it."""
+        """Have a checkpoint deleted in so many seconds; None keeps it.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("final").result().path
+        ...     rest = service.create_rest_client()
+        ...     rest.set_checkpoint_ttl_from_tinker_path(path, 86400).result()
+        ...     [each.expires_at is None for each in rest.iter_checkpoints(training.model_id)]
+        [False]
+        """
         parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
         return self._call(
             "set_checkpoint_ttl",
@@ -141,7 +225,16 @@ class CheckpointCalls(RestBase):
         )
 
     def get_external_weights_urls(self, tinker_path: str) -> APIFuture[ExternalWeightsUrlsResponse]:
-        """Where the files of an exported checkpoint can be fetched, for a while."""
+        """Where the files of an exported checkpoint can be fetched, for a while.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_weights_external("mine").result().path
+        ...     rest = service.create_rest_client()
+        ...     sorted(rest.get_external_weights_urls(path).result().urls)
+        ['adapter_config.json', 'adapter_model.safetensors']
+        """
         parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
         if parsed.checkpoint_type != "external":
             raise InvalidInputError(f"{tinker_path!r}: expected tinker://RUN/external_weights/NAME")
@@ -166,6 +259,15 @@ class CheckpointCalls(RestBase):
             destination_project_id: where to; None: `TINKER_PROJECT_ID`.
             ttl_seconds: how long the copy is kept.
             weights_access_token: a key of another account that may read the checkpoint.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("final").result().path
+        ...     rest = service.create_rest_client()
+        ...     copy = rest.copy_weights(path, "project-2").result()
+        ...     service.create_training_client_from_state(copy).get_info().lora_rank
+        4
         """
         weights_access_token = self._core.hide(weights_access_token)
         project = destination_project_id or self._core.settings.project_id
@@ -192,6 +294,16 @@ class CheckpointCalls(RestBase):
         """One page of the checkpoints that match, the newest first. Experimental: the service may change it.
 
         The future fails with `UnsupportedByServerError` where the server has no such search.
+
+        >>> import tinker_sync, warnings
+        >>> warnings.simplefilter("ignore", tinker_sync.ExperimentalWarning)
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("final").result().path
+        ...     request = tinker_sync.types.CheckpointSearchRequest()
+        ...     found = service.create_rest_client().search_checkpoints(request).result()
+        >>> found.checkpoints[0].tinker_path == path
+        True
         """
         warn_experimental("search_checkpoints")
         core = self._core
@@ -209,6 +321,14 @@ class CheckpointCalls(RestBase):
             base_model: what it is an adapter of.
             lora_config: how it is built.
             destination_project_id: where it goes; None: `TINKER_PROJECT_ID`, else the default project.
+
+        >>> import tinker_sync, warnings
+        >>> warnings.simplefilter("ignore", tinker_sync.ExperimentalWarning)
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     adapter = {"base_model": "tinker-sync/tiny", "lora_config": tinker_sync.LoraConfig(rank=4)}
+        ...     begun = service.create_rest_client().external_weights_upload_start(**adapter).result()
+        >>> sorted(begun.urls)
+        ['adapter_config.json', 'adapter_model.safetensors']
         """
         warn_experimental("external_weights_upload_start")
         core = self._core
@@ -225,6 +345,18 @@ class CheckpointCalls(RestBase):
 
         Args:
             upload_id: what `external_weights_upload_start` called it.
+
+        >>> import tinker_sync, warnings
+        >>> warnings.simplefilter("ignore", tinker_sync.ExperimentalWarning)
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     rest = service.create_rest_client()
+        ...     adapter = {"base_model": "tinker-sync/tiny", "lora_config": tinker_sync.LoraConfig(rank=4)}
+        ...     upload_id = rest.external_weights_upload_start(**adapter).result().upload_id
+        ...     try:
+        ...         rest.external_weights_upload_finish(upload_id).result()
+        ...     except tinker_sync.ConflictError as error:
+        ...         "adapter_config.json has not been put yet" in str(error)
+        True
         """
         warn_experimental("external_weights_upload_finish")
         core = self._core
@@ -242,6 +374,15 @@ class CheckpointCalls(RestBase):
         Args:
             training_run_id: its run.
             checkpoint_id: folder and name, such as "sampler_weights/step-100".
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_weights_for_sampler("final").result().path
+        ...     rest = service.create_rest_client()
+        ...     archive = rest.get_checkpoint_archive_url(training.model_id, "sampler_weights/final")
+        ...     archive.result()  # doctest: +ELLIPSIS
+        CheckpointArchiveUrl(url='http...final.tar.gz…', expires=...)
         """
         path = {
             "run": checked_id("training_run_id", training_run_id),
@@ -253,7 +394,16 @@ class CheckpointCalls(RestBase):
     def get_checkpoint_archive_url_from_tinker_path(
         self, tinker_path: str
     ) -> APIFuture[CheckpointArchiveUrl]:
-        """The same by path. Only older and open servers offer that."""
+        """The same by path. Only older and open servers offer that.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_weights_for_sampler("final").result().path
+        ...     rest = service.create_rest_client()
+        ...     rest.get_checkpoint_archive_url_from_tinker_path(path).result()  # doctest: +ELLIPSIS
+        CheckpointArchiveUrl(url='http...final.tar.gz…', expires=...)
+        """
         parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
         return self.get_checkpoint_archive_url(parsed.training_run_id, parsed.checkpoint_id)
 

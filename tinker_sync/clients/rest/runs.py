@@ -28,6 +28,13 @@ class RunCalls(RestBase):
         Args:
             training_run_id: its id, which is the model id too.
             access_scope: "accessible" also finds runs of others that you may read.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     rest = service.create_rest_client()
+        ...     rest.get_training_run(training.model_id).result().base_model
+        'tinker-sync/tiny'
         """
         return self._call(
             "get_training_run",
@@ -39,7 +46,16 @@ class RunCalls(RestBase):
     def get_training_run_by_tinker_path(
         self, tinker_path: str, access_scope: AccessScope = "owned"
     ) -> APIFuture[TrainingRun]:
-        """The run a checkpoint belongs to. Arguments as in `get_training_run`."""
+        """The run a checkpoint belongs to. Arguments as in `get_training_run`.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("final").result().path
+        ...     rest = service.create_rest_client()
+        ...     rest.get_training_run_by_tinker_path(path).result().training_run_id == training.model_id
+        True
+        """
         parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
         return self._call(
             "get_training_run",
@@ -62,6 +78,14 @@ class RunCalls(RestBase):
             offset: how many to pass over.
             access_scope: "accessible" also lists runs of others that you may read.
             project_id: only runs of this project.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     model_id = training.model_id  # waits until it exists
+        ...     runs = service.create_rest_client().list_training_runs(limit=5).result().training_runs
+        ...     model_id in [run.training_run_id for run in runs]
+        True
         """
         return self._call(
             "list_training_runs",
@@ -86,6 +110,14 @@ class RunCalls(RestBase):
             limit: how many at most; None: all.
             access_scope: "accessible" also lists runs of others that you may read.
             project_id: only runs of this project.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     model_id = training.model_id  # waits until it exists
+        ...     runs = service.create_rest_client().iter_training_runs()
+        ...     model_id in [run.training_run_id for run in runs]
+        True
         """
         checked_scope(access_scope)
         return Listing(
@@ -96,7 +128,16 @@ class RunCalls(RestBase):
         )
 
     def get_weights_info_by_tinker_path(self, tinker_path: str) -> APIFuture[WeightsInfoResponse]:
-        """What a checkpoint holds: its base model, rank and trained layers."""
+        """What a checkpoint holds: its base model, rank and trained layers.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_state("final").result().path
+        ...     rest = service.create_rest_client()
+        ...     rest.get_weights_info_by_tinker_path(path).result().lora_rank
+        4
+        """
         return self._call(
             "get_weights_info",
             {"tinker_path": tinker_path},
@@ -104,7 +145,15 @@ class RunCalls(RestBase):
         )
 
     def get_sampler(self, sampler_id: str) -> APIFuture[GetSamplerResponse]:
-        """What a sampling session samples from."""
+        """What a sampling session samples from.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     rest = service.create_rest_client()
+        ...     rest.get_sampler(sampling.sampling_session_id).result().base_model
+        'tinker-sync/tiny'
+        """
         return self._call(
             "get_sampler",
             kind=GetSamplerResponse,

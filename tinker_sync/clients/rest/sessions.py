@@ -49,6 +49,14 @@ class SessionCalls(RestBase):
         Args:
             session_id: its id.
             access_scope: "accessible" also finds sessions of others that you may read.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     session_id = training.model_id.partition(":")[0]
+        ...     session = service.create_rest_client().get_session(session_id).result()
+        ...     session.training_run_ids == [training.model_id]
+        True
         """
         return self._call(
             "get_session",
@@ -66,6 +74,13 @@ class SessionCalls(RestBase):
             limit: how many at most.
             offset: how many to pass over.
             access_scope: "accessible" also lists sessions of others that you may read.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     session_id = training.model_id.partition(":")[0]
+        ...     session_id in service.create_rest_client().list_sessions(limit=5).result().sessions
+        True
         """
         return self._call(
             "list_sessions",
@@ -82,6 +97,13 @@ class SessionCalls(RestBase):
         Args:
             limit: how many at most; None: all.
             access_scope: "accessible" also lists sessions of others that you may read.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     session_id = training.model_id.partition(":")[0]
+        ...     session_id in list(service.create_rest_client().iter_sessions())
+        True
         """
         checked_scope(access_scope)
         return Listing(
@@ -92,12 +114,29 @@ class SessionCalls(RestBase):
         )
 
     def search_sessions(self, request: SessionSearchRequest) -> APIFuture[SessionSearchResponse]:
-        """One page of the sessions that match. Experimental: the service may change it."""
+        """One page of the sessions that match. Experimental: the service may change it.
+
+        >>> import tinker_sync, warnings
+        >>> warnings.simplefilter("ignore", tinker_sync.ExperimentalWarning)
+        >>> with tinker_sync.ServiceClient(base_url="local", display_name="a search") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4).result()
+        ...     request = tinker_sync.types.SessionSearchRequest(display_name="a search")
+        ...     found = service.create_rest_client().search_sessions(request).result()
+        >>> {session.display_name for session in found.sessions}
+        {'a search'}
+        """
         warnings.warn("search_sessions is experimental and may change", ExperimentalWarning, stacklevel=2)
         return self._call("search_sessions", request, kind=SessionSearchResponse)
 
     def assign_session_project(self, session_id: str, project_id: str) -> APIFuture[None]:
-        """Move a session to a project."""
+        """Move a session to a project.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     session_id = training.model_id.partition(":")[0]
+        ...     service.create_rest_client().assign_session_project(session_id, "project-2").result()
+        """
         return self._call(
             "assign_session_project",
             {"project_id": project_id},
@@ -108,6 +147,14 @@ class SessionCalls(RestBase):
         """Have a session's trace written, and give the address to fetch it from. Takes minutes.
 
         The future fails with a TinkerError that is a RuntimeError, too, where the server could not write it.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     session_id = training.model_id.partition(":")[0]
+        ...     url = service.create_rest_client().export_session_trace(session_id).result()
+        >>> url.startswith("http")
+        True
         """
         call = make_call(
             "export_session_trace",

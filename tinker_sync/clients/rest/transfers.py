@@ -61,6 +61,15 @@ class TransferCalls(RestBase):
 
         The future fails with `TransferError`, or `UnsafeArchiveError` where an archive holds what must not
         be unpacked.
+
+        >>> import tempfile
+        >>> from tinker_sync import ServiceClient
+        >>> with tempfile.TemporaryDirectory() as place, ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_weights_for_sampler("final").result().path
+        ...     got = service.create_rest_client().download_checkpoint(path, to=f"{place}/final").result()
+        >>> sorted(file.name for file in got.files)
+        ['adapter_config.json', 'adapter_model.safetensors']
         """
         ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
         target = default_target(tinker_path) if to is None else Path(to)
@@ -105,6 +114,19 @@ class TransferCalls(RestBase):
             progress: called with `TransferProgress`, on a worker, at most ten times a second.
 
         The future fails with `UnsupportedByServerError` where the server takes none.
+
+        >>> import tempfile, warnings
+        >>> from tinker_sync import ExperimentalWarning, LoraConfig, ServiceClient
+        >>> warnings.simplefilter("ignore", ExperimentalWarning)
+        >>> with tempfile.TemporaryDirectory() as place, ServiceClient(base_url="local") as service:
+        ...     rest = service.create_rest_client()
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     path = training.save_weights_external("mine").result().path
+        ...     files = rest.download_checkpoint(path, to=f"{place}/mine").result().path
+        ...     shape = LoraConfig(rank=4)
+        ...     path = rest.upload_external_weights(files, "tinker-sync/tiny", shape).result()
+        ...     path.startswith("tinker://")
+        True
         """
         warn_experimental("upload_external_weights")
         place = Path(directory)

@@ -1,0 +1,125 @@
+"""What the engine of an embedded server in this process did, in order: the truth that clients are judged by.
+
+Each datum, step and checkpoint of these tests carries a mark of its own, see `datum_of` and `step_of`. The
+ledger reads the marks where the engine computes, behind the wire, the retries and the queues.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from attrs import frozen
+
+from tinker_sync import types
+from tinker_sync.local.host.host import Host
+from tinker_sync.local.server import sampler_weights, weights
+
+VOCABULARY = 256
+MARKS = VOCABULARY**2
+"""How many marks two tokens can carry."""
+_STEP = 1e-9
+_BASE = 1e-3
+
+
+def datum_of(mark: int, length: int = 3) -> types.Datum:
+    """Return a datum that carries a mark in its first two tokens."""
+    tokens = [*divmod(mark, VOCABULARY), *[(mark + number) % VOCABULARY for number in range(length - 2)]]
+    targets = [(token + mark) % VOCABULARY for token in tokens]
+    return types.Datum(
+        types.ModelInput.from_ints(tokens), {"target_tokens": targets, "weights": [1.0] * length}
+    )
+
+
+def step_of(mark: int) -> types.AdamParams:
+    """Return the settings of a step that carries a mark in its learning rate."""
+    return types.AdamParams(learning_rate=_BASE + mark * _STEP)
+
+
+@frozen
+class Applied:
+    """One thing that the engine did to a model."""
+
+    kind: str
+    marks: tuple[Any, ...]
+    """Of the data, of the step, or the name of the checkpoint."""
+    logprobs: tuple[tuple[float, ...], ...] = ()
+    """What a pass gave, for each datum."""
+
+
+class Ledger:
+    """What was done to each model, in order. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs: dict[str, list[Applied]] = defaultdict(list)  # guarded by _lock
+
+    def note(self, run_id: str, applied: Applied) -> None:
+        with self._lock:
+            self._runs[run_id].append(applied)
+
+    def with_marks(self, marks: Iterable[Any]) -> list[list[Applied]]:
+        """Return what was done to each model to which one of the marks was applied."""
+        wanted = set(marks)
+        with self._lock:
+            runs = [list(run) for run in self._runs.values()]
+        return [run for run in runs if any(wanted & set(applied.marks) for applied in run)]
+
+    def forget(self) -> None:
+        with self._lock:
+            self._runs.clear()
+
+
+class _Watched:
+    """A trainer of the engine whose passes and steps are noted."""
+
+    def __init__(self, run: Any, run_id: str, ledger: Ledger) -> None:
+        self._run, self._run_id, self._ledger = run, run_id, ledger
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)
+
+    def forward_backward(self, data: Sequence[Any], *args: Any) -> Any:
+        return self._pass("forward_backward", self._run.forward_backward, data, args)
+
+    def forward(self, data: Sequence[Any], *args: Any) -> Any:
+        return self._pass("forward", self._run.forward, data, args)
+
+    def _pass(self, kind: str, work: Callable[..., Any], data: Sequence[Any], args: Any) -> Any:
+        output = work(data, *args)
+        marks = tuple(int(one.tokens[0]) * VOCABULARY + int(one.tokens[1]) for one in data)
+        logprobs = tuple(tuple(map(float, one)) for one in output.logprobs)
+        self._ledger.note(self._run_id, Applied(kind, marks, logprobs))
+        return output
+
+    def optim_step(self, settings: Any) -> Any:
+        norm = self._run.optim_step(settings)
+        mark = round((settings.learning_rate - _BASE) / _STEP)
+        self._ledger.note(self._run_id, Applied("optim_step", (mark,)))
+        return norm
+
+
+@contextmanager
+def engine_ledger() -> Iterator[Ledger]:
+    """Note what the engine does while the block lasts. Start the server inside of it."""
+    ledger = Ledger()
+    train, save = Host.train, weights.save
+
+    def watched_train(host: Host, run_id: str, job: Callable[[Any], Any]) -> Any:
+        return train(host, run_id, lambda run: job(_Watched(run, run_id, ledger)))
+
+    async def watched_save(service: Any, model: Any, kind: Any, name: str, **options: Any) -> Any:
+        row = await save(service, model, kind, name, **options)
+        ledger.note(model.run_id, Applied("save", (name,)))
+        return row
+
+    Host.train = watched_train  # type: ignore[method-assign, assignment]
+    weights.save = sampler_weights.save = watched_save  # type: ignore[assignment, attr-defined]
+    try:
+        yield ledger
+    finally:
+        Host.train = train  # type: ignore[method-assign]
+        weights.save = sampler_weights.save = save  # type: ignore[attr-defined]

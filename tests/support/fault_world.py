@@ -1,0 +1,543 @@
+"""`World`: clients of one server, each behind a proxy that damages, and all they asked for.
+
+A seeded runner and a state machine act on it. `finish` waits for every future and returns the invariants that
+are broken, judged by the ledger of the engine:
+
+- Each training call is applied at most once and in order; once if its future succeeded; not at all if it
+  failed before it was sent.
+- Each answer belongs to its question.
+- Each future ends once, in time, and without an error that no action of the world explains.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, wait
+from contextlib import contextmanager
+from typing import Any
+
+from attrs import Factory, define
+from support.engine_ledger import Applied, Ledger, datum_of, engine_ledger, step_of
+from support.fault_proxy import FaultProxy
+
+from tinker_sync import types
+from tinker_sync.clients.sampling import SamplingClient
+from tinker_sync.clients.service import ServiceClient
+from tinker_sync.clients.training import TrainingClient
+from tinker_sync.errors import ClientClosedError, TinkerError
+from tinker_sync.testing import LocalServer
+
+MODEL = "tinker-sync/random"
+DEADLINE_S = 60.0
+PROMPTS = [types.ModelInput.from_ints([7 * number % 256, number, 3]) for number in range(8)]
+GREEDY = types.SamplingParams(max_tokens=4, temperature=0.0, seed=1)
+_SILENCE_S = 1.0
+_CHILD_S = 30
+_CLOSE = 1e-3
+_CALLBACK_LOOKS = 1000
+
+Problem = str
+
+
+@define(eq=False)
+class Asked:
+    """One call, and how to tell whether an answer is its own."""
+
+    kind: str
+    marks: tuple[Any, ...]
+    future: Future[Any]
+    thread: int
+    service: Served
+    is_own: Callable[[Any], bool]
+    ended: int = 0
+    """How often the callback of the future ran."""
+
+    def note_end(self, _: Future[Any]) -> None:
+        self.ended += 1
+
+
+@define(eq=False)
+class Served:
+    """One service client; `excused` once this world closed or dropped it."""
+
+    client: ServiceClient | None
+    excused: bool = False
+
+
+@define(eq=False)
+class History:
+    """The calls made on one training client, and the marks that must never be applied."""
+
+    asked: list[Asked] = Factory(list)
+    forbidden: list[int] = Factory(list)
+
+
+@define(eq=False)
+class Model:
+    """One training client. Its history outlives it."""
+
+    client: TrainingClient
+    service: Served
+    history: History = Factory(History)
+
+
+@define(eq=False)
+class Sampler:
+    """One sampling client; what it gives is known where it samples from the base model."""
+
+    client: SamplingClient
+    service: Served
+    is_base: bool
+
+
+class Ground:
+    """A server with its ledger, and what it answers without damages. Shared by many worlds."""
+
+    def __init__(self, server: LocalServer, ledger: Ledger) -> None:
+        self.server = server
+        self.ledger = ledger
+        with server.service() as service:
+            sampler = service.create_sampling_client(base_model=MODEL)
+            sampled = [sampler.sample(prompt, 2, GREEDY) for prompt in PROMPTS]
+            scored = [sampler.compute_logprobs(prompt) for prompt in PROMPTS]
+            self.tokens = [[each.tokens for each in future.result(30).sequences] for future in sampled]
+            self.scores = [future.result(30) for future in scored]
+            # The threads of the engine start here, so that they belong to no test.
+            service.create_lora_training_client(MODEL, rank=1).result(30)
+
+    @property
+    def port(self) -> int:
+        return int(self.server.url.rpartition(":")[2])
+
+
+@contextmanager
+def ground(**settings: Any) -> Iterator[Ground]:
+    """Start a server with a ledger for the length of a block."""
+    options = {"fwdbwd_max_chunk_len": 2, "hold_s": 0.3, **settings}
+    with engine_ledger() as ledger, LocalServer(model=MODEL, **options) as server:
+        yield Ground(server, ledger)
+
+
+class World:
+    """See the module. Any thread may act; the number of the thread tells the orders apart.
+
+    Args:
+        ground: the server.
+        proxy: stands between the clients and the server.
+        passing: whether every damage of the proxy is one that clients get over.
+    """
+
+    def __init__(self, ground: Ground, proxy: FaultProxy, *, passing: bool = True) -> None:
+        self.done: Counter[str] = Counter()
+        """How often each action was carried out."""
+        self.outcomes: Counter[str] = Counter()
+        """How the calls ended; filled by `finish`."""
+        self.problems: list[Problem] = []
+        self._ground = ground
+        self._proxy = proxy
+        self.passing = passing
+        self._lock = threading.Lock()
+        self._mark = 0  # guarded by _lock
+        self.services: list[Served] = []
+        self.models: list[Model] = []
+        self.samplers: list[Sampler] = []
+        self.copies: list[SamplingClient] = []
+        self.asked: list[Asked] = []
+        self._histories: list[History] = []
+
+    def next_mark(self) -> int:
+        with self._lock:
+            self._mark += 1
+            return self._mark
+
+    # -------------------------------------------------------------------------------------- clients
+
+    def open(self) -> Served:
+        """Add a service client."""
+        client = self._ground.server.service(base_url=self._proxy.url, timeout=_SILENCE_S)
+        client.holder.poll_s = _SILENCE_S
+        served = Served(client)
+        self.services.append(served)
+        return served
+
+    def model(self, served: Served, path: str | None = None) -> Model:
+        """Add a training client, new or from a checkpoint."""
+        assert served.client is not None
+        if path is None:
+            made = served.client.create_lora_training_client(MODEL, rank=4, seed=1, deadline=DEADLINE_S)
+        else:
+            made = served.client.create_training_client_from_state_with_optimizer(path, deadline=DEADLINE_S)
+        model = Model(made, served)
+        self.models.append(model)
+        self._histories.append(model.history)
+        return model
+
+    def sampler(self, served: Served) -> Sampler:
+        """Add a sampling client of the base model."""
+        assert served.client is not None
+        sampler = Sampler(served.client.create_sampling_client(base_model=MODEL), served, is_base=True)
+        self.samplers.append(sampler)
+        return sampler
+
+    def snapshot(self, model: Model) -> None:
+        """Add a sampling client of the present weights of a model."""
+        client = model.client.save_weights_and_get_sampling_client()
+        self.samplers.append(Sampler(client, model.service, is_base=False))
+
+    def copy(self, sampler: Sampler) -> None:
+        """Add a copy of a sampling client, as another process would make one."""
+        handle = sampler.client.get_sampler_handle(include_api_key=True)
+        client = SamplingClient.from_sampler_handle(handle)
+        self.copies.append(client)
+        # The session of the copy ends with its original.
+        self.samplers.append(Sampler(client, sampler.service, is_base=sampler.is_base))
+
+    def close(self, served: Served) -> None:
+        """Close a service client with whatever is under way."""
+        served.excused = True
+        client = self._let_go(served)
+        if client is not None:
+            client.close()
+
+    def drop(self, served: Served) -> None:
+        """Drop every reference to a service client and what it made; what is under way goes on."""
+        self._let_go(served)
+        gc.collect()
+
+    def _let_go(self, served: Served) -> ServiceClient | None:
+        with self._lock:
+            client, served.client = served.client, None
+            self.models = [model for model in self.models if model.service is not served]
+            self.samplers = [each for each in self.samplers if each.service is not served]
+            self.services = [each for each in self.services if each is not served]
+        return client
+
+    # -------------------------------------------------------------------------------------- calls
+
+    def passes(self, model: Model, thread: int, count: int, *, backward: bool = True) -> None:
+        """Ask for a pass over new data."""
+        marks = tuple(self.next_mark() for _ in range(count))
+        data = [datum_of(mark, 3 + mark % 3) for mark in marks]
+        kind = "forward_backward" if backward else "forward"
+        future = getattr(model.client, kind)(data, "cross_entropy", deadline=DEADLINE_S)
+        self._note(Asked(kind, marks, future, thread, model.service, lambda _: True), model)
+
+    def step(self, model: Model, thread: int) -> None:
+        """Ask for a step."""
+        mark = self.next_mark()
+        params = step_of(mark)
+        future = model.client.optim_step(params, deadline=DEADLINE_S)
+
+        def is_own(answer: Any) -> bool:
+            return bool(answer.metrics["learning_rate"] == params.learning_rate)
+
+        self._note(Asked("optim_step", (mark,), future, thread, model.service, is_own), model)
+
+    def save(self, model: Model, thread: int, *, state: bool = True) -> None:
+        """Ask for a checkpoint."""
+        name = f"s{self.next_mark()}"
+        call = model.client.save_state if state else model.client.save_weights_for_sampler
+        future = call(name, deadline=DEADLINE_S)
+        asked = Asked("save", (name,), future, thread, model.service, lambda a: a.path.endswith(f"/{name}"))
+        self._note(asked, model)
+
+    def sample(self, sampler: Sampler, thread: int, number: int) -> None:
+        """Ask for samples of a prompt."""
+        future = sampler.client.sample(PROMPTS[number], 2, GREEDY, deadline=DEADLINE_S)
+        expected = self._ground.tokens[number]
+
+        def is_own(answer: Any) -> bool:
+            tokens = [each.tokens for each in answer.sequences]
+            return tokens == expected if sampler.is_base else [len(each) for each in tokens] == [4, 4]
+
+        self._note(Asked("sample", (number,), future, thread, sampler.service, is_own))
+
+    def score(self, sampler: Sampler, thread: int, number: int) -> None:
+        """Ask for the log-probabilities of a prompt."""
+        future = sampler.client.compute_logprobs(PROMPTS[number], deadline=DEADLINE_S)
+        expected = self._ground.scores[number]
+
+        def is_own(answer: Any) -> bool:
+            # The last digits depend on what the server computes at the same time.
+            return len(answer) == len(expected) and (not sampler.is_base or _are_close(answer, expected))
+
+        self._note(Asked("compute_logprobs", (number,), future, thread, sampler.service, is_own))
+
+    def read(self, served: Served, thread: int) -> None:
+        """Ask for the training runs, and for the models that are offered."""
+        assert served.client is not None
+        future = served.client.create_rest_client().list_training_runs(limit=1)
+        self._note(Asked("rest", (), future, thread, served, lambda a: len(a.training_runs) <= 1))
+
+    def cancel(self, number: int) -> None:
+        """Cancel one of the calls."""
+        if self.asked:
+            self.asked[number % len(self.asked)].future.cancel()
+
+    def wait_for(self, number: int) -> None:
+        """Wait for one of the calls, a little."""
+        if self.asked:
+            wait([self.asked[number % len(self.asked)].future], 0.2)
+
+    def _note(self, asked: Asked, model: Model | None = None) -> None:
+        asked.future.add_done_callback(asked.note_end)
+        self.asked.append(asked)
+        if model is not None:
+            model.history.asked.append(asked)
+
+    def restart_proxy(self) -> None:
+        """Reset every connection of every client."""
+        self._proxy.restart()
+
+    # -------------------------------------------------------------------------------------- other processes
+
+    def fork(self, sampler: Sampler, model: Model | None) -> None:
+        """Fork; the child samples, and tries to train with the parent's training client."""
+        number = self.next_mark() % len(PROMPTS)
+        mark = self.next_mark()
+        sampler.client.result(DEADLINE_S)
+        if model is not None:
+            model.history.forbidden.append(mark)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the subject here
+            pid = os.fork()
+        if not pid:
+            code = 99
+            try:
+                self._proxy.close_in_child()
+                code = self._live_as_child(sampler, model, number, mark)
+            finally:
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if code:
+            self.problems.append(f"the forked child ended with {code}")
+
+    def _live_as_child(self, sampler: Sampler, model: Model | None, number: int, mark: int) -> int:
+        refused = model is None
+        if model is not None:
+            try:
+                model.client.optim_step(step_of(mark)).result(_CHILD_S)
+            except TinkerError:
+                refused = True
+        sampled = sampler.client.sample(PROMPTS[number], 2, GREEDY).result(_CHILD_S)
+        own = not sampler.is_base or [one.tokens for one in sampled.sequences] == self._ground.tokens[number]
+        return 0 if refused and own else 1 if own else 2
+
+    # -------------------------------------------------------------------------------------- the verdict
+
+    def finish(self) -> list[Problem]:
+        """Wait for every call, close every client, and return what is broken."""
+        unfinished = wait([asked.future for asked in self.asked], DEADLINE_S + 10).not_done
+        self.problems += [f"never ended: {future!r}" for future in unfinished]
+        if self.passing:
+            self._judge_creations()
+        for copied in self.copies:
+            copied.holder.close("success").result(30)
+        for served in self.services:
+            if served.client is not None:
+                served.client.close().result(30)
+        for history in self._histories:
+            self._judge_history(history)
+        # Callbacks run on workers, a little after the end.
+        pause = threading.Event()
+        for _ in range(_CALLBACK_LOOKS):
+            if all(asked.ended for asked in self.asked):
+                break
+            pause.wait(0.005)
+        for asked in self.asked:
+            self._judge_end(asked)
+        return self.problems
+
+    def _judge_creations(self) -> None:
+        for each in (*self.models, *self.samplers):
+            failure = each.client.exception(DEADLINE_S)
+            if failure is not None and not each.service.excused:
+                self.problems.append(f"a client was not made: {failure!r}")
+
+    def _judge_end(self, asked: Asked) -> None:
+        future = asked.future
+        if not future.done():
+            return
+        if asked.ended != 1:
+            self.problems.append(f"{asked.kind} {asked.marks} ended {asked.ended} times")
+        failure = CancelledError() if future.cancelled() else future.exception()
+        self.outcomes[f"{asked.kind}: {'ok' if failure is None else type(failure).__name__}"] += 1
+        if failure is None:
+            if not asked.is_own(future.result()):
+                self.problems.append(f"{asked.kind} {asked.marks} got a foreign answer: {future.result()}")
+        elif not isinstance(failure, CancelledError):
+            excused = asked.service.excused or not self.passing
+            if not excused or not isinstance(failure, TinkerError):
+                self.problems.append(f"{asked.kind} {asked.marks} failed: {failure!r}")
+            elif isinstance(failure, ClientClosedError) and not asked.service.excused:
+                self.problems.append(f"{asked.kind} {asked.marks} met a closed client that is open")
+
+    def _judge_history(self, history: History) -> None:
+        asked_for = {mark for asked in history.asked for mark in asked.marks}
+        runs = self._ground.ledger.with_marks(asked_for | set(history.forbidden))
+        if len(runs) > 1:
+            self.problems.append(f"applied to several models: {sorted(asked_for, key=str)}")
+        ledger = runs[0] if runs else []
+        marks = [mark for applied in ledger for mark in applied.marks]
+        twice = [mark for mark, count in Counter(marks).items() if count > 1]
+        if twice:
+            self.problems.append(f"applied twice: {twice}")
+        wrong = [mark for mark in marks if mark not in asked_for]
+        if wrong:
+            self.problems.append(f"applied, though no call of this client asked for it: {wrong}")
+        place = {mark: number for number, mark in enumerate(marks)}
+        for asked in history.asked:
+            self._judge_training(asked, place, ledger)
+        for thread in {asked.thread for asked in history.asked}:
+            own = [asked.marks[0] for asked in history.asked if asked.thread == thread]
+            places = [place[mark] for mark in own if mark in place]
+            if places != sorted(places):
+                self.problems.append(f"out of order in thread {thread}: {own} at {places}")
+
+    def _judge_training(self, asked: Asked, place: dict[Any, int], ledger: list[Applied]) -> None:
+        at = [place[mark] for mark in asked.marks if mark in place]
+        if at and at != list(range(at[0], at[0] + len(at))):
+            self.problems.append(f"{asked.kind} {asked.marks} was torn: {at}")
+        if not asked.future.done():
+            return
+        future: Any = asked.future
+        failed = future.cancelled() or future.exception() is not None
+        if not failed and len(at) != len(asked.marks):
+            self.problems.append(f"{asked.kind} {asked.marks} succeeded, applied were {at}")
+        if failed and at and future.timeline.sending is None and not future.request_ids:
+            self.problems.append(f"{asked.kind} {asked.marks} failed before it was sent, and was applied")
+        if not failed and asked.kind in ("forward_backward", "forward"):
+            expected = [
+                one
+                for applied in ledger
+                for mark, one in zip(applied.marks, applied.logprobs, strict=False)
+                if mark in asked.marks
+            ]
+            given = [
+                tuple(map(float, row["logprobs"].to_numpy().ravel()))
+                for row in future.result().loss_fn_outputs
+            ]
+            if expected != given:
+                self.problems.append(f"{asked.kind} {asked.marks} got {given}, not {expected}")
+
+
+def _are_close(scores: list[float | None], expected: list[float | None]) -> bool:
+    pairs = zip(scores, expected, strict=True)
+    return all(a == b or (a is not None and b is not None and abs(a - b) < _CLOSE) for a, b in pairs)
+
+
+# --------------------------------------------------------------------------------------------- at random
+
+
+def act(world: World, chance: random.Random, thread: int, *, forks: bool = False) -> str:
+    """Carry out one action that the chance chooses. Return its name."""
+    names = list(_WEIGHTS)
+    name = chance.choices(names, [_WEIGHTS[each] for each in names])[0]
+    served = chance.choice(world.services) if world.services else world.open()
+    models = [model for model in world.models if not model.service.excused]
+    samplers = [each for each in world.samplers if not each.service.excused]
+    number = chance.randrange(len(PROMPTS))
+    if name in _ON_MODELS and not models:
+        name = "model"
+    if name in _ON_SAMPLERS and not samplers:
+        name = "sampler"
+    if name == "fork" and not forks:
+        name = "wait"
+    try:
+        if name in _ON_MODELS:
+            _act_on_model(world, chance, name, chance.choice(models), thread)
+        elif name in _ON_SAMPLERS:
+            _act_on_sampler(world, name, chance.choice(samplers), models, thread, number)
+        else:
+            _act_on_service(world, chance, name, served, thread)
+    except (TinkerError, AssertionError) as refusal:
+        # Another thread has closed the client meanwhile, or a lie has cost the client its creation.
+        explained = isinstance(refusal, ClientClosedError) or not world.passing or served.client is None
+        if not explained:
+            raise
+        name = "refused"
+    world.done[name] += 1
+    return name
+
+
+_WEIGHTS = {
+    "pass": 14,
+    "forward": 4,
+    "step": 10,
+    "save": 3,
+    "save_sampler": 2,
+    "snapshot": 1,
+    "sample": 14,
+    "score": 5,
+    "copy": 1,
+    "fork": 0.5,
+    "read": 3,
+    "model": 2,
+    "resume": 1,
+    "sampler": 2,
+    "open": 0.7,
+    "close": 0.7,
+    "drop": 0.4,
+    "cancel": 4,
+    "wait": 6,
+    "restart": 0.5,
+}
+_ON_MODELS = ("pass", "forward", "step", "save", "save_sampler", "snapshot")
+_ON_SAMPLERS = ("sample", "score", "copy", "fork")
+
+
+def _act_on_model(world: World, chance: random.Random, name: str, model: Model, thread: int) -> None:
+    if name in ("pass", "forward"):
+        world.passes(model, thread, chance.randint(1, 5), backward=name == "pass")
+    elif name == "step":
+        world.step(model, thread)
+    elif name == "snapshot":
+        world.snapshot(model)
+    else:
+        world.save(model, thread, state=name == "save")
+
+
+def _act_on_sampler(
+    world: World, name: str, sampler: Sampler, models: list[Model], thread: int, number: int
+) -> None:
+    if name == "sample":
+        world.sample(sampler, thread, number)
+    elif name == "score":
+        world.score(sampler, thread, number)
+    elif name == "copy":
+        world.copy(sampler)
+    else:
+        world.fork(sampler, None)
+
+
+def _act_on_service(world: World, chance: random.Random, name: str, served: Served, thread: int) -> None:
+    if name == "read":
+        world.read(served, thread)
+    elif name in ("model", "resume"):
+        saved = [
+            asked.future.result().path
+            for asked in world.asked
+            if asked.kind == "save" and asked.future.done() and not asked.future.cancelled()
+            if asked.future.exception() is None and "/weights/" in asked.future.result().path
+        ]
+        world.model(served, chance.choice(saved) if saved and name == "resume" else None)
+    elif name == "sampler":
+        world.sampler(served)
+    elif name == "open":
+        world.open()
+    elif name == "close":
+        world.close(served)
+    elif name == "drop":
+        world.drop(served)
+    elif name == "cancel":
+        world.cancel(chance.randrange(1 << 20))
+    elif name == "wait":
+        world.wait_for(chance.randrange(1 << 20))
+    elif name == "restart":
+        world.restart_proxy()
