@@ -11,7 +11,12 @@ from attrs import evolve, field, frozen
 from tinker_sync._observe import ModelNamed
 from tinker_sync._secret import Secret
 from tinker_sync.clients import _deadlines
-from tinker_sync.errors import BadRequestError, InvalidInputError, UnprocessableEntityError
+from tinker_sync.errors import (
+    APIResponseValidationError,
+    BadRequestError,
+    InvalidInputError,
+    UnprocessableEntityError,
+)
 from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.fetcher import Promise
 from tinker_sync.runtime.futures import APIFuture
@@ -207,8 +212,10 @@ def refuse_unsendable(request: Any) -> None:
 def create_model(core: Core, asked: CreateModelRequest, deadline_at: float) -> str:
     """Make a new model; return its id. Blocks."""
     request = asked.model_copy(update={"session_id": core.session_id(deadline_at)})
-    refuse_unsupported(request, core.dialect)
+    refuse_unsupported(request, core.ready().facts.dialect)
     _, made = promised(core, "create_model", request, CreateModelResponse, deadline_at)
+    if not made.model_id:
+        raise APIResponseValidationError("create_model: the result names no model")
     core.tell(ModelNamed(model=made.model_id, base_model=request.base_model))
     return made.model_id
 
@@ -222,7 +229,7 @@ def promised(
     promise: UntypedAPIFuture = core.call(name, request, pause_billing=False, deadline_s=limit_s)
     future: APIFuture[T] = core.future()
     fetch = partial(
-        core.machinery.fetcher.fetch,
+        core.ready().fetcher.fetch,
         Promise(
             promise.request_id,
             ENDPOINTS[name].promises or name,

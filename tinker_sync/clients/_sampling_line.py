@@ -29,7 +29,8 @@ from tinker_sync.wire import proto
 from tinker_sync.wire.adapt import json_body, normalise_sample_request, refuse_unsupported
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.core import Core, Machinery
+    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.server import Machinery
     from tinker_sync.transport.call import Reply
 
 CLONE_BLOCK: Final = 10**9
@@ -91,7 +92,7 @@ class SamplingLine:
         """Ask for the numbers of a copy before its first sample; on a worker, so that no caller waits."""
         try:
             self._numbers.get(self._join)
-            lane = self.core.machinery.lane
+            lane = self.core.ready().lane
         except Exception as error:  # noqa: BLE001  # it belongs to the sample
             future.fail(error)
         else:
@@ -129,7 +130,7 @@ class SamplingLine:
     def _join(self) -> Callable[[], int]:
         """Return numbers from a block that no other copy uses."""
         core = self.core
-        if core.machinery.facts.config.sample_join_sampling_session:
+        if core.ready().facts.config.sample_join_sampling_session:
             joined = core.call(
                 "join_sampling_session",
                 JoinSamplingSessionRequest(sampling_session_id=self.sampling_session_id),
@@ -251,7 +252,7 @@ class SampleCall:
 
     def abandoned(self, request_id: str) -> None:
         """Send the server word that its result is not wanted any more."""
-        self.line.core.abandon(request_id)
+        self.line.core.server.abandon(request_id)
 
     def decode(self, reply: Reply, tree: Any) -> SampleResponse:
         """Read the response, and count it before the user sees it."""

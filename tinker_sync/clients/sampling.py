@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from tinker_sync._observe import ModelNamed
-from tinker_sync._secret import mask_repr
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._creation import ClientFuture, ready, start, start_after
 from tinker_sync.clients._handles import Carried, core_of_handle, encode_handle, known_base_model
@@ -341,7 +340,6 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         ...     copy.sampling_session_id == sampling.sampling_session_id
         True
         """
-        handle, api_key = mask_repr(handle), mask_repr(api_key)  # tracebacks show local variables
         core, carried = core_of_handle(handle, api_key)
         return cls.create(
             core,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from tinker_sync._secret import MaskedDict, mask_repr
 from tinker_sync._spelling import describe_unknown_parameter, find_closest
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._models import LoadedModel, NewModel
@@ -96,10 +95,6 @@ class ServiceClient:
         pace: float | None = None,
         **unknown: Any,
     ) -> None:
-        # First of all: whatever is raised below, tracebacks show local variables.
-        base_url, api_key, unknown = mask_repr(base_url), mask_repr(api_key), MaskedDict(unknown)
-        default_headers = MaskedDict({**(default_headers or {}), **(default_headers_overrides or {})})
-        default_headers_overrides = None
         if unknown:
             _refuse_mistyped(unknown)
             warnings.warn(
@@ -111,7 +106,7 @@ class ServiceClient:
             base_url=base_url,
             api_key=api_key,
             project_id=project_id,
-            default_headers=default_headers,
+            default_headers={**(default_headers or {}), **(default_headers_overrides or {})},
             timeout=timeout,
             max_retries=MAX_RETRIES if max_retries is None else max_retries,
             session=session,
@@ -536,7 +531,7 @@ class ServiceClient:
         return self
 
     def __repr__(self) -> str:
-        core = getattr(self, "_core", None)  # there is none where it could not be made, as tracebacks show
+        core = getattr(self, "_core", None)  # None if the constructor has failed
         return f"<ServiceClient {core.settings.base_url}>" if core else "<ServiceClient>"
 
     def _until(self, deadline: float | None) -> float:
