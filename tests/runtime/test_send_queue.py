@@ -34,8 +34,11 @@ class Bench:
         if part.name in self.failures:
             raise self.failures[part.name]
 
-    def append(self, name: str, count: int = 1, *, parallel: bool = False) -> Operation[FakePart]:
+    def append(
+        self, name: str, count: int = 1, *, parallel: bool = False, alone: bool = False
+    ) -> Operation[FakePart]:
         made = operation(name, count, parallel=parallel)
+        made.alone = alone
         self.queue.append(made)
         return made
 
@@ -74,6 +77,31 @@ class TestOrder:
         bench.workers.do_all()
         assert bench.sent == "1:a 2:b"
         assert not first.future.done()
+
+    def test_the_result_of_an_operation_that_is_alone_is_waited_for(self, bench: Bench) -> None:
+        first = bench.append("a", 2, alone=True)
+        bench.append("b", alone=True)
+        bench.append("c")
+        bench.workers.do_all()
+        assert bench.sent == "1:a.1 2:a.2"
+        first.future.resolve(None)
+        bench.workers.do_all()
+        assert bench.sent == "1:a.1 2:a.2 3:b"
+
+    @pytest.mark.parametrize("end", ["failure", "close"])
+    def test_an_operation_that_is_alone_holds_nothing_up_for_ever(self, bench: Bench, end: str) -> None:
+        first = bench.append("a", alone=True)
+        second = bench.append("b")
+        bench.workers.do_all()
+        if end == "failure":
+            first.future.fail(REFUSED)
+            bench.workers.do_all()
+            assert bench.sent == "1:a 2:b"
+        else:
+            bench.queue.close(TinkerError("closed"))
+            assert str(second.future.exception(0)) == "closed"
+            first.future.resolve(None)
+            assert repr(bench.queue) == "<SendQueue closed, 0 queued, next number 2>"
 
     def test_parallel_chunks_with_the_first_one_last(self, bench: Bench) -> None:
         """Seven data in chunks of two, an optim_step, three data in chunks of two."""

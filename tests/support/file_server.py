@@ -104,6 +104,7 @@ class FileServer:
         self.encoding: str | None = None
         self.expires_header = True
         self.archive = True
+        self.archive_status = 404
         self.config: dict[str, Any] = {"fwdbwd_max_chunk_len": 1024, "custom_loss_server_side": False}
         self.redirect: str | None = None
         self.statuses: list[int] = []
@@ -205,6 +206,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._json({"urls": {name: owner.sign(name) for name in owner.files}, "expires": self._expiry()})
         elif url.path.endswith("/archive") and self.owner.archive:
             self._redirect(self.owner.sign("archive"))
+        elif url.path.endswith("/archive"):
+            self._json({"detail": "no such archive"}, self.owner.archive_status)
         else:
             self._json({"detail": "Not Found"}, 404)
 

@@ -23,10 +23,10 @@ from tinker_sync.runtime.numbers import numbers
 from tinker_sync.runtime.once import Once
 from tinker_sync.runtime.sample_response import check_response
 from tinker_sync.runtime.session_poll import SessionPoll
-from tinker_sync.types import JoinSamplingSessionRequest, SampledSequence, SampleRequest, SampleResponse
+from tinker_sync.types import JoinSamplingSessionRequest, SampleRequest, SampleResponse
 from tinker_sync.wire import json as wire_json
-from tinker_sync.wire import proto
 from tinker_sync.wire.adapt import json_body, normalise_sample_request, refuse_unsupported
+from tinker_sync.wire.proto.samples import decode_sample_response
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.core import Core
@@ -37,7 +37,7 @@ CLONE_BLOCK: Final = 10**9
 """Each copy of a client numbers its samples in a block of its own."""
 
 _read_response: Final = decode_with(
-    proto.decode_sample_response, lambda tree: wire_json.from_plain(tree, SampleResponse)
+    decode_sample_response, lambda tree: wire_json.from_plain(tree, SampleResponse)
 )
 
 
@@ -56,6 +56,8 @@ class SamplingLine:
         self.held = HeldCalls()
         self.sampling_session_id = ""
         """Empty until the sampler exists; set once."""
+        self.run_id = ""
+        """The training run of the weights; empty where it is not known. Set once."""
         # The original counts from 0 and asks no server; a copy first needs a block of its own.
         self._numbers: Once[Callable[[], int]] = Once()
         if not copied:
@@ -263,11 +265,7 @@ class SampleCall:
             model=self.line.sampling_session_id,
             prompt=length - cached,
             cached=cached,
-            sampled=sum(_sampled(sequence) for sequence in response.sequences),
+            sampled=sum(sequence.length for sequence in response.sequences),
         )
         self._pledge.settle(used)  # also where the check finds something amiss: it was computed
         return check_response(self._whole, response)
-
-
-def _sampled(sequence: SampledSequence) -> int:
-    return len(sequence.tokens if sequence.tokens_np is None else sequence.tokens_np)

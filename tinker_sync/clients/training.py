@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, overload
@@ -43,6 +44,7 @@ from tinker_sync.types._console import training_run_url
 from tinker_sync.types.training import listed_data
 
 if TYPE_CHECKING:
+    from tinker_sync._clock import Clock
     from tinker_sync.clients._models import LoadedModel, NewModel
     from tinker_sync.clients.retry_config import RetryConfig
     from tinker_sync.clients.sampling import SamplingClient
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LossFnConfig = Mapping[str, float | str]
+
+_CURVE_POINTS: Final = 10_000
 
 _LOAD_NOTE: Final = (
     "{name} is on its way out: servers load weights only into a new model. "
@@ -85,6 +89,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         self._line = TrainingLine(core)
         super().__init__(core, self._line.held)
         self._model_seq_id = model_seq_id
+        self._curve: deque[tuple[float, float]] = deque(maxlen=_CURVE_POINTS)
 
     @classmethod
     def _make(cls, core: Core, asked: NewModel | LoadedModel) -> TrainingClient:
@@ -104,6 +109,27 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         True
         """
         return self.result()._line.model_id
+
+    @property
+    def curve(self) -> list[tuple[float, float]]:
+        """The loss of each `forward_backward` that has ended, behind the time of its result in seconds.
+
+        That is the metric `loss:mean` where there is one, else `loss:sum`. The last ten thousand are kept.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+        ...     passed = training.forward_backward([datum], "cross_entropy").result()
+        ...     len(training.curve), training.curve[0][1] > 0
+        (1, True)
+        """
+        return list(self._curve)
+
+    def _drawn(self, passed: APIFuture[ForwardBackwardOutput]) -> APIFuture[ForwardBackwardOutput]:
+        """Add a pass to the curve when it has ended."""
+        passed.when_done(partial(_note_loss, self._curve, self._core.clock))
+        return passed
 
     def _name(self) -> str:
         return self._line.model_id
@@ -209,7 +235,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         """
         check_loss_type_input(loss_type_input)
         self._refuse()
-        return self._line.submit(custom_call(self._line, data, loss_fn, self._until(deadline)))
+        return self._drawn(self._line.submit(custom_call(self._line, data, loss_fn, self._until(deadline))))
 
     def _pass(
         self,
@@ -228,9 +254,10 @@ class TrainingClient(ClientFuture["TrainingClient"]):
                 raise TypeError(
                     "a loss of create_custom_loss is for forward_backward, without loss_fn_config"
                 )
-            return self._line.submit(custom_call(self._line, data, loss_fn, deadline_at))
+            return self._drawn(self._line.submit(custom_call(self._line, data, loss_fn, deadline_at)))
         whole = ForwardBackwardInput(listed_data(data), loss_fn, config)
-        return self._line.submit(PassCall(self._line, name, whole, deadline_at, forward_only=forward_only))
+        passed = self._line.submit(PassCall(self._line, name, whole, deadline_at, forward_only=forward_only))
+        return passed if forward_only else self._drawn(passed)
 
     # -------------------------------------------------------------------------------------- steps and weights
 
@@ -562,3 +589,15 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
 def _note_load(suffix: str) -> None:
     warnings.warn(_LOAD_NOTE.format(name=f"load_state{suffix}", suffix=suffix), FutureWarning, stacklevel=3)
+
+
+def _note_loss(
+    curve: deque[tuple[float, float]], clock: Clock, passed: APIFuture[ForwardBackwardOutput]
+) -> None:
+    """Keep the loss of a pass, in the thread that ended it. Nothing of the client is held until then."""
+    if passed.cancelled() or passed.exception() is not None:
+        return
+    metrics = passed.result().metrics
+    loss = metrics.get("loss:mean", metrics.get("loss:sum"))
+    if loss is not None:
+        curve.append((clock.now(), loss))

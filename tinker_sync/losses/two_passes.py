@@ -185,7 +185,7 @@ class TwoPassCall(TrainingCall):
         (forward,) = self._forward.prepare()
         if self._future is None:
             self._follow(forward.future)
-        self._place = Operation("forward_backward", (), self.future, parallel=forward.parallel)
+        self._place = Operation("forward_backward", (), self.future, forward.parallel, forward.alone)
         forward.future.when_done(self._forward_ended)
         return [forward, self._place]
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
-
+from tinker_sync._numpy import np
 from tinker_sync.errors import UnsupportedByServerError, WireError
 from tinker_sync.types.sampling import SampledSequence, SampleRequest, SampleResponse, TopkLogprobs
 
@@ -43,7 +42,7 @@ def check_response(request: SampleRequest, response: SampleResponse) -> SampleRe
     if len(sequences) != request.num_samples:
         raise WireError(f"expected {request.num_samples}, got {len(sequences)}", "sequences")
     for index, sequence in enumerate(sequences):
-        if sequence.logprobs_np is not None or request.topk_sample_logprobs:
+        if sequence._logprobs is not None or request.topk_sample_logprobs:
             _check_sequence(sequence, index, request.topk_sample_logprobs)
     asks_for_prompt = (
         request.prompt_logprobs
@@ -57,8 +56,7 @@ def check_response(request: SampleRequest, response: SampleResponse) -> SampleRe
 
 
 def _check_sequence(sequence: SampledSequence, index: int, topk: int) -> None:
-    tokens, logprobs = sequence.tokens_np, sequence.logprobs_np
-    count = len(sequence.tokens if tokens is None else tokens)
+    count, logprobs = sequence.length, sequence._logprobs
     # Some servers send an empty list where they computed nothing.
     if logprobs is not None and len(logprobs) not in (0, count):
         _refuse_size(f"sequences[{index}].logprobs", count, len(logprobs))
@@ -69,7 +67,7 @@ def _check_sequence(sequence: SampledSequence, index: int, topk: int) -> None:
 
 
 def _check_prompt(request: SampleRequest, response: SampleResponse) -> None:
-    scored, last_n = response.prompt_logprobs_np, request.prompt_logprobs_last_n
+    scored, last_n = response._prompt_logprobs, request.prompt_logprobs_last_n
     length = request.prompt.known_length()
     # The one token of such a prompt has no score.
     scorable = length != 1
@@ -81,7 +79,7 @@ def _check_prompt(request: SampleRequest, response: SampleResponse) -> None:
         raise _ignored("prompt_alt_tokens_k")
     if request.target_prompt_logprobs is not None and response.target_prompt_logprobs is None:
         raise _ignored("target_prompt_logprobs")
-    if last_n is not None and scored is not None and not _only_last(scored, last_n):
+    if last_n is not None and scored is not None and not _only_last(np.asarray(scored), last_n):
         raise _ignored("prompt_logprobs_last_n")
     if length is not None:
         _check_lengths(request, response, length)
@@ -92,7 +90,7 @@ def _check_lengths(request: SampleRequest, response: SampleResponse, length: int
     expected = {length, length - 1}
     if request.prompt_logprobs_last_n is not None:
         expected.add(request.prompt_logprobs_last_n)
-    scored, topk = response.prompt_logprobs_np, response.topk_prompt_logprobs_np
+    scored, topk = response._prompt_logprobs, response.topk_prompt_logprobs_np
     if scored is not None and len(scored) not in expected:
         _refuse_size("prompt_logprobs", length, len(scored))
     if topk is not None:
@@ -127,15 +125,12 @@ def _ignored(feature: str) -> UnsupportedByServerError:
 
 def _with_first_score(request: SampleRequest, response: SampleResponse) -> SampleResponse:
     """Add the entry of the first token, which has no score, where the server leaves it out."""
-    scored = response.prompt_logprobs_np
-    if scored is None and request.prompt_logprobs and request.prompt.known_length() == 1:
-        scored = _NO_SCORE[:0]
-    if scored is not None and len(scored) + 1 == request.prompt.known_length():
-        return response.model_copy(update={"prompt_logprobs_np": np.concatenate([_NO_SCORE, scored])})
+    scored, length = response._prompt_logprobs, request.prompt.known_length()
+    if scored is None and request.prompt_logprobs and length == 1:
+        scored = np.empty(0, dtype=np.float32)
+    if scored is not None and len(scored) + 1 == length:
+        return response.model_copy(update={"prompt_logprobs_np": np.insert(np.asarray(scored), 0, np.nan)})
     return response
-
-
-_NO_SCORE: Final = np.array([np.nan], dtype=np.float32)
 
 
 def _only_last(scored: Any, last_n: int) -> bool:

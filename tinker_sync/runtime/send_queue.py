@@ -67,19 +67,24 @@ class Operation(Generic[PartT]):
 
     With a single part `future` is that part's; with several it combines theirs. `parallel` chooses the order
     of sending. Without parts it keeps a place in the queue; the queue alone changes that.
+
+    `alone` is for servers that do not keep the order of the calls they have accepted: the queue sends the
+    next operation when `future` has ended.
     """
 
     name: str
     parts: Sequence[PartT]
     future: APIFuture[Any]
     parallel: bool = False
+    alone: bool = False
 
 
 class QueueState(Enum):
     """What a send queue does.
 
     IDLE -> SENDING      an operation leaves the queue
-    SENDING -> IDLE      all its requests are accepted, or it turned out to be cancelled
+    SENDING -> IDLE      all its requests are accepted, or it turned out to be cancelled; an operation that
+                         is `alone` has ended as well
     SENDING -> BROKEN    one of its requests could not be sent
     IDLE -> BROKEN       never in one process; in a forked child, when the parent was sending
     any -> CLOSED        `close`
@@ -305,13 +310,21 @@ class SendQueue(Generic[PartT]):
             if self._sending is not sending or sending.unaccepted:
                 return
             stage = sending.next_stage()
-            if not stage:
-                self._sending = None
-                self._move_locked(QueueState.IDLE)
         if stage:
             self._launch(sending, stage)
+        elif sending.operation.alone:
+            sending.operation.future.when_done(lambda _: self._conclude(sending))
         else:
-            self._advance()
+            self._conclude(sending)
+
+    def _conclude(self, sending: _Sending[PartT]) -> None:
+        """End the send phase of an operation, and begin with the next one."""
+        with self._lock:
+            if self._sending is not sending:
+                return
+            self._sending = None
+            self._move_locked(QueueState.IDLE)
+        self._advance()
 
     def _break(self, sending: _Sending[PartT], index: int, failure: BaseException) -> None:
         operation, number = sending.operation, sending.first_number + index

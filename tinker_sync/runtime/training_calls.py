@@ -34,7 +34,6 @@ from tinker_sync.types.training import (
     ForwardRequest,
 )
 from tinker_sync.wire import json as wire_json
-from tinker_sync.wire import proto
 from tinker_sync.wire.adapt import (
     check_checkpoint_name,
     json_body,
@@ -43,7 +42,9 @@ from tinker_sync.wire.adapt import (
     refuse_unsupported,
 )
 from tinker_sync.wire.endpoints import ENDPOINTS, JSON, PROTOBUF
+from tinker_sync.wire.proto import outputs, requests
 from tinker_sync.wire.proto._varint import varint
+from tinker_sync.wire.proto._writer import Buffers
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.core import Core
@@ -190,6 +191,7 @@ class OrderedCall(TrainingCall):
             request = request.model_copy(update={"model_id": self.line.model_id})
         refuse_missing_call(self.name, dialect)
         refuse_unsupported(request, dialect)
+        core.server.published.check_fields(self.name, request, dialect)
         if self.name in _NAMED and request.path is not None:
             check_checkpoint_name(request.path, dialect)
         self._future = future = self._future or core.future()
@@ -204,7 +206,7 @@ class OrderedCall(TrainingCall):
             deadline_at=self.deadline_at,
             made_at=core.clock.now(),
         )
-        return [Operation(self.name, [part], future)]
+        return [Operation(self.name, [part], future, alone=dialect.one_by_one)]
 
 
 _NAMED: Final = ("save_weights", "save_weights_for_sampler")
@@ -266,7 +268,8 @@ class PassCall(TrainingCall):
             parts = [self._part(chunk, facts.dialect, pledge, decode) for chunk in chunks]
             future = self._whole_of([part.future for part in parts])
             pledge.follow(future)
-        return [Operation(self.name, parts, future, parallel=limits.parallel_fwdbwd_chunks)]
+        alone = facts.dialect.one_by_one
+        return [Operation(self.name, parts, future, limits.parallel_fwdbwd_chunks, alone)]
 
     def _plan(self) -> Plan:
         return Plan(model=self.line.model_id, trained=_tokens(self._whole.data))
@@ -290,7 +293,7 @@ class PassCall(TrainingCall):
         part_input = normalise_forward_backward(part_input, dialect)
         headers: dict[str, str] = {}
         if dialect.protobuf and (dialect.forward_only or not forward_only):
-            buffers = proto.encode_forward_backward_request(
+            buffers = requests.encode_forward_backward_request(
                 ForwardBackwardRequest(part_input, model_id), forward_only=forward_only
             )
             endpoint, content_type = "forward_backward", PROTOBUF
@@ -349,7 +352,7 @@ def _read_result(name: str, model_id: str, kind: type[Any], _reply: Any, tree: A
     return result
 
 
-def _numbered_proto(buffers: proto.Buffers, compress: Callable[[bytes], bytes] | None, number: int) -> bytes:
+def _numbered_proto(buffers: Buffers, compress: Callable[[bytes], bytes] | None, number: int) -> bytes:
     joined = b"".join([*buffers, _SEQ_ID_TAG, varint(number)])
     return joined if compress is None else compress(joined)
 
@@ -366,7 +369,7 @@ def zstd_compressor() -> Callable[[bytes], bytes] | None:
 
 
 _read_pass: Final = decode_with(
-    proto.decode_forward_backward_output, lambda tree: wire_json.from_plain(tree, ForwardBackwardOutput)
+    outputs.decode_forward_backward_output, lambda tree: wire_json.from_plain(tree, ForwardBackwardOutput)
 )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import numpy as np
 
+from tinker_sync._numpy import is_array, np
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import (
     array_like,
@@ -121,7 +121,7 @@ def _tensor(name: str, value: Any) -> TensorData:
     where = f"loss_fn_inputs[{name!r}]"
     # Whole floats are exact targets; a fraction would become another token and is refused.
     dtype: TensorDtype | None = "int64" if name == "target_tokens" else None
-    if isinstance(value, np.ndarray):  # first, because training loops use arrays
+    if is_array(value):  # first, because training loops use arrays
         return TensorData._of(wire_array(value, where, dtype))
     if isinstance(value, Mapping):
         return model_from(TensorData, value, where)
@@ -187,6 +187,31 @@ class Datum(Model):
             raise AssertionError(
                 "Datum: provenance comes in pairs; give model_input_spans and loss_fn_input_spans, or neither"
             )
+
+    @property
+    def trained_tokens(self) -> list[int]:
+        """The target tokens that the loss counts: those whose weight is not 0.
+
+        Without `weights` the advantages decide, and without both every target counts.
+
+        >>> Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [0, 1]}).trained_tokens
+        [3]
+        """
+        targets = self.loss_fn_inputs.get("target_tokens")
+        if targets is None:
+            return []
+        tokens = targets.to_numpy()
+        factors = self.loss_fn_inputs.get("weights", self.loss_fn_inputs.get("advantages"))
+        if factors is not None:
+            counts = factors.to_numpy().reshape(-1) != 0
+            rows = tokens.reshape(len(counts), -1) if len(counts) and tokens.size % len(counts) == 0 else None
+            if rows is None or not _may_have_length(targets, len(counts)):
+                raise InvalidInputError(
+                    f"trained_tokens: there are {tokens.size} targets and {len(counts)} weights or advantages"
+                )
+            tokens = rows[counts]
+        trained: list[int] = tokens.reshape(-1).tolist()
+        return trained
 
     def with_provenance(
         self, model_input: Sequence[ProvenanceSpan], loss_fn_inputs: Sequence[ProvenanceSpan]

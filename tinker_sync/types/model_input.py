@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from operator import countOf
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import attrs
-import numpy as np
-import numpy.typing as npt
 
+from tinker_sync._numpy import AnyArray, Int32Array, np
 from tinker_sync.errors import InvalidInputError
+from tinker_sync.types import _chat
 from tinker_sync.types._arrays import (
-    Int32Array,
+    are_int32,
     quick_hash,
+    refuse_range_beyond_int32,
     same_values,
     token_container,
     tokens_as_int32,
@@ -37,7 +37,7 @@ __all__ = [
     "ModelInputChunk",
 ]
 
-TokenSequence: TypeAlias = Sequence[int] | npt.NDArray[Any]
+TokenSequence: TypeAlias = Sequence[int] | AnyArray
 
 
 class Encodes(Protocol):
@@ -47,25 +47,33 @@ class Encodes(Protocol):
         """Return the token ids of a text."""
 
 
+class RendersChats(Protocol):
+    """A tokenizer, as far as `ModelInput.from_chat` uses it."""
+
+    def apply_chat_template(self, conversation: Any, /, **options: Any) -> Any:
+        """Return the token ids of a chat."""
+
+
 _TOKENS = "EncodedTextChunk.tokens"
 
 
 def _check_tokens(given: Any) -> TokenSequence:
     """Check every id, and return the container to keep."""
-    if type(given) is np.ndarray and given.ndim == 1 and given.dtype == np.int32:
-        return given
     tokens = token_container(given, _TOKENS)
-    if isinstance(tokens, np.ndarray):
-        if tokens.ndim == 1 and tokens.dtype == np.int32:
+    if isinstance(tokens, (list, tuple)):
+        if are_int32(tokens):
             return tokens
-        exact = tokens_as_int32(tokens, _TOKENS)
-        return tokens if tokens.dtype.kind in "iu" else exact
-    exact = tokens_as_int32(tokens, _TOKENS)
-    if isinstance(tokens, range) or countOf(map(type, tokens), int) == len(tokens):
+        # Keep the converted values of text such as "4", whole floats and numpy's integers.
+        plain: list[int] = tokens_as_int32(tokens, _TOKENS).tolist()
+        return tuple(plain) if isinstance(tokens, tuple) else plain
+    if isinstance(tokens, range):
+        refuse_range_beyond_int32(tokens, _TOKENS)
         return tokens
-    # Keep the converted values of text such as "4", whole floats and numpy's integers.
-    plain: list[int] = exact.tolist()
-    return tuple(plain) if isinstance(tokens, tuple) else plain
+    array = cast("AnyArray", tokens)
+    if array.ndim == 1 and array.dtype == np.int32:
+        return array
+    exact = tokens_as_int32(array, _TOKENS)
+    return array if array.dtype.kind in "iu" else exact
 
 
 @model(eq=False)
@@ -274,6 +282,32 @@ class ModelInput(Model):
         return cls.from_ints(tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     @classmethod
+    def from_chat(
+        cls, messages: Sequence[Mapping[str, Any]], tokenizer: RendersChats, **options: Any
+    ) -> Self:
+        """Create an input of one text chunk from a chat, ready for the assistant's next turn.
+
+        Args:
+            messages: dictionaries with `role` and `content`.
+            tokenizer: the result of a client's `get_tokenizer`, or another tokenizer with this
+                `apply_chat_template`. Those of this package need the extra `chat`.
+            options: further arguments of `apply_chat_template`, such as `tools`, `chat_template`,
+                `add_generation_prompt=False` and variables of the template.
+
+        Raises:
+            InvalidInputError: the messages are no chat, or the template refuses them.
+
+        >>> import tinker_sync
+        >>> tokenizer = tinker_sync.get_tokenizer("tinker-sync/tiny")
+        >>> prompt = ModelInput.from_chat([{"role": "user", "content": "2 + 3?"}], tokenizer)
+        >>> tokenizer.decode(prompt.to_ints())
+        '<|im_start|>user\\n2 + 3?<|im_end|>\\n<|im_start|>assistant\\n'
+        """
+        _chat.refuse_odd_messages(messages)
+        settled = {"add_generation_prompt": True, **options, "tokenize": True, "return_dict": False}
+        return cls.from_ints(tokenizer.apply_chat_template(messages, **settled))
+
+    @classmethod
     def empty(cls) -> Self:
         """Create an input without chunks.
 
@@ -295,7 +329,7 @@ class ModelInput(Model):
                     f"ModelInput.to_ints: chunks[{index}] is a {type(chunk).__name__}, which has no token ids"
                 )
             held = chunk.tokens
-            tokens.extend(held.tolist() if isinstance(held, np.ndarray) else held)
+            tokens.extend(held if isinstance(held, Sequence) else held.tolist())
         return tokens
 
     @property
