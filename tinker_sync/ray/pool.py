@@ -7,6 +7,7 @@ future in the driver, so it gets one result.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
@@ -23,8 +24,6 @@ from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError
 from tinker_sync.ray.sharing import share_limits
 
 if TYPE_CHECKING:
-    import os
-
     from tinker_sync.batch.item import BatchItem
     from tinker_sync.batch.samples import Prompt
     from tinker_sync.clients.sampling import SamplingClient
@@ -57,11 +56,15 @@ class _Worker:
         self._sampling = sampling
         self._shared = share_limits(sampling)
 
+    def process_id(self) -> int:
+        """Return the id of this process."""
+        return os.getpid()
+
     def sample_all(self, calls: list[_Call]) -> list[SampleResponse | Exception]:
         """Sample all at once, and return a response or an error for each."""
         sample = self._sampling.sample
         started = [
-            _outcome_of(lambda call=call: sample(call.prompt, call.num_samples, call.params, **call.options))  # type: ignore[misc]
+            _outcome_of(lambda call=call: sample(call.prompt, call.num_samples, call.params, **call.options))
             for call in calls
         ]
         outcomes = [
@@ -127,7 +130,7 @@ class SamplerPool:
         self._idle = deque(  # guarded by _lock; a worker for each lot that is not under way
             [actor.remote(carried) for _ in range(workers)] * _LOTS
         )
-        self._workers = list(dict.fromkeys(self._idle))
+        self._workers: list[Any] = list(dict.fromkeys(self._idle))
         self._threads = ThreadPoolExecutor(self._most_lots, "tinker-ray")
 
     # -------------------------------------------------------------------------------------- sampling
@@ -180,6 +183,11 @@ class SamplerPool:
     def get_tokenizer(self) -> Any:
         """Return the tokenizer of the model, loaded in this process."""
         return self._sampling.get_tokenizer()
+
+    def process_ids(self) -> list[int]:
+        """Return the process id of each worker, on its machine."""
+        ids: list[int] = ray.get([worker.process_id.remote() for worker in self._workers])
+        return ids
 
     def close(self) -> None:
         """End the workers. What is under way fails with `ClientClosedError`."""
@@ -263,8 +271,8 @@ def map(  # noqa: A001  # the name that `SamplingClient.map` has
 ) -> Generator[BatchItem, None, None]:
     """Sample continuations of many prompts in worker processes, and yield a `BatchItem` for each.
 
-    It takes the arguments of `SamplingClient.map`, `save_to` included, and those of `SamplerPool`. The workers
-    start with the first item and end with the last, or when the loop is left.
+    It takes the arguments of `SamplingClient.map`, `save_to` included, and those of `SamplerPool`. The
+    workers start with the first item and end with the last, or when the loop is left.
 
     Args:
         sampling: the client to copy.
@@ -276,7 +284,5 @@ def map(  # noqa: A001  # the name that `SamplingClient.map` has
         ray_options: options of the actors.
         options: further arguments of `SamplingClient.map`.
     """
-    with SamplerPool(
-        sampling, workers=workers, max_in_flight=max_in_flight, ray_options=ray_options
-    ) as pool:
+    with SamplerPool(sampling, workers=workers, max_in_flight=max_in_flight, ray_options=ray_options) as pool:
         yield from pool.map(prompts, sampling_params, num_samples, **options)
