@@ -56,9 +56,9 @@ class _Worker:
         self._sampling = sampling
         self._shared = share_limits(sampling)
 
-    def process_id(self) -> int:
-        """Return the id of this process."""
-        return os.getpid()
+    def place(self) -> tuple[str, int]:
+        """Return the id of this machine, and that of this process."""
+        return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def sample_all(self, calls: list[_Call]) -> list[SampleResponse | Exception]:
         """Sample all at once, and return a response or an error for each."""
@@ -126,11 +126,9 @@ class SamplerPool:
             **(ray_options or {}),
         }
         actor = ray.remote(_Worker).options(**options)
-        carried = ray.put(sampling)
-        self._idle = deque(  # guarded by _lock; a worker for each lot that is not under way
-            [actor.remote(carried) for _ in range(workers)] * _LOTS
-        )
-        self._workers: list[Any] = list(dict.fromkeys(self._idle))
+        # The client goes as a value: a worker that restarts later finds no object of this process.
+        self._workers: list[Any] = [actor.remote(sampling) for _ in range(workers)]
+        self._idle = deque(self._workers * _LOTS)  # guarded by _lock; one for each lot not under way
         self._threads = ThreadPoolExecutor(self._most_lots, "tinker-ray")
 
     # -------------------------------------------------------------------------------------- sampling
@@ -186,8 +184,15 @@ class SamplerPool:
 
     def process_ids(self) -> list[int]:
         """Return the process id of each worker, on its machine."""
-        ids: list[int] = ray.get([worker.process_id.remote() for worker in self._workers])
-        return ids
+        return [process for _, process in self._places()]
+
+    def node_ids(self) -> list[str]:
+        """Return the id of the machine of each worker, as Ray names it."""
+        return [node for node, _ in self._places()]
+
+    def _places(self) -> list[tuple[str, int]]:
+        places: list[tuple[str, int]] = ray.get([worker.place.remote() for worker in self._workers])
+        return places
 
     def close(self) -> None:
         """End the workers. What is under way fails with `ClientClosedError`."""
