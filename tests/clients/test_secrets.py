@@ -326,9 +326,9 @@ def test_everything_clients_consist_of() -> None:
 
 def test_the_search_finds_what_is_deep_inside() -> None:
     with world() as (_, service):
-        hidden: Any = service.holder.ready().lane
+        hidden: Any = service.holder.ready().scheduler
         hidden.memory = deque([{"a": partial(print, PLANTED["opaque key"])}])
-        with pytest.raises(AssertionError, match=r"vars of a SampleLane shows \['opaque key'\]"):
+        with pytest.raises(AssertionError, match=r"vars of a SampleScheduler shows \['opaque key'\]"):
             check_everything(service)
 
 
@@ -916,8 +916,8 @@ def test_signed_addresses() -> None:
         "runtime.fetcher.Fetch._act",
         "runtime.fetcher.Fetch._finish",
         "runtime.retrieval.Retrieval.on",
-        "runtime.sample.Sample._on_outcome",
-        "runtime.sample.Sample._on_promise",
+        "runtime.sample.SampleJob._on_outcome",
+        "runtime.sample.SampleJob._on_promise",
         "transport.exchange.Exchange._conclude",
         "transport.http.Http._limits",
         "transport.launch.Launcher._complete",
@@ -961,7 +961,7 @@ def test_pollers_that_fail(monkeypatch: pytest.MonkeyPatch, logged: Callable[[],
         future = sampler.sample(PROMPT, 1, ONE_TOKEN)
         # Asked, and in the poller's hands: what comes to it later is for the next thread.
         until(lambda: bool(stub.asked("/retrieve_future") and service.holder.poller._watched))
-        monkeypatch.setattr(service.holder.poller, "_hand_over", lambda *_: 1 / 0)
+        monkeypatch.setattr(service.holder.poller, "_fire_timers", lambda *_: 1 / 0)
         service.holder.poller.after(0.0, lambda: None)
         check_future(future)
         assert died.wait(PATIENCE_S)
