@@ -120,6 +120,7 @@ class LoadedModel:
     def make(self, line: TrainingLine) -> None:
         """Make it, and give the line its id. Blocks."""
         core = line.core
+        line.last_state = self.request
         if not core.ready(self.deadline_at).facts.dialect.loads_into_new_models:
             self._make_in_three(line)
             return
@@ -196,7 +197,10 @@ def refuse_unsendable(request: Any) -> None:
 def create_model(core: Core, asked: CreateModelRequest, deadline_at: float) -> str:
     """Make a new model; return its id. Blocks."""
     request = asked.model_copy(update={"session_id": core.session_id(deadline_at)})
-    refuse_unsupported(request, core.ready().facts.dialect)
+    dialect = core.ready().facts.dialect
+    refuse_unsupported(request, dialect)
+    core.server.published.check_fields("create_model", request, dialect)
+    core.server.published.check_model(request.base_model, dialect)
     _, made = promised(core, "create_model", request, CreateModelResponse, deadline_at)
     if not made.model_id:
         raise APIResponseValidationError("create_model: the result names no model")

@@ -16,8 +16,8 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.once import Once
 from tinker_sync.runtime.sample_line import SampleLine
+from tinker_sync.types.sampler import CreateSamplingSessionRequest
 from tinker_sync.types.sampling import SampleRequest, SamplingParams
-from tinker_sync.types.session import CreateSamplingSessionRequest
 
 if TYPE_CHECKING:
     import os
@@ -122,6 +122,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             raise InvalidInputError("create_sampling_client: give model_path or base_model")
         if model_path is not None:
             check_path(holder, model_path, "create_sampling_client")
+            client._line.run_id = model_path.removeprefix("tinker://").partition("/")[0]
         holder.refuse_closed()
         request = CreateSamplingSessionRequest(
             session_id="",
@@ -365,9 +366,11 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         return get_tokenizer(about.base_model, about.tokenizer_id, backend=backend)
 
     def _about(self) -> GetSamplerResponseInternal:
-        sampler = self.sampling_session_id
+        from tinker_sync.clients._handles import describe_sampler
+
+        sampler, line = self.sampling_session_id, self._line
         return self._described.get(
-            lambda: self._core.call("get_sampler", path={"sampler": sampler}, usual_s=_deadlines.REST_S)
+            lambda: describe_sampler(self._core, sampler, self._base_model, line.run_id)
         )
 
     # -------------------------------------------------------------------------------------- going elsewhere
@@ -478,6 +481,7 @@ def _create_session(line: SampleLine, asked: CreateSamplingSessionRequest) -> No
     """On a worker."""
     core = line.core
     request = asked.model_copy(update={"session_id": core.session_id()})
+    core.server.published.check_model(asked.base_model, core.ready().facts.dialect)
     created = core.call("create_sampling_session", request, usual_s=_deadlines.CREATE_S)
     core.tell(ModelNamed(model=created.sampling_session_id, base_model=asked.base_model))
     line.sampling_session_id = created.sampling_session_id
@@ -486,6 +490,7 @@ def _create_session(line: SampleLine, asked: CreateSamplingSessionRequest) -> No
 def _use_saved(line: SampleLine, trained: TrainingLine, saved: SaveWeightsForSamplerResponseInternal) -> None:
     """On a worker: sample from what was saved; where servers give a path, through it."""
     core = line.core
+    line.run_id = trained.model_id
     if saved.sampling_session_id is not None:
         line.sampling_session_id = saved.sampling_session_id
     else:

@@ -272,8 +272,12 @@ class SampleJob:
     def _submit(self) -> None:
         assert self._number is not None and self._future is not None  # noqa: S101, PT018  # it was admitted
         if not self._body:
+            core = self._line.core
+            began_s = core.clock.now() if core.stopwatches else 0.0
             bodies, _ = self._line.parts(self._machinery)
             self._body = bodies.encode(self._wire_request, self._number)
+            if core.stopwatches:
+                core.note_encoded(self._sdk_method, began_s)
             self._key = self._scheduler.next_key()
         self._attempt += 1
         self._future.mark_sending()

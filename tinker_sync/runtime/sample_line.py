@@ -15,8 +15,7 @@ from tinker_sync.runtime import _fork
 from tinker_sync.runtime.held_calls import HeldCalls
 from tinker_sync.runtime.once import Once
 from tinker_sync.runtime.sample import SampleJob
-from tinker_sync.runtime.session_poll import SessionPoll
-from tinker_sync.types.session import JoinSamplingSessionRequest
+from tinker_sync.types.sampler import JoinSamplingSessionRequest
 from tinker_sync.wire.sample_bodies import SampleBodies
 
 if TYPE_CHECKING:
@@ -45,6 +44,8 @@ class SampleLine:
         self.held = HeldCalls()
         self.sampling_session_id = ""
         """Empty until the sampler exists; set once."""
+        self.run_id = ""
+        """The training run of the weights; empty where it is not known. Set once."""
         # The original counts from 0 and asks no server; a copy first needs a block of its own.
         self._numbers: Once[Callable[[], int]] = Once()
         if not copied:
@@ -107,6 +108,8 @@ class SampleLine:
         """Return what polls for results: for all together where the server offers that, else one by one."""
         if not machinery.facts.config.sample_use_retrieve_futures:
             return machinery.fetcher.fetch
+        from tinker_sync.runtime.session_poll import SessionPoll
+
         poll = SessionPoll(machinery.fetcher, self.sampling_session_id, self._clone_id, clock=self.core.clock)
         self.core.owe(poll)
         return poll.fetch

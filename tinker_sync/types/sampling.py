@@ -14,7 +14,7 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import ByValue
 from tinker_sync.types._convert import converter_for
 from tinker_sync.types._model import Model, model, refuse
-from tinker_sync.types.datum import refuse_all
+from tinker_sync.types._structured import refuse_all
 from tinker_sync.types.model_input import ModelInput
 from tinker_sync.types.tensor_data import TensorData
 
@@ -186,6 +186,20 @@ def _array_view(views: Any, name: str, held: Any) -> Any:
     return _view(views, name, lambda: np.asarray(held)) if type(held) is c_array else held
 
 
+# A repr makes no list of more.
+_SHOWN_TOKENS = 8
+
+
+class _LongRepr:
+    """The repr of an array as that of a long list."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __repr__(self) -> str:
+        return f"[{', '.join(map(str, self._array[:3]))}, … {self._array.size} items]"
+
+
 class Decodes(Protocol):
     """A tokenizer, as far as `SampledSequence.text` uses it."""
 
@@ -216,6 +230,12 @@ class SampledSequence(Model):
     _logprobs_list: list[float] | None = _list_field("_logprobs_list")
     _topk_logprobs_list: TopkList | None = _list_field("_topk_logprobs_list")
     _views: object = _views_field()
+
+    def _repr_items(self) -> Iterator[tuple[str, Any]]:
+        yield from super()._repr_items()
+        array = self.tokens_np
+        long = self._tokens_list is None and array is not None and array.size > _SHOWN_TOKENS
+        yield "tokens", _LongRepr(array) if long else self.tokens
 
     @property
     def tokens(self) -> list[int]:
