@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.tinker_stub import StubServer
 
 import tinker_sync
 import tinker_sync.types
@@ -146,6 +147,32 @@ def test_import_loads_nothing_else() -> None:
 def test_names_that_need_no_arrays_and_no_network_load_neither(use: str) -> None:
     loaded = set(fresh(f"import sys, tinker_sync; {use}; print(*sys.modules)").split())
     assert loaded & HEAVY == set()
+
+
+FIRST_SAMPLE = """
+import sys, tinker_sync
+service = tinker_sync.ServiceClient(base_url={url!r}, api_key="tml-key")
+sampler = service.create_sampling_client(base_model="stub/model").result()
+prompt = tinker_sync.ModelInput.from_ints([1, 2, 3])
+result = sampler.sample(prompt, 1, tinker_sync.SamplingParams(max_tokens=4)).result()
+[sequence] = result.sequences
+print(len(sequence.tokens), sequence.length, len(sequence.logprobs))
+loaded = [*sys.modules]
+print(sequence.tokens_np.dtype, sequence.logprobs_np.dtype, sequence.tokens_np.tolist() == sequence.tokens)
+service.close().result()
+print(*loaded)
+"""
+
+
+def test_a_first_sample_of_lists_loads_no_arrays_and_no_requests() -> None:
+    with StubServer() as stub:
+        counts, views, loaded = fresh(FIRST_SAMPLE.format(url=stub.url)).splitlines()
+    assert (counts, views) == ("4 4 4", "int32 float32 True")
+    names = set(loaded.split())
+    assert not names & (HEAVY - {"cattrs", "orjson"})
+    ours = {name for name in names if name.startswith("tinker_sync.")}
+    unused = ("clients.rest", "clients.training", "telemetry.", "transfer", "losses.", "text", "local")
+    assert not {name for name in ours if name.removeprefix("tinker_sync.").startswith(unused)}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -369,6 +369,18 @@ class SkyLike(OpenServer):
         return _without_first_logprob(self, super().on_asample(asked))
 
 
+class SkyWithoutMetrics(SkyLike):
+    """The same with the results of its newest version, which have no metrics at all."""
+
+    name = "sky without metrics"
+
+    def _passed(self, data: list[Any]) -> Any:
+        made = super()._passed(data)
+        promise = self._promises[made["request_id"]]
+        promise.payload = json.dumps({**json.loads(promise.payload), "metrics": {}}).encode()
+        return made
+
+
 class TuftLike(OpenServer):
     """The whole schema of version 0.25: protobuf only, keys, and 202 for what is accepted."""
 

@@ -414,15 +414,18 @@ class APIFuture(Future[T]):
         """
         self._progress = Status(FutureState.PAUSED, reason)
 
-    def mark_waiting(self) -> None:
-        """The server works on it again.
+    def mark_waiting(self, trouble: str | None = None) -> None:
+        """The server has it, and works on it as far as is known.
+
+        Args:
+            trouble: the reason for which there is no news of it.
 
         >>> future = APIFuture()
         >>> future.mark_waiting()
         >>> future.status().state
         <FutureState.WAITING: 'waiting'>
         """
-        self._progress = _WAITING
+        self._progress = _WAITING if trouble is None else Status(FutureState.WAITING, trouble)
 
     def resolve(self, value: T) -> bool:
         """End with a result, unless it has ended already, by a cancel for instance; says whether it did.

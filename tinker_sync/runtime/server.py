@@ -175,6 +175,7 @@ class Server:
             open_server=not self._settings.is_vendor_host,
             may_pause_billing=billing.may_pause,
             on_notice=_notice_into(self._notices, gate.limiter),
+            on_trouble=self._notices.log_trouble,
             secrets=self.connection.secrets,
             read_timeout_s=self.poll_s,
             clock=clock,
