@@ -21,13 +21,13 @@ from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.exchange import Exchange
 from tinker_sync.transport.headers import HeaderLayers
 from tinker_sync.transport.hop import Hop
-from tinker_sync.transport.http1 import Unanswered
 from tinker_sync.transport.journal import Journal
 from tinker_sync.transport.launch import Launcher
 from tinker_sync.transport.pools import MAX_IDLE, Origin, Pools
 from tinker_sync.transport.scheme import speaks_tls, with_tls
 from tinker_sync.transport.session import SessionRules
 from tinker_sync.transport.socket_line import Limits
+from tinker_sync.wire.http1.client import Unanswered
 
 __all__ = ["Call", "Credentials", "Exchange", "Http", "Reply", "SendFailed"]
 
