@@ -1,4 +1,4 @@
-"""Rooms import only from rooms above them; nobody loads an event loop or the reference client."""
+"""Rooms import only from rooms above them; no module loads an event loop or the reference client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOMS = (
         "_embedded",
         "_display",
     ),
-    *("config", "types", "wire", "transport", "auth", "runtime", "telemetry", "usage", "losses"),
+    *("config", "types", "wire", "transport", "auth", "runtime", "telemetry", "usage", "insight", "losses"),
     *("transfer", "text", "data", "batch", "display"),
     *("clients", "diagnose", "local", "testing", "demo", "cli"),
     *("__main__", "lib"),
@@ -43,6 +43,7 @@ CLOSED = {
     "local": {"transport", "runtime", "telemetry", "losses", "transfer", "clients"},
     "usage": {"config", "wire", "transport", "auth", "telemetry"},
     "display": {"config", "wire", "transport", "auth", "telemetry", "transfer", "losses"},
+    "insight": {"config", "wire", "transport", "auth", "telemetry", "usage"},
     "cli": {"transport", "runtime", "telemetry"},
     "lib": {"transport", "telemetry", "local", "testing", "demo", "cli"},
 }
@@ -55,6 +56,7 @@ ON_A_LOOP = (
     "local/server/",
     "local/process/running.py",
     "testing/_middleware.py",
+    "testing/tapes.py",
     "local/process/forward.py",
 )
 

@@ -1,7 +1,8 @@
-"""Open servers of the protocol: every call works on all of them, whatever their particular ways."""
+"""Every call works on every kind of open server."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,8 +21,10 @@ from tinker_sync.errors import (
     APIConnectionError,
     AuthenticationError,
     BadRequestError,
+    ClientClosedError,
     ConflictError,
     EarlierCallFailedError,
+    InternalServerError,
     InvalidInputError,
     NotFoundError,
     RequestFailedError,
@@ -74,7 +77,7 @@ def check_training(stub: OpenServer, trainer: TrainingClient) -> None:
     step = trainer.optim_step(types.AdamParams(learning_rate=1e-4))
     output = backward.result(PATIENCE_S)
     assert scores(output) == [[-0.02, -0.03, -0.09], [-0.05, -0.09]]
-    assert sum(output.metrics.values()) == pytest.approx(0.28, abs=2.0)  # the loss, whatever it is called
+    assert sum(output.metrics.values()) == pytest.approx(0.28, abs=2.0)  # the loss, under any name
     assert step.result(PATIENCE_S).metrics
     assert trainer.get_info().model_id == trainer.model_id
 
@@ -183,6 +186,30 @@ def test_a_custom_loss_has_its_second_pass_before_the_next_call_where_each_is_al
         trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
         loss.result(PATIENCE_S)
         assert stub.applied == [2]  # the forward pass of this double counts as one
+
+
+@pytest.mark.parametrize(
+    "kind", [open_servers.TxLike, open_servers.SkyWithoutMetrics], ids=lambda kind: kind.name
+)
+def test_the_loss_is_computed_where_the_server_gives_none(kind: type[OpenServer]) -> None:
+    with StubServer(kind()) as stub, service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model").result()
+        tokens = types.ModelInput.from_ints([1, 2, 3])
+        data = [
+            types.Datum(tokens, {"target_tokens": [10, 20, 30], "weights": [0.0, 1.0, 0.5]}),
+            types.Datum(tokens, {"target_tokens": [1, 1, 1]}),
+        ]
+        output = trainer.forward_backward(data, "cross_entropy").result(PATIENCE_S)
+        assert output.metrics["loss:sum"] == pytest.approx(0.2 + 0.15 + 0.03)
+        many = trainer.forward_backward(data * 600, "cross_entropy").result(PATIENCE_S)
+        assert many.metrics["loss:sum"] == pytest.approx(0.38 * 600)
+        assert len(stub.asked("/forward_backward")) > 2
+        given = {"target_tokens": [10, 20, 30], "logprobs": [0.0] * 3, "advantages": [1.0] * 3}
+        ruled = trainer.forward_backward([types.Datum(tokens, given)], "importance_sampling").result(
+            PATIENCE_S
+        )
+        # Without the elements of a loss it is not known.
+        assert ("loss:sum" in ruled.metrics) is (kind is open_servers.TxLike)
 
 
 # ------------------------------------------------------------------------------------ formats
@@ -472,6 +499,43 @@ def test_the_base_model_is_known_without_a_description_of_samplers(
             assert sampler.get_tokenizer() == "of stub/model"
 
 
+HAVE_UNLOAD = pytest.mark.parametrize(
+    "kind", [open_servers.SkyLike, open_servers.TuftLike], ids=lambda kind: kind.name
+)
+
+
+@HAVE_UNLOAD
+def test_a_model_is_unloaded_behind_the_calls_before(kind: type[OpenServer]) -> None:
+    with StubServer(kind()) as stub, service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model").result()
+        step = trainer.optim_step(types.AdamParams())
+        assert trainer.unload().result(PATIENCE_S).model_id == trainer.model_id
+        assert step.done()
+        assert not stub.is_model(trainer.model_id)
+        assert "seq_id" not in stub.asked("/unload_model")[0].json()
+        for call in (lambda: trainer.optim_step(types.AdamParams()), trainer.unload):
+            with pytest.raises(ClientClosedError, match="was unloaded"):
+                call()
+    assert len(stub.asked("/unload_model")) == 1  # closing has nothing left to free
+
+
+@HAVE_UNLOAD
+def test_closing_unloads_the_models_of_the_session(kind: type[OpenServer]) -> None:
+    with StubServer(kind()) as stub, service(stub) as client:
+        trainers = [client.create_lora_training_client("stub/model").result() for _ in range(2)]
+        models = {trainer.model_id for trainer in trainers}
+        client.close().result(PATIENCE_S)
+        assert {asked.json()["model_id"] for asked in stub.asked("/unload_model")} == models
+
+
+def test_a_server_that_cannot_unload_is_left_as_it_is() -> None:
+    with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model").result()
+        with pytest.raises(UnsupportedByServerError, match="unload_model"):
+            trainer.unload()
+        assert stub.asked("/unload_model") == []
+
+
 def test_the_error_of_a_missing_route_names_what_works_in_its_place() -> None:
     with StubServer(open_servers.SkyLike()) as stub, service(stub) as client:
         rest = client.create_rest_client()
@@ -521,6 +585,48 @@ def test_not_ready_is_asked_again_later(stub: OpenServer) -> None:
         future = sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=1))
         assert future.result(PATIENCE_S).sequences[0].tokens == [6]
         assert len(stub.asked("/asample")) == 1
+
+
+BROKEN = Answer(500, b"Internal Server Error", content_type="text/plain; charset=utf-8")
+
+
+def test_a_result_that_ends_in_500_is_named_while_it_is_asked_for(
+    stub: OpenServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some open servers answer so for a result that has no JSON form, such as NaN, and for an unknown id."""
+    monkeypatch.setenv("TINKER_PACE", "0.001")
+    gate = threading.Event()
+    with service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model").result()
+        before = len(stub.asked("/retrieve_future"))
+        stub.script("/retrieve_future", *[BROKEN] * 8, Answer(gate=gate, usual=True))
+        future = trainer.optim_step(types.AdamParams())
+        stub.await_asked("/retrieve_future", before + 9)
+        status = future.status()
+        assert status.state == "waiting"
+        assert status.reason is not None
+        assert "Internal Server Error" in status.reason
+        gate.set()
+        assert future.result(PATIENCE_S).metrics
+    said = [text for text in caplog.messages if "polls for a result of OptimStep keep failing" in text]
+    assert len(said) == 1
+
+
+def test_a_500_to_a_call_that_reads_is_final_after_a_few_tries(
+    stub: OpenServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TINKER_PACE", "0.001")
+    with service(stub) as client:
+        stub.script("/training_runs/r", *[BROKEN] * 50)
+        with pytest.raises(InternalServerError):
+            client.create_rest_client().get_training_run("r").result(PATIENCE_S)
+        assert len(stub.asked("/training_runs/r")) == 5
+        stub.script("/optim_step", *[Answer(500, {"detail": "busy"})] * 8)
+        trainer = client.create_lora_training_client("stub/model").result()
+        if stub.proto_bodies:  # others may do it twice, so it is not repeated
+            trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+            assert len(stub.asked("/optim_step")) == 9
+    assert any("GET /api/v1/training_runs/r" in text and "Still trying" in text for text in caplog.messages)
 
 
 # ------------------------------------------------------------------------------------ particulars

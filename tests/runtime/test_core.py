@@ -1,4 +1,4 @@
-"""The shared parts of a client: made once, bounded in time, ended from wherever it must be."""
+"""The shared parts of a client are made once, within a time limit, and can be closed from any thread."""
 
 from __future__ import annotations
 
@@ -166,7 +166,12 @@ def test_a_client_may_be_dropped_while_any_lock_is_held(stub: Stub) -> None:
     """The garbage collector runs between any two steps of any thread; what it drops must not wait there."""
     core = core_of(stub)
     core.session_id()
-    locks = [exits._open._lock, core.poller._lock, core.fetch_pool._shutdown_lock, core.ready().lane._lock]
+    locks = [
+        exits._open._lock,
+        core.poller._lock,
+        core.fetch_pool._shutdown_lock,
+        core.ready().scheduler._lock,
+    ]
     held = weakref.ref(core)
     for lock in locks:
         lock.acquire()

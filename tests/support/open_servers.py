@@ -36,7 +36,7 @@ _NUMBERED = ("/forward_backward", "/forward", "/optim_step", "/save_weights", "/
 
 
 class OpenServer(Stub):
-    """What they have in common: ids without structure, and results told by the status of their retrieval."""
+    """The common base: ids without structure, and results marked by the status of their retrieval."""
 
     name = "open"
     offers_forward = True
@@ -223,7 +223,7 @@ class OpenServer(Stub):
         return made
 
     def failed(self, message: str) -> Answer:
-        """How the retrieval of work that failed is answered."""
+        """Return the answer to the retrieval of failed work."""
         return Answer(400, {"detail": message})
 
     def on_load_weights(self, asked: Asked) -> Any:
@@ -298,7 +298,7 @@ class TxLike(OpenServer):
 
 
 class TxBehindSettings(TxLike):
-    """The same with a settings call that says nothing of the format; protobuf makes it stumble."""
+    """The same with a settings call that does not name the format; protobuf makes it stumble."""
 
     name = "tx with settings"
     config: ClassVar[dict[str, Any] | None] = {"pjwt_auth_enabled": False}
@@ -308,7 +308,7 @@ class TxBehindSettings(TxLike):
 
 
 class SkyLike(OpenServer):
-    """Both formats, told by nothing; a number stands for one body, and a model is loaded first or never."""
+    """Both formats, without a mark; a number stands for one body, and a model is loaded first or never."""
 
     name = "sky"
     routes = open_routes.SKY
@@ -367,6 +367,18 @@ class SkyLike(OpenServer):
 
     def on_asample(self, asked: Asked) -> Any:
         return _without_first_logprob(self, super().on_asample(asked))
+
+
+class SkyWithoutMetrics(SkyLike):
+    """The same with the results of its newest version, which have no metrics at all."""
+
+    name = "sky without metrics"
+
+    def _passed(self, data: list[Any]) -> Any:
+        made = super()._passed(data)
+        promise = self._promises[made["request_id"]]
+        promise.payload = json.dumps({**json.loads(promise.payload), "metrics": {}}).encode()
+        return made
 
 
 class TuftLike(OpenServer):

@@ -120,6 +120,7 @@ class LoadedModel:
     def make(self, line: TrainingLine) -> None:
         """Make it, and give the line its id. Blocks."""
         core = line.core
+        line.last_state = self.request
         if not core.ready(self.deadline_at).facts.dialect.loads_into_new_models:
             self._make_in_three(line)
             return
