@@ -22,7 +22,7 @@ WORKERS = int(os.environ.get("CLUSTER_WORKERS", "2"))
 def cluster() -> Iterator[Any]:
     """A started Ray with a key for the workers."""
     ray = pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
-    os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # it judges the whole machine
+    os.environ.update({"RAY_memory_monitor_refresh_ms": "0"})  # it judges the whole machine
     ray.init(
         num_cpus=4,
         include_dashboard=False,
