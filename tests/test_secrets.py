@@ -39,11 +39,12 @@ from tinker_sync import auth, errors
 from tinker_sync._secret import Secret
 from tinker_sync.config import CredentialsFile, Settings
 from tinker_sync.errors import TinkerError
-from tinker_sync.transport.auth import Grant, KeyRing, read_grant
+from tinker_sync.transport.auth import KeyRing
 from tinker_sync.transport.call import Call, Reply
 from tinker_sync.transport.caller import Caller
 from tinker_sync.transport.http import Http
 from tinker_sync.transport.journal import Journal
+from tinker_sync.transport.tokens import Grant, read_grant
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ class TestResult:
             bare = {"loss_fn_output_type": "x", "loss_fn_outputs": [{}], "metrics": {"clock:unique": 1.0}}
             stub.script("/retrieve_future", Answer(usual=True), Answer(body=bare))
             output = trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
-            assert set(output.metrics) == {"clock:unique", "squares:mean", "loss:sum"}
+            assert set(output.metrics) == {"clock:unique", "squares:mean", "loss:sum", "loss:mean"}
 
     def test_metric_cannot_replace_the_loss(self) -> None:
         @numpy_loss

@@ -12,8 +12,9 @@ from support.clock import FakeClock
 
 from tinker_sync.config import CredentialsFile, Secret, Settings, StoredKey
 from tinker_sync.errors import APIConnectionError, CredentialError
-from tinker_sync.transport.auth import Grant, KeyRing, choose_source, static_key
+from tinker_sync.transport.auth import KeyRing, choose_source, static_key
 from tinker_sync.transport.credential_command import CredentialCommand
+from tinker_sync.transport.tokens import Grant
 
 OTHER = "http://localhost:8000"
 JWT = "eyJhbGciOiJub25lIn0.eyJzdWIiOiJ1In0.planted"

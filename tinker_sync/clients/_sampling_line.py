@@ -22,7 +22,6 @@ from tinker_sync.runtime.naming import carried, current, named
 from tinker_sync.runtime.numbers import numbers
 from tinker_sync.runtime.once import Once
 from tinker_sync.runtime.sample_response import check_response
-from tinker_sync.runtime.session_poll import SessionPoll
 from tinker_sync.types import JoinSamplingSessionRequest, SampleRequest, SampleResponse
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.adapt import json_body, normalise_sample_request, refuse_unsupported
@@ -125,6 +124,8 @@ class SamplingLine:
         """Return what waits for results: together where the server offers that, else one by one."""
         if not machinery.facts.config.sample_use_retrieve_futures:
             return machinery.fetcher.fetch
+        from tinker_sync.runtime.session_poll import SessionPoll
+
         poll = SessionPoll(machinery.fetcher, self.sampling_session_id, self._clone_id, clock=self.core.clock)
         self.core.owe(poll)
         return poll.fetch

@@ -16,8 +16,8 @@ from tinker_sync.errors import InvalidInputError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.once import Once
+from tinker_sync.types.sampler import CreateSamplingSessionRequest
 from tinker_sync.types.sampling import SampleRequest, SamplingParams
-from tinker_sync.types.session import CreateSamplingSessionRequest
 
 if TYPE_CHECKING:
     import os

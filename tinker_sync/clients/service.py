@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tinker_sync import types
 from tinker_sync._spelling import describe_unknown_parameter, find_closest
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.notices import QueueReport
     from tinker_sync.runtime.rate_limiter import RateLimiter
+    from tinker_sync.text.tokenizer import Tokenizer
     from tinker_sync.types import (
         CustomLossInputRank,
         GetServerCapabilitiesResponse,
@@ -165,6 +166,34 @@ class ServiceClient:
         """
         session_id = self._core.known_session_id
         return sessions_url() if session_id is None else session_url(session_id)
+
+    @overload
+    def get_tokenizer(self, model: str, *, backend: Literal["tokenizers"] = "tokenizers") -> Tokenizer: ...
+    @overload
+    def get_tokenizer(self, model: str, *, backend: Literal["transformers"]) -> Any: ...
+    def get_tokenizer(
+        self, model: str, *, backend: Literal["tokenizers", "transformers"] = "tokenizers"
+    ) -> Any:
+        """Return the tokenizer of a model. Loads it once in a process; that of the built-in model at once.
+
+        Args:
+            model: the name of a base model, or the path of weights, ``tinker://…``, whose base model the
+                server names.
+            backend: "transformers" gives an object of that library, which has to be installed.
+
+        Raises:
+            TokenizerError: it cannot be loaded; the text names the files to provide.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.get_tokenizer("tinker-sync/tiny").decode([20, 223, 14])
+        '2 ,'
+        """
+        from tinker_sync.text.loading import get_tokenizer
+
+        if model.startswith("tinker://"):
+            model = RestClient(self._core).get_weights_info_by_tinker_path(model).result().base_model
+        return get_tokenizer(model, backend=backend)
 
     # -------------------------------------------------------------------------------------- training
 
@@ -600,6 +629,7 @@ class ServiceClient:
             core.clock.now(), deadline, core.settings.deadline_s, _deadlines.CREATE_S
         )
 
+    get_tokenizer_async = blocking_twin(get_tokenizer)
     get_server_capabilities_async = blocking_twin(get_server_capabilities)
     create_lora_training_client_async = result_twin(create_lora_training_client)
     create_training_client_from_state_async = result_twin(create_training_client_from_state)

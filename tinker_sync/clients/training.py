@@ -12,12 +12,14 @@ from tinker_sync.clients import _deadlines
 from tinker_sync.clients._creation import ClientFuture, start
 from tinker_sync.clients._twins import blocking_twin, future_twin, result_twin
 from tinker_sync.errors import APIResponseValidationError, InvalidInputError, TinkerError
-from tinker_sync.losses.custom import CustomLossFn, check_loss_type_input, custom_call
+from tinker_sync.losses.custom import CustomLossFn, check_loss_type_input, custom_call, evaluation
+from tinker_sync.losses.data import without_reference
 from tinker_sync.losses.handle import LossHandle
 from tinker_sync.losses.two_passes import refuse_inside_loss
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.training_calls import OrderedCall, PassCall, TrainingLine
+from tinker_sync.runtime.unloading import ModelPlace
 from tinker_sync.types import (
     AdamParams,
     Datum,
@@ -39,6 +41,7 @@ from tinker_sync.types import (
     SaveWeightsForSamplerResponseInternal,
     SaveWeightsRequest,
     SaveWeightsResponse,
+    UnloadModelResponse,
 )
 from tinker_sync.types._console import training_run_url
 from tinker_sync.types.training import listed_data
@@ -94,6 +97,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     def __init__(self, core: Core, model_seq_id: int) -> None:
         self._line = TrainingLine(core)
         super().__init__(core, self._line.held)
+        self._place = ModelPlace(core, self._line)
         self._model_seq_id = model_seq_id
         self._user_metadata: dict[str, Any] | None = None
         self._curve: deque[tuple[float, float]] = deque(maxlen=_CURVE_POINTS)
@@ -160,6 +164,10 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             loss_fn_config: settings of the loss.
             deadline: seconds until to give up waiting for the result.
 
+        Of the metrics in the result, ``loss:sum`` is the server's, and ``loss:mean`` that sum for each token
+        whose weight or advantage is not 0. Inputs for losses of this process, `reference_logprobs`, are not
+        sent.
+
         Raises:
             InvalidInputError: the data cannot be sent; nothing was.
 
@@ -169,7 +177,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
         ...     passed = training.forward_backward([datum], "cross_entropy").result()
         ...     sorted(passed.metrics), len(passed.loss_fn_outputs[0]["logprobs"].data)
-        (['loss:sum'], 2)
+        (['loss:mean', 'loss:sum'], 2)
         """
         return self._pass("forward_backward", data, loss_fn, loss_fn_config, deadline, forward_only=False)
 
@@ -245,6 +253,35 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         self._refuse()
         return self._drawn(self._line.submit(custom_call(self._line, data, loss_fn, self._until(deadline))))
 
+    def forward_custom(
+        self, data: Sequence[Datum], loss_fn: CustomLossFn, *, deadline: float | None = None
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """Compute a loss of your own without gradients, to evaluate on held-out data.
+
+        One forward pass, and the loss on a worker thread of this client; nothing is trained. The result has
+        the log-probabilities of the target tokens, ``loss:sum``, ``loss:mean`` and the metrics of the loss.
+
+        Args:
+            data: the examples, with `target_tokens`; the loss may read any other input they carry.
+            loss_fn: the loss, as for `forward_backward_custom`. Gradients that it returns are not used.
+            deadline: seconds until to give up.
+
+        Raises:
+            InvalidInputError: the data cannot be sent; nothing was. The future raises what is wrong with the
+                values that the loss returns.
+            MissingExtraError: the loss works in torch, which is not installed.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+        ...     evaluated = training.forward_custom([datum], tinker_sync.losses.CrossEntropy()).result()
+        >>> evaluated.metrics["loss:mean"] == evaluated.metrics["loss:sum"] / 2
+        True
+        """
+        self._refuse()
+        return self._line.submit(evaluation(self._line, data, loss_fn, self._until(deadline)))
+
     def _pass(
         self,
         name: str,
@@ -263,7 +300,10 @@ class TrainingClient(ClientFuture["TrainingClient"]):
                     "a loss of create_custom_loss is for forward_backward, without loss_fn_config"
                 )
             return self._drawn(self._line.submit(custom_call(self._line, data, loss_fn, deadline_at)))
-        whole = ForwardBackwardInput(listed_data(data), loss_fn, config)
+        listed = listed_data(data)
+        if loss_fn != "custom":
+            listed = without_reference(listed)
+        whole = ForwardBackwardInput(listed, loss_fn, config)
         passed = self._line.submit(PassCall(self._line, name, whole, deadline_at, forward_only=forward_only))
         return passed if forward_only else self._drawn(passed)
 
@@ -495,6 +535,26 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         )
         return self._ordered("load_weights", request, LoadWeightsResponse, deadline, _deadlines.SAVE_S)
 
+    def unload(self, *, deadline: float | None = None) -> APIFuture[UnloadModelResponse]:
+        """Free the place of this model at the server, behind all calls made before. Later calls raise.
+
+        Checkpoints stay. Open servers have few places. They free them by themselves some minutes after the
+        end of a session, and `ServiceClient.close` frees those of its models there.
+
+        Args:
+            deadline: seconds until to give up waiting for the result.
+
+        The future fails with `UnsupportedByServerError` where the server has no such call.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     training.unload().result().model_id == training.model_id
+        True
+        """
+        self._refuse()
+        return self._line.submit(self._place.call(self._until(deadline, _deadlines.SAVE_S)))
+
     # -------------------------------------------------------------------------------------- sampling
 
     def save_weights_and_get_sampling_client(
@@ -633,6 +693,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         """Refuse a call from inside a loss, in a forked child, or on a client without a model."""
         refuse_inside_loss(self._line.queue)
         self._line.queue.refuse_inherited()
+        self._place.refuse_freed()
         self._goes_ahead()
 
     def _until(self, deadline: float | None, usual_s: float = _deadlines.TRAIN_S) -> float:
@@ -642,6 +703,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     forward_backward_async = future_twin(forward_backward)
     forward_async = future_twin(forward)
     forward_backward_custom_async = future_twin(forward_backward_custom)
+    forward_custom_async = future_twin(forward_custom)
     optim_step_async = future_twin(optim_step)
     save_state_async = future_twin(save_state)
     save_weights_for_sampler_async = future_twin(save_weights_for_sampler)
@@ -650,6 +712,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     load_state_with_optimizer_async = future_twin(load_state_with_optimizer)
     save_weights_and_get_sampling_client_async = result_twin(save_weights_and_get_sampling_client)
     create_sampling_client_async = result_twin(create_sampling_client)
+    unload_async = future_twin(unload)
     get_info_async = blocking_twin(get_info)
     get_tokenizer_async = blocking_twin(get_tokenizer)
 

@@ -55,6 +55,20 @@ def merge_outputs(outputs: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOu
     )
 
 
+def add_mean_loss(output: ForwardBackwardOutput, trained: int) -> ForwardBackwardOutput:
+    """Return the output of a call with `loss:mean`, its `loss:sum` for each token that the loss counts.
+
+    A `loss:mean` that the server sends stays.
+
+    >>> add_mean_loss(ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 6.0}), 4).metrics
+    {'loss:sum': 6.0, 'loss:mean': 1.5}
+    """
+    metrics = output.metrics
+    if not trained or "loss:sum" not in metrics or "loss:mean" in metrics:
+        return output
+    return output.model_copy(update={"metrics": {**metrics, "loss:mean": metrics["loss:sum"] / trained}})
+
+
 def add_loss(
     output: ForwardBackwardOutput, weights: Sequence[TensorData | None] | None
 ) -> ForwardBackwardOutput:

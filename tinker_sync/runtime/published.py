@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync.config import Settings
@@ -19,10 +19,12 @@ from tinker_sync.runtime.calls import make_call, read_reply
 from tinker_sync.runtime.once import Once
 from tinker_sync.transport.call import Call, Reply
 from tinker_sync.types._model import Model
-from tinker_sync.types.model import SupportedModel
 from tinker_sync.wire.dialect import CURRENT, Dialect
 from tinker_sync.wire.endpoints import row_of
 from tinker_sync.wire.published import PATH, PublishedApi, used_fields
+
+if TYPE_CHECKING:
+    from tinker_sync.types.model import SupportedModel
 
 _CAPABILITIES: Final = "get_server_capabilities"
 _READ_S: Final = 10.0

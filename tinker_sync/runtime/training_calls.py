@@ -23,11 +23,11 @@ from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.fetcher import decode_with
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
-from tinker_sync.runtime.merge import add_loss, merge_outputs
+from tinker_sync.runtime.merge import add_loss, add_mean_loss, merge_outputs
 from tinker_sync.runtime.naming import current, named
 from tinker_sync.runtime.send_queue import Operation, SendQueue
 from tinker_sync.runtime.training_part import TrainingPart
-from tinker_sync.types.datum import Datum
+from tinker_sync.types.datum import Datum, count_trained
 from tinker_sync.types.model_input import ModelInput
 from tinker_sync.types.training import (
     ForwardBackwardInput,
@@ -186,6 +186,9 @@ class OrderedCall(TrainingCall):
         deadline_at: the moment of the clock at which to give up.
     """
 
+    numbered = True
+    """False for the last call of a model, whose body takes no number."""
+
     def __init__(
         self, line: TrainingLine, endpoint: str, request: Any, kind: type[Any], deadline_at: float
     ) -> None:
@@ -213,7 +216,7 @@ class OrderedCall(TrainingCall):
             future,
             self.name,
             ENDPOINTS[self.name].promises or self.name,
-            partial(wire_json.with_number, json_body(request, dialect)),
+            partial(_numbered_json if self.numbered else _unnumbered, json_body(request, dialect)),
             partial(_read_result, name, request.model_id, kind),
             size=0,
             content_type=JSON,
@@ -253,12 +256,13 @@ class PassCall(TrainingCall):
         whole.validate()
         self._whole = whole
         self._forward_only = forward_only
+        self._merge = partial(_merge, count_trained(whole.data))
 
     def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
         self._limiters = limiters
         core = self.line.core
         future: APIFuture[ForwardBackwardOutput] = CombinedFuture(
-            [], merge_outputs, submit=core.callback_pool.run, clock=core.clock
+            [], self._merge, submit=core.callback_pool.run, clock=core.clock
         )
         self._future = future
         return future
@@ -278,7 +282,7 @@ class PassCall(TrainingCall):
             pledge.parts = len(chunks)
             # The metrics of several chunks are reduced once, together.
             combined = len(chunks) > 1 or self._future is not None
-            decode = _read_pass if combined else _decode_pass
+            decode = _read_pass if combined else partial(_decode_pass, self._merge)
             began_s = core.clock.now()
             parts = [self._part(chunk, facts.dialect, pledge, decode) for chunk in chunks]
             core.note_encoded(self.sdk_method, began_s)
@@ -298,7 +302,7 @@ class PassCall(TrainingCall):
         else:
             core = self.line.core
             self._future = CombinedFuture(
-                futures, merge_outputs, submit=core.callback_pool.run, clock=core.clock
+                futures, self._merge, submit=core.callback_pool.run, clock=core.clock
             )
         return self.future
 
@@ -377,6 +381,13 @@ def _read_result(name: str, model_id: str, kind: type[Any], _reply: Any, tree: A
     return result
 
 
+_numbered_json: Final = wire_json.with_number
+
+
+def _unnumbered(body: bytes, _number: int) -> bytes:
+    return body
+
+
 def _numbered_proto(buffers: Buffers, compress: Callable[[bytes], bytes] | None, number: int) -> bytes:
     joined = b"".join([*buffers, _SEQ_ID_TAG, varint(number)])
     return joined if compress is None else compress(joined)
@@ -398,6 +409,11 @@ _read_pass: Final = decode_with(
 )
 
 
-def _decode_pass(reply: Any, tree: Any) -> ForwardBackwardOutput:
+def _decode_pass(merge: Any, reply: Any, tree: Any) -> ForwardBackwardOutput:
     """Return the output of a call in one chunk, its metrics reduced as those of several would be."""
-    return merge_outputs([_read_pass(reply, tree)])
+    output: ForwardBackwardOutput = merge([_read_pass(reply, tree)])
+    return output
+
+
+def _merge(trained: int, outputs: list[ForwardBackwardOutput]) -> ForwardBackwardOutput:
+    return add_mean_loss(merge_outputs(outputs), trained)

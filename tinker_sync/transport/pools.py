@@ -192,7 +192,10 @@ def connect(route: Route, timeout_s: float | None) -> Connection:
 def _dial(route: Route, timeout_s: float | None) -> socket.socket:
     """Open a socket to the origin, or to a proxy that forwards to it."""
     peer = route.proxy or route.origin
-    sock = socket.create_connection((peer.host, peer.port), timeout_s)
+    host: str | bytes = peer.host
+    if all(0 < len(label) < 64 for label in peer.host.split(".")):
+        host = peer.host.encode("ascii")  # a text loads the codec for international names
+    sock = socket.create_connection((host, peer.port), timeout_s)  # type: ignore[arg-type]  # takes both
     try:
         for option in _SOCKET_OPTIONS:
             sock.setsockopt(*option)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from email.utils import parsedate_to_datetime
 
 from attrs import frozen
 
@@ -168,6 +167,8 @@ def _number(text: str | None) -> float | None:
 
 
 def _moment(text: str | None) -> float | None:
+    from email.utils import parsedate_to_datetime
+
     try:
         return parsedate_to_datetime(text).timestamp() if text else None
     except (ValueError, TypeError, OverflowError, IndexError):

@@ -19,7 +19,7 @@ from tinker_sync.types._arrays import (
     wire_array,
 )
 from tinker_sync.types._model import Model, model
-from tinker_sync.types._structured import model_from
+from tinker_sync.types._structured import model_from, refuse_all
 from tinker_sync.types.model_input import ModelInput
 from tinker_sync.types.tensor_data import TensorData
 
@@ -284,6 +284,21 @@ class Datum(Model):
             yield from _span_problems(self.loss_fn_input_spans, tiled, f"{path}.loss_fn_input_spans")
 
 
+def count_trained(data: Sequence[Datum]) -> int:
+    """Return how many tokens a loss counts: positions whose weight, or else advantage, is not 0."""
+    total = 0
+    for datum in data:
+        inputs = datum.loss_fn_inputs
+        factors = inputs.get("weights", inputs.get("advantages"))
+        if factors is not None:
+            values = factors.to_numpy()
+            flat = values.ndim < 2 or values.shape[-1] == 1
+            total += int(np.count_nonzero(values if flat else values.any(axis=-1)))
+        elif (targets := inputs.get("target_tokens")) is not None:
+            total += _rows(targets) or 0
+    return total
+
+
 def _rows(tensor: TensorData) -> int | None:
     """Return the first dimension; None for a scalar."""
     shape = tensor._effective_shape
@@ -325,9 +340,3 @@ def _refuse_gaps(where: str, spans: Sequence[ProvenanceSpan], length: int) -> No
     covered = sum(span.length for span in spans)
     if covered != length:
         raise InvalidInputError(f"{where}: the runs cover {covered} positions, the field has {length}")
-
-
-def refuse_all(problems: Sequence[str]) -> None:
-    """Raise one error that lists every problem, if there are any."""
-    if problems:
-        raise InvalidInputError(problems)

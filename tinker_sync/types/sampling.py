@@ -14,7 +14,7 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import ByValue
 from tinker_sync.types._convert import converter_for
 from tinker_sync.types._model import Model, model, refuse
-from tinker_sync.types.datum import refuse_all
+from tinker_sync.types._structured import refuse_all
 from tinker_sync.types.model_input import ModelInput
 from tinker_sync.types.tensor_data import TensorData
 

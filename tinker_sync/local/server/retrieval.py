@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING, Any
 from tinker_sync.local.server.calls import Answer, Calls
 from tinker_sync.local.server.problems import Refused
 from tinker_sync.local.server.promises import Failure, Result, held, wake
-from tinker_sync.types.future import (
+from tinker_sync.types.completion import (
     FutureFailed,
     FutureFinished,
-    FutureRetrieveRequest,
     FuturesRetrieveRequest,
     FuturesRetrieveResponse,
-    QueueState,
 )
+from tinker_sync.types.future import FutureRetrieveRequest, QueueState
 from tinker_sync.wire import json as json_codec
 
 if TYPE_CHECKING:
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.promises import Promise
     from tinker_sync.local.server.service import LiveSampler, Service
-    from tinker_sync.types.future import FutureCompletion
+    from tinker_sync.types.completion import FutureCompletion
 
 calls = Calls()
 

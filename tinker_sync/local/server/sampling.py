@@ -17,15 +17,15 @@ from tinker_sync.local.server.retrieval import CLONE, note_finished
 from tinker_sync.local.server.sampler_weights import load_params
 from tinker_sync.local.server.service import UNSAVED, LiveSampler, adapter_key
 from tinker_sync.local.server.weights import parse
+from tinker_sync.types.described import GetSamplerResponseInternal
 from tinker_sync.types.future import UntypedAPIFuture
-from tinker_sync.types.sampling import SampleRequest
-from tinker_sync.types.session import (
+from tinker_sync.types.sampler import (
     CreateSamplingSessionRequest,
     CreateSamplingSessionResponse,
-    GetSamplerResponseInternal,
     JoinSamplingSessionRequest,
     JoinSamplingSessionResponse,
 )
+from tinker_sync.types.sampling import SampleRequest
 from tinker_sync.wire.proto.samples import encode_sample_response
 
 if TYPE_CHECKING:

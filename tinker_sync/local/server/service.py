@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.flags import Flags
     from tinker_sync.local.store import Store
-    from tinker_sync.types.future import FutureCompletion
+    from tinker_sync.types.completion import FutureCompletion
 
 T = TypeVar("T")
 

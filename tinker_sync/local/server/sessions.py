@@ -8,12 +8,11 @@ from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.problems import Refused
 from tinker_sync.local.server.service import RELEASE_S, LiveSession
 from tinker_sync.local.server.signing import USER
+from tinker_sync.types.described import GetSessionResponse, ListSessionsResponse
 from tinker_sync.types.search import SessionSearchRequest, SessionSearchResponse, SessionSummary
 from tinker_sync.types.session import (
     CreateSessionRequest,
     CreateSessionResponse,
-    GetSessionResponse,
-    ListSessionsResponse,
     SessionHeartbeatRequest,
     SessionHeartbeatResponse,
 )
