@@ -21,6 +21,7 @@ from tinker_sync.errors import (
     APIConnectionError,
     AuthenticationError,
     BadRequestError,
+    ClientClosedError,
     ConflictError,
     EarlierCallFailedError,
     InternalServerError,
@@ -496,6 +497,43 @@ def test_the_base_model_is_known_without_a_description_of_samplers(
         for sampler in samplers:
             assert sampler.result().get_base_model() == "stub/model"
             assert sampler.get_tokenizer() == "of stub/model"
+
+
+HAVE_UNLOAD = pytest.mark.parametrize(
+    "kind", [open_servers.SkyLike, open_servers.TuftLike], ids=lambda kind: kind.name
+)
+
+
+@HAVE_UNLOAD
+def test_a_model_is_unloaded_behind_the_calls_before(kind: type[OpenServer]) -> None:
+    with StubServer(kind()) as stub, service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model").result()
+        step = trainer.optim_step(types.AdamParams())
+        assert trainer.unload().result(PATIENCE_S).model_id == trainer.model_id
+        assert step.done()
+        assert not stub.is_model(trainer.model_id)
+        assert "seq_id" not in stub.asked("/unload_model")[0].json()
+        for call in (lambda: trainer.optim_step(types.AdamParams()), trainer.unload):
+            with pytest.raises(ClientClosedError, match="was unloaded"):
+                call()
+    assert len(stub.asked("/unload_model")) == 1  # closing has nothing left to free
+
+
+@HAVE_UNLOAD
+def test_closing_unloads_the_models_of_the_session(kind: type[OpenServer]) -> None:
+    with StubServer(kind()) as stub, service(stub) as client:
+        trainers = [client.create_lora_training_client("stub/model").result() for _ in range(2)]
+        models = {trainer.model_id for trainer in trainers}
+        client.close().result(PATIENCE_S)
+        assert {asked.json()["model_id"] for asked in stub.asked("/unload_model")} == models
+
+
+def test_a_server_that_cannot_unload_is_left_as_it_is() -> None:
+    with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model").result()
+        with pytest.raises(UnsupportedByServerError, match="unload_model"):
+            trainer.unload()
+        assert stub.asked("/unload_model") == []
 
 
 def test_the_error_of_a_missing_route_names_what_works_in_its_place() -> None:

@@ -19,6 +19,7 @@ from tinker_sync.losses.two_passes import refuse_inside_loss
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.training_calls import OrderedCall, PassCall, TrainingLine
+from tinker_sync.runtime.unloading import ModelPlace
 from tinker_sync.types import (
     AdamParams,
     Datum,
@@ -40,6 +41,7 @@ from tinker_sync.types import (
     SaveWeightsForSamplerResponseInternal,
     SaveWeightsRequest,
     SaveWeightsResponse,
+    UnloadModelResponse,
 )
 from tinker_sync.types._console import training_run_url
 from tinker_sync.types.training import listed_data
@@ -95,6 +97,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     def __init__(self, core: Core, model_seq_id: int) -> None:
         self._line = TrainingLine(core)
         super().__init__(core, self._line.held)
+        self._place = ModelPlace(core, self._line)
         self._model_seq_id = model_seq_id
         self._user_metadata: dict[str, Any] | None = None
         self._curve: deque[tuple[float, float]] = deque(maxlen=_CURVE_POINTS)
@@ -512,6 +515,26 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         )
         return self._ordered("load_weights", request, LoadWeightsResponse, deadline, _deadlines.SAVE_S)
 
+    def unload(self, *, deadline: float | None = None) -> APIFuture[UnloadModelResponse]:
+        """Free the place of this model at the server, behind all calls made before. Later calls raise.
+
+        Checkpoints stay. Open servers have few places. They free them by themselves some minutes after the
+        end of a session, and `ServiceClient.close` frees those of its models there.
+
+        Args:
+            deadline: seconds until to give up waiting for the result.
+
+        The future fails with `UnsupportedByServerError` where the server has no such call.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     training.unload().result().model_id == training.model_id
+        True
+        """
+        self._refuse()
+        return self._line.submit(self._place.call(self._until(deadline, _deadlines.SAVE_S)))
+
     # -------------------------------------------------------------------------------------- sampling
 
     def save_weights_and_get_sampling_client(
@@ -649,6 +672,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     def _refuse(self) -> None:
         """Refuse a call from inside a loss, or on a client whose model could not be made."""
         refuse_inside_loss(self._line.queue)
+        self._place.refuse_freed()
         self._goes_ahead()
 
     def _until(self, deadline: float | None, usual_s: float = _deadlines.TRAIN_S) -> float:
@@ -667,6 +691,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     load_state_with_optimizer_async = future_twin(load_state_with_optimizer)
     save_weights_and_get_sampling_client_async = result_twin(save_weights_and_get_sampling_client)
     create_sampling_client_async = result_twin(create_sampling_client)
+    unload_async = future_twin(unload)
     get_info_async = blocking_twin(get_info)
     get_tokenizer_async = blocking_twin(get_tokenizer)
 

@@ -186,6 +186,9 @@ class OrderedCall(TrainingCall):
         deadline_at: the moment of the clock at which to give up.
     """
 
+    numbered = True
+    """False for the last call of a model, whose body takes no number."""
+
     def __init__(
         self, line: TrainingLine, endpoint: str, request: Any, kind: type[Any], deadline_at: float
     ) -> None:
@@ -213,7 +216,7 @@ class OrderedCall(TrainingCall):
             future,
             self.name,
             ENDPOINTS[self.name].promises or self.name,
-            partial(wire_json.with_number, json_body(request, dialect)),
+            partial(_numbered_json if self.numbered else _unnumbered, json_body(request, dialect)),
             partial(_read_result, name, request.model_id, kind),
             size=0,
             content_type=JSON,
@@ -376,6 +379,13 @@ def _read_result(name: str, model_id: str, kind: type[Any], _reply: Any, tree: A
         check_saved(result.path, getattr(result, "sampling_session_id", None))
     check_model(model_id, result)
     return result
+
+
+_numbered_json: Final = wire_json.with_number
+
+
+def _unnumbered(body: bytes, _number: int) -> bytes:
+    return body
 
 
 def _numbered_proto(buffers: Buffers, compress: Callable[[bytes], bytes] | None, number: int) -> bytes:
