@@ -1,4 +1,4 @@
-"""A map stage of Ray Data: rows keep their order, errors are rows, a new run finds the rows that were saved."""
+"""A map stage of Ray Data: rows keep their order, errors are rows, a new run finds what was saved."""
 
 from __future__ import annotations
 
