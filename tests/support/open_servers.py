@@ -62,6 +62,8 @@ class OpenServer(Stub):
     """The fields of the bodies that have a published form."""
     publishes = True
     lists_models = ("stub/model",)
+    context: int | None = None
+    """The context length of its models, where it gives one."""
 
     def __init__(self, **behaviour: Any) -> None:
         options: dict[str, Any] = {"sequence_ids": False, "proto_results": False, "hold_s": 300.0}
@@ -80,7 +82,8 @@ class OpenServer(Stub):
         return self.absent | without_config | (set() if self.offers_forward else {"/forward"})
 
     def on_capabilities(self, asked: Asked) -> Any:
-        return {"supported_models": [{"model_name": name} for name in self.lists_models]}
+        length = {} if self.context is None else {"max_context_length": self.context}
+        return {"supported_models": [{"model_name": name, **length} for name in self.lists_models]}
 
     def on_unload_model(self, asked: Asked) -> Any:
         model_id = asked.json()["model_id"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._observe import TokensUsed
@@ -57,6 +58,8 @@ class SamplingLine:
         """Empty until the sampler exists; set once."""
         self.run_id = ""
         """The training run of the weights; empty where it is not known. Set once."""
+        self.base_model: str | None = None
+        """The base model; None where it is not known. Set once."""
         # The original counts from 0 and asks no server; a copy first needs a block of its own.
         self._numbers: Once[Callable[[], int]] = Once()
         if not copied:
@@ -204,7 +207,8 @@ class SampleCall:
             self.max_submissions = 1
         dialect = machinery.facts.dialect
         refuse_unsupported(whole, dialect)
-        self.request = normalise_sample_request(whole, dialect)
+        context = partial(core.server.published.context_length, self.line.base_model)
+        self.request = normalise_sample_request(whole, dialect, context)
         with core.admission.admitted(self._plan, self.limiters) as self._pledge:
             future = self.future or core.future()
             self._pledge.follow(future)
