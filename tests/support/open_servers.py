@@ -95,6 +95,8 @@ class OpenServer(Stub):
             return Answer(body=self.description())
         if name in self.missing():
             return Answer(404, {"detail": "Not Found"})
+        if name in _POSTS and asked.method != "POST":
+            return Answer(405, {"detail": "Method Not Allowed"}, headers={"Allow": "POST"})
         refusal = self.refusal(asked, name)
         if refusal is not None:
             return refusal
@@ -242,7 +244,7 @@ class OpenServer(Stub):
             return self.on_unload_model(asked)
         if parts[0] == "samplers" and parts[-1] not in self.samplers:
             return Answer(404, {"detail": "Sampler not found"})
-        if parts[0] == "training_runs" and len(parts) > 1 and parts[1] not in self._models:
+        if parts[0] in ("training_runs", "models") and len(parts) > 1 and parts[1] not in self._models:
             return Answer(404, {"detail": "Model not found"})
         return super().on_other(asked, name)
 
@@ -324,7 +326,8 @@ class SkyLike(OpenServer):
         self._by_number: dict[tuple[str, int], tuple[str, Answer]] = {}
 
     async def _answer_as_usual(self, asked: Asked, name: str) -> Answer:
-        number = self._number(asked) if name in (*_NUMBERED, "/load_weights") else None
+        counts = asked.method == "POST" and name in (*_NUMBERED, "/load_weights")
+        number = self._number(asked) if counts else None
         if number is None:
             return await super()._answer_as_usual(asked, name)
         digest = hashlib.sha256(asked.body).hexdigest()
@@ -405,7 +408,13 @@ class TuftLike(OpenServer):
     }
 
     def __init__(self, **behaviour: Any) -> None:
+        self.lists_openly = behaviour.pop("lists_openly", False)
         super().__init__(**{"proto_results": True, "key": "tml-open", **behaviour})
+
+    async def _answer_as_usual(self, asked: Asked, name: str) -> Answer:
+        if self.lists_openly and name == "/get_server_capabilities":
+            return Answer(body=self.on_capabilities(asked))
+        return await super()._answer_as_usual(asked, name)
 
     def failed(self, message: str) -> Answer:
         return Answer(422, {"detail": f"Future failed: {message}"})
