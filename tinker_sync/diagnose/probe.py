@@ -145,10 +145,11 @@ def _probe_call(
     if api is not None:
         return ("yes" if api.offers(row) else "no"), None
     path = row.path_for(**{name.lstrip("*"): _NAME for name in row.path.names})
-    shadowed = row.name == "unpublish_checkpoint" and not knows_all(dialect)
-    if shadowed or (row.method != "GET" and find("GET", path) is not None):
+    if row.method != "GET" and find("GET", path) is not None:
         return "unknown", None  # another call would answer
     reply = _send_get(core, path)
+    if row.name == "unpublish_checkpoint" and reply is not None and "allow" in reply.headers:
+        return "unknown", reply.status  # many servers take the path for that of a checkpoint to delete
     return judge_reply(reply, nowhere, path, row.method), None if reply is None else reply.status
 
 
