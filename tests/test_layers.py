@@ -28,7 +28,7 @@ ROOMS = (
     ),
     *("config", "types", "wire", "transport", "auth", "runtime", "telemetry", "usage", "insight", "losses"),
     *("transfer", "text", "data", "batch", "display"),
-    *("clients", "diagnose", "local", "testing", "demo", "examples", "cli"),
+    *("clients", "ray", "diagnose", "local", "testing", "demo", "examples", "cli"),
     *("__main__", "lib"),
 )
 # Rooms above that are closed all the same: values and codecs are pure, the embedded server knows no client.
@@ -44,6 +44,7 @@ CLOSED = {
     "usage": {"config", "wire", "transport", "auth", "telemetry"},
     "display": {"config", "wire", "transport", "auth", "telemetry", "transfer", "losses"},
     "insight": {"config", "wire", "transport", "auth", "telemetry", "usage"},
+    "ray": {"wire", "transport", "auth", "telemetry"},
     "cli": {"transport", "runtime", "telemetry"},
     "lib": {"transport", "telemetry", "local", "testing", "demo", "cli"},
 }

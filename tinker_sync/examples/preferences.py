@@ -15,7 +15,7 @@ BETA = 0.3
 
 
 def make_pairs(rng: random.Random, tokenizer: tinker.Tokenizer, count: int) -> list[tinker.Datum]:
-    """Return pairs: an answer that ends with a dot is better than the bare one that the tiny model would write."""
+    """Return pairs: a sum with a dot behind it is better than the bare one that the tiny model writes."""
     better, worse = [], []
     for _ in range(count):
         one, two = rng.randint(1, 49), rng.randint(1, 49)
