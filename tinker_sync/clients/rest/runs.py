@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from tinker_sync.clients._twins import result_twin
 from tinker_sync.clients.rest._base import AccessScope, RestBase, checked_id, checked_scope, parse_path
 from tinker_sync.clients.rest.listing import Listing, Page
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.types import (
-    GetSamplerResponse,
-    TrainingRun,
-    TrainingRunsResponse,
-    WeightsInfoResponse,
-)
+
+if TYPE_CHECKING:
+    from tinker_sync.types import GetSamplerResponse, TrainingRun, TrainingRunsResponse, WeightsInfoResponse
 
 
 class RunCalls(RestBase):

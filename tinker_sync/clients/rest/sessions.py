@@ -6,7 +6,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tinker_sync._secret import Secret, mask_text
 from tinker_sync.clients import _deadlines
@@ -17,15 +17,17 @@ from tinker_sync.errors import ExperimentalWarning, TinkerError, WireError
 from tinker_sync.runtime.calls import make_call, odd_answer
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.transport.call import Reply
-from tinker_sync.types import (
-    GetSessionResponse,
-    ListSessionsResponse,
-    SessionSearchRequest,
-    SessionSearchResponse,
-)
 from tinker_sync.types._model import short_repr
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.endpoints import ENDPOINTS
+
+if TYPE_CHECKING:
+    from tinker_sync.types import (
+        GetSessionResponse,
+        ListSessionsResponse,
+        SessionSearchRequest,
+        SessionSearchResponse,
+    )
 
 _TRACE_POLL_S: Final = 5.0
 # Exports take minutes; one that takes longer than this has been forgotten.
