@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import field, frozen
 
@@ -54,7 +54,7 @@ class BulkProgress:
     total: int
 
 
-Paths = Iterable[str | Checkpoint]
+Paths: TypeAlias = "Iterable[str | Checkpoint]"
 Listener = Callable[[BulkProgress], object]
 
 
