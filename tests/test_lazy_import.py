@@ -149,9 +149,7 @@ def test_names_that_need_no_arrays_and_no_network_load_neither(use: str) -> None
     assert loaded & HEAVY == set()
 
 
-@pytest.mark.parametrize(
-    "client", ["RestClient", "AdminClient", "SamplingClient", "ServiceClient", "TrainingClient"]
-)
+@pytest.mark.parametrize("client", ["RestClient", "AdminClient", "SamplingClient", "ServiceClient"])
 def test_clients_load_what_their_calls_need_with_the_calls(client: str) -> None:
     loaded = set(fresh(f"import sys, tinker_sync; tinker_sync.{client}; print(*sys.modules)").split())
     assert not loaded & (HEAVY - {"orjson"})

@@ -56,7 +56,7 @@ class AdminClient(RestBase):
         window = types.GetBillingUsageRequest(starting_on=starting_on, ending_before=ending_before)  # type: ignore[arg-type]  # text is converted
         return self._call(
             "get_billing_usage",
-            kind=BillingUsageResponse,
+            kind=types.BillingUsageResponse,
             query={"starting_on": window.starting_on, "ending_before": window.ending_before},
         )
 
@@ -76,7 +76,7 @@ class AdminClient(RestBase):
         """
         return self._call(
             "get_checkpoint_storage_usage",
-            kind=CurrentCheckpointStorageUsageResponse,
+            kind=types.CurrentCheckpointStorageUsageResponse,
             query={"project_id": project_id},
         )
 
@@ -103,7 +103,7 @@ class AdminClient(RestBase):
             )
         return self._call(
             "get_audit_log",
-            kind=AuditLogResponse,
+            kind=types.AuditLogResponse,
             query={"event_type": event_type, "day": None if day is None else day.isoformat()[:10]},
         )
 
@@ -127,7 +127,7 @@ class AccountCalls(RestBase):
         ...     service.create_rest_client().get_server_capabilities().result().supported_models[0].model_name
         'tinker-sync/tiny'
         """
-        return self._call("get_server_capabilities", kind=GetServerCapabilitiesResponse)
+        return self._call("get_server_capabilities", kind=types.GetServerCapabilitiesResponse)
 
     def whoami(self) -> APIFuture[WhoamiResponse]:
         """Whose key this is, as the token says that it was exchanged for.

@@ -64,7 +64,7 @@ class CheckpointCalls(RestBase):
         """
         return self._call(
             "list_checkpoints",
-            kind=CheckpointsListResponse,
+            kind=types.CheckpointsListResponse,
             path={"run": checked_id("training_run_id", training_run_id)},
         )
 
@@ -86,7 +86,7 @@ class CheckpointCalls(RestBase):
         """
         return self._call(
             "list_user_checkpoints",
-            kind=CheckpointsListResponse,
+            kind=types.CheckpointsListResponse,
             query={"limit": limit, "offset": offset},
         )
 
@@ -239,7 +239,7 @@ class CheckpointCalls(RestBase):
             raise InvalidInputError(f"{tinker_path!r}: expected tinker://RUN/external_weights/NAME")
         return self._call(
             "get_external_weights_urls",
-            kind=ExternalWeightsUrlsResponse,
+            kind=types.ExternalWeightsUrlsResponse,
             path={"run": parsed.training_run_id, "name": parsed.checkpoint_id.partition("/")[2]},
         )
 

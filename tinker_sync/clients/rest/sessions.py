@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
+from tinker_sync import types
 from tinker_sync._secret import Secret, mask_text
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._twins import result_twin
@@ -62,7 +63,7 @@ class SessionCalls(RestBase):
         """
         return self._call(
             "get_session",
-            kind=GetSessionResponse,
+            kind=types.GetSessionResponse,
             path={"session": checked_id("session_id", session_id)},
             query={"access_scope": checked_scope(access_scope)},
         )
@@ -86,7 +87,7 @@ class SessionCalls(RestBase):
         """
         return self._call(
             "list_sessions",
-            kind=ListSessionsResponse,
+            kind=types.ListSessionsResponse,
             query={"limit": limit, "offset": offset, "access_scope": checked_scope(access_scope)},
         )
 
@@ -128,7 +129,7 @@ class SessionCalls(RestBase):
         {'a search'}
         """
         warnings.warn("search_sessions is experimental and may change", ExperimentalWarning, stacklevel=2)
-        return self._call("search_sessions", request, kind=SessionSearchResponse)
+        return self._call("search_sessions", request, kind=types.SessionSearchResponse)
 
     def assign_session_project(self, session_id: str, project_id: str) -> APIFuture[None]:
         """Move a session to a project.
