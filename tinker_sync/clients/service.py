@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from tinker_sync import types
 from tinker_sync._spelling import describe_unknown_parameter, find_closest
 from tinker_sync.clients import _deadlines
+from tinker_sync.clients._arguments import check_credential, check_service
 from tinker_sync.clients._spending import Spending
 from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.sampling import SamplingClient
@@ -106,6 +107,13 @@ class ServiceClient:
                 FutureWarning,
                 stacklevel=2,
             )
+        check_service(
+            user_metadata=user_metadata,
+            api_key=api_key,
+            timeout=timeout,
+            deadline=deadline,
+            on_queue_state=on_queue_state,
+        )
         settings = Settings.resolve(
             base_url=base_url,
             api_key=api_key,
@@ -119,6 +127,7 @@ class ServiceClient:
             telemetry=telemetry,
             pace=pace,
         )
+        check_credential(settings)
         if settings.base_url.endswith("/api/v1"):
             # Not refused: behind a proxy with such a prefix it may be right.
             warnings.warn(
@@ -618,6 +627,12 @@ class ServiceClient:
         """
         del timeout
         return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a ServiceClient belongs to its process and cannot be pickled or copied; "
+            "make one in the other process, or send a SamplingClient, which can be pickled"
+        )
 
     def __repr__(self) -> str:
         core = getattr(self, "_core", None)  # None if the constructor has failed
