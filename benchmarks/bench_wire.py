@@ -93,14 +93,14 @@ def our_data(raw: Raw) -> list[Any]:
 
 def our_body(data: list[Any]) -> bytes:
     from tinker_sync.types import ForwardBackwardInput, ForwardBackwardRequest
-    from tinker_sync.wire.proto import encode_forward_backward_request
+    from tinker_sync.wire.proto.requests import encode_forward_backward_request
 
     request = ForwardBackwardRequest(ForwardBackwardInput(data, "cross_entropy"), "model-1", 1)
     return encode_forward_backward_request(request).join()
 
 
 def our_decode(body: bytes) -> Any:
-    from tinker_sync.wire.proto import decode_forward_backward_output
+    from tinker_sync.wire.proto.outputs import decode_forward_backward_output
 
     return decode_forward_backward_output(body)
 
@@ -168,7 +168,7 @@ def build_and_send(
 def answer() -> bytes:
     """The body of an answer, written by the side that is judged by the reference elsewhere."""
     from tinker_sync.types import ForwardBackwardOutput, TensorData
-    from tinker_sync.wire.proto import encode_forward_backward_output
+    from tinker_sync.wire.proto.outputs import encode_forward_backward_output
 
     values = np.random.default_rng(2).standard_normal((DATA, TOKENS), dtype=np.float32)
     records = [{"logprobs": TensorData.from_numpy(row)} for row in values]

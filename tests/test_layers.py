@@ -15,6 +15,7 @@ ROOMS = (
     *(
         "_version",
         "_lazy",
+        "_numpy",
         "_policy",
         "_spelling",
         "_clock",

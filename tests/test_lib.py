@@ -17,9 +17,7 @@ import tinker_sync.types
 
 PACKAGES = [tinker_sync.lib, tinker_sync.lib.public_interfaces, tinker_sync.types]
 PATHS = {
-    f"{package.__name__}.{path}": package
-    for package in PACKAGES
-    for path in (package._OTHER_PATHS.split() if package is tinker_sync.types else package._OTHER_PATHS)
+    f"{package.__name__}.{path}": package for package in PACKAGES for path in package._OTHER_PATHS.split()
 }
 ALIASES = {
     "AwaitableConcurrentFuture": tinker_sync.APIFuture,

@@ -7,7 +7,6 @@ import hmac
 import json
 import pickle
 import time
-import traceback
 from typing import Any
 
 import attrs
@@ -15,15 +14,12 @@ import pytest
 
 from tinker_sync._secret import (
     HeaderMap,
-    MaskedBytes,
-    MaskedDict,
     Secret,
     is_secret_header,
     is_secret_name,
     is_secret_parameter,
     mask_headers,
     mask_json,
-    mask_repr,
     mask_text,
     mask_url,
 )
@@ -73,18 +69,6 @@ def test_a_secret_cannot_be_pickled(protocol: int) -> None:
     for value in (Secret(TEXT), Secret(TEXT).reveal(), Holder(Secret(TEXT))):
         with pytest.raises(TypeError, match="cannot be pickled"):
             pickle.dumps(value, protocol)
-
-
-def test_tracebacks_with_locals_do_not_show_a_secret() -> None:
-    def send(key: Secret) -> None:
-        headers = {"X-API-Key": key.reveal()}
-        raise RuntimeError(f"no connection with {len(headers)} headers")
-
-    with pytest.raises(RuntimeError) as caught:
-        send(Secret(TEXT))
-    shown = "".join(traceback.TracebackException.from_exception(caught.value, capture_locals=True).format())
-    assert "headers = {" in shown
-    assert TEXT not in shown
 
 
 def test_reveal_returns_the_text() -> None:
@@ -348,16 +332,6 @@ def test_masking_takes_linear_time(hostile: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------ header map
-
-
-def test_masked_values_equal_the_originals() -> None:
-    for hidden, plain in ((MaskedBytes(TEXT.encode()), TEXT.encode()), (mask_repr(TEXT), TEXT)):
-        assert hidden == plain
-        assert hash(hidden) == hash(plain)
-        assert TEXT not in f"{[hidden]}"
-    assert TEXT not in f"{MaskedDict(a=TEXT)}"
-    assert MaskedDict(a=TEXT)["a"] == TEXT
-    assert mask_repr(None) is None
 
 
 def test_header_maps_ignore_case_and_keep_order() -> None:

@@ -6,328 +6,43 @@ stack.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tinker_sync._lazy import lazy_names
-from tinker_sync._version import __title__, __version__
 
-if TYPE_CHECKING:
-    from tinker_sync import (
-        auth,
-        data,
-        errors,
-        losses,
-        types,
-    )
-    from tinker_sync.clients.rest import (
-        AdminClient,
-        RestClient,
-    )
-    from tinker_sync.clients.rest.bulk import (
-        BulkProgress,
-        CheckpointOutcome,
-    )
-    from tinker_sync.clients.retry_config import (
-        RetryConfig,
-    )
-    from tinker_sync.clients.sampling import (
-        SamplingClient,
-    )
-    from tinker_sync.clients.service import (
-        ServiceClient,
-    )
-    from tinker_sync.clients.training import (
-        TrainingClient,
-    )
-    from tinker_sync.config import (
-        RequestOptions,
-        Timeout,
-    )
-    from tinker_sync.errors import (
-        APIConnectionError,
-        APIError,
-        APIResponseValidationError,
-        APIStatusError,
-        APITimeoutError,
-        AuthenticationError,
-        BadRequestError,
-        BillingError,
-        BudgetExceededError,
-        ClientClosedError,
-        ConfigurationError,
-        ConflictError,
-        CredentialError,
-        DeadlineError,
-        EarlierCallFailedError,
-        ExperimentalWarning,
-        InternalServerError,
-        InvalidInputError,
-        MissingExtraError,
-        NotFoundError,
-        PermissionDeniedError,
-        RateLimitError,
-        RequestErrorCategory,
-        RequestFailedError,
-        RequestInfo,
-        ResponseInfo,
-        SessionLostError,
-        TinkerError,
-        TokenizerError,
-        TransferError,
-        UnprocessableEntityError,
-        UnsafeArchiveError,
-        UnsupportedByServerError,
-        WireError,
-    )
-    from tinker_sync.lib.other_names import (
-        BackcompatSamplingClientFuture,
-        BackcompatTrainingClientFuture,
-    )
-    from tinker_sync.losses.handle import (
-        LossHandle,
-        PerDatumLossFn,
-    )
-    from tinker_sync.runtime.futures import (
-        APIFuture,
-    )
-    from tinker_sync.runtime.notices import (
-        QueueReport,
-    )
-    from tinker_sync.runtime.rate_limiter import (
-        RateLimiter,
-    )
-    from tinker_sync.text.loading import (
-        get_tokenizer,
-    )
-    from tinker_sync.text.tokenizer import (
-        Tokenizer,
-    )
-    from tinker_sync.transfer.download import (
-        CheckpointDownload,
-    )
-    from tinker_sync.transfer.progress import (
-        TransferProgress,
-    )
-    from tinker_sync.types import (
-        AdamOptimizerConfig,
-        AdamParams,
-        Checkpoint,
-        CheckpointType,
-        Datum,
-        DimuonOptimizerConfig,
-        DimuonParams,
-        DmelChunk,
-        EncodedTextChunk,
-        ForwardBackwardOutput,
-        ImageAssetPointerChunk,
-        ImageChunk,
-        LoraConfig,
-        ModelID,
-        ModelInput,
-        ModelInputChunk,
-        OptimParams,
-        OptimStepRequest,
-        OptimStepResponse,
-        ParsedCheckpointTinkerPath,
-        PromptProvenanceSpan,
-        QueueState,
-        SampledProvenanceSpan,
-        SampledSequence,
-        SampleRequest,
-        SampleResponse,
-        SamplingParams,
-        StopReason,
-        TensorData,
-        TensorDtype,
-        TrainingRun,
-    )
-
-_HOMES: dict[str, tuple[str, ...]] = {  # a module without names is offered as a whole
-    "tinker_sync.auth": (),
-    "tinker_sync.data": (),
-    "tinker_sync.clients.rest": ("AdminClient", "RestClient"),
-    "tinker_sync.clients.rest.bulk": ("BulkProgress", "CheckpointOutcome"),
-    "tinker_sync.clients.retry_config": ("RetryConfig",),
-    "tinker_sync.clients.sampling": ("SamplingClient",),
-    "tinker_sync.clients.service": ("ServiceClient",),
-    "tinker_sync.clients.training": ("TrainingClient",),
-    "tinker_sync.lib.other_names": ("BackcompatSamplingClientFuture", "BackcompatTrainingClientFuture"),
-    "tinker_sync.losses": (),
-    "tinker_sync.losses.handle": ("LossHandle", "PerDatumLossFn"),
-    "tinker_sync.runtime.futures": ("APIFuture",),
-    "tinker_sync.runtime.notices": ("QueueReport",),
-    "tinker_sync.runtime.rate_limiter": ("RateLimiter",),
-    "tinker_sync.config": ("RequestOptions", "Timeout"),
-    "tinker_sync.errors": (
-        "APIConnectionError",
-        "APIError",
-        "APIResponseValidationError",
-        "APIStatusError",
-        "APITimeoutError",
-        "AuthenticationError",
-        "BadRequestError",
-        "BillingError",
-        "BudgetExceededError",
-        "ClientClosedError",
-        "ConfigurationError",
-        "ConflictError",
-        "CredentialError",
-        "DeadlineError",
-        "EarlierCallFailedError",
-        "ExperimentalWarning",
-        "InternalServerError",
-        "InvalidInputError",
-        "MissingExtraError",
-        "NotFoundError",
-        "PermissionDeniedError",
-        "RateLimitError",
-        "RequestErrorCategory",
-        "RequestFailedError",
-        "RequestInfo",
-        "ResponseInfo",
-        "SessionLostError",
-        "TinkerError",
-        "TokenizerError",
-        "TransferError",
-        "UnprocessableEntityError",
-        "UnsafeArchiveError",
-        "UnsupportedByServerError",
-        "WireError",
-    ),
-    "tinker_sync.text.loading": ("get_tokenizer",),
-    "tinker_sync.text.tokenizer": ("Tokenizer",),
-    "tinker_sync.transfer.download": ("CheckpointDownload",),
-    "tinker_sync.transfer.progress": ("TransferProgress",),
-    "tinker_sync.types": (
-        "AdamOptimizerConfig",
-        "AdamParams",
-        "Checkpoint",
-        "CheckpointType",
-        "Datum",
-        "DimuonOptimizerConfig",
-        "DimuonParams",
-        "DmelChunk",
-        "EncodedTextChunk",
-        "ForwardBackwardOutput",
-        "ImageAssetPointerChunk",
-        "ImageChunk",
-        "LoraConfig",
-        "ModelID",
-        "ModelInput",
-        "ModelInputChunk",
-        "OptimParams",
-        "OptimStepRequest",
-        "OptimStepResponse",
-        "ParsedCheckpointTinkerPath",
-        "PromptProvenanceSpan",
-        "QueueState",
-        "SampleRequest",
-        "SampleResponse",
-        "SampledProvenanceSpan",
-        "SampledSequence",
-        "SamplingParams",
-        "StopReason",
-        "TensorData",
-        "TensorDtype",
-        "TrainingRun",
-    ),
+_HOMES = {
+    "tinker_sync._version": "__title__ __version__",
+    "tinker_sync": "auth data errors losses types",
+    "tinker_sync.clients.rest": "AdminClient RestClient",
+    "tinker_sync.clients.rest.bulk": "BulkProgress CheckpointOutcome",
+    "tinker_sync.clients.retry_config": "RetryConfig",
+    "tinker_sync.clients.sampling": "SamplingClient",
+    "tinker_sync.clients.service": "ServiceClient",
+    "tinker_sync.clients.training": "TrainingClient",
+    "tinker_sync.config": "RequestOptions Timeout",
+    "tinker_sync.errors": """
+        APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError
+        AuthenticationError BadRequestError BillingError BudgetExceededError ClientClosedError
+        ConfigurationError ConflictError CredentialError DeadlineError EarlierCallFailedError
+        ExperimentalWarning InternalServerError InvalidInputError MissingExtraError NotFoundError
+        PermissionDeniedError RateLimitError RequestErrorCategory RequestFailedError RequestInfo
+        ResponseInfo SessionLostError TinkerError TokenizerError TransferError UnprocessableEntityError
+        UnsafeArchiveError UnsupportedByServerError WireError
+    """,
+    "tinker_sync.lib.other_names": "BackcompatSamplingClientFuture BackcompatTrainingClientFuture",
+    "tinker_sync.losses.handle": "LossHandle PerDatumLossFn",
+    "tinker_sync.runtime.futures": "APIFuture",
+    "tinker_sync.runtime.notices": "QueueReport",
+    "tinker_sync.runtime.rate_limiter": "RateLimiter",
+    "tinker_sync.text.loading": "get_tokenizer",
+    "tinker_sync.text.tokenizer": "Tokenizer",
+    "tinker_sync.transfer.download": "CheckpointDownload",
+    "tinker_sync.transfer.progress": "TransferProgress",
+    "tinker_sync.types": """
+        AdamOptimizerConfig AdamParams Checkpoint CheckpointType Datum DimuonOptimizerConfig DimuonParams
+        DmelChunk EncodedTextChunk ForwardBackwardOutput ImageAssetPointerChunk ImageChunk LoraConfig
+        ModelID ModelInput ModelInputChunk OptimParams OptimStepRequest OptimStepResponse
+        ParsedCheckpointTinkerPath PromptProvenanceSpan QueueState SampleRequest SampleResponse
+        SampledProvenanceSpan SampledSequence SamplingParams StopReason TensorData TensorDtype TrainingRun
+    """,
 }
 
-__all__ = [
-    "APIConnectionError",
-    "APIError",
-    "APIFuture",
-    "APIResponseValidationError",
-    "APIStatusError",
-    "APITimeoutError",
-    "AdamOptimizerConfig",
-    "AdamParams",
-    "AdminClient",
-    "AuthenticationError",
-    "BackcompatSamplingClientFuture",
-    "BackcompatTrainingClientFuture",
-    "BadRequestError",
-    "BillingError",
-    "BudgetExceededError",
-    "BulkProgress",
-    "Checkpoint",
-    "CheckpointDownload",
-    "CheckpointOutcome",
-    "CheckpointType",
-    "ClientClosedError",
-    "ConfigurationError",
-    "ConflictError",
-    "CredentialError",
-    "Datum",
-    "DeadlineError",
-    "DimuonOptimizerConfig",
-    "DimuonParams",
-    "DmelChunk",
-    "EarlierCallFailedError",
-    "EncodedTextChunk",
-    "ExperimentalWarning",
-    "ForwardBackwardOutput",
-    "ImageAssetPointerChunk",
-    "ImageChunk",
-    "InternalServerError",
-    "InvalidInputError",
-    "LoraConfig",
-    "LossHandle",
-    "MissingExtraError",
-    "ModelID",
-    "ModelInput",
-    "ModelInputChunk",
-    "NotFoundError",
-    "OptimParams",
-    "OptimStepRequest",
-    "OptimStepResponse",
-    "ParsedCheckpointTinkerPath",
-    "PerDatumLossFn",
-    "PermissionDeniedError",
-    "PromptProvenanceSpan",
-    "QueueReport",
-    "QueueState",
-    "RateLimitError",
-    "RateLimiter",
-    "RequestErrorCategory",
-    "RequestFailedError",
-    "RequestInfo",
-    "RequestOptions",
-    "ResponseInfo",
-    "RestClient",
-    "RetryConfig",
-    "SampleRequest",
-    "SampleResponse",
-    "SampledProvenanceSpan",
-    "SampledSequence",
-    "SamplingClient",
-    "SamplingParams",
-    "ServiceClient",
-    "SessionLostError",
-    "StopReason",
-    "TensorData",
-    "TensorDtype",
-    "Timeout",
-    "TinkerError",
-    "Tokenizer",
-    "TokenizerError",
-    "TrainingClient",
-    "TrainingRun",
-    "TransferError",
-    "TransferProgress",
-    "UnprocessableEntityError",
-    "UnsafeArchiveError",
-    "UnsupportedByServerError",
-    "WireError",
-    "__title__",
-    "__version__",
-    "auth",
-    "data",
-    "errors",
-    "get_tokenizer",
-    "losses",
-    "types",
-]
-
-if not TYPE_CHECKING:  # a checker that sees these would let every mistyped name pass
-    __getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

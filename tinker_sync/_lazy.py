@@ -1,4 +1,4 @@
-"""Public names whose modules are imported on first use (PEP 562).
+"""Modules that are imported when something in them is first used.
 
 A leaf: it imports no other module of the package. Any thread may enter; the import system does the locking.
 """
@@ -7,19 +7,35 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 
+class LazyModule(ModuleType):
+    """Stands for a module, and imports it when an attribute is first read.
+
+    >>> LazyModule("math").sqrt(4)
+    2.0
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(importlib.import_module(self.__name__), name)
+        setattr(self, name, value)  # the next read finds it without this method
+        return value
+
+
 def lazy_names(
-    package: str, homes: Mapping[str, Iterable[str]], *, other_paths: Collection[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a package whose public names live in other modules.
+    package: str, homes: Mapping[str, str], *, other_paths: str = ""
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` for a package whose public names live in other modules.
+
+    The `__init__.pyi` beside the package has the same names as imports, for type checkers.
 
     Args:
         package: `__name__` of the package.
-        homes: The public names of each module, by the module's full name. A module directly inside
-            the package is a lazy attribute of it as well.
+        homes: The public names in each module, by the module's full name. Names under the package itself are
+            modules in it. Each module directly in the package is a lazy attribute of it, listed or not.
         other_paths: Names of modules that scripts import from instead of the package. Each becomes another
             name of the package itself, so every public name can be imported from it.
 
@@ -28,36 +44,34 @@ def lazy_names(
     Traceback (most recent call last):
     AttributeError: module 'tinker_sync' has no attribute 'AdamParms', did you mean 'AdamParams'?
     """
-    home_of = {name: module for module, names in homes.items() for name in names}
+    home_of = {name: module for module, names in homes.items() for name in names.split()}
     inside = f"{package}."
-    submodules = {
-        module[len(inside) :]: module
-        for module in homes
-        if module.startswith(inside) and "." not in module[len(inside) :]
-    }
-
-    for path in other_paths:
+    children = {*homes.get(package, "").split()}
+    children |= {home.removeprefix(inside) for home in homes if home.rpartition(".")[0] == package}
+    paths = other_paths.split()
+    other_names = {path.rpartition(".")[2] for path in paths}
+    for path in paths:
         # The import system looks here again after it has imported the package, and takes what it finds.
         sys.modules[inside + path] = sys.modules[package]
-    other_names = {path.rpartition(".")[2] for path in other_paths}
 
     def lookup(name: str) -> Any:
-        if name in home_of:
-            value = getattr(importlib.import_module(home_of[name]), name)
-        elif name in submodules:
-            value = importlib.import_module(submodules[name])
+        home = home_of.get(name)
+        if home is not None and home != package:
+            value: Any = getattr(importlib.import_module(home), name)
+        elif name in children:
+            value = importlib.import_module(inside + name)
         elif name in other_names:
             value = sys.modules[package]
         else:
             # Without `obj`: otherwise the interpreter adds a second suggestion to tracebacks.
-            raise AttributeError(_describe_unknown(package, name, [*home_of, *submodules]), name=name)
+            raise AttributeError(_describe_unknown(package, name, [*home_of, *children]), name=name)
         setattr(sys.modules[package], name, value)
         return value
 
     def listing() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *home_of, *submodules})
+        return sorted({*vars(sys.modules[package]), *home_of, *children})
 
-    return lookup, listing
+    return lookup, listing, sorted(home_of)
 
 
 def _describe_unknown(package: str, name: str, known: list[str]) -> str:

@@ -13,10 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Final, NoReturn, SupportsIndex, TypeVar, cast
+from typing import Any, Final, NoReturn, SupportsIndex
 from urllib.parse import quote, quote_plus, unquote
-
-T = TypeVar("T")
 
 MASK: Final = "***"
 
@@ -74,8 +72,7 @@ _JSON_PAIR: Final = re.compile(r"([\"'])([\w\-]+)\1(\s?:\s?)(\"(?:[^\"\\]|\\.)*\
 class _Revealed(str):
     """A secret for the code that sends it: an ordinary `str` with a masked repr.
 
-    Tracebacks with local variables, debuggers and dictionaries print reprs, so they do not show the key in a
-    header table either.
+    Dictionaries and tuples print the reprs of their values, so a header table does not show the key either.
     """
 
     __slots__ = ()
@@ -155,42 +152,6 @@ class Secret:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Secret:
         return self
-
-
-class MaskedBytes(bytes):
-    """Bytes whose repr shows only their length, because request bytes hold keys and tracebacks show locals.
-
-    >>> MaskedBytes(b"X-API-Key: tml-example")
-    <22 bytes>
-    """
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} bytes>"
-
-
-class MaskedDict(dict[str, Any]):
-    """A dictionary whose repr masks all values, for arguments that may hold secrets under any name.
-
-    >>> MaskedDict(api_kye="tml-example")
-    {'api_kye': '***'}
-    """
-
-    def __repr__(self) -> str:
-        return repr(dict.fromkeys(self, MASK))
-
-
-def mask_repr(text: T) -> T:
-    """Return the text with a masked repr; return other values unchanged.
-
-    Public functions rebind their secret arguments with this first, because tracebacks show local variables.
-
-    >>> key = mask_repr("tml-example")
-    >>> key, key == "tml-example"
-    ('***', True)
-    """
-    return cast("T", _Revealed(text)) if isinstance(text, str) else text
 
 
 class HeaderMap(Mapping[str, str]):
@@ -384,22 +345,6 @@ def _mask_json_pair(match: re.Match[str]) -> str:
 
 def _mask_inner_pair(match: re.Match[str]) -> str:
     return match[1] + MASK if is_secret_name(match[1]) else match[0]
-
-
-def without_frames(error: BaseException) -> BaseException:
-    """Drop the tracebacks of an exception and of its causes; types and messages stay.
-
-    The frames of HTTP libraries hold headers, bodies and addresses in local variables, which error reporters
-    collect.
-    """
-    todo, seen = [error], set()
-    while todo:
-        one = todo.pop()
-        seen.add(id(one))
-        one.__traceback__ = None
-        behind = (one.__cause__, one.__context__)
-        todo += [other for other in behind if other is not None and id(other) not in seen]
-    return error
 
 
 def _known_forms(secrets: Iterable[str | Secret]) -> tuple[str, ...]:

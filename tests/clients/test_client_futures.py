@@ -417,7 +417,7 @@ class TestFailures:
                 seen = weakref.ref(service.create_lora_training_client("stub/model"))
                 stub.await_asked("/create_model")
             until(lambda: gc.collect() >= 0 and seen() is None)
-            assert len(service.holder._parts.unfinished) == 0
+            assert service.holder.lifecycle.unfinished == 0
 
 
 class TestCheckpoints:

@@ -214,7 +214,7 @@ def test_a_402_in_the_midst_of_work_is_waited_out(
     stub: Stub, service: ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In every kind of call: blocking ones, training, samples, retrieval."""
-    for module in ("tinker_sync.runtime.core", "tinker_sync.runtime.billing"):
+    for module in ("tinker_sync.runtime.server", "tinker_sync.runtime.billing"):
         monkeypatch.setattr(f"{module}.PAUSE_S", 0.01)
     monkeypatch.setattr("tinker_sync.runtime.retrieval._BILLING_PAUSE_S", 0.01)
     trainer = service.create_lora_training_client("stub/model").result()

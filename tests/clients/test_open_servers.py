@@ -315,7 +315,7 @@ def test_weights_are_loaded_first_or_refused() -> None:
 def test_polls_held_in_silence_are_asked_again_and_no_failure(kind: type[OpenServer]) -> None:
     """The server holds a poll for 300 s; we listen for a fifth of one and ask again."""
     with StubServer(kind(latency_s=0.75)) as stub, service(stub) as client:
-        client.holder.poll_s = 0.22  # what is shorter counts as one that came back at once
+        client.holder.server.poll_s = 0.22  # what is shorter counts as one that came back at once
         sampler = client.create_sampling_client(base_model="stub/model").result()
         before = len(stub.asked("/retrieve_future"))
         future = sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=1))
@@ -329,7 +329,7 @@ def test_polls_held_in_silence_are_asked_again_and_no_failure(kind: type[OpenSer
 
 def test_training_polls_held_in_silence() -> None:
     with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
-        client.holder.poll_s = 0.1
+        client.holder.server.poll_s = 0.1
         trainer = client.create_lora_training_client("stub/model").result()
         stub.script("/retrieve_future", Answer(0), Answer(0), Answer(408, {}))
         assert trainer.optim_step(types.AdamParams()).result(PATIENCE_S).metrics

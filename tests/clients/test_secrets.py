@@ -186,7 +186,7 @@ def world(
 
 def report_now(client: ServiceClient) -> None:
     """Have told what there is to tell; where no time passes the end waits for nothing."""
-    reporter: Any = client.holder._parts.companion
+    reporter: Any = client.holder.companion
     while reporter.step():
         pass
 
@@ -326,7 +326,7 @@ def test_everything_clients_consist_of() -> None:
 
 def test_the_search_finds_what_is_deep_inside() -> None:
     with world() as (_, service):
-        hidden: Any = service.holder.machinery.lane
+        hidden: Any = service.holder.ready().lane
         hidden.memory = deque([{"a": partial(print, PLANTED["opaque key"])}])
         with pytest.raises(AssertionError, match=r"vars of a SampleLane shows \['opaque key'\]"):
             check_everything(service)
@@ -985,8 +985,8 @@ def test_reports_of_failures() -> None:
         check_future(copied(service))
         stub.says("/retrieve_future", lambda words: {"error": words, "category": "server"})
         check(lambda: service.create_lora_training_client(CHECKPOINT).result())
-        service.holder._parts.report(RuntimeError(stub.words))  # what a mistake of ours may say
-        reporter: Any = service.holder._parts.companion
+        service.holder.lifecycle.report(RuntimeError(stub.words))  # what a mistake of ours may say
+        reporter: Any = service.holder.companion
         until(lambda: len(reporter._buffer) >= 6)  # a failure may be told after its future has it
         report_now(service)
         reports = [asked.json() for asked in stub.asked("/telemetry")]

@@ -17,16 +17,11 @@ from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
 
 import tinker_sync.types as ours
-from tinker_sync.wire.proto import (
-    decode_forward_backward_output,
-    decode_forward_backward_request,
-    decode_sample_response,
-    encode_forward_backward_output,
-    encode_forward_backward_request,
-    encode_sample_response,
-    tables,
-    write_message,
-)
+from tinker_sync.wire.proto import tables
+from tinker_sync.wire.proto._writer import write_message
+from tinker_sync.wire.proto.outputs import decode_forward_backward_output, encode_forward_backward_output
+from tinker_sync.wire.proto.requests import decode_forward_backward_request, encode_forward_backward_request
+from tinker_sync.wire.proto.samples import decode_sample_response, encode_sample_response
 
 ROUNDS = 2_000
 

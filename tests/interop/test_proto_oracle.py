@@ -21,8 +21,10 @@ from support.proto_strategies import messages
 from tinker.proto import tinker_public_pb2 as pb
 
 from tinker_sync.errors import WireError
-from tinker_sync.wire.proto import read_message, tables, write_message
+from tinker_sync.wire.proto import tables
 from tinker_sync.wire.proto._fields import Field, FieldRule, Message
+from tinker_sync.wire.proto._reader import read_message
+from tinker_sync.wire.proto._writer import write_message
 
 TOP_LEVEL = (
     tables.FORWARD_BACKWARD_REQUEST,

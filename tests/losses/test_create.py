@@ -189,9 +189,9 @@ class TestOnTheServer:
             core = trainer.service.holder  # type: ignore[attr-defined]
             from attrs import evolve
 
-            made = core.machinery
+            made = core.ready()
             facts = evolve(made.facts, dialect=evolve(made.facts.dialect, version=(0, 30)))
-            core._machinery.made = evolve(made, facts=facts)
+            core.server.made.made = evolve(made, facts=facts)
             with pytest.raises(UnsupportedByServerError, match="custom losses on the server"):
                 make(trainer)
 

@@ -109,7 +109,7 @@ class TestResult:
 
     def test_server_without_loss_sum(self) -> None:
         with world() as (stub, trainer):
-            bare = {"loss_fn_output_type": "x", "loss_fn_outputs": [], "metrics": {"clock:unique": 1.0}}
+            bare = {"loss_fn_output_type": "x", "loss_fn_outputs": [{}], "metrics": {"clock:unique": 1.0}}
             stub.script("/retrieve_future", Answer(usual=True), Answer(body=bare))
             output = trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
             assert set(output.metrics) == {"clock:unique", "squares:mean", "loss:sum"}
@@ -294,7 +294,7 @@ class TestEndings:
                     }
                 ),
             )
-            for words in ("no logprobs", "0 outputs for 1 data", r"shape \(1,\)"):
+            for words in ("no logprobs", "one for each datum, got 0", "one for each target, got 1"):
                 with pytest.raises(APIResponseValidationError, match=words):
                     trainer.forward_backward_custom(data(1), squares).result(PATIENCE_S)
             trainer.optim_step(types.AdamParams()).result(PATIENCE_S)

@@ -21,7 +21,7 @@ from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, APITimeoutError, ClientClosedError, TinkerError
 from tinker_sync.runtime import exits
 from tinker_sync.runtime.core import Core
-from tinker_sync.runtime.parts import shut_elsewhere
+from tinker_sync.runtime.lifecycle import shut_elsewhere
 from tinker_sync.runtime.session import Session
 from tinker_sync.transport.call import Call, Reply
 
@@ -166,7 +166,7 @@ def test_a_client_may_be_dropped_while_any_lock_is_held(stub: Stub) -> None:
     """The garbage collector runs between any two steps of any thread; what it drops must not wait there."""
     core = core_of(stub)
     core.session_id()
-    locks = [exits._open._lock, core.poller._lock, core.fetch_pool._shutdown_lock, core.machinery.lane._lock]
+    locks = [exits._open._lock, core.poller._lock, core.fetch_pool._shutdown_lock, core.ready().lane._lock]
     held = weakref.ref(core)
     for lock in locks:
         lock.acquire()
@@ -209,12 +209,12 @@ def test_the_end_of_the_process_says_what_the_user_said(stub: Stub, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(core, "_close", lambda *_: None)
         core.close("errored", "a detail")
-    finished = core._parts.finish("success", None, 5.0, quiet=True)
+    finished = core.lifecycle.finish("success", None, 5.0, quiet=True)
     assert finished is not None
     assert finished.wait(10)
     (asked,) = stub.asked("/sessions/session-0/finish")
     assert asked.json() == {"reason": {"type": "errored"}, "detail": "a detail"}
-    core._parts.shut()
+    core.lifecycle.shut()
 
 
 def test_a_forked_child_of_a_closed_client_is_closed(stub: Stub) -> None:

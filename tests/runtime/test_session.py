@@ -102,7 +102,7 @@ def test_a_joined_session_is_neither_made_nor_finished(stub: Stub) -> None:
 
 def test_a_joined_session_gets_heartbeats_with_the_first_use(stub: Stub) -> None:
     with Bench(stub, joined="session-0") as bench:
-        bench.core.machinery  # noqa: B018  # any use will do
+        bench.core.ready()  # any use will do
         bench.clock.await_waiters()
         bench.clock.advance(10.0)
         (asked,) = stub.await_asked("/session_heartbeat")
@@ -119,7 +119,7 @@ def test_after_a_fork_the_session_is_the_parents(stub: Stub) -> None:
         bench.core.renew_after_fork()
         assert (bench.session.owned, bench.session.heartless) == (False, True)
         assert numbers(bench.session)[0][0] >= 10**6
-        bench.core.machinery  # noqa: B018  # the first use in the child
+        bench.core.ready()  # the first use in the child
         assert not bench.session.heartless
         assert bench.core.session_id() == "session-0"
     assert stub.asked(FINISH) == []
@@ -180,7 +180,7 @@ def test_a_failure_to_finish_is_told_in_the_log(
     stub.script(FINISH, Answer(400, {"detail": "no"}))
     with Bench(stub) as bench, caplog.at_level(logging.DEBUG, "tinker_sync.session"):
         bench.core.session_id()
-        bench.session.finish(bench.core._parts, "success", None, 5.0, quiet=quiet)
+        bench.session.finish(bench.core.lifecycle, "success", None, 5.0, quiet=quiet)
     told = [record.levelname for record in caplog.records if "was not told" in record.getMessage()]
     assert told == [level]
 

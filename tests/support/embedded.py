@@ -31,7 +31,8 @@ from tinker_sync.types import (
     ForwardBackwardRequest,
     ModelInput,
 )
-from tinker_sync.wire.proto import decode_forward_backward_output, encode_forward_backward_request
+from tinker_sync.wire.proto.outputs import decode_forward_backward_output
+from tinker_sync.wire.proto.requests import encode_forward_backward_request
 
 KEY = "tml-of-these-tests"
 API = "/api/v1"

@@ -134,8 +134,9 @@ def hasty_service(
     client.close("success").result(PATIENCE_S)
     clock = HastyClock()
     core = Core(settings, session=Session(), limiter=RateLimiter(clock=clock), clock=clock)
-    core.poller = HastyPoller(core, clock)  # type: ignore[assignment]
+    hasty: Any = HastyPoller(core, clock)
+    core.poller = core.server._poller = hasty
     client._core = core
     if start:
-        core.machinery.fetcher.open_server = open_server
+        core.ready().fetcher.open_server = open_server
     return client

@@ -54,6 +54,8 @@ class Answer:
     delay_s: float = 0.0
     abort: str = ""
     hang_up: bool = False
+    lasts_until_close: bool = False
+    """State no length, as servers of HTTP/1.0 do."""
     gate: threading.Event | None = None
     """Answer once this is set."""
     usual: bool = False
@@ -673,12 +675,12 @@ class _Connection(asyncio.BufferedProtocol):
         octets = answer.octets()
         head = [
             f"HTTP/1.1 {answer.status} {REASONS.get(answer.status, 'Status')}",
-            f"Content-Length: {len(octets)}",
+            *([] if answer.lasts_until_close else [f"Content-Length: {len(octets)}"]),
             f"Content-Type: {answer.content_type}",
             *(f"{name}: {value}" for name, value in answer.headers.items()),
         ]
         self._transport.write("\r\n".join(head).encode() + b"\r\n\r\n" + octets)
-        if answer.hang_up:
+        if answer.hang_up or answer.lasts_until_close:
             self._transport.close()
             return
         self._busy = False

@@ -330,7 +330,7 @@ def test_vendor_server_follows_the_variable(
     if value is not None:
         monkeypatch.setenv("TINKER_TELEMETRY", value)
     service = ServiceClient(api_key="tml-x")
-    assert (service.holder._parts.companion is not None) is on
+    assert (service.holder.companion is not None) is on
     service.close().result(10)
 
 
@@ -353,7 +353,7 @@ def test_failures_are_reported_without_content(stub: Stub) -> None:
         # One step fails, the others fail because of it: one event reports them.
         steps = [trainer.optim_step(types.AdamParams()) for _ in range(5)]
         assert all(step.exception(20) is not None for step in steps)
-        companion: Any = service.holder._parts.companion
+        companion: Any = service.holder.companion
         until(lambda: len(companion._buffer) == 5)  # an event may follow the result of its call
     events = sent(stub)
     found = [(event["event"], event.get("event_name"), event.get("error_type")) for event in events]

@@ -16,7 +16,7 @@ from tinker_sync.testing._scene import Scene
 from tinker_sync.testing.plan import FaultPlan
 from tinker_sync.types import ForwardBackwardInput, ForwardBackwardRequest, OptimStepRequest
 from tinker_sync.wire import json as wire_json
-from tinker_sync.wire.proto import encode_forward_backward_request
+from tinker_sync.wire.proto.requests import encode_forward_backward_request
 
 KEY = "tml-a-secret-key-of-a-user"
 

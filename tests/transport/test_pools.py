@@ -183,4 +183,3 @@ def test_why_no_connection_came_about() -> None:
         connect(Route(Origin.of(f"http://127.0.0.1:{port}")), 5)
     assert not caught.value.timed_out
     assert caught.value.__cause__ is not None
-    assert caught.value.__cause__.__traceback__ is None

@@ -9,12 +9,11 @@ import pytest
 from support.clock import FakeClock
 from support.servers import answer
 
-from tinker_sync._secret import MaskedBytes
 from tinker_sync.transport.call import SendFailed
 from tinker_sync.transport.pools import Pools
 from tinker_sync.transport.socket_line import Limits, SocketLine
 
-HEAD = MaskedBytes(b"POST / HTTP/1.1\r\n\r\n")
+HEAD = b"POST / HTTP/1.1\r\n\r\n"
 
 
 class HandSocket:

@@ -36,10 +36,17 @@ from tinker_sync.types import (
     TensorData,
     TopkLogprobs,
 )
-from tinker_sync.wire import proto
-from tinker_sync.wire.proto import read_message, tables, write_message
+from tinker_sync.wire.proto import tables
 from tinker_sync.wire.proto._fields import Message
-from tinker_sync.wire.proto.outputs import MAX_EMPTY_RECORDS
+from tinker_sync.wire.proto._reader import read_message
+from tinker_sync.wire.proto._writer import write_message
+from tinker_sync.wire.proto.outputs import (
+    MAX_EMPTY_RECORDS,
+    decode_forward_backward_output,
+    encode_forward_backward_output,
+)
+from tinker_sync.wire.proto.requests import decode_forward_backward_request, encode_forward_backward_request
+from tinker_sync.wire.proto.samples import decode_sample_response, encode_sample_response
 
 BATCH = 5_000
 ROUNDS = int(os.environ.get("FUZZ_ROUNDS", BATCH))
@@ -80,8 +87,7 @@ def requests() -> list[bytes]:
         ForwardBackwardInput([], "x"),
     ]
     return [
-        proto.encode_forward_backward_request(ForwardBackwardRequest(body, "model", 3)).join()
-        for body in bodies
+        encode_forward_backward_request(ForwardBackwardRequest(body, "model", 3)).join() for body in bodies
     ]
 
 
@@ -99,7 +105,7 @@ def outputs() -> list[bytes]:
     narrow = {**half, "dtype": tables.DTYPE_INT32, "trailing_shape": [1]}
     batch = {"fields": {"half": half, "narrow": narrow}, "num_datums": 2}
     widened = write_message(tables.FORWARD_BACKWARD_OUTPUT, {"loss_fn_outputs": [batch]}).join()
-    return [widened, *(proto.encode_forward_backward_output(output).join() for output in made)]
+    return [widened, *(encode_forward_backward_output(output).join() for output in made)]
 
 
 def samples() -> list[bytes]:
@@ -111,15 +117,15 @@ def samples() -> list[bytes]:
     sparse = TensorData([1.0, 2.0], "float32", [2, 9], [0, 1, 2], [3, 8])
     full = SampleResponse([sequence] * 3, floats(7), top, sparse, 5, alternatives)
     return [
-        proto.encode_sample_response(full).join(),
-        proto.encode_sample_response(SampleResponse([])).join(),
+        encode_sample_response(full).join(),
+        encode_sample_response(SampleResponse([])).join(),
     ]
 
 
 DECODERS: dict[str, tuple[Message, Callable[[Any], object], Callable[[], list[bytes]]]] = {
-    "requests": (tables.FORWARD_BACKWARD_REQUEST, proto.decode_forward_backward_request, requests),
-    "outputs": (tables.FORWARD_BACKWARD_OUTPUT, proto.decode_forward_backward_output, outputs),
-    "samples": (tables.SAMPLE_RESPONSE, proto.decode_sample_response, samples),
+    "requests": (tables.FORWARD_BACKWARD_REQUEST, decode_forward_backward_request, requests),
+    "outputs": (tables.FORWARD_BACKWARD_OUTPUT, decode_forward_backward_output, outputs),
+    "samples": (tables.SAMPLE_RESPONSE, decode_sample_response, samples),
 }
 
 

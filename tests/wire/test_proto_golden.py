@@ -18,16 +18,12 @@ from tinker_sync.types import (
     SampledSequence,
     SampleResponse,
 )
-from tinker_sync.wire.proto import (
-    decode_forward_backward_output,
-    decode_forward_backward_request,
-    decode_sample_response,
-    encode_forward_backward_request,
-    encode_sample_response,
-    read_message,
-    tables,
-    write_message,
-)
+from tinker_sync.wire.proto import tables
+from tinker_sync.wire.proto._reader import read_message
+from tinker_sync.wire.proto._writer import write_message
+from tinker_sync.wire.proto.outputs import decode_forward_backward_output
+from tinker_sync.wire.proto.requests import decode_forward_backward_request, encode_forward_backward_request
+from tinker_sync.wire.proto.samples import decode_sample_response, encode_sample_response
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.hex"))

@@ -10,15 +10,15 @@ import pytest
 
 from tinker_sync.errors import WireError
 from tinker_sync.types import ForwardBackwardOutput, TensorData
-from tinker_sync.wire.proto import (
+from tinker_sync.wire.proto import tables
+from tinker_sync.wire.proto._reader import read_message
+from tinker_sync.wire.proto._tensors import BLOCK_CELLS
+from tinker_sync.wire.proto._writer import write_message
+from tinker_sync.wire.proto.outputs import (
+    MAX_EMPTY_RECORDS,
     decode_forward_backward_output,
     encode_forward_backward_output,
-    read_message,
-    tables,
-    write_message,
 )
-from tinker_sync.wire.proto._tensors import BLOCK_CELLS
-from tinker_sync.wire.proto.outputs import MAX_EMPTY_RECORDS
 
 
 def int64s(*numbers: int) -> bytes:

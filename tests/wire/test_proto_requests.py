@@ -22,13 +22,10 @@ from tinker_sync.types import (
     SampledProvenanceSpan,
     TensorData,
 )
-from tinker_sync.wire.proto import (
-    decode_forward_backward_request,
-    encode_forward_backward_request,
-    read_message,
-    tables,
-    write_message,
-)
+from tinker_sync.wire.proto import tables
+from tinker_sync.wire.proto._reader import read_message
+from tinker_sync.wire.proto._writer import write_message
+from tinker_sync.wire.proto.requests import decode_forward_backward_request, encode_forward_backward_request
 
 
 def request(*data: Datum, config: Any = None, seq_id: int | None = 1) -> ForwardBackwardRequest:

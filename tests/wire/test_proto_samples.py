@@ -15,12 +15,9 @@ from tinker_sync.types import (
     TensorData,
     TopkLogprobs,
 )
-from tinker_sync.wire.proto import (
-    decode_sample_response,
-    encode_sample_response,
-    tables,
-    write_message,
-)
+from tinker_sync.wire.proto import tables
+from tinker_sync.wire.proto._writer import write_message
+from tinker_sync.wire.proto.samples import decode_sample_response, encode_sample_response
 
 
 def decoded(**plain: Any) -> SampleResponse:

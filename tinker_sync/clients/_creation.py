@@ -18,7 +18,7 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from tinker_sync.errors import ClientClosedError, TinkerError, with_words
+from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError, with_words
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import fresh
 from tinker_sync.runtime.futures import APIFuture
@@ -45,6 +45,23 @@ def users_line() -> str:
 
 def _is_between(filename: str, names: dict[str, Any]) -> bool:
     return filename.startswith(_PACKAGE) or str(names.get("__name__")).partition(".")[0] == "asyncio"
+
+
+def check_path(core: Core, path: object, call: str) -> None:
+    """Refuse a path that no server can read, before anything is sent.
+
+    Raises:
+        InvalidInputError: it does not name a checkpoint.
+    """
+    if not isinstance(path, str) or not path:
+        raise InvalidInputError(f"{call}: the path of a checkpoint is text, got {path!r}")
+    if path.startswith("tinker://"):
+        # Not more than this: some servers keep their checkpoints in other folders, or in none.
+        parts = path.removeprefix("tinker://").split("/")
+        if len(parts) < 2 or {"", ".", ".."} & set(parts):
+            raise InvalidInputError(f"{call}: expected a path like tinker://RUN/FOLDER/NAME, got {path!r}")
+    elif core.settings.is_vendor_host:
+        raise InvalidInputError(f"{call}: the path must start with 'tinker://', got {path!r}")
 
 
 class ClientFuture(APIFuture[T]):

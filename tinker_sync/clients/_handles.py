@@ -14,7 +14,7 @@ from typing import Any, Final
 from attrs import asdict, field, frozen
 
 from tinker_sync._policy import NO_SUCH_CALL
-from tinker_sync._secret import HeaderMap, MaskedBytes, Secret, is_secret_header, mask_repr, mask_text
+from tinker_sync._secret import HeaderMap, Secret, is_secret_header, mask_text
 from tinker_sync.clients._shared import SharedCores
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, InvalidInputError, WireError
@@ -41,7 +41,7 @@ def encode_handle(
     base_model: str = "",
 ) -> str:
     """The handle of a sampler."""
-    settings, facts = core.settings, core.machinery.facts
+    settings, facts = core.settings, core.ready().facts
     ours = {"retry_config": dict(retry_config), "dialect": asdict(facts.dialect)}
     key = settings.api_key if include_api_key else None
     state = {
@@ -98,7 +98,6 @@ class Carried:
 
 def core_of_handle(handle: str, api_key: str | None) -> tuple[Core, Carried]:
     """The shared parts for a handle's session, one set for each in this process, and what the handle says."""
-    handle, api_key = mask_repr(handle), mask_repr(api_key)
     carried = read_handle(handle)
     settings = Settings.resolve(
         base_url=carried.base_url,
@@ -110,7 +109,7 @@ def core_of_handle(handle: str, api_key: str | None) -> tuple[Core, Carried]:
         settings.base_url,
         carried.session_id,
         key_fingerprint(key.reveal() if key is not None else ""),
-        MaskedBytes(wire_json.dumps(carried.config)),
+        wire_json.dumps(carried.config),
     )
     return _cores.get(place, lambda: _new_core(settings, carried)), carried
 
@@ -120,7 +119,7 @@ def _new_core(settings: Settings, carried: Carried) -> Core:
         config = wire_json.from_plain(carried.config, ClientConfigResponse)
         dynamic = wire_json.from_plain(carried.dynamic, ClientDynamicConfigResponse)
     except WireError as error:
-        content = MaskedBytes(wire_json.dumps([carried.config, carried.dynamic]))
+        content = wire_json.dumps([carried.config, carried.dynamic])
         raise InvalidInputError(f"{_WHERE}: {hush(error, content, settings.secrets)}") from error
     facts = ServerFacts(config, dynamic, _dialect_of(carried))
     return Core(settings, session=Session(joined=carried.session_id), facts=facts)
@@ -141,9 +140,8 @@ def read_handle(handle: str) -> Carried:
     """What a handle says.
 
     Raises:
-        InvalidInputError: It is none. Neither the text nor a traceback quotes it: there may be a key in it.
+        InvalidInputError: It is none. The text does not quote it: there may be a key in it.
     """
-    handle = mask_repr(handle)
     read = _read(handle)
     if isinstance(read, Carried):
         return read
@@ -151,7 +149,7 @@ def read_handle(handle: str) -> Carried:
 
 
 def _read(handle: str) -> Carried | str:
-    """What a handle says, or what is wrong with it. Not raising keeps the frames that saw it out of sight."""
+    """Return the content of a handle, or what is wrong with it."""
     try:
         state = wire_json.loads(base64.urlsafe_b64decode(handle))
     except (WireError, ValueError, TypeError):

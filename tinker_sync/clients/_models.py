@@ -11,7 +11,13 @@ from attrs import evolve, field, frozen
 from tinker_sync._observe import ModelNamed
 from tinker_sync._secret import Secret
 from tinker_sync.clients import _deadlines
-from tinker_sync.errors import BadRequestError, InvalidInputError, UnprocessableEntityError
+from tinker_sync.clients._creation import check_path
+from tinker_sync.errors import (
+    APIResponseValidationError,
+    BadRequestError,
+    InvalidInputError,
+    UnprocessableEntityError,
+)
 from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.fetcher import Promise
 from tinker_sync.runtime.futures import APIFuture
@@ -178,23 +184,6 @@ class LoadedModel:
             foreign.close("success")
 
 
-def check_path(core: Core, path: object, call: str) -> None:
-    """Refuse a path that no server can read, before anything is sent.
-
-    Raises:
-        InvalidInputError: it does not name a checkpoint.
-    """
-    if not isinstance(path, str) or not path:
-        raise InvalidInputError(f"{call}: the path of a checkpoint is text, got {path!r}")
-    if path.startswith("tinker://"):
-        # Not more than this: some servers keep their checkpoints in other folders, or in none.
-        parts = path.removeprefix("tinker://").split("/")
-        if len(parts) < 2 or {"", ".", ".."} & set(parts):
-            raise InvalidInputError(f"{call}: expected a path like tinker://RUN/FOLDER/NAME, got {path!r}")
-    elif core.settings.is_vendor_host:
-        raise InvalidInputError(f"{call}: the path must start with 'tinker://', got {path!r}")
-
-
 def refuse_unsendable(request: Any) -> None:
     """Refuse a request that has no JSON form, at the call that makes it.
 
@@ -207,8 +196,10 @@ def refuse_unsendable(request: Any) -> None:
 def create_model(core: Core, asked: CreateModelRequest, deadline_at: float) -> str:
     """Make a new model; return its id. Blocks."""
     request = asked.model_copy(update={"session_id": core.session_id(deadline_at)})
-    refuse_unsupported(request, core.dialect)
+    refuse_unsupported(request, core.ready().facts.dialect)
     _, made = promised(core, "create_model", request, CreateModelResponse, deadline_at)
+    if not made.model_id:
+        raise APIResponseValidationError("create_model: the result names no model")
     core.tell(ModelNamed(model=made.model_id, base_model=request.base_model))
     return made.model_id
 
@@ -222,7 +213,7 @@ def promised(
     promise: UntypedAPIFuture = core.call(name, request, pause_billing=False, deadline_s=limit_s)
     future: APIFuture[T] = core.future()
     fetch = partial(
-        core.machinery.fetcher.fetch,
+        core.ready().fetcher.fetch,
         Promise(
             promise.request_id,
             ENDPOINTS[name].promises or name,

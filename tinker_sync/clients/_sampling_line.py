@@ -23,20 +23,21 @@ from tinker_sync.runtime.numbers import numbers
 from tinker_sync.runtime.once import Once
 from tinker_sync.runtime.sample_response import check_response
 from tinker_sync.runtime.session_poll import SessionPoll
-from tinker_sync.types import JoinSamplingSessionRequest, SampledSequence, SampleRequest, SampleResponse
+from tinker_sync.types import JoinSamplingSessionRequest, SampleRequest, SampleResponse
 from tinker_sync.wire import json as wire_json
-from tinker_sync.wire import proto
 from tinker_sync.wire.adapt import json_body, normalise_sample_request, refuse_unsupported
+from tinker_sync.wire.proto.samples import decode_sample_response
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.core import Core, Machinery
+    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.server import Machinery
     from tinker_sync.transport.call import Reply
 
 CLONE_BLOCK: Final = 10**9
 """Each copy of a client numbers its samples in a block of its own."""
 
 _read_response: Final = decode_with(
-    proto.decode_sample_response, lambda tree: wire_json.from_plain(tree, SampleResponse)
+    decode_sample_response, lambda tree: wire_json.from_plain(tree, SampleResponse)
 )
 
 
@@ -91,7 +92,7 @@ class SamplingLine:
         """Ask for the numbers of a copy before its first sample; on a worker, so that no caller waits."""
         try:
             self._numbers.get(self._join)
-            lane = self.core.machinery.lane
+            lane = self.core.ready().lane
         except Exception as error:  # noqa: BLE001  # it belongs to the sample
             future.fail(error)
         else:
@@ -129,7 +130,7 @@ class SamplingLine:
     def _join(self) -> Callable[[], int]:
         """Return numbers from a block that no other copy uses."""
         core = self.core
-        if core.machinery.facts.config.sample_join_sampling_session:
+        if core.ready().facts.config.sample_join_sampling_session:
             joined = core.call(
                 "join_sampling_session",
                 JoinSamplingSessionRequest(sampling_session_id=self.sampling_session_id),
@@ -251,7 +252,7 @@ class SampleCall:
 
     def abandoned(self, request_id: str) -> None:
         """Send the server word that its result is not wanted any more."""
-        self.line.core.abandon(request_id)
+        self.line.core.server.abandon(request_id)
 
     def decode(self, reply: Reply, tree: Any) -> SampleResponse:
         """Read the response, and count it before the user sees it."""
@@ -262,11 +263,7 @@ class SampleCall:
             model=self.line.sampling_session_id,
             prompt=length - cached,
             cached=cached,
-            sampled=sum(_sampled(sequence) for sequence in response.sequences),
+            sampled=sum(sequence.length for sequence in response.sequences),
         )
         self._pledge.settle(used)  # also where the check finds something amiss: it was computed
         return check_response(self._whole, response)
-
-
-def _sampled(sequence: SampledSequence) -> int:
-    return len(sequence.tokens if sequence.tokens_np is None else sequence.tokens_np)

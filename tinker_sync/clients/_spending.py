@@ -7,17 +7,14 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Final
 
+from tinker_sync import types
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients.rest import AdminClient
 from tinker_sync.errors import TinkerError
-from tinker_sync.types import GetInfoRequest
-from tinker_sync.usage.budget import Budget
 from tinker_sync.usage.meter import Meter
-from tinker_sync.usage.prices import PriceTable
-from tinker_sync.usage.report import Reconciliation, Usage, reconcile
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.core import Core
+    from tinker_sync.usage import Budget, PriceTable, Reconciliation, Usage
 
 _HOUR: Final = timedelta(hours=1)
 # What a bill may cover at most.
@@ -34,11 +31,15 @@ class Spending:
 
     def usage(self, prices: PriceTable | None) -> Usage:
         """What was used so far."""
+        from tinker_sync.usage import PriceTable, Usage
+
         table = PriceTable.load() if prices is None else prices
         return Usage.of(self._meter.by_model(), table, self._core.known_session_id)
 
     def budget(self, usd: float | None, tokens: int | None, prices: PriceTable | None) -> Budget:
         """A limit, not yet in force."""
+        from tinker_sync.usage import Budget, PriceTable
+
         return Budget(
             usd=usd,
             tokens=tokens,
@@ -49,6 +50,9 @@ class Spending:
 
     def reconcile(self) -> Reconciliation:
         """What was counted, against the bill."""
+        from tinker_sync.clients.rest import AdminClient
+        from tinker_sync.usage.report import reconcile
+
         span = self._meter.span
         counted = self._meter.by_model()
         admin = AdminClient(self._core)
@@ -100,7 +104,7 @@ def _name_asker(core: Core) -> Callable[[str], str | None]:
 
 
 def _of_run(core: Core, model: str) -> str | None:
-    info = core.call("get_info", GetInfoRequest(model_id=model), usual_s=_deadlines.REST_S)
+    info = core.call("get_info", types.GetInfoRequest(model_id=model), usual_s=_deadlines.REST_S)
     name: str | None = info.model_data.model_name
     return name
 

@@ -28,18 +28,6 @@ def _named(twin: Any, method: Callable[..., Any], what: str) -> Any:
     return twin
 
 
-class _Bound:
-    """A method and what it is called with: arguments may be secret, and tracebacks show local variables."""
-
-    __slots__ = ("_args", "_kwargs", "_method")
-
-    def __init__(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._method, self._args, self._kwargs = method, args, kwargs
-
-    def __call__(self) -> Any:
-        return self._method(*self._args, **self._kwargs)
-
-
 def _settle(future: APIFuture[T], work: Callable[[], T]) -> None:
     try:
         value = work()
@@ -59,8 +47,7 @@ def blocking_twin(
     name = method.__name__
 
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        bound = _Bound(getattr(self, name), args, kwargs)
-        del args, kwargs
+        bound = functools.partial(getattr(self, name), *args, **kwargs)
         context = contextvars.copy_context()
         future: APIFuture[T] = APIFuture()
         owner: Any = self
@@ -80,9 +67,7 @@ def result_twin(
     name = method.__name__
 
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        bound = _Bound(getattr(self, name), args, kwargs)
-        del args, kwargs
-        result: T = await bound()
+        result: T = await getattr(self, name)(*args, **kwargs)
         return result
 
     made: Callable[Concatenate[S, P], Coroutine[Any, Any, T]] = _named(
@@ -98,9 +83,7 @@ def future_twin(
     name = method.__name__
 
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> APIFuture[T]:
-        bound = _Bound(getattr(self, name), args, kwargs)
-        del args, kwargs
-        future: APIFuture[T] = bound()
+        future: APIFuture[T] = getattr(self, name)(*args, **kwargs)
         return future
 
     made: Callable[Concatenate[S, P], Coroutine[Any, Any, APIFuture[T]]] = _named(

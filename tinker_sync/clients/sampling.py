@@ -7,34 +7,30 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from tinker_sync._observe import ModelNamed
-from tinker_sync._secret import mask_repr
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._creation import ClientFuture, ready, start, start_after
-from tinker_sync.clients._handles import Carried, core_of_handle, encode_handle, known_base_model
-from tinker_sync.clients._models import check_path
+from tinker_sync.clients._creation import ClientFuture, check_path, ready, start, start_after
 from tinker_sync.clients._sampling_line import SamplingLine
 from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.retry_config import RetryConfig
 from tinker_sync.errors import InvalidInputError, TinkerError
-from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.once import Once
-from tinker_sync.types import (
-    CreateSamplingSessionRequest,
-    GetSamplerResponseInternal,
-    ModelInput,
-    SampleRequest,
-    SampleResponse,
-    SamplingParams,
-    SaveWeightsForSamplerResponseInternal,
-    TensorData,
-)
+from tinker_sync.types.sampling import SampleRequest, SamplingParams
+from tinker_sync.types.session import CreateSamplingSessionRequest
 
 if TYPE_CHECKING:
+    from tinker_sync.clients._handles import Carried
     from tinker_sync.runtime.core import Core
     from tinker_sync.runtime.training_calls import TrainingLine
     from tinker_sync.text.tokenizer import Tokenizer
+    from tinker_sync.types import (
+        GetSamplerResponseInternal,
+        ModelInput,
+        SampleResponse,
+        SaveWeightsForSamplerResponseInternal,
+        TensorData,
+    )
 
 
 @names_requests
@@ -238,6 +234,8 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             record_stability_info=self._record_stability_info,
         )
         sampled = self._line.submit(request, self._until(deadline))
+        from tinker_sync.runtime.combine import CombinedFuture
+
         return CombinedFuture(
             [sampled],
             lambda responses: _prompt_logprobs(responses[0]),
@@ -314,6 +312,8 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         ...     copy.get_base_model()
         'tinker-sync/tiny'
         """
+        from tinker_sync.clients._handles import encode_handle, known_base_model
+
         return encode_handle(
             self._core,
             self.sampling_session_id,
@@ -341,7 +341,8 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         ...     copy.sampling_session_id == sampling.sampling_session_id
         True
         """
-        handle, api_key = mask_repr(handle), mask_repr(api_key)  # tracebacks show local variables
+        from tinker_sync.clients._handles import core_of_handle
+
         core, carried = core_of_handle(handle, api_key)
         return cls.create(
             core,

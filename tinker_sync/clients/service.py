@@ -1,4 +1,7 @@
-"""`ServiceClient`: where everything begins."""
+"""`ServiceClient`: where everything begins.
+
+A method imports the client it makes: a program that samples loads nothing of training or REST.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,12 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from tinker_sync._secret import MaskedDict, mask_repr
+from tinker_sync import types
 from tinker_sync._spelling import describe_unknown_parameter, find_closest
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._models import LoadedModel, NewModel
 from tinker_sync.clients._spending import Spending
 from tinker_sync.clients._twins import blocking_twin, result_twin
-from tinker_sync.clients.rest import RestClient
 from tinker_sync.clients.sampling import SamplingClient
-from tinker_sync.clients.training import TrainingClient
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.config.settings import MAX_RETRIES
 from tinker_sync.errors import ClientClosedError
@@ -23,25 +23,25 @@ from tinker_sync.runtime.core import CLOSE_LIMIT_S, Core
 from tinker_sync.runtime.exits import EXIT_LIMIT_S
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.session import Session
-from tinker_sync.telemetry.sender import Telemetry
-from tinker_sync.types import (
-    GetServerCapabilitiesResponse,
-    LoadWeightsRequest,
-    LoraConfig,
-    OptimizerConfig,
-)
 from tinker_sync.types._console import session_url, sessions_url
 
 if TYPE_CHECKING:
     import requests
     from typing_extensions import Self
 
+    from tinker_sync.clients.rest import RestClient
     from tinker_sync.clients.retry_config import RetryConfig
+    from tinker_sync.clients.training import TrainingClient
     from tinker_sync.losses.handle import LossHandle, PerDatumLossFn
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.notices import QueueReport
     from tinker_sync.runtime.rate_limiter import RateLimiter
-    from tinker_sync.types import CustomLossInputRank
+    from tinker_sync.types import (
+        CustomLossInputRank,
+        GetServerCapabilitiesResponse,
+        LoadWeightsRequest,
+        OptimizerConfig,
+    )
     from tinker_sync.usage import Budget, PriceTable, Reconciliation, Usage
     from tinker_sync.wire.dialect import Dialect
 
@@ -96,10 +96,6 @@ class ServiceClient:
         pace: float | None = None,
         **unknown: Any,
     ) -> None:
-        # First of all: whatever is raised below, tracebacks show local variables.
-        base_url, api_key, unknown = mask_repr(base_url), mask_repr(api_key), MaskedDict(unknown)
-        default_headers = MaskedDict({**(default_headers or {}), **(default_headers_overrides or {})})
-        default_headers_overrides = None
         if unknown:
             _refuse_mistyped(unknown)
             warnings.warn(
@@ -111,7 +107,7 @@ class ServiceClient:
             base_url=base_url,
             api_key=api_key,
             project_id=project_id,
-            default_headers=default_headers,
+            default_headers={**(default_headers or {}), **(default_headers_overrides or {})},
             timeout=timeout,
             max_retries=MAX_RETRIES if max_retries is None else max_retries,
             session=session,
@@ -133,6 +129,8 @@ class ServiceClient:
             limiter=rate_limiter,
         )
         if settings.telemetry:
+            from tinker_sync.telemetry.sender import Telemetry
+
             self._core.watch(Telemetry(self._core.caller, settings, clock=self._core.clock))
         if on_queue_state is not None:
             self._core.notices.listen(on_queue_state)
@@ -208,7 +206,10 @@ class ServiceClient:
         assert train_mlp or train_attn or train_unembed, (  # noqa: S101  # what scripts expect to catch
             "create_lora_training_client: at least one of train_mlp, train_attn, train_unembed must be true"
         )
-        lora = LoraConfig(
+        from tinker_sync.clients._models import NewModel
+        from tinker_sync.clients.training import TrainingClient
+
+        lora = types.LoraConfig(
             rank=rank, seed=seed, train_unembed=train_unembed, train_mlp=train_mlp, train_attn=train_attn
         )
         model = NewModel.of(self._core, base_model, lora, user_metadata, optimizer, self._until(deadline))
@@ -243,7 +244,7 @@ class ServiceClient:
         4
         """
         weights_access_token = self._core.hide(weights_access_token)
-        load = LoadWeightsRequest(
+        load = types.LoadWeightsRequest(
             path=path,
             optimizer=False,
             base_model=base_model,
@@ -251,7 +252,7 @@ class ServiceClient:
             weights_access_token=weights_access_token,
             optimizer_config=optimizer,
         )
-        return TrainingClient._make(self._core, LoadedModel.of(self._core, load, self._until(deadline)))
+        return self._load(load, deadline)
 
     def create_training_client_from_state_with_optimizer(
         self,
@@ -275,13 +276,19 @@ class ServiceClient:
         4
         """
         weights_access_token = self._core.hide(weights_access_token)
-        load = LoadWeightsRequest(
+        load = types.LoadWeightsRequest(
             path=path,
             optimizer=True,
             base_model=base_model,
             user_metadata=user_metadata,
             weights_access_token=weights_access_token,
         )
+        return self._load(load, deadline)
+
+    def _load(self, load: LoadWeightsRequest, deadline: float | None) -> TrainingClient:
+        from tinker_sync.clients._models import LoadedModel
+        from tinker_sync.clients.training import TrainingClient
+
         return TrainingClient._make(self._core, LoadedModel.of(self._core, load, self._until(deadline)))
 
     # -------------------------------------------------------------------------------------- sampling
@@ -449,7 +456,7 @@ class ServiceClient:
         (True, True)
         """
         weights_access_token = self._core.hide(weights_access_token)
-        return RestClient(self._core).copy_weights(
+        return self.create_rest_client().copy_weights(
             path, ttl_seconds=ttl_seconds, weights_access_token=weights_access_token
         )
 
@@ -461,6 +468,8 @@ class ServiceClient:
         ...     service.create_rest_client().get_server_capabilities().result() is not None
         True
         """
+        from tinker_sync.clients.rest import RestClient
+
         return RestClient(self._core)
 
     # -------------------------------------------------------------------------------------- the end
@@ -536,7 +545,7 @@ class ServiceClient:
         return self
 
     def __repr__(self) -> str:
-        core = getattr(self, "_core", None)  # there is none where it could not be made, as tracebacks show
+        core = getattr(self, "_core", None)  # None if the constructor has failed
         return f"<ServiceClient {core.settings.base_url}>" if core else "<ServiceClient>"
 
     def _until(self, deadline: float | None) -> float:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, overlo
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._creation import ClientFuture, start
 from tinker_sync.clients._twins import blocking_twin, future_twin, result_twin
-from tinker_sync.errors import InvalidInputError
+from tinker_sync.errors import APIResponseValidationError, InvalidInputError
 from tinker_sync.losses.custom import CustomLossFn, check_loss_type_input, custom_call
 from tinker_sync.losses.handle import LossHandle
 from tinker_sync.losses.two_passes import refuse_inside_loss
@@ -474,7 +474,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     # -------------------------------------------------------------------------------------- about the model
 
     def get_info(self) -> GetInfoResponse:
-        """What the server knows of this model. Blocks; it is not ordered with the other calls.
+        """Return what the server knows of this model. Blocks; it is not ordered with the other calls.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -483,9 +483,12 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         ...     info.model_name, info.lora_rank
         ('tinker-sync/tiny', 4)
         """
-        info: GetInfoResponse = self._core.call(
-            "get_info", GetInfoRequest(model_id=self.model_id), usual_s=_deadlines.REST_S
-        )
+        request = GetInfoRequest(model_id=self.model_id)
+        info: GetInfoResponse = self._core.call("get_info", request, usual_s=_deadlines.REST_S)
+        if info.model_id != request.model_id:
+            raise APIResponseValidationError(
+                f"get_info: the answer describes another model than {request.model_id}"
+            )
         return info
 
     @overload

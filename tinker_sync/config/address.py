@@ -19,8 +19,7 @@ def normalize_base_url(url: Secret, name: str) -> str:
     """Check a base URL, and return it without trailing slashes.
 
     Args:
-        url: the address, wrapped because an invalid one may hold a password, and tracebacks may show local
-            variables.
+        url: the address, wrapped because an invalid one may hold a password.
         name: of the argument or environment variable, for the error.
 
     Raises:

@@ -1,8 +1,7 @@
 """All settings of a client in one frozen object.
 
 `Settings.resolve` reads arguments, then environment variables, then the credentials file, once for a client.
-(The price table and the hub's cache read variables of their own.) Functions here wrap a key before they do
-anything that can fail, because tracebacks may show local variables.
+(The price table and the hub's cache read variables of their own.)
 """
 
 from __future__ import annotations
@@ -225,11 +224,10 @@ class Settings:
         Raises:
             ConfigurationError: a setting cannot be used; the text names it and gives the reason.
         """
-        # Wrap secrets first: from here on no local variable shows one in a traceback.
         api_key, credential_cmd = wrap_secret(api_key), wrap_secret(credential_cmd)
         cf_access_id, cf_access_secret = wrap_secret(cf_access_id), wrap_secret(cf_access_secret)
-        address, base_url = wrap_secret(base_url), None  # it may hold a password by mistake
-        env, environ = _Environment(environ), None
+        address = wrap_secret(base_url)  # it may hold a password by mistake
+        env = _Environment(environ)
         default_headers, header_problem = _check_headers(default_headers)
         if header_problem:
             raise ConfigurationError(header_problem)

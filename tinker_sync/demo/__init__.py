@@ -13,22 +13,12 @@ first use.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tinker_sync._lazy import lazy_names
 
-if TYPE_CHECKING:
-    from tinker_sync.demo.course import main, run
-    from tinker_sync.demo.lessons import RECIPE
-    from tinker_sync.demo.result import DemoResult, Steps
-
-_HOMES: dict[str, tuple[str, ...]] = {
-    "tinker_sync.demo.course": ("main", "run"),
-    "tinker_sync.demo.lessons": ("RECIPE",),
-    "tinker_sync.demo.result": ("DemoResult", "Steps"),
+_HOMES = {
+    "tinker_sync.demo.course": "main run",
+    "tinker_sync.demo.lessons": "RECIPE",
+    "tinker_sync.demo.result": "DemoResult Steps",
 }
 
-__all__ = ["RECIPE", "DemoResult", "Steps", "main", "run"]
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

@@ -91,7 +91,7 @@ def probe(base_url: str | None = None, *, api_key: str | None = None) -> ProbeRe
     )
     core = Core(settings)
     try:
-        facts = core.machinery.facts
+        facts = core.ready().facts
         return ProbeReport(
             base_url=settings.base_url,
             version=_format_version(facts.dialect),

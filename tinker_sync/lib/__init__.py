@@ -5,26 +5,16 @@ Every path is a name of this module or of `public_interfaces`, and offers each n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tinker_sync._lazy import lazy_names
 
-_HOMES: dict[str, tuple[str, ...]] = {
-    "tinker_sync": ("APIFuture", "ExperimentalWarning", "QueueState", "RetryConfig"),
-    "tinker_sync.lib.other_names": (
-        "AwaitableConcurrentFuture",
-        "api_key_console_url",
-        "checkpoint_console_url",
-        "checkpoint_playground_url",
-        "new_api_key_console_url",
-        "session_console_url",
-        "sessions_console_url",
-        "training_run_console_url",
-    ),
+_HOMES = {
+    "tinker_sync": "APIFuture ExperimentalWarning QueueState RetryConfig",
+    "tinker_sync.lib.other_names": """
+        AwaitableConcurrentFuture api_key_console_url checkpoint_console_url checkpoint_playground_url
+        new_api_key_console_url session_console_url sessions_console_url training_run_console_url
+    """,
 }
-_OTHER_PATHS = ("api_future_impl", "console_urls", "experimental", "retry_handler")
 
-__all__ = [name for names in _HOMES.values() for name in names]
+_OTHER_PATHS = "api_future_impl console_urls experimental retry_handler"
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_names(__name__, _HOMES, other_paths=_OTHER_PATHS)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES, other_paths=_OTHER_PATHS)

@@ -7,15 +7,7 @@ server   the HTTP service;                process  how it starts and ends
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tinker_sync._lazy import lazy_names
 
-if TYPE_CHECKING:
-    from tinker_sync.local.process.serving import serve
-
-__all__ = ["serve"]
-
-if not TYPE_CHECKING:
-    # Importing the engine alone must not load the server.
-    __getattr__, __dir__ = lazy_names(__name__, {"tinker_sync.local.process.serving": ("serve",)})
+# Importing the engine alone must not load the server.
+__getattr__, __dir__, __all__ = lazy_names(__name__, {"tinker_sync.local.process.serving": "serve"})

@@ -96,7 +96,7 @@ def _store(
     try:
         promise = core.call("create_custom_loss", request, deadline_s=max(deadline_at - began_at, 0.0))
         future.mark_accepted(promise.request_id)
-        core.machinery.fetcher.fetch(
+        core.ready().fetcher.fetch(
             Promise(
                 promise.request_id,
                 ENDPOINTS["create_custom_loss"].promises or "create_custom_loss",

@@ -10,7 +10,7 @@ The way of a sample, and of a training call:
 
     training.optim_step()  training_calls          OrderedCall, PassCall: checked, then prepared
       schedule             send_queue              order and number, chunk by chunk
-      submit               training_part, core     blocking, with the retries of `transport.caller`
+      submit               training_part, server   blocking, with the retries of `transport.caller`
       poll, decode         fetcher, combine, merge chunks become one result
 
 Glossary: a *request* is what goes on the wire; a *promise* is the server's answer that names a request id; a
@@ -21,7 +21,10 @@ call gives up.
 
 What owns what:
 
-    core, parts            what the clients of one service share: made in order, ended in order
+    core                   what the clients of one service share: made in order, given to each other
+    connection             the address, the keys and the sockets, and what renews them
+    server                 the server's settings, asked for once, and what depends on them
+    lifecycle              the observers, the calls that have not ended, and the end, in order
     introduction           the first exchange with a server: its settings and its dialect
     session, heartbeat     the session at the server, and the thread that keeps it alive
     workers                the pools: send 8, fetch 16, callback 8, loss 4, create 32, await 32, enter 1
@@ -29,7 +32,7 @@ What owns what:
     rate_limiter, byte_budget   the limits; samples and chunks wait there
     held_calls             calls on a client that is not ready yet
     session_poll           one poll for all samples of a session, where the server offers that
-    upkeep, exits, _fork   renewal of tokens and settings; the end of the process; forked children
+    exits, _fork           the end of the process; forked children
     naming                 the public method that requests are sent for
 
 Threads: the user's own (they check, prepare and queue), `tinker-enter` (puts training calls into the queue),

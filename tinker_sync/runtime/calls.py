@@ -6,7 +6,7 @@ Pure, but for the name of the public method under way, which goes into the call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from tinker_sync._secret import Secret, mask_headers, mask_text
 from tinker_sync.config import Settings, Timeout
@@ -20,6 +20,8 @@ from tinker_sync.wire.adapt import json_body
 from tinker_sync.wire.dialect import Dialect
 from tinker_sync.wire.endpoints import Endpoint, Repeat, row_of
 from tinker_sync.wire.paths import QueryValue, encode_query
+
+_IDS: Final = ("request_id", "session_id", "sampling_session_id")
 
 
 def make_call(
@@ -100,9 +102,17 @@ def read_reply(name: str, reply: Reply, secrets: Callable[[], Iterable[Secret]] 
     if kind is None:
         return None
     try:
-        return wire_json.decode(reply.body, kind)
+        answer = wire_json.decode(reply.body, kind)
+        _refuse_empty_ids(answer)
     except WireError as error:
         raise odd_answer(row, reply, error, secrets) from error
+    return answer
+
+
+def _refuse_empty_ids(answer: Any) -> None:
+    for field in _IDS:
+        if getattr(answer, field, None) == "":
+            raise WireError("is empty", f"$.{field}")
 
 
 def odd_answer(

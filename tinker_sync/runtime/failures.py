@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable
 from typing import Final, TypeVar
 
-from tinker_sync._secret import Secret, without_frames
+from tinker_sync._secret import Secret
 from tinker_sync.errors import InvalidInputError, WireError
 
 ErrorT = TypeVar("ErrorT", bound=BaseException)
@@ -16,7 +16,7 @@ def fresh(failure: ErrorT) -> ErrorT:
     """A copy of an exception for one more future or thread; the exception itself where it cannot be copied.
 
     Each raise adds its frames to the traceback of the object raised, so a shared one grows into a page of
-    strangers' frames and keeps their local variables alive.
+    frames of other threads and keeps their local variables alive.
 
     >>> first = KeyError("a")
     >>> second = fresh(first)
@@ -41,8 +41,7 @@ _UNQUOTED: Final = "it does not have the expected form; it is not quoted, becaus
 def hush(error: WireError | InvalidInputError, content: bytes, secrets: Iterable[Secret]) -> BaseException:
     """Take out of a complaint about an answer whatever the answer repeats of our secrets.
 
-    Complaints quote pieces, so looking for secrets in their words would not find one that was cut in two. The
-    frames go too: those that read an answer hold all of it.
+    Complaints quote pieces, so looking for secrets in their words would not find one that was cut in two.
 
     Args:
         error: the complaint.
@@ -60,4 +59,4 @@ def hush(error: WireError | InvalidInputError, content: bytes, secrets: Iterable
             error.message, error.path = _UNQUOTED, ""
         else:
             error.problems = (_UNQUOTED,)
-    return without_frames(error)
+    return error

@@ -308,7 +308,7 @@ class Fetch(Generic[T]):
     def _odd_result(self, reply: Reply, cause: WireError | InvalidInputError) -> Exception:
         hush(cause, reply.body, self._fetcher.secrets())
         error = APIResponseValidationError(
-            f"the result of request {self._promise.request_id} cannot be read: {cause}",
+            f"the result of {self._promise.sdk_method or self._promise.request_type} cannot be used: {cause}",
             status_code=reply.status,
             request_id=self._promise.request_id,
             method="POST",

@@ -286,6 +286,15 @@ class APIFuture(Future[T]):
         failure = super().exception()
         return None if failure is None else f"failed: {type(failure).__name__}"
 
+    @property
+    def failure(self) -> BaseException | None:
+        """The failure of a call that has failed; None while it goes on, after a success and after a cancel.
+
+        >>> APIFuture().failure is None
+        True
+        """
+        return self._exception
+
     # ---------------------------------------------------- callbacks
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:

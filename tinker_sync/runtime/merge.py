@@ -28,8 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, count
 from typing import Any, Final
 
-import numpy as np
-
+from tinker_sync._numpy import np
 from tinker_sync.types.training import ForwardBackwardOutput
 
 _MASK: Final = 2**64 - 1

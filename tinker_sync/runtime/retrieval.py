@@ -237,6 +237,9 @@ class Retrieval:
 
     def _on_success(self, reply: Reply, asked_at: float, now: float) -> Action:
         if "application/x-protobuf" in reply.headers.get("content-type", "").lower():
+            if reply.may_be_cut:
+                # A message that ends after any of its fields is a message too.
+                return self._odd(reply, now, "it states no length, so it may have been cut")
             return Finished(reply, None)
         try:
             tree = wire_json.loads(reply.body)
@@ -244,6 +247,8 @@ class Retrieval:
             return self._odd(reply, now, str(hush(error, reply.body, self.secrets())))
         if not isinstance(tree, dict):
             return self._odd(reply, now, f"expected an object, got {type(tree).__name__}")
+        if tree.get("request_id", self.request_id) != self.request_id:
+            return self._odd(reply, now, "it is the result of another request")
         self._healthy()
         if tree.get("type") == "try_again":
             self._notice(tree)

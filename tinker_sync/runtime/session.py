@@ -26,7 +26,7 @@ from tinker_sync.types.session import CreateSessionRequest, SessionHeartbeatRequ
 if TYPE_CHECKING:
     from tinker_sync._observe import Event
     from tinker_sync.runtime.core import Core
-    from tinker_sync.runtime.parts import Parts
+    from tinker_sync.runtime.lifecycle import Lifecycle
     from tinker_sync.wire.dialect import Dialect
 
 # Servers that know no such call; there is nothing to finish there.
@@ -138,12 +138,12 @@ class Session:
             self._heartbeat.join(timeout_s)
 
     def finish(
-        self, parts: Parts, status: str, detail: str | None, limit_s: float, *, quiet: bool = False
+        self, lifecycle: Lifecycle, status: str, detail: str | None, limit_s: float, *, quiet: bool = False
     ) -> None:
         """Tell the server that it is over, if it is ours and the server knows such a call. Never raises.
 
         Args:
-            parts: what to call through.
+            lifecycle: what to call through.
             status: success, errored or interrupted.
             detail: the user's words about it.
             limit_s: how long that may take.
@@ -152,18 +152,18 @@ class Session:
         session_id = self.session_id
         if session_id is None or not self.owned:
             return
-        parts.tell(SessionEnded(session_id=session_id, status=status))
+        lifecycle.tell(SessionEnded(session_id=session_id, status=status))
         if not self._finish_offered or self._lost is not None:
             return
         call = make_call(
             "finish_session",
-            parts.settings,
+            lifecycle.settings,
             {"reason": {"type": status}, "detail": detail},
             path={"session": session_id},
             deadline_s=limit_s,
         )
         try:
-            parts.caller.call(call)
+            lifecycle.caller.call(call)
         except Exception as error:  # noqa: BLE001  # the end must come whatever happens
             if not (isinstance(error, APIStatusError) and error.status_code in NO_SUCH_CALL):
                 level = logging.DEBUG if quiet else logging.WARNING

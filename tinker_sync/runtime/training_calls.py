@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._observe import TokensUsed
 from tinker_sync.runtime.admission import Limiter, Plan, Pledge, length_of
+from tinker_sync.runtime.answers import ExpectedOutputs, check_kind, check_model, check_saved
 from tinker_sync.runtime.chunking import DataChunk, split
 from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.fetcher import decode_with
@@ -33,7 +34,6 @@ from tinker_sync.types.training import (
     ForwardRequest,
 )
 from tinker_sync.wire import json as wire_json
-from tinker_sync.wire import proto
 from tinker_sync.wire.adapt import (
     check_checkpoint_name,
     json_body,
@@ -42,7 +42,9 @@ from tinker_sync.wire.adapt import (
     refuse_unsupported,
 )
 from tinker_sync.wire.endpoints import ENDPOINTS, JSON, PROTOBUF
+from tinker_sync.wire.proto import outputs, requests
 from tinker_sync.wire.proto._varint import varint
+from tinker_sync.wire.proto._writer import Buffers
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.core import Core
@@ -183,7 +185,7 @@ class OrderedCall(TrainingCall):
         return self._future
 
     def prepare(self) -> Operations:
-        core, request, kind = self.line.core, self._request, self._kind
+        core, request, kind, name = self.line.core, self._request, self._kind, self.name
         dialect = core.ready().facts.dialect
         if request.model_id != self.line.model_id:
             request = request.model_copy(update={"model_id": self.line.model_id})
@@ -197,7 +199,7 @@ class OrderedCall(TrainingCall):
             self.name,
             ENDPOINTS[self.name].promises or self.name,
             partial(wire_json.with_number, json_body(request, dialect)),
-            lambda _reply, tree: wire_json.from_plain(tree, kind),
+            partial(_read_result, name, request.model_id, kind),
             size=0,
             content_type=JSON,
             deadline_at=self.deadline_at,
@@ -251,7 +253,7 @@ class PassCall(TrainingCall):
         facts = core.ready().facts
         limits = facts.config
         if self._forward_only and not facts.dialect.forward_only:
-            core.refuse_without_forward()
+            core.server.refuse_without_forward()
         with core.admission.admitted(self._plan, self._limiters) as pledge:
             chunks = split(
                 self._whole.data,
@@ -289,7 +291,7 @@ class PassCall(TrainingCall):
         part_input = normalise_forward_backward(part_input, dialect)
         headers: dict[str, str] = {}
         if dialect.protobuf and (dialect.forward_only or not forward_only):
-            buffers = proto.encode_forward_backward_request(
+            buffers = requests.encode_forward_backward_request(
                 ForwardBackwardRequest(part_input, model_id), forward_only=forward_only
             )
             endpoint, content_type = "forward_backward", PROTOBUF
@@ -306,7 +308,13 @@ class PassCall(TrainingCall):
             endpoint,
             _FORWARD if forward_only else "ForwardBackward",
             encoded,
-            partial(_settled, decode, pledge, TokensUsed(model=model_id, trained=_tokens(chunk.data))),
+            partial(
+                _settled,
+                decode,
+                ExpectedOutputs.of(chunk.data, whole=not dialect.reads_data_only),
+                pledge,
+                TokensUsed(model=model_id, trained=_tokens(chunk.data)),
+            ),
             size=chunk.size_bytes,
             content_type=content_type,
             headers=headers,
@@ -323,14 +331,26 @@ def _tokens(data: Sequence[Datum]) -> int:
     return sum(length_of(datum.model_input) for datum in data)
 
 
-def _settled(decode: Any, pledge: Pledge, used: TokensUsed, reply: Any, tree: Any) -> ForwardBackwardOutput:
+def _settled(
+    decode: Any, expected: ExpectedOutputs, pledge: Pledge, used: TokensUsed, reply: Any, tree: Any
+) -> ForwardBackwardOutput:
     """Read a result, and count it before the user sees it."""
     output: ForwardBackwardOutput = decode(reply, tree)
-    pledge.settle(used)
-    return output
+    pledge.settle(used)  # also where the check finds something amiss: it was computed
+    return expected.check(output)
 
 
-def _numbered_proto(buffers: proto.Buffers, compress: Callable[[bytes], bytes] | None, number: int) -> bytes:
+def _read_result(name: str, model_id: str, kind: type[Any], _reply: Any, tree: Any) -> Any:
+    """Return the result of a call with a JSON result."""
+    check_kind(name, tree)
+    result = wire_json.from_plain(tree, kind)
+    if name.startswith("save_"):
+        check_saved(result.path, getattr(result, "sampling_session_id", None))
+    check_model(model_id, result)
+    return result
+
+
+def _numbered_proto(buffers: Buffers, compress: Callable[[bytes], bytes] | None, number: int) -> bytes:
     joined = b"".join([*buffers, _SEQ_ID_TAG, varint(number)])
     return joined if compress is None else compress(joined)
 
@@ -347,7 +367,7 @@ def zstd_compressor() -> Callable[[bytes], bytes] | None:
 
 
 _read_pass: Final = decode_with(
-    proto.decode_forward_backward_output, lambda tree: wire_json.from_plain(tree, ForwardBackwardOutput)
+    outputs.decode_forward_backward_output, lambda tree: wire_json.from_plain(tree, ForwardBackwardOutput)
 )
 
 

@@ -11,8 +11,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tinker_sync._clock import Clock
 from tinker_sync.errors import DeadlineError
-from tinker_sync.runtime.calls import read_reply
+from tinker_sync.runtime.calls import make_call, read_reply
 from tinker_sync.runtime.fetcher import Decode, Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import current, named
@@ -20,7 +21,8 @@ from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.wire.endpoints import ENDPOINTS
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.server import Server
+    from tinker_sync.runtime.session import Session
 
 
 class TrainingPart:
@@ -73,38 +75,46 @@ class TrainingPart:
         return encoded(number)
 
 
-def sender(core: Core) -> Callable[[TrainingPart, int], None]:
-    """What sends the parts of one training client. Runs on workers; returns when the server has accepted."""
+def sender(server: Server, session: Session | None) -> Callable[[TrainingPart, int], None]:
+    """Return what sends the parts of one training client: a function for workers, which returns when the
+    server has accepted the request.
+    """
+    clock, secrets = server.connection.clock, server.connection.secrets
 
     def send(part: TrainingPart, number: int) -> None:
-        machinery = core.machinery
-        left_s = part.deadline_at - core.clock.now()
+        machinery = server.start()
+        if session is not None:
+            session.refuse_lost()
+        left_s = part.deadline_at - clock.now()
         if left_s <= 0:
-            raise _too_late(part, core)
+            raise _too_late(part, clock)
         budget = machinery.train_bytes
         # What has no size worth counting waits for nobody's chunks.
         if part.size and not budget.acquire(part.size, None if math.isinf(left_s) else left_s):
-            raise _too_late(part, core)
+            raise _too_late(part, clock)
         try:
             with named(part.sdk_method):
-                reply = core.send(
+                call = make_call(
                     part.endpoint,
-                    part.bytes_for(number),
-                    content_type=part.content_type,
+                    server.connection.settings,
+                    body=part.bytes_for(number),
                     headers=part.headers,
+                    content_type=part.content_type,
                     deadline_s=None if math.isinf(left_s) else left_s,
+                    dialect=machinery.facts.dialect,
                 )
+            reply = server.send(call)
         finally:
             if part.size:
                 budget.release(part.size)
-        promise: UntypedAPIFuture = read_reply(part.endpoint, reply, core.secrets)
+        promise: UntypedAPIFuture = read_reply(part.endpoint, reply, secrets)
         part.future.mark_accepted(promise.request_id)
         machinery.fetcher.fetch(
             Promise(
                 promise.request_id,
                 part.request_type,
                 wants_proto=ENDPOINTS[part.endpoint].result_as_protobuf,
-                roundtrip_s=core.clock.now() - part.made_at,
+                roundtrip_s=clock.now() - part.made_at,
                 sdk_method=part.sdk_method,
             ),
             part.future,
@@ -115,11 +125,11 @@ def sender(core: Core) -> Callable[[TrainingPart, int], None]:
     return send
 
 
-def _too_late(part: TrainingPart, core: Core) -> DeadlineError:
+def _too_late(part: TrainingPart, clock: Clock) -> DeadlineError:
     return DeadlineError(
         f"{part.endpoint} was not sent within the deadline",
         method="POST",
         path=ENDPOINTS[part.endpoint].path.text,
-        waited_s=core.clock.now() - part.made_at,
+        waited_s=clock.now() - part.made_at,
         last_words="it waited for its turn",
     )

@@ -36,6 +36,19 @@ IDLE_S: Final = 10.0
 _log = logging.getLogger(__name__)
 
 
+# Sixteen threads carry thousands of requests: none of them waits for an answer.
+_FETCH_THREADS: Final = 16
+# Those that send a training step's chunks do wait, for the promise of each.
+_SEND_THREADS: Final = 8
+_CALLBACK_THREADS: Final = 8
+# Losses that users compute between two passes keep one processor each.
+_LOSS_THREADS: Final = 4
+# Awaited calls that block hold one each.
+_AWAIT_THREADS: Final = 32
+# Creations that are under way hold one each.
+_CREATE_THREADS: Final = 32
+
+
 class _Entry:
     """A job in the executor's queue, where it stands in for a work item with a future."""
 
@@ -222,3 +235,20 @@ class Workers(ThreadPoolExecutor):
 
     def _leave(self) -> None:
         self._threads = self._threads - {threading.current_thread()}
+
+
+class WorkerPools:
+    """The pools of one client, each for one kind of job. None has a thread before its first job."""
+
+    def __init__(self) -> None:
+        self.enter = Workers("enter", 1)
+        self.create = Workers("create", _CREATE_THREADS)
+        self.send = Workers("send", _SEND_THREADS)
+        self.fetch = Workers("fetch", _FETCH_THREADS)
+        self.loss = Workers("loss", _LOSS_THREADS)
+        self.callback = Workers("callback", _CALLBACK_THREADS)
+        self.awaited = Workers("await", _AWAIT_THREADS)
+
+    def in_order_of_end(self) -> tuple[Workers, ...]:
+        """Return the pools in the order in which they are closed: a pool before those that its jobs use."""
+        return (self.enter, self.create, self.send, self.fetch, self.loss, self.callback, self.awaited)

@@ -12,26 +12,14 @@ its process through `tinker_sync.local.process`. Every name loads its module on 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tinker_sync._lazy import lazy_names
 
-if TYPE_CHECKING:
-    from tinker_sync.testing import faults, latency
-    from tinker_sync.testing.calls import RecordedCall
-    from tinker_sync.testing.faults import Fault
-    from tinker_sync.testing.plan import FaultPlan
-    from tinker_sync.testing.server import LocalServer
-
-_HOMES: dict[str, tuple[str, ...]] = {
-    "tinker_sync.testing.calls": ("RecordedCall",),
-    "tinker_sync.testing.faults": ("Fault",),
-    "tinker_sync.testing.latency": (),
-    "tinker_sync.testing.plan": ("FaultPlan",),
-    "tinker_sync.testing.server": ("LocalServer",),
+_HOMES = {
+    "tinker_sync.testing": "faults latency",
+    "tinker_sync.testing.calls": "RecordedCall",
+    "tinker_sync.testing.faults": "Fault",
+    "tinker_sync.testing.plan": "FaultPlan",
+    "tinker_sync.testing.server": "LocalServer",
 }
 
-__all__ = ["Fault", "FaultPlan", "LocalServer", "RecordedCall", "faults", "latency"]
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

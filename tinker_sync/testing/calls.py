@@ -115,7 +115,7 @@ class RecordedCall:
         return read_leniently(self.body, kind)
 
     def _decode_protobuf(self, content: bytes) -> tuple[Any, bool, set[str]]:
-        from tinker_sync.wire.proto import decode_forward_backward_request
+        from tinker_sync.wire.proto.requests import decode_forward_backward_request
 
         unknown: set[str] = set()
         return *decode_forward_backward_request(content, unknown), unknown

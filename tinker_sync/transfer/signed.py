@@ -23,7 +23,7 @@ from attrs import field, frozen
 from requests.structures import CaseInsensitiveDict
 
 from tinker_sync._clock import Clock
-from tinker_sync._secret import HeaderMap, Secret, mask_repr, without_frames
+from tinker_sync._secret import HeaderMap, Secret
 from tinker_sync._version import __version__
 from tinker_sync.config import Settings
 from tinker_sync.errors import TransferError
@@ -159,7 +159,7 @@ class SignedHttp:
             if answer.status not in REDIRECTS or not location:
                 return answer
             with answer:
-                url = mask_repr(urljoin(url, location))
+                url = urljoin(url, location)
             answer = self._send("GET", url, headers, None)
         with answer:
             raise TransferError(f"the address of the file redirects more than {MAX_REDIRECTS} times")
@@ -193,7 +193,6 @@ class SignedHttp:
                 proxies=options["proxies"],
             )
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-            without_frames(error)
             if isinstance(error, requests.exceptions.SSLError):
                 raise TransferError(f"the TLS connection to {origin} cannot be trusted") from None
             raise ConnectionBroken(f"no answer from {origin} ({type(error).__name__})") from None

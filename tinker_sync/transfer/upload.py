@@ -89,7 +89,6 @@ class DirectoryUpload:
         for _ in range(_MAX_UPLOADS):
             upload, urls = begin()
             secret = {name: Secret(url) for name, url in urls.items()}
-            del urls  # tracebacks show local variables
             files = self._find(list(secret))
             sizes = {name: file.stat().st_size for name, file in files.items()}
             self._reporter.change(

@@ -92,6 +92,8 @@ class Reply:
     body: bytes = field(default=b"", repr=lambda body: f"<{len(body)} bytes>")
     resent: bool = field(default=False, kw_only=True, repr=False)
     """The call had been sent before, on a connection that broke, and may have been received then."""
+    may_be_cut: bool = field(default=False, kw_only=True, repr=False)
+    """The answer states no length: where it was cut, only its content can show it."""
 
     @property
     def ok(self) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from attrs import evolve
 
 from tinker_sync._clock import Clock
-from tinker_sync._secret import Secret, without_frames
+from tinker_sync._secret import Secret
 from tinker_sync.transport import content
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.challenge import rejects_token
@@ -145,7 +145,9 @@ class Exchange:
         except (MalformedReply, ReplyTooLarge) as error:
             final = isinstance(error, ReplyTooLarge)
             raise self._lost(SendFailed(str(error), maybe_received=True, final=final)) from error
-        reply = Reply(raw.status, raw.fields, body, resent=self._resent)
+        # A compressed body shows a cut by itself.
+        may_be_cut = raw.lasts_until_close and not encoding
+        reply = Reply(raw.status, raw.fields, body, resent=self._resent, may_be_cut=may_be_cut)
         self._journal.answered(self._call, reply, self._clock.now() - self._began_s)
         if reply.status == 401 and self._has_new_credential(reply):
             self._begin()
@@ -174,9 +176,7 @@ class Exchange:
         try:
             self._hop = redirected(before, status, location)
         except RedirectRefused as error:
-            raise self._lost(SendFailed(str(error), maybe_received=True, final=True)) from without_frames(
-                error
-            )
+            raise self._lost(SendFailed(str(error), maybe_received=True, final=True)) from error
         self._taken = self._taken or self._hop.method != before.method
         same_origin = self._hop.origin == before.origin
         self._journal.redirected(self._call, status, same_origin=same_origin, to=str(self._hop.origin))

@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 import requests.utils
 from attrs import frozen
 
-from tinker_sync._secret import mask_json, mask_repr
+from tinker_sync._secret import mask_json
 from tinker_sync.transport.pools import Origin
 
 MAX_REDIRECTS: Final = 10
@@ -46,14 +46,14 @@ class Hop:
 
     @property
     def target(self) -> str:
-        """Path and query, as in a request line. Its repr shows nothing: a redirect may be signed."""
+        """Path and query, as in a request line."""
         path = self.url.path or "/"
-        return mask_repr(f"{path}?{self.url.query}" if self.url.query else path)
+        return f"{path}?{self.url.query}" if self.url.query else path
 
     @property
     def address(self) -> str:
         """The whole address, as a forwarding proxy wants it."""
-        return mask_repr(f"{self.origin}{self.target}")
+        return f"{self.origin}{self.target}"
 
     def __repr__(self) -> str:
         return f"<Hop {self.method} {self.origin}{self.url.path}>"

@@ -16,7 +16,6 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import Final
 
-from tinker_sync._secret import MaskedBytes
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.transport.scheme import begins_as_tls
 
@@ -56,13 +55,13 @@ class ReplyTooLarge(Exception):
     """An answer is, or says it is, larger than the limit."""
 
 
-def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -> MaskedBytes:
+def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -> bytes:
     """Write the first lines of a request, up to and including the empty line.
 
     Raises:
         InvalidInputError: Something in it could not go over the wire as one header; the value is not shown.
 
-    >>> bytes(request_head("GET", "/x?a=1", [("Host", "h")]))
+    >>> request_head("GET", "/x?a=1", [("Host", "h")])
     b'GET /x?a=1 HTTP/1.1\\r\\nHost: h\\r\\n\\r\\n'
     """
     if not _TOKEN.fullmatch(method) or not _TARGET.fullmatch(target):
@@ -72,12 +71,9 @@ def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -
     if not (all(_is_name(name) for name, _ in lines) and _is_plain("".join([value for _, value in lines]))):
         for name, value in lines:
             _check_line(name, value)
-    # In one expression: the text has no name by which a traceback could show it.
-    return MaskedBytes(
-        "".join(
-            [f"{method} {target} HTTP/1.1\r\n", *[f"{name}: {value}\r\n" for name, value in lines], "\r\n"]
-        ).encode("latin-1")
-    )
+    return "".join(
+        [f"{method} {target} HTTP/1.1\r\n", *[f"{name}: {value}\r\n" for name, value in lines], "\r\n"]
+    ).encode("latin-1")
 
 
 @lru_cache(maxsize=256)
@@ -135,6 +131,8 @@ class ReplyParser:
         """The headers by lower-case name, several lines of one name joined."""
         self.keep_alive = False
         """Whether the connection may carry another request once this answer is done."""
+        self.lasts_until_close = False
+        """True if the answer states no length: it ends with the connection, and a cut does not show."""
         self.started = False
         """Whether a single byte of an answer has come."""
         self._method = method
@@ -248,6 +246,7 @@ class ReplyParser:
         if lengths:
             return self._known_length(lengths)
         self.keep_alive = False
+        self.lasts_until_close = True
         return _State.UNTIL_CLOSE
 
     def _known_length(self, lengths: set[str]) -> _State:

@@ -27,7 +27,7 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 from urllib3.util import wait_for_read
 
 from tinker_sync._clock import Clock
-from tinker_sync._secret import HeaderMap, mask_url, without_frames
+from tinker_sync._secret import HeaderMap, mask_url
 from tinker_sync.transport.scheme import answered_without_tls, without_tls
 
 # Enough for every long poll of a busy client to come back to its connection; idle ones cost a file each.
@@ -172,7 +172,7 @@ def connect(route: Route, timeout_s: float | None) -> Connection:
         http.connect()
     except (OSError, HTTPError, HTTPException, ValueError) as error:
         http.close()
-        raise _explain(error, route) from without_frames(error)
+        raise _explain(error, route) from error
     except BaseException:  # Ctrl-C
         http.close()
         raise

@@ -27,7 +27,7 @@ import requests.utils
 from attrs import frozen
 from urllib3.util.ssl_ import create_urllib3_context
 
-from tinker_sync._secret import HeaderMap, Secret, mask_url, without_frames
+from tinker_sync._secret import HeaderMap, Secret, mask_url
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.transport.pools import Origin, Route
 
@@ -170,8 +170,7 @@ class SessionRules:
             )
         try:
             return Route(origin, tls, Origin.of(proxy), _proxy_headers(proxy))
-        except ValueError as error:
-            without_frames(error)
+        except ValueError:
             raise ConfigurationError(f"the proxy address {mask_url(proxy)!r} is not valid") from None
 
     def _context(self, verify: bool | str | None, cert: str | tuple[str, str] | None) -> ssl.SSLContext:

@@ -15,7 +15,6 @@ from typing import Final, NoReturn
 from attrs import field, frozen
 
 from tinker_sync._clock import Clock, slice_of
-from tinker_sync._secret import MaskedBytes, without_frames
 from tinker_sync.transport.call import SendFailed
 from tinker_sync.transport.http1 import MalformedReply, ReplyParser, ReplyTooLarge, SpeaksTls
 from tinker_sync.transport.pools import Connection, Pools, never_block
@@ -35,6 +34,7 @@ class RawReply:
     fields: Mapping[str, str] = field(repr=False)
     """The same by lower-case name."""
     body: bytes = field(repr=False)
+    lasts_until_close: bool = False
 
 
 @frozen
@@ -75,7 +75,7 @@ class SocketLine:
         """The moment of the clock after which `step` fails for want of news."""
         return min(self._silence_ends_s, self._limits.give_up_s)
 
-    def send(self, head: MaskedBytes, body: bytes | None) -> None:
+    def send(self, head: bytes, body: bytes | None) -> None:
         """Send the request, or find that the server has answered and closed before its end.
 
         Raises:
@@ -200,7 +200,7 @@ class SocketLine:
             else:
                 self._pools.discard(self._connection)
         parser = self._parser
-        return RawReply(parser.status, parser.headers, parser.fields, parser.body())
+        return RawReply(parser.status, parser.headers, parser.fields, parser.body(), parser.lasts_until_close)
 
     def _fail(self, error: Exception) -> NoReturn:
         self.abort()
@@ -209,14 +209,14 @@ class SocketLine:
         if isinstance(error, SpeaksTls):
             # What came in plain was not understood, let alone received.
             message = with_tls(self._connection.route.origin.netloc)
-            raise SendFailed(message, maybe_received=False, final=True) from without_frames(error)
+            raise SendFailed(message, maybe_received=False, final=True) from error
         raise SendFailed(
             self._describe(error),
             maybe_received=self._sent,
             timed_out=timed_out,
             stale=unheard and self._connection.requests > 0 and not self._pools.closed,
             final=isinstance(error, ReplyTooLarge) or self._pools.closed,
-        ) from without_frames(error)
+        ) from error
 
     def _describe(self, error: Exception) -> str:
         if self._pools.closed:
@@ -232,11 +232,11 @@ class SocketLine:
         )
 
 
-def _pieces(head: MaskedBytes, body: bytes | None) -> list[bytes | memoryview]:
+def _pieces(head: bytes, body: bytes | None) -> list[bytes | memoryview]:
     """The request in parts for `sendall`; a small body shares the packet of its head."""
     if not body:
         return [head]
     if len(body) <= _SEND_BYTES:
-        return [MaskedBytes(head + body)]
+        return [head + body]
     view = memoryview(body)
     return [head, *(view[at : at + _SEND_BYTES] for at in range(0, len(body), _SEND_BYTES))]

@@ -5,598 +5,93 @@ Every name loads its module on first use, so scripts that touch only scalars nev
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tinker_sync._lazy import lazy_names
 
-if TYPE_CHECKING:
-    from tinker_sync.errors import (
-        RequestErrorCategory,
-    )
-    from tinker_sync.types.billing import (
-        AuditLogEntry,
-        AuditLogResponse,
-        BillingEventInfo,
-        BillingUsageEvent,
-        BillingUsageResponse,
-        BillingUsageSession,
-        CheckpointBillingEvent,
-        CurrentCheckpointStorageUsageItem,
-        CurrentCheckpointStorageUsageResponse,
-        GetBillingUsageRequest,
-        GetCurrentCheckpointStorageUsageRequest,
-        SamplingPrefillBillingEvent,
-        SamplingSampleBillingEvent,
-        StorageBillingEvent,
-        TrainingBillingEvent,
-    )
-    from tinker_sync.types.checkpoint import (
-        Checkpoint,
-        CheckpointsListResponse,
-        Cursor,
-        ExternalWeightsUrlsResponse,
-        ParsedCheckpointTinkerPath,
-    )
-    from tinker_sync.types.checkpoint_search import (
-        CheckpointSearchCursor,
-        CheckpointSearchRequest,
-        CheckpointSearchResponse,
-    )
-    from tinker_sync.types.custom_loss import (
-        CreateCustomLossRequest,
-        CreateCustomLossResponse,
-        CustomLossGraph,
-        CustomLossInput,
-        CustomLossNode,
-        CustomLossNodeOp,
-    )
-    from tinker_sync.types.datum import (
-        Datum,
-        LossFnInputs,
-        LossFnOutput,
-        PromptProvenanceSpan,
-        ProvenanceSpans,
-        SampledProvenanceSpan,
-    )
-    from tinker_sync.types.events import (
-        GenericEvent,
-        SessionEndEvent,
-        SessionStartEvent,
-        TelemetryBatch,
-        TelemetryEvent,
-        TelemetryResponse,
-        TelemetrySendRequest,
-        UnhandledExceptionEvent,
-    )
-    from tinker_sync.types.future import (
-        FutureCompletion,
-        FutureFailed,
-        FutureFinished,
-        FutureRetrieveRequest,
-        FutureRetrieveResponse,
-        FuturesRetrieveRequest,
-        FuturesRetrieveResponse,
-        QueueState,
-        RequestFailedResponse,
-        SamplingSessionFuturesTarget,
-        TryAgainResponse,
-        UntypedAPIFuture,
-    )
-    from tinker_sync.types.model import (
-        CreateModelRequest,
-        CreateModelResponse,
-        GetInfoRequest,
-        GetInfoResponse,
-        GetServerCapabilitiesResponse,
-        LoraConfig,
-        ModelData,
-        SupportedModel,
-        UnloadModelRequest,
-        UnloadModelResponse,
-    )
-    from tinker_sync.types.model_input import (
-        DmelChunk,
-        EncodedTextChunk,
-        ImageAssetPointerChunk,
-        ImageChunk,
-        ModelInput,
-        ModelInputChunk,
-    )
-    from tinker_sync.types.optim import (
-        AdamOptimizerConfig,
-        AdamParams,
-        DimuonOptimizerConfig,
-        DimuonParams,
-        OptimizerConfig,
-        OptimizerConfigBase,
-        OptimParams,
-        OptimParamsBase,
-        OptimStepRequest,
-        OptimStepResponse,
-    )
-    from tinker_sync.types.run import (
-        TrainingRun,
-        TrainingRunsResponse,
-    )
-    from tinker_sync.types.sampling import (
-        PromptAltTokens,
-        SampledSequence,
-        SampleRequest,
-        SampleResponse,
-        SamplingParams,
-        TopkLogprobs,
-    )
-    from tinker_sync.types.scalars import (
-        CheckpointType,
-        ClientSessionFinishReasonType,
-        CustomLossInputRank,
-        EventType,
-        LossFnType,
-        ModelID,
-        RequestID,
-        Severity,
-        StopReason,
-        TensorDtype,
-    )
-    from tinker_sync.types.search import (
-        AccessibleSearchOwner,
-        ActiveSessionStatusQuery,
-        CancelledSessionStatusQuery,
-        ClientFinishedSessionStatusQuery,
-        ClientSessionFinished,
-        ClientSessionFinishErrored,
-        ClientSessionFinishInterrupted,
-        ClientSessionFinishReason,
-        ClientSessionFinishSuccess,
-        FailedSessionStatusQuery,
-        OwnSearchOwner,
-        SearchOwner,
-        SessionActive,
-        SessionCancelled,
-        SessionFailed,
-        SessionFailedReason,
-        SessionFailedRequestReason,
-        SessionFailedSamplingSessionReason,
-        SessionFailedTrainingRunReason,
-        SessionSearchCursor,
-        SessionSearchRequest,
-        SessionSearchResponse,
-        SessionStatus,
-        SessionStatusQuery,
-        SessionSummary,
-        UserSearchOwner,
-    )
-    from tinker_sync.types.service import (
-        AuthTokenResponse,
-        ClientConfigRequest,
-        ClientConfigResponse,
-        ClientDynamicConfigResponse,
-        HealthResponse,
-        WhoamiResponse,
-    )
-    from tinker_sync.types.session import (
-        CreateSamplingSessionRequest,
-        CreateSamplingSessionResponse,
-        CreateSessionRequest,
-        CreateSessionResponse,
-        GetSamplerResponse,
-        GetSamplerResponseInternal,
-        GetSessionResponse,
-        JoinSamplingSessionRequest,
-        JoinSamplingSessionResponse,
-        ListSessionsResponse,
-        SessionHeartbeatRequest,
-        SessionHeartbeatResponse,
-    )
-    from tinker_sync.types.tensor_data import (
-        TensorData,
-    )
-    from tinker_sync.types.training import (
-        ForwardBackwardInput,
-        ForwardBackwardOutput,
-        ForwardBackwardRequest,
-        ForwardRequest,
-    )
-    from tinker_sync.types.upload import (
-        ExternalWeightsUploadFinishRequest,
-        ExternalWeightsUploadFinishResult,
-        ExternalWeightsUploadStartRequest,
-        ExternalWeightsUploadStartResult,
-    )
-    from tinker_sync.types.weights import (
-        CopyWeightsRequest,
-        CopyWeightsResponse,
-        LoadWeightsRequest,
-        LoadWeightsResponse,
-        SamplingClientKind,
-        SaveWeightsExternalRequest,
-        SaveWeightsExternalResponse,
-        SaveWeightsExternalResponseInternal,
-        SaveWeightsForSamplerRequest,
-        SaveWeightsForSamplerResponse,
-        SaveWeightsForSamplerResponseInternal,
-        SaveWeightsRequest,
-        SaveWeightsResponse,
-        WeightsInfoResponse,
-    )
-
 _HOMES = {
-    "tinker_sync.errors": ("RequestErrorCategory",),
-    "tinker_sync.types.billing": (
-        "AuditLogEntry",
-        "AuditLogResponse",
-        "BillingEventInfo",
-        "BillingUsageEvent",
-        "BillingUsageResponse",
-        "BillingUsageSession",
-        "CheckpointBillingEvent",
-        "CurrentCheckpointStorageUsageItem",
-        "CurrentCheckpointStorageUsageResponse",
-        "GetBillingUsageRequest",
-        "GetCurrentCheckpointStorageUsageRequest",
-        "SamplingPrefillBillingEvent",
-        "SamplingSampleBillingEvent",
-        "StorageBillingEvent",
-        "TrainingBillingEvent",
-    ),
-    "tinker_sync.types.checkpoint": (
-        "Checkpoint",
-        "CheckpointsListResponse",
-        "Cursor",
-        "ExternalWeightsUrlsResponse",
-        "ParsedCheckpointTinkerPath",
-    ),
-    "tinker_sync.types.checkpoint_search": (
-        "CheckpointSearchCursor",
-        "CheckpointSearchRequest",
-        "CheckpointSearchResponse",
-    ),
-    "tinker_sync.types.custom_loss": (
-        "CreateCustomLossRequest",
-        "CreateCustomLossResponse",
-        "CustomLossGraph",
-        "CustomLossInput",
-        "CustomLossNode",
-        "CustomLossNodeOp",
-    ),
-    "tinker_sync.types.datum": (
-        "Datum",
-        "LossFnInputs",
-        "LossFnOutput",
-        "PromptProvenanceSpan",
-        "ProvenanceSpans",
-        "SampledProvenanceSpan",
-    ),
-    "tinker_sync.types.events": (
-        "GenericEvent",
-        "SessionEndEvent",
-        "SessionStartEvent",
-        "TelemetryBatch",
-        "TelemetryEvent",
-        "TelemetryResponse",
-        "TelemetrySendRequest",
-        "UnhandledExceptionEvent",
-    ),
-    "tinker_sync.types.future": (
-        "FutureCompletion",
-        "FutureFailed",
-        "FutureFinished",
-        "FutureRetrieveRequest",
-        "FutureRetrieveResponse",
-        "FuturesRetrieveRequest",
-        "FuturesRetrieveResponse",
-        "QueueState",
-        "RequestFailedResponse",
-        "SamplingSessionFuturesTarget",
-        "TryAgainResponse",
-        "UntypedAPIFuture",
-    ),
-    "tinker_sync.types.model": (
-        "CreateModelRequest",
-        "CreateModelResponse",
-        "GetInfoRequest",
-        "GetInfoResponse",
-        "GetServerCapabilitiesResponse",
-        "LoraConfig",
-        "ModelData",
-        "SupportedModel",
-        "UnloadModelRequest",
-        "UnloadModelResponse",
-    ),
-    "tinker_sync.types.model_input": (
-        "DmelChunk",
-        "EncodedTextChunk",
-        "ImageAssetPointerChunk",
-        "ImageChunk",
-        "ModelInput",
-        "ModelInputChunk",
-    ),
-    "tinker_sync.types.optim": (
-        "AdamOptimizerConfig",
-        "AdamParams",
-        "DimuonOptimizerConfig",
-        "DimuonParams",
-        "OptimParams",
-        "OptimParamsBase",
-        "OptimStepRequest",
-        "OptimStepResponse",
-        "OptimizerConfig",
-        "OptimizerConfigBase",
-    ),
-    "tinker_sync.types.run": (
-        "TrainingRun",
-        "TrainingRunsResponse",
-    ),
-    "tinker_sync.types.sampling": (
-        "PromptAltTokens",
-        "SampleRequest",
-        "SampleResponse",
-        "SampledSequence",
-        "SamplingParams",
-        "TopkLogprobs",
-    ),
-    "tinker_sync.types.scalars": (
-        "CheckpointType",
-        "ClientSessionFinishReasonType",
-        "CustomLossInputRank",
-        "EventType",
-        "LossFnType",
-        "ModelID",
-        "RequestID",
-        "Severity",
-        "StopReason",
-        "TensorDtype",
-    ),
-    "tinker_sync.types.search": (
-        "AccessibleSearchOwner",
-        "ActiveSessionStatusQuery",
-        "CancelledSessionStatusQuery",
-        "ClientFinishedSessionStatusQuery",
-        "ClientSessionFinishErrored",
-        "ClientSessionFinishInterrupted",
-        "ClientSessionFinishReason",
-        "ClientSessionFinishSuccess",
-        "ClientSessionFinished",
-        "FailedSessionStatusQuery",
-        "OwnSearchOwner",
-        "SearchOwner",
-        "SessionActive",
-        "SessionCancelled",
-        "SessionFailed",
-        "SessionFailedReason",
-        "SessionFailedRequestReason",
-        "SessionFailedSamplingSessionReason",
-        "SessionFailedTrainingRunReason",
-        "SessionSearchCursor",
-        "SessionSearchRequest",
-        "SessionSearchResponse",
-        "SessionStatus",
-        "SessionStatusQuery",
-        "SessionSummary",
-        "UserSearchOwner",
-    ),
-    "tinker_sync.types.service": (
-        "AuthTokenResponse",
-        "ClientConfigRequest",
-        "ClientConfigResponse",
-        "ClientDynamicConfigResponse",
-        "HealthResponse",
-        "WhoamiResponse",
-    ),
-    "tinker_sync.types.session": (
-        "CreateSamplingSessionRequest",
-        "CreateSamplingSessionResponse",
-        "CreateSessionRequest",
-        "CreateSessionResponse",
-        "GetSamplerResponse",
-        "GetSamplerResponseInternal",
-        "GetSessionResponse",
-        "JoinSamplingSessionRequest",
-        "JoinSamplingSessionResponse",
-        "ListSessionsResponse",
-        "SessionHeartbeatRequest",
-        "SessionHeartbeatResponse",
-    ),
-    "tinker_sync.types.tensor_data": ("TensorData",),
-    "tinker_sync.types.training": (
-        "ForwardBackwardInput",
-        "ForwardBackwardOutput",
-        "ForwardBackwardRequest",
-        "ForwardRequest",
-    ),
-    "tinker_sync.types.upload": (
-        "ExternalWeightsUploadFinishRequest",
-        "ExternalWeightsUploadFinishResult",
-        "ExternalWeightsUploadStartRequest",
-        "ExternalWeightsUploadStartResult",
-    ),
-    "tinker_sync.types.weights": (
-        "CopyWeightsRequest",
-        "CopyWeightsResponse",
-        "LoadWeightsRequest",
-        "LoadWeightsResponse",
-        "SamplingClientKind",
-        "SaveWeightsExternalRequest",
-        "SaveWeightsExternalResponse",
-        "SaveWeightsExternalResponseInternal",
-        "SaveWeightsForSamplerRequest",
-        "SaveWeightsForSamplerResponse",
-        "SaveWeightsForSamplerResponseInternal",
-        "SaveWeightsRequest",
-        "SaveWeightsResponse",
-        "WeightsInfoResponse",
-    ),
+    "tinker_sync.errors": "RequestErrorCategory",
+    "tinker_sync.types.billing": """
+        AuditLogEntry AuditLogResponse BillingEventInfo BillingUsageEvent BillingUsageResponse
+        BillingUsageSession CheckpointBillingEvent CurrentCheckpointStorageUsageItem
+        CurrentCheckpointStorageUsageResponse GetBillingUsageRequest
+        GetCurrentCheckpointStorageUsageRequest SamplingPrefillBillingEvent SamplingSampleBillingEvent
+        StorageBillingEvent TrainingBillingEvent
+    """,
+    "tinker_sync.types.checkpoint": """
+        Checkpoint CheckpointsListResponse Cursor ExternalWeightsUrlsResponse ParsedCheckpointTinkerPath
+    """,
+    "tinker_sync.types.checkpoint_search": """
+        CheckpointSearchCursor CheckpointSearchRequest CheckpointSearchResponse
+    """,
+    "tinker_sync.types.custom_loss": """
+        CreateCustomLossRequest CreateCustomLossResponse CustomLossGraph CustomLossInput CustomLossNode
+        CustomLossNodeOp
+    """,
+    "tinker_sync.types.datum": """
+        Datum LossFnInputs LossFnOutput PromptProvenanceSpan ProvenanceSpans SampledProvenanceSpan
+    """,
+    "tinker_sync.types.events": """
+        GenericEvent SessionEndEvent SessionStartEvent TelemetryBatch TelemetryEvent TelemetryResponse
+        TelemetrySendRequest UnhandledExceptionEvent
+    """,
+    "tinker_sync.types.future": """
+        FutureCompletion FutureFailed FutureFinished FutureRetrieveRequest FutureRetrieveResponse
+        FuturesRetrieveRequest FuturesRetrieveResponse QueueState RequestFailedResponse
+        SamplingSessionFuturesTarget TryAgainResponse UntypedAPIFuture
+    """,
+    "tinker_sync.types.model": """
+        CreateModelRequest CreateModelResponse GetInfoRequest GetInfoResponse
+        GetServerCapabilitiesResponse LoraConfig ModelData SupportedModel UnloadModelRequest
+        UnloadModelResponse
+    """,
+    "tinker_sync.types.model_input": """
+        DmelChunk EncodedTextChunk ImageAssetPointerChunk ImageChunk ModelInput ModelInputChunk
+    """,
+    "tinker_sync.types.optim": """
+        AdamOptimizerConfig AdamParams DimuonOptimizerConfig DimuonParams OptimParams OptimParamsBase
+        OptimStepRequest OptimStepResponse OptimizerConfig OptimizerConfigBase
+    """,
+    "tinker_sync.types.run": "TrainingRun TrainingRunsResponse",
+    "tinker_sync.types.sampling": """
+        PromptAltTokens SampleRequest SampleResponse SampledSequence SamplingParams TopkLogprobs
+    """,
+    "tinker_sync.types.scalars": """
+        CheckpointType ClientSessionFinishReasonType CustomLossInputRank EventType LossFnType ModelID
+        RequestID Severity StopReason TensorDtype
+    """,
+    "tinker_sync.types.search": """
+        AccessibleSearchOwner ActiveSessionStatusQuery CancelledSessionStatusQuery
+        ClientFinishedSessionStatusQuery ClientSessionFinishErrored ClientSessionFinishInterrupted
+        ClientSessionFinishReason ClientSessionFinishSuccess ClientSessionFinished
+        FailedSessionStatusQuery OwnSearchOwner SearchOwner SessionActive SessionCancelled SessionFailed
+        SessionFailedReason SessionFailedRequestReason SessionFailedSamplingSessionReason
+        SessionFailedTrainingRunReason SessionSearchCursor SessionSearchRequest SessionSearchResponse
+        SessionStatus SessionStatusQuery SessionSummary UserSearchOwner
+    """,
+    "tinker_sync.types.service": """
+        AuthTokenResponse ClientConfigRequest ClientConfigResponse ClientDynamicConfigResponse
+        HealthResponse WhoamiResponse
+    """,
+    "tinker_sync.types.session": """
+        CreateSamplingSessionRequest CreateSamplingSessionResponse CreateSessionRequest
+        CreateSessionResponse GetSamplerResponse GetSamplerResponseInternal GetSessionResponse
+        JoinSamplingSessionRequest JoinSamplingSessionResponse ListSessionsResponse
+        SessionHeartbeatRequest SessionHeartbeatResponse
+    """,
+    "tinker_sync.types.tensor_data": "TensorData",
+    "tinker_sync.types.training": """
+        ForwardBackwardInput ForwardBackwardOutput ForwardBackwardRequest ForwardRequest
+    """,
+    "tinker_sync.types.upload": """
+        ExternalWeightsUploadFinishRequest ExternalWeightsUploadFinishResult
+        ExternalWeightsUploadStartRequest ExternalWeightsUploadStartResult
+    """,
+    "tinker_sync.types.weights": """
+        CopyWeightsRequest CopyWeightsResponse LoadWeightsRequest LoadWeightsResponse SamplingClientKind
+        SaveWeightsExternalRequest SaveWeightsExternalResponse SaveWeightsExternalResponseInternal
+        SaveWeightsForSamplerRequest SaveWeightsForSamplerResponse SaveWeightsForSamplerResponseInternal
+        SaveWeightsRequest SaveWeightsResponse WeightsInfoResponse
+    """,
 }
-
-__all__ = [
-    "AccessibleSearchOwner",
-    "ActiveSessionStatusQuery",
-    "AdamOptimizerConfig",
-    "AdamParams",
-    "AuditLogEntry",
-    "AuditLogResponse",
-    "AuthTokenResponse",
-    "BillingEventInfo",
-    "BillingUsageEvent",
-    "BillingUsageResponse",
-    "BillingUsageSession",
-    "CancelledSessionStatusQuery",
-    "Checkpoint",
-    "CheckpointBillingEvent",
-    "CheckpointSearchCursor",
-    "CheckpointSearchRequest",
-    "CheckpointSearchResponse",
-    "CheckpointType",
-    "CheckpointsListResponse",
-    "ClientConfigRequest",
-    "ClientConfigResponse",
-    "ClientDynamicConfigResponse",
-    "ClientFinishedSessionStatusQuery",
-    "ClientSessionFinishErrored",
-    "ClientSessionFinishInterrupted",
-    "ClientSessionFinishReason",
-    "ClientSessionFinishReasonType",
-    "ClientSessionFinishSuccess",
-    "ClientSessionFinished",
-    "CopyWeightsRequest",
-    "CopyWeightsResponse",
-    "CreateCustomLossRequest",
-    "CreateCustomLossResponse",
-    "CreateModelRequest",
-    "CreateModelResponse",
-    "CreateSamplingSessionRequest",
-    "CreateSamplingSessionResponse",
-    "CreateSessionRequest",
-    "CreateSessionResponse",
-    "CurrentCheckpointStorageUsageItem",
-    "CurrentCheckpointStorageUsageResponse",
-    "Cursor",
-    "CustomLossGraph",
-    "CustomLossInput",
-    "CustomLossInputRank",
-    "CustomLossNode",
-    "CustomLossNodeOp",
-    "Datum",
-    "DimuonOptimizerConfig",
-    "DimuonParams",
-    "DmelChunk",
-    "EncodedTextChunk",
-    "EventType",
-    "ExternalWeightsUploadFinishRequest",
-    "ExternalWeightsUploadFinishResult",
-    "ExternalWeightsUploadStartRequest",
-    "ExternalWeightsUploadStartResult",
-    "ExternalWeightsUrlsResponse",
-    "FailedSessionStatusQuery",
-    "ForwardBackwardInput",
-    "ForwardBackwardOutput",
-    "ForwardBackwardRequest",
-    "ForwardRequest",
-    "FutureCompletion",
-    "FutureFailed",
-    "FutureFinished",
-    "FutureRetrieveRequest",
-    "FutureRetrieveResponse",
-    "FuturesRetrieveRequest",
-    "FuturesRetrieveResponse",
-    "GenericEvent",
-    "GetBillingUsageRequest",
-    "GetCurrentCheckpointStorageUsageRequest",
-    "GetInfoRequest",
-    "GetInfoResponse",
-    "GetSamplerResponse",
-    "GetSamplerResponseInternal",
-    "GetServerCapabilitiesResponse",
-    "GetSessionResponse",
-    "HealthResponse",
-    "ImageAssetPointerChunk",
-    "ImageChunk",
-    "JoinSamplingSessionRequest",
-    "JoinSamplingSessionResponse",
-    "ListSessionsResponse",
-    "LoadWeightsRequest",
-    "LoadWeightsResponse",
-    "LoraConfig",
-    "LossFnInputs",
-    "LossFnOutput",
-    "LossFnType",
-    "ModelData",
-    "ModelID",
-    "ModelInput",
-    "ModelInputChunk",
-    "OptimParams",
-    "OptimParamsBase",
-    "OptimStepRequest",
-    "OptimStepResponse",
-    "OptimizerConfig",
-    "OptimizerConfigBase",
-    "OwnSearchOwner",
-    "ParsedCheckpointTinkerPath",
-    "PromptAltTokens",
-    "PromptProvenanceSpan",
-    "ProvenanceSpans",
-    "QueueState",
-    "RequestErrorCategory",
-    "RequestFailedResponse",
-    "RequestID",
-    "SampleRequest",
-    "SampleResponse",
-    "SampledProvenanceSpan",
-    "SampledSequence",
-    "SamplingClientKind",
-    "SamplingParams",
-    "SamplingPrefillBillingEvent",
-    "SamplingSampleBillingEvent",
-    "SamplingSessionFuturesTarget",
-    "SaveWeightsExternalRequest",
-    "SaveWeightsExternalResponse",
-    "SaveWeightsExternalResponseInternal",
-    "SaveWeightsForSamplerRequest",
-    "SaveWeightsForSamplerResponse",
-    "SaveWeightsForSamplerResponseInternal",
-    "SaveWeightsRequest",
-    "SaveWeightsResponse",
-    "SearchOwner",
-    "SessionActive",
-    "SessionCancelled",
-    "SessionEndEvent",
-    "SessionFailed",
-    "SessionFailedReason",
-    "SessionFailedRequestReason",
-    "SessionFailedSamplingSessionReason",
-    "SessionFailedTrainingRunReason",
-    "SessionHeartbeatRequest",
-    "SessionHeartbeatResponse",
-    "SessionSearchCursor",
-    "SessionSearchRequest",
-    "SessionSearchResponse",
-    "SessionStartEvent",
-    "SessionStatus",
-    "SessionStatusQuery",
-    "SessionSummary",
-    "Severity",
-    "StopReason",
-    "StorageBillingEvent",
-    "SupportedModel",
-    "TelemetryBatch",
-    "TelemetryEvent",
-    "TelemetryResponse",
-    "TelemetrySendRequest",
-    "TensorData",
-    "TensorDtype",
-    "TopkLogprobs",
-    "TrainingBillingEvent",
-    "TrainingRun",
-    "TrainingRunsResponse",
-    "TryAgainResponse",
-    "UnhandledExceptionEvent",
-    "UnloadModelRequest",
-    "UnloadModelResponse",
-    "UntypedAPIFuture",
-    "UserSearchOwner",
-    "WeightsInfoResponse",
-    "WhoamiResponse",
-]
 
 # Modules of the reference client's `types` from which scripts import; here they are this package.
 _OTHER_PATHS = """
@@ -626,5 +121,4 @@ _OTHER_PATHS = """
     unload_model_response weights_info_response whoami_response
 """
 
-if not TYPE_CHECKING:  # a checker that sees these would let every mistyped name pass
-    __getattr__, __dir__ = lazy_names(__name__, _HOMES, other_paths=_OTHER_PATHS.split())
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES, other_paths=_OTHER_PATHS)

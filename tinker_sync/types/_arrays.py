@@ -11,26 +11,21 @@ import struct
 import sys
 from array import array as c_array
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, Literal, cast
+from operator import countOf
+from typing import Any, Literal, cast
 
-import numpy as np
-import numpy.typing as npt
-
+from tinker_sync._numpy import (
+    AnyArray,
+    BoolArray,
+    Float32Array,
+    Int32Array,
+    Int64Array,
+    is_array,
+    np,
+)
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._convert import converter_for
 from tinker_sync.types._structured import refuse, short_repr
-
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-AnyArray: TypeAlias = npt.NDArray[Any]
-Int32Array: TypeAlias = npt.NDArray[np.int32]
-Int64Array: TypeAlias = npt.NDArray[np.int64]
-Float32Array: TypeAlias = npt.NDArray[np.float32]
-
-WIRE_INT32 = np.dtype("<i4")
-WIRE_INT64 = np.dtype("<i8")
-WIRE_FLOAT32 = np.dtype("<f4")
 
 _MOST_DIMENSIONS = 32
 """The limit of all supported numpy versions."""
@@ -77,7 +72,7 @@ def plain_array(value: AnyArray, where: str) -> AnyArray:
 
 def array_like(value: Any, where: str) -> AnyArray | None:
     """Return the array of a value (numpy, torch, jax, pandas, buffers); None for others, such as lists."""
-    if isinstance(value, np.ndarray):
+    if is_array(value):
         return plain_array(value, where)
     if is_torch(value):
         return array_of_torch(value, where)
@@ -132,14 +127,15 @@ def _array_of_list(value: Any, where: str, dtype: str | None) -> AnyArray:
     return array
 
 
-def _packed(numbers: list[Any] | tuple[Any, ...], code: str, dtype: np.dtype[Any]) -> AnyArray:
+def _packed(numbers: list[Any] | tuple[Any, ...], code: str, dtype: str) -> AnyArray:
     """Convert numbers to an array of a C type, three times as fast as numpy; raise for other values."""
     packed = np.empty(len(numbers), dtype)
     struct.pack_into(f"{len(numbers)}{code}", packed.data, 0, *numbers)
     return packed
 
 
-_C_DTYPES = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float64)}
+_C_DTYPES = {"int64": "int64", "float32": "float64"}
+"""The dtypes of numbers before they are checked: Python's floats are wider than float32."""
 
 
 def _may_be_rounded(array: AnyArray) -> bool:
@@ -186,7 +182,7 @@ def _gather(value: Any, where: str, cells: list[Any], depth: int = 0) -> tuple[i
         value = array_of_torch(value, where)
     if not _is_row(value):
         # A zero-dimensional array has the methods of an integer for every dtype, so unpack it.
-        cells.append(value.item() if isinstance(value, np.ndarray) else value)
+        cells.append(value.item() if is_array(value) else value)
         return ()
     if depth == _MOST_DIMENSIONS:
         raise InvalidInputError(f"{where}: nested deeper than {_MOST_DIMENSIONS} lists")
@@ -256,7 +252,7 @@ def to_int32(array: AnyArray, where: str) -> Int32Array:
             _refuse_fractions(array, where)
         if array.dtype.itemsize >= 4 and array.size:
             _refuse_out_of_range(array, -(2**31), 2**31 - 1, "int32", where)
-    return np.asarray(array, dtype=WIRE_INT32, order="C")
+    return np.asarray(array, dtype="<i4", order="C")
 
 
 def to_float32(array: AnyArray, where: str) -> Float32Array:
@@ -293,13 +289,13 @@ def _refuse_out_of_range(array: AnyArray, low: int, high: int, kind: str, where:
         raise InvalidInputError(f"{place(where, bad)}: {first(array, bad)} does not fit {kind}")
 
 
-def place(where: str, bad: npt.NDArray[np.bool_]) -> str:
+def place(where: str, bad: BoolArray) -> str:
     """Append the index of the first bad cell to `where`, as in `weights[17]` or `weights[2][0]`."""
     index = np.unravel_index(int(np.argmax(bad)), bad.shape) if bad.ndim else ()
     return where + "".join(f"[{int(i)}]" for i in index)
 
 
-def first(array: AnyArray, bad: npt.NDArray[np.bool_]) -> object:
+def first(array: AnyArray, bad: BoolArray) -> object:
     """Return the first bad value as a Python object."""
     value: object = array.flat[int(np.argmax(bad))].item()
     return value
@@ -334,11 +330,12 @@ def tokens_as_int32(tokens: Any, where: str) -> Int32Array:
     """Convert token ids to a flat int32 array. Lists take one pass; int32 arrays are returned as they are."""
     if isinstance(tokens, (list, tuple)):
         try:
-            return _packed(tokens, "i", np.dtype(np.int32))
+            return _packed(tokens, "i", "int32")
         except (struct.error, TypeError, OverflowError, ValueError):
             return _tokens_one_by_one(tokens, where)
     if isinstance(tokens, range):
-        return _tokens_of_range(tokens, where)
+        refuse_range_beyond_int32(tokens, where)
+        return np.arange(tokens.start, tokens.stop, tokens.step, dtype=np.int64).astype("<i4")
     array = array_like(tokens, where)
     if array is None:
         return _tokens_one_by_one(list(tokens), where)
@@ -351,14 +348,23 @@ def tokens_as_int32(tokens: Any, where: str) -> Int32Array:
     return to_int32(array, where)
 
 
-def _tokens_of_range(tokens: range, where: str) -> Int32Array:
+def are_int32(tokens: Sequence[Any]) -> bool:
+    """Return whether all items are Python ints of 32 bits, without numpy."""
+    try:
+        c_array("i", tokens)
+    except (TypeError, OverflowError, ValueError):
+        return False
+    return countOf(map(type, tokens), int) == len(tokens)
+
+
+def refuse_range_beyond_int32(tokens: range, where: str) -> None:
+    """Refuse a range that leaves 32 bits, with the index of the first token that does."""
     low, high = -(2**31), 2**31 - 1
     if tokens and not (low <= min(tokens[0], tokens[-1]) and max(tokens[0], tokens[-1]) <= high):
         beyond = high + 1 if tokens.step > 0 else low - 1
         # The number of steps, rounded up, from the start to the first number outside.
         index = -((tokens.start - beyond) // tokens.step) if low <= tokens[0] <= high else 0
         raise InvalidInputError(f"{where}[{index}]: {short_repr(tokens[index])} does not fit int32")
-    return np.arange(tokens.start, tokens.stop, tokens.step, dtype=np.int64).astype(WIRE_INT32)
 
 
 def _tokens_one_by_one(tokens: Sequence[Any], where: str) -> Int32Array:
@@ -401,8 +407,8 @@ class ByValue:
 
     __slots__ = ("_array",)
 
-    def __init__(self, array: AnyArray | None) -> None:
-        self._array = array
+    def __init__(self, numbers: Any) -> None:
+        self._array: AnyArray | None = np.asarray(numbers) if type(numbers) is c_array else numbers
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ByValue) and same_values(self._array, other._array)

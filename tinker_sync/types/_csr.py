@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from tinker_sync._numpy import AnyArray, Int64Array, np
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.types._arrays import AnyArray, Int64Array, wire_array
+from tinker_sync.types._arrays import wire_array
 
 
 def compress(dense: AnyArray, pad: int) -> tuple[AnyArray, Int64Array, Int64Array] | None:

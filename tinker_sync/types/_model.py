@@ -154,15 +154,6 @@ class Model(Structured):
     def _evolved(self, changes: dict[str, Any]) -> Self:
         return cast("Self", attrs.evolve(cast("Any", self), **changes))
 
-    def _holds_secret(self) -> bool:
-        """Return whether a field that the repr hides is filled.
-
-        >>> from tinker_sync.types import CopyWeightsRequest
-        >>> CopyWeightsRequest(source_path="tinker://r/weights/a")._holds_secret()
-        False
-        """
-        return any(getattr(self, name) is not None for name in _secret_names(cast("Any", type(self))))
-
     def _with(self, **values: Any) -> Self:
         """Return a copy with values that a decoder knows to fit; nothing checks them."""
         made = object.__new__(type(self))
@@ -183,13 +174,6 @@ class Model(Structured):
 @cache
 def _slot_names(cls: type) -> tuple[str, ...]:
     return tuple(field.name for field in attrs.fields(cast("Any", cls)))
-
-
-@cache
-def _secret_names(cls: type) -> tuple[str, ...]:
-    if not attrs.has(cls):
-        return ()
-    return tuple(field.name for field in attrs.fields(cast("Any", cls)) if field.repr is False)
 
 
 # ---------------------------------------------------------------------------------------- the decorator
@@ -349,7 +333,7 @@ def _defaults_of(cls: type) -> dict[str, Any]:
         if default is not attrs.NOTHING and field.init:
             made = default.factory() if hasattr(default, "factory") else default
             convert: Any = field.converter
-            defaults[field.name] = made if convert is None else convert(made)
+            defaults[field.alias] = made if convert is None else convert(made)
     return defaults
 
 

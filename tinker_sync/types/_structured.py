@@ -129,8 +129,9 @@ def fields_of(cls: type) -> tuple[attrs.Attribute[Any], ...]:
 
 @cache
 def field_names(cls: type) -> tuple[str, ...]:
-    """Return the public field names of a model class, in declared order."""
-    return tuple(each.name for each in attrs.fields(cast("Any", cls)) if not each.name.startswith("_"))
+    """Return the public field names of a model class, in declared order: those its constructor takes."""
+    fields = attrs.fields(cast("Any", cls))
+    return tuple(each.alias for each in fields if each.init and not each.alias.startswith("_"))
 
 
 def tag_of(cls: type[Structured]) -> tuple[str, str] | None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import numpy as np
 
+from tinker_sync._numpy import is_array, np
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import (
     array_like,
@@ -121,7 +121,7 @@ def _tensor(name: str, value: Any) -> TensorData:
     where = f"loss_fn_inputs[{name!r}]"
     # Whole floats are exact targets; a fraction would become another token and is refused.
     dtype: TensorDtype | None = "int64" if name == "target_tokens" else None
-    if isinstance(value, np.ndarray):  # first, because training loops use arrays
+    if is_array(value):  # first, because training loops use arrays
         return TensorData._of(wire_array(value, where, dtype))
     if isinstance(value, Mapping):
         return model_from(TensorData, value, where)

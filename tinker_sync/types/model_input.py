@@ -5,17 +5,16 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from operator import countOf
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import attrs
-import numpy as np
-import numpy.typing as npt
 
+from tinker_sync._numpy import AnyArray, Int32Array, np
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import (
-    Int32Array,
+    are_int32,
     quick_hash,
+    refuse_range_beyond_int32,
     same_values,
     token_container,
     tokens_as_int32,
@@ -37,7 +36,7 @@ __all__ = [
     "ModelInputChunk",
 ]
 
-TokenSequence: TypeAlias = Sequence[int] | npt.NDArray[Any]
+TokenSequence: TypeAlias = Sequence[int] | AnyArray
 
 
 class Encodes(Protocol):
@@ -52,20 +51,21 @@ _TOKENS = "EncodedTextChunk.tokens"
 
 def _check_tokens(given: Any) -> TokenSequence:
     """Check every id, and return the container to keep."""
-    if type(given) is np.ndarray and given.ndim == 1 and given.dtype == np.int32:
-        return given
     tokens = token_container(given, _TOKENS)
-    if isinstance(tokens, np.ndarray):
-        if tokens.ndim == 1 and tokens.dtype == np.int32:
+    if isinstance(tokens, (list, tuple)):
+        if are_int32(tokens):
             return tokens
-        exact = tokens_as_int32(tokens, _TOKENS)
-        return tokens if tokens.dtype.kind in "iu" else exact
-    exact = tokens_as_int32(tokens, _TOKENS)
-    if isinstance(tokens, range) or countOf(map(type, tokens), int) == len(tokens):
+        # Keep the converted values of text such as "4", whole floats and numpy's integers.
+        plain: list[int] = tokens_as_int32(tokens, _TOKENS).tolist()
+        return tuple(plain) if isinstance(tokens, tuple) else plain
+    if isinstance(tokens, range):
+        refuse_range_beyond_int32(tokens, _TOKENS)
         return tokens
-    # Keep the converted values of text such as "4", whole floats and numpy's integers.
-    plain: list[int] = exact.tolist()
-    return tuple(plain) if isinstance(tokens, tuple) else plain
+    array = cast("AnyArray", tokens)
+    if array.ndim == 1 and array.dtype == np.int32:
+        return array
+    exact = tokens_as_int32(array, _TOKENS)
+    return array if array.dtype.kind in "iu" else exact
 
 
 @model(eq=False)
@@ -295,7 +295,7 @@ class ModelInput(Model):
                     f"ModelInput.to_ints: chunks[{index}] is a {type(chunk).__name__}, which has no token ids"
                 )
             held = chunk.tokens
-            tokens.extend(held.tolist() if isinstance(held, np.ndarray) else held)
+            tokens.extend(held if isinstance(held, Sequence) else held.tolist())
         return tokens
 
     @property

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from array import array as c_array
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import attrs
-import numpy as np
 
+from tinker_sync._numpy import AnyArray, np
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.types._arrays import AnyArray, ByValue
+from tinker_sync.types._arrays import ByValue
 from tinker_sync.types._convert import converter_for
 from tinker_sync.types._model import Model, model, refuse
 from tinker_sync.types.datum import refuse_all
@@ -94,6 +95,10 @@ class SamplingParams(Model):
             raise InvalidInputError(f"SamplingParams.temperature: expected 0 or more, got {self.temperature}")
 
 
+def _array(value: Any) -> AnyArray:
+    return np.asarray(value)
+
+
 @model(kw_only=False)
 class TopkLogprobs(Model):
     """The k likeliest tokens at each position, as two matrices; empty cells hold token 0 with -99999.0.
@@ -103,8 +108,8 @@ class TopkLogprobs(Model):
     (1, 2)
     """
 
-    token_ids: AnyArray = attrs.field(converter=np.asarray, eq=ByValue)
-    logprobs: AnyArray = attrs.field(converter=np.asarray, eq=ByValue)
+    token_ids: AnyArray = attrs.field(converter=_array, eq=ByValue)
+    logprobs: AnyArray = attrs.field(converter=_array, eq=ByValue)
 
     def to_lists(self) -> TopkList:
         """Return the (token id, log-probability) pairs of each position; None for positions without scores.
@@ -146,16 +151,13 @@ class PromptAltTokens(Model):
     logprobs: TensorData
 
 
-def _optional_array(value: Any) -> AnyArray | None:
-    return None if value is None else np.asarray(value)
+def _held(value: Any) -> Any:
+    """Keep numbers packed as they came from the wire, and make an array of anything else."""
+    return value if value is None or type(value) is c_array else np.asarray(value)
 
 
 def _optional_list(value: Any) -> list[Any] | None:
     return None if value is None else list(value)
-
-
-def _array_field() -> Any:
-    return attrs.field(default=None, repr=False, converter=_optional_array, eq=ByValue)
 
 
 def _list_field(name: str) -> Any:
@@ -164,7 +166,7 @@ def _list_field(name: str) -> Any:
 
 
 class _Views(dict[str, Any]):
-    """Lists created from arrays on first access. Pickles leave them out."""
+    """Lists and arrays created on first access. Pickles leave them out."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Views, ()
@@ -175,13 +177,18 @@ def _views_field() -> Any:
 
 
 def _view(views: Any, name: str, make: Callable[[], Any]) -> Any:
-    """Return a list, created on first use. Two threads may both create it; all get the same one."""
+    """Return a view, created on first use. Two threads may both create it; all get the same one."""
     return views[name] if name in views else views.setdefault(name, make())
+
+
+def _array_view(views: Any, name: str, held: Any) -> Any:
+    """Return the array over packed numbers; what else is held is an array already, or None."""
+    return _view(views, name, lambda: np.asarray(held)) if type(held) is c_array else held
 
 
 @model(kw_only=False)
 class SampledSequence(Model):
-    """One sampled continuation, with its arrays as received and lists created on first access.
+    """One sampled continuation, with its numbers as received; lists and arrays are created on first access.
 
     >>> sequence = SampledSequence("length", "seq-1", np.array([5, 6]), np.array([-1.0, -2.0]))
     >>> sequence.tokens, sequence.logprobs
@@ -191,8 +198,12 @@ class SampledSequence(Model):
     stop_reason: Literal["length", "stop"]
     sequence_id: str | None = None
     """The id for provenance spans; None if the server gives no ids."""
-    tokens_np: AnyArray | None = _array_field()
-    logprobs_np: AnyArray | None = _array_field()
+    _tokens: AnyArray | None = attrs.field(
+        default=None, alias="tokens_np", repr=False, converter=_held, eq=ByValue
+    )
+    _logprobs: AnyArray | None = attrs.field(
+        default=None, alias="logprobs_np", repr=False, converter=_held, eq=ByValue
+    )
     topk_logprobs_np: TopkLogprobs | None = attrs.field(default=None, repr=False)
     _tokens_list: list[int] | None = _list_field("_tokens_list")
     _logprobs_list: list[float] | None = _list_field("_logprobs_list")
@@ -204,17 +215,35 @@ class SampledSequence(Model):
         """The token ids as a list."""
         if self._tokens_list is not None:
             return self._tokens_list
-        array = self.tokens_np
-        made: list[int] = _view(self._views, "tokens", lambda: [] if array is None else array.tolist())
+        held = self._tokens
+        made: list[int] = _view(self._views, "tokens", lambda: [] if held is None else held.tolist())
         return made
+
+    @property
+    def tokens_np(self) -> AnyArray | None:
+        """The token ids as an array; None for a sequence that was made of lists."""
+        made: AnyArray | None = _array_view(self._views, "tokens_np", self._tokens)
+        return made
+
+    @property
+    def length(self) -> int:
+        """The number of tokens."""
+        held = self._tokens if self._tokens_list is None else self._tokens_list
+        return 0 if held is None else len(held)
 
     @property
     def logprobs(self) -> list[float] | None:
         """The log-probability of each token as a list; None if the response has none."""
-        array = self.logprobs_np
-        if array is None or self._logprobs_list is not None:
+        held = self._logprobs
+        if held is None or self._logprobs_list is not None:
             return self._logprobs_list
-        made: list[float] = _view(self._views, "logprobs", array.tolist)
+        made: list[float] = _view(self._views, "logprobs", held.tolist)
+        return made
+
+    @property
+    def logprobs_np(self) -> AnyArray | None:
+        """The log-probability of each token as an array; None if the response has none."""
+        made: AnyArray | None = _array_view(self._views, "logprobs_np", self._logprobs)
         return made
 
     @property
@@ -239,8 +268,9 @@ class SampleResponse(Model):
     __response__ = True
 
     sequences: list[SampledSequence]
-    prompt_logprobs_np: AnyArray | None = _array_field()
-    """NaN for positions without a score, such as the first."""
+    _prompt_logprobs: AnyArray | None = attrs.field(
+        default=None, alias="prompt_logprobs_np", repr=False, converter=_held, eq=ByValue
+    )
     topk_prompt_logprobs_np: TopkLogprobs | None = attrs.field(default=None, repr=False)
     target_prompt_logprobs: TensorData | None = None
     prompt_cache_hit_tokens: int = 0
@@ -252,10 +282,16 @@ class SampleResponse(Model):
     @property
     def prompt_logprobs(self) -> list[float | None] | None:
         """The log-probability of each prompt token, None for unscored ones; None if not requested."""
-        array = self.prompt_logprobs_np
-        if array is None or self._prompt_logprobs_list is not None:
+        held = self._prompt_logprobs
+        if held is None or self._prompt_logprobs_list is not None:
             return self._prompt_logprobs_list
-        made: list[float | None] = _view(self._views, "prompt_logprobs", lambda: _replace_nan(array))
+        made: list[float | None] = _view(self._views, "prompt_logprobs", lambda: _replace_nan(held))
+        return made
+
+    @property
+    def prompt_logprobs_np(self) -> AnyArray | None:
+        """The log-probability of each prompt token as an array, NaN for unscored ones."""
+        made: AnyArray | None = _array_view(self._views, "prompt_logprobs_np", self._prompt_logprobs)
         return made
 
     @property
@@ -268,11 +304,8 @@ class SampleResponse(Model):
         return made
 
 
-def _replace_nan(array: AnyArray) -> list[float | None]:
-    values: list[float | None] = array.tolist()
-    for index in np.flatnonzero(np.isnan(array)):
-        values[index] = None
-    return values
+def _replace_nan(held: AnyArray) -> list[float | None]:
+    return [value if value == value else None for value in held.tolist()]
 
 
 @model

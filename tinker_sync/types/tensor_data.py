@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-import numpy.typing as npt
-
+from tinker_sync._numpy import AnyArray, Int64Array, np
 from tinker_sync.errors import InvalidInputError, MissingExtraError
 from tinker_sync.types._arrays import (
-    AnyArray,
-    Int64Array,
     array_of_torch,
     dtype_name,
     quick_hash,
@@ -24,12 +20,13 @@ from tinker_sync.types._model import Model, advising, refuse, short_repr
 from tinker_sync.types.scalars import TensorDtype as TensorDtype
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import torch
     from typing_extensions import Self
 
 __all__ = ["TensorData"]
 
-_NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
+_DTYPES = ("int64", "float32")
 
 
 class _Unlocked(Model):
@@ -84,10 +81,10 @@ class TensorData(_Unlocked):
         """
         if dtype is None:
             raise TypeError("TensorData: dtype is required, 'int64' or 'float32'")
-        if dtype not in _NUMPY_DTYPES:
+        if dtype not in _DTYPES:
             raise InvalidInputError(f"TensorData.dtype: expected 'int64' or 'float32', got {dtype!r}")
         if data is None:
-            values = np.empty(0, dtype=_NUMPY_DTYPES[dtype])
+            values = np.empty(0, dtype=dtype)
         else:
             given = list(data) if isinstance(data, Iterator) else data
             values = wire_array(given, "TensorData.data", dtype)

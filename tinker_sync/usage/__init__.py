@@ -4,7 +4,7 @@
     prices.py     prices of a million tokens, from the user's file
     meter.py      adds up the tokens of each result
     report.py     usage so far, and its comparison with the bill
-    estimate.py   usage of planned work
+    planned.py    estimates of planned work
     budget.py     limits on tokens or dollars
 
 Nothing here sends a request. Clients report each result, on the thread that decodes it.
@@ -12,23 +12,14 @@ Nothing here sends a request. Clients report each result, on the thread that dec
 
 from __future__ import annotations
 
-from tinker_sync.usage.budget import Budget
-from tinker_sync.usage.counts import TokenCounts
-from tinker_sync.usage.estimate import Estimate, estimate, estimate_samples
-from tinker_sync.usage.prices import Price, PriceTable
-from tinker_sync.usage.report import Difference, Reconciliation, Usage, UsageRow, reconcile
+from tinker_sync._lazy import lazy_names
 
-__all__ = [
-    "Budget",
-    "Difference",
-    "Estimate",
-    "Price",
-    "PriceTable",
-    "Reconciliation",
-    "TokenCounts",
-    "Usage",
-    "UsageRow",
-    "estimate",
-    "estimate_samples",
-    "reconcile",
-]
+_HOMES = {
+    "tinker_sync.usage.budget": "Budget",
+    "tinker_sync.usage.counts": "TokenCounts",
+    "tinker_sync.usage.planned": "Estimate estimate estimate_samples",
+    "tinker_sync.usage.prices": "Price PriceTable",
+    "tinker_sync.usage.report": "Difference Reconciliation Usage UsageRow reconcile",
+}
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

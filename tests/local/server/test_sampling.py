@@ -11,7 +11,7 @@ import pytest
 from support.embedded import BASE, PROTO, Running, running
 
 from tinker_sync.local import tiny
-from tinker_sync.wire.proto import decode_sample_response
+from tinker_sync.wire.proto.samples import decode_sample_response
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeVar
 
 from tinker_sync._policy import NO_SUCH_CALL
-from tinker_sync._secret import mask_repr
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._shared import SharedCores
 from tinker_sync.config import Settings
@@ -34,7 +33,6 @@ class RestBase:
     def __init__(
         self, _holder: Core | None = None, *, base_url: str | None = None, api_key: str | None = None
     ) -> None:
-        base_url, api_key = mask_repr(base_url), mask_repr(api_key)  # tracebacks show local variables
         if _holder is not None and (base_url is not None or api_key is not None):
             raise InvalidInputError(
                 f"{type(self).__name__}: give a holder, or base_url and api_key, not both"
@@ -63,7 +61,7 @@ class RestBase:
         return self._core
 
     def __repr__(self) -> str:
-        core = getattr(self, "_core", None)  # there is none where it could not be made, as tracebacks show
+        core = getattr(self, "_core", None)  # None if the constructor has failed
         return f"<{type(self).__name__} {core.settings.base_url}>" if core else f"<{type(self).__name__}>"
 
     def _call(

@@ -202,8 +202,6 @@ def _trace_url(reply: Reply, secrets: Callable[[], Iterable[Secret]]) -> str | N
         return None
     if state == "failed":
         why = mask_text(str(tree.get("error") or "no reason given"), secrets())
-        del tree  # tracebacks show local variables
         raise _TraceFailed(f"the server could not write the trace: {why}")
     odd = WireError(f"unknown state of a trace: {short_repr(state)}", path="$.status")
-    del tree, state
     raise odd_answer(row, reply, odd, secrets) from odd

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tinker_sync._secret import Secret, mask_repr
+from tinker_sync._secret import Secret
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.local.process import key_files
 from tinker_sync.local.process.server import BUILT_IN_MODEL, ServerRecord
@@ -63,8 +63,7 @@ def serve(
     Traceback (most recent call last):
     tinker_sync.errors.ConfigurationError: '0.0.0.0' can be reached from other machines...
     """
-    secret = key if isinstance(key, Secret) else Secret(mask_repr(key) or f"tml-local-{os.urandom(24).hex()}")
-    key = None
+    secret = key if isinstance(key, Secret) else Secret(key or f"tml-local-{os.urandom(24).hex()}")
     _check_host(host, allow_remote)
     from tinker_sync.local.process.assembly import assemble
     from tinker_sync.local.process.running import run

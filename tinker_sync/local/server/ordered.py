@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync.wire.endpoints import PROTOBUF
-from tinker_sync.wire.proto import peek_model_and_number
+from tinker_sync.wire.proto.requests import peek_model_and_number
 
 if TYPE_CHECKING:
     from tinker_sync.local.server.service import LiveModel

@@ -26,7 +26,7 @@ from tinker_sync.types.session import (
     JoinSamplingSessionRequest,
     JoinSamplingSessionResponse,
 )
-from tinker_sync.wire.proto import encode_sample_response
+from tinker_sync.wire.proto.samples import encode_sample_response
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -15,7 +15,8 @@ from tinker_sync.local.server.problems import Refused, UserFault
 from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.types.optim import AdamParams, OptimStepRequest, OptimStepResponse
 from tinker_sync.types.training import ForwardBackwardRequest, ForwardRequest
-from tinker_sync.wire.proto import decode_forward_backward_request, encode_forward_backward_output
+from tinker_sync.wire.proto.outputs import encode_forward_backward_output
+from tinker_sync.wire.proto.requests import decode_forward_backward_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable

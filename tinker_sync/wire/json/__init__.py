@@ -37,7 +37,6 @@ from typing import Any, TypeVar
 
 from cattrs import Converter
 
-from tinker_sync._secret import MaskedBytes
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._model import Model
 from tinker_sync.wire.json._backends import (
@@ -89,14 +88,11 @@ def _lenient_converter() -> Converter:
 def encode(request: Model | Mapping[str, Any], *, backend: Backend = DEFAULT) -> bytes:
     """Return the JSON text of a model, or of a mapping with its nulls. Raises `InvalidInputError`.
 
-    The repr of the text does not show a secret in it.
-
     >>> from tinker_sync.types import LoraConfig
     >>> encode(LoraConfig(rank=8))
     b'{"rank":8,"train_unembed":true,"train_mlp":true,"train_attn":true}'
     """
-    data = dumps(request, backend=backend)
-    return MaskedBytes(data) if isinstance(request, Model) and request._holds_secret() else data
+    return dumps(request, backend=backend)
 
 
 def with_number(body: bytes, number: int) -> bytes:
@@ -105,7 +101,7 @@ def with_number(body: bytes, number: int) -> bytes:
     >>> with_number(b'{"model_id":"m"}', 7)
     b'{"seq_id":7,"model_id":"m"}'
     """
-    return type(body)(b'{"seq_id":%d,' % number + body[1:])
+    return b'{"seq_id":%d,' % number + body[1:]
 
 
 def decode(data: bytes | bytearray | memoryview, cls: type[T], *, backend: Backend = DEFAULT) -> T:
@@ -129,7 +125,6 @@ def dumps(tree: Any, *, backend: Backend = DEFAULT) -> bytes:
         return write(plain, backend)
     except InvalidInputError as error:
         problems = list(described(error))
-    del plain  # tracebacks show local variables, and this one shows tokens
     raise input_error(problems)
 
 

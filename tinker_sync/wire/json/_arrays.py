@@ -10,18 +10,13 @@ from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
+from tinker_sync._numpy import AnyArray, BoolArray, Int32Array, np
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import SampledSequence, SampleResponse, TensorData, TopkLogprobs
 from tinker_sync.types._arrays import plain_array, to_float32, to_int32, tokens_as_int32, wire_array
 from tinker_sync.types._structured import Unfit
 from tinker_sync.types.sampling import NO_LOGPROB
 from tinker_sync.wire.json._unfit import at
-
-AnyArray = npt.NDArray[Any]
-
 
 # ------------------------------------------------------------------------------------------------- writing
 
@@ -50,7 +45,7 @@ def _with_nulls(array: AnyArray) -> Any:
     return boxed.tolist()
 
 
-def _refuse_odd_number(array: AnyArray, odd: npt.NDArray[np.bool_]) -> Any:
+def _refuse_odd_number(array: AnyArray, odd: BoolArray) -> Any:
     index = np.unravel_index(int(np.argmax(odd)), odd.shape)
     steps = tuple(int(step) for step in index)
     raise Unfit("expected a number that JSON has", float(array[index]), steps)
@@ -120,7 +115,7 @@ def float32_in(given: Any) -> AnyArray:
     return numbers_in(given, "float32")
 
 
-def tokens_in(given: Any) -> npt.NDArray[np.int32]:
+def tokens_in(given: Any) -> Int32Array:
     """Return a list of token ids as int32."""
     if not isinstance(given, list):
         raise Unfit("expected a list of token ids", given)

@@ -10,9 +10,9 @@ Pure functions over their arguments; any thread may enter.
 from __future__ import annotations
 
 import json
+from array import array
+from itertools import accumulate
 from typing import Any, Final, Protocol
-
-import numpy as np
 
 from tinker_sync.types._structured import Unfit
 from tinker_sync.wire.json._unfit import Step, excerpt
@@ -197,8 +197,7 @@ def depth_of(data: bytes) -> int:
         brackets = b"".join(brackets.split(b'"')[::2])
     if not brackets:
         return 0
-    steps = np.frombuffer(brackets, dtype=np.int8)
-    return int(np.cumsum(steps, dtype=np.int32).max())
+    return max(accumulate(array("b", brackets)))
 
 
 def _without_escapes(data: bytes) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -19,10 +20,10 @@ from typing import Any, cast, get_args
 from uuid import UUID
 
 import attrs
-import numpy as np
 from cattrs import Converter, ForbiddenExtraKeysError, override
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
+from tinker_sync._numpy import np
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import (
     Datum,
@@ -50,7 +51,7 @@ from tinker_sync.wire.json._arrays import (
     tokens_in,
     topk_in,
 )
-from tinker_sync.wire.json._unfit import WIRE_NAMES, Steps, at
+from tinker_sync.wire.json._unfit import Steps, at
 
 Unknown = Callable[[type, set[str]], object]
 """A function that is called with a class and the unknown fields of an object that is to become one."""
@@ -100,7 +101,7 @@ def _list(tree: Any) -> list[Any]:
 
 
 def _array(name: str, read: Callable[[Any], Any]) -> Any:
-    return override(rename=WIRE_NAMES[name], struct_hook=lambda tree, _: read(tree))
+    return override(rename=name, struct_hook=lambda tree, _: read(tree))
 
 
 _SPECIAL: dict[tuple[type, str], Any] = {
@@ -111,11 +112,11 @@ _SPECIAL: dict[tuple[type, str], Any] = {
     # Only protobuf bodies carry provenance.
     (Datum, "model_input_spans"): override(omit=True),
     (Datum, "loss_fn_input_spans"): override(omit=True),
-    (SampledSequence, "tokens_np"): _array("tokens_np", tokens_in),
-    (SampledSequence, "logprobs_np"): _array("logprobs_np", float32_in),
-    (SampledSequence, "topk_logprobs_np"): _array("topk_logprobs_np", topk_in),
-    (SampleResponse, "prompt_logprobs_np"): _array("prompt_logprobs_np", float32_in),
-    (SampleResponse, "topk_prompt_logprobs_np"): _array("topk_prompt_logprobs_np", topk_in),
+    (SampledSequence, "_tokens"): _array("tokens", tokens_in),
+    (SampledSequence, "_logprobs"): _array("logprobs", float32_in),
+    (SampledSequence, "topk_logprobs_np"): _array("topk_logprobs", topk_in),
+    (SampleResponse, "_prompt_logprobs"): _array("prompt_logprobs", float32_in),
+    (SampleResponse, "topk_prompt_logprobs_np"): _array("topk_prompt_logprobs", topk_in),
 }
 """Fields that have another name on the wire, or more in them than their annotation describes."""
 
@@ -271,9 +272,6 @@ class _Writing:
             (Model, converter.unstructure),
             (Mapping, self.mapping),
             ((list, tuple, range), self.list),
-            (np.ndarray, lambda array: array_out(array, nulls=answers)),
-            (np.floating, lambda number: self.number(float(number))),
-            ((np.integer, np.bool_), lambda number: number.item()),
             (datetime, format_moment),
             ((date, time), lambda moment: moment.isoformat()),
             ((bytes, bytearray), _text_of),
@@ -293,7 +291,13 @@ class _Writing:
         return self._writer_for(type(value))(value)
 
     def _choose_writer(self, kind: type) -> Callable[[Any], Any]:
-        return next(writer for base, writer in self._table if issubclass(kind, base))
+        table = [*self._of_numpy(), *self._table] if "numpy" in sys.modules else self._table
+        return next(writer for base, writer in table if issubclass(kind, base))
+
+    def _of_numpy(self) -> Iterator[tuple[Any, Callable[[Any], Any]]]:
+        yield np.ndarray, lambda array: array_out(array, nulls=self._answers)
+        yield np.floating, lambda number: self.number(float(number))
+        yield (np.integer, np.bool_), lambda number: number.item()
 
     def number(self, number: float) -> float | None:
         """Return a float, if JSON has it."""
@@ -420,10 +424,12 @@ def _name(key: Any) -> str:
         return str.__str__(key)
     if key is None:
         return "null"
-    if isinstance(key, (bool, np.bool_)):
+    if isinstance(key, bool):
         return "true" if key else "false"
-    if isinstance(key, (int, np.integer)):
+    if isinstance(key, int):
         return str(int(key))
     if isinstance(key, float) and math.isfinite(key):
         return float.__repr__(key)
+    if "numpy" in sys.modules and isinstance(key, (np.bool_, np.integer)):
+        return _name(key.item())
     raise Unfit("expected keys that are text or numbers", key)

@@ -25,8 +25,11 @@ Step = str | int
 Steps = tuple[Step, ...]
 
 WIRE_NAMES = {
-    f"{name}_np": name
-    for name in ("tokens", "logprobs", "topk_logprobs", "prompt_logprobs", "topk_prompt_logprobs")
+    "_tokens": "tokens",
+    "_logprobs": "logprobs",
+    "topk_logprobs_np": "topk_logprobs",
+    "_prompt_logprobs": "prompt_logprobs",
+    "topk_prompt_logprobs_np": "topk_prompt_logprobs",
 }
 """Fields that hold arrays under a name of their own."""
 

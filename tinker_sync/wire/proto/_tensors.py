@@ -1,10 +1,8 @@
-"""The conversion between numpy arrays and `bytes` fields.
+"""The conversion between numpy arrays and `bytes` fields. Importing this module imports numpy.
 
 Outgoing arrays are not copied unless they are non-contiguous or have another dtype than the wire. Incoming
-arrays are
-copied, large ones separately: the user's arrays are writable, aligned, in this machine's byte order, do not
-    overlap,
-and do not keep a whole response alive. Any thread may use this.
+arrays are copied, large ones separately: the user's arrays are writable, aligned, in this machine's byte
+order, do not overlap, and do not keep a whole response alive. Any thread may use this.
 """
 
 from __future__ import annotations
@@ -16,15 +14,15 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
-import numpy as np
 
+from tinker_sync._numpy import np
 from tinker_sync.types._csr import csr_problem
 from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.wire.proto import tables
 from tinker_sync.wire.proto._fault import FieldFault
 
 if TYPE_CHECKING:
-    from tinker_sync.types._arrays import AnyArray, Int64Array
+    from tinker_sync._numpy import AnyArray, Int64Array
     from tinker_sync.wire.proto._reader import Plain
 
 INT32 = np.dtype("<i4")

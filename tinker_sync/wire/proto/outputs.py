@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-import numpy as np
-
+from tinker_sync._numpy import np
 from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.types.training import ForwardBackwardOutput
 from tinker_sync.wire.proto import tables

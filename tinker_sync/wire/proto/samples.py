@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from array import array as c_array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from tinker_sync._lazy import LazyModule
+from tinker_sync._numpy import np
 from tinker_sync.types._arrays import to_float32, tokens_as_int32
 from tinker_sync.types.sampling import (
     NO_LOGPROB,
@@ -18,21 +20,14 @@ from tinker_sync.types.sampling import (
 from tinker_sync.wire.proto import tables
 from tinker_sync.wire.proto._fault import FieldFault, decoding, encoding
 from tinker_sync.wire.proto._reader import Plain, Readable, read_message
-from tinker_sync.wire.proto._tensors import (
-    FLOAT32,
-    INT32,
-    OWN_FLOAT32,
-    OWN_INT32,
-    payload,
-    read_tensor,
-    tensor_to_plain,
-    view_array,
-)
 from tinker_sync.wire.proto._writer import Buffers, check_size, write_plain
 
 if TYPE_CHECKING:
-    from tinker_sync.types._arrays import AnyArray
+    from tinker_sync._numpy import AnyArray
     from tinker_sync.types.scalars import StopReason
+    from tinker_sync.wire.proto import _tensors
+else:  # it needs numpy, and most responses need neither
+    _tensors = LazyModule("tinker_sync.wire.proto._tensors")
 
 _STOP_REASONS: dict[int, StopReason] = {tables.STOP_REASON_STOP: "stop", tables.STOP_REASON_LENGTH: "length"}
 _STOP_NUMBERS = {name: number for number, name in _STOP_REASONS.items()}
@@ -41,10 +36,10 @@ _STOP_NUMBERS = {name: number for number, name in _STOP_REASONS.items()}
 
 
 def decode_sample_response(data: Readable) -> SampleResponse:
-    """Decode a response. Every array is a separate, writable copy.
+    """Decode a response. Tokens and log-probabilities stay packed until a list or an array is read.
 
-    A present but empty list becomes an empty array, an absent list None. The message has no sequence
-    ids, so `sequence_id` stays unset.
+    Every array is a separate, writable copy. A present but empty list becomes an empty array, an absent list
+    None. The message has no sequence ids, so `sequence_id` stays unset.
 
     Raises:
         WireError: the bytes are not a valid response; `path` names the field, as in
@@ -64,7 +59,7 @@ def decode_sample_response(data: Readable) -> SampleResponse:
             raise fault.under(f"sequences[{len(sequences)}]") from None
         return SampleResponse(
             sequences,
-            _read_floats(plain, "prompt_logprobs"),
+            _read_packed(plain, "prompt_logprobs", "f"),
             _read_topk(plain, "topk_prompt_logprobs"),
             _read_tensor(plain, "target_prompt_logprobs"),
             plain.get("prompt_cache_hit_tokens", 0),
@@ -77,15 +72,25 @@ def _read_sequence(plain: Plain) -> SampledSequence:
     reason = _STOP_REASONS.get(number)
     if reason is None:
         raise FieldFault(f"{number} is not a known StopReason", "stop_reason")
-    tokens = view_array(plain, "tokens", INT32).astype(OWN_INT32)
-    logprobs = _read_floats(plain, "logprobs")
-    if logprobs is not None and logprobs.size not in (0, tokens.size):
-        raise FieldFault(f"{logprobs.size} values for {tokens.size} tokens", "logprobs")
+    tokens = _read_packed({"tokens": b"", **plain}, "tokens", "i")
+    logprobs = _read_packed(plain, "logprobs", "f")
+    if logprobs and len(logprobs) != len(tokens):
+        raise FieldFault(f"{len(logprobs)} values for {len(tokens)} tokens", "logprobs")
     return SampledSequence(reason, None, tokens, logprobs, _read_topk(plain, "topk_sampled_logprobs"))
 
 
-def _read_floats(plain: Plain, name: str) -> AnyArray | None:
-    return view_array(plain, name, FLOAT32).astype(OWN_FLOAT32) if name in plain else None
+def _read_packed(plain: Plain, name: str, code: str) -> Any:
+    """Return the four-byte numbers of a `bytes` field as an array of the standard library; None if absent."""
+    if name not in plain:
+        return None
+    octets = plain[name]
+    if len(octets) % 4:
+        raise FieldFault(f"{len(octets)} bytes are not a whole number of 4-byte values", name)
+    packed = c_array(code)
+    packed.frombytes(octets)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed
 
 
 def _read_topk(plain: Plain, name: str) -> TopkLogprobs | None:
@@ -95,11 +100,13 @@ def _read_topk(plain: Plain, name: str) -> TopkLogprobs | None:
     topk = plain[name]
     shape = topk.get("length", 0), topk.get("k", 0)
     try:
-        ids = _reshape(view_array(topk, "token_ids", INT32), shape, "token_ids")
-        logprobs = _reshape(view_array(topk, "logprobs", FLOAT32), shape, "logprobs")
+        ids = _reshape(_tensors.view_array(topk, "token_ids", _tensors.INT32), shape, "token_ids")
+        logprobs = _reshape(_tensors.view_array(topk, "logprobs", _tensors.FLOAT32), shape, "logprobs")
     except FieldFault as fault:
         raise fault.under(name) from None
-    return TopkLogprobs(ids.astype(OWN_INT32), logprobs.astype(OWN_FLOAT32)) if all(shape) else None
+    if not all(shape):
+        return None
+    return TopkLogprobs(ids.astype(_tensors.OWN_INT32), logprobs.astype(_tensors.OWN_FLOAT32))
 
 
 def _reshape(values: AnyArray, shape: tuple[int, int], name: str) -> AnyArray:
@@ -113,7 +120,7 @@ def _read_tensor(plain: Plain, name: str) -> Any:
     if name not in plain:
         return None
     try:
-        return read_tensor(plain[name])
+        return _tensors.read_tensor(plain[name])
     except FieldFault as fault:
         raise fault.under(name) from None
 
@@ -155,7 +162,7 @@ def encode_sample_response(response: SampleResponse) -> Buffers:
                 response.topk_prompt_logprobs_np, response._topk_prompt_logprobs_list, "topk_prompt_logprobs"
             ),
             "prompt_cache_hit_tokens": response.prompt_cache_hit_tokens,
-            "target_prompt_logprobs": None if targets is None else tensor_to_plain(targets),
+            "target_prompt_logprobs": None if targets is None else _tensors.tensor_to_plain(targets),
             "prompt_alt_tokens": None if alternatives is None else _alternatives_to_plain(alternatives),
         }
         out = write_plain(tables.SAMPLE_RESPONSE, plain)
@@ -165,16 +172,17 @@ def encode_sample_response(response: SampleResponse) -> Buffers:
 
 def _alternatives_to_plain(alternatives: PromptAltTokens) -> Plain:
     return {
-        "tokens": tensor_to_plain(alternatives.tokens),
-        "logprobs": tensor_to_plain(alternatives.logprobs),
+        "tokens": _tensors.tensor_to_plain(alternatives.tokens),
+        "logprobs": _tensors.tensor_to_plain(alternatives.logprobs),
     }
 
 
 def _sequence_to_plain(sequence: SampledSequence, where: str) -> Plain:
-    tokens = sequence.tokens_np if sequence._tokens_list is None else sequence._tokens_list
+    given = sequence.tokens_np if sequence._tokens_list is None else sequence._tokens_list
+    tokens = tokens_as_int32(() if given is None else given, f"{where}.tokens")
     return {
         "stop_reason": _STOP_NUMBERS[sequence.stop_reason],
-        "tokens": payload(tokens_as_int32(() if tokens is None else tokens, f"{where}.tokens"), INT32),
+        "tokens": _tensors.payload(tokens, _tensors.INT32),
         "logprobs": _floats_to_plain(sequence.logprobs_np, sequence._logprobs_list, f"{where}.logprobs"),
         "topk_sampled_logprobs": _topk_to_plain(
             sequence.topk_logprobs_np, sequence._topk_logprobs_list, f"{where}.topk_logprobs"
@@ -187,7 +195,7 @@ def _floats_to_plain(
 ) -> memoryview | None:
     if listed is not None:
         array = np.array([np.nan if value is None else value for value in listed], dtype=np.float64)
-    return None if array is None else payload(to_float32(array, where), FLOAT32)
+    return None if array is None else _tensors.payload(to_float32(array, where), _tensors.FLOAT32)
 
 
 def _topk_to_plain(topk: TopkLogprobs | None, listed: Any, where: str) -> Plain | None:
@@ -202,8 +210,8 @@ def _topk_to_plain(topk: TopkLogprobs | None, listed: Any, where: str) -> Plain 
     ids = tokens_as_int32(topk.token_ids.reshape(-1), f"{where}.token_ids")
     logprobs = to_float32(topk.logprobs, f"{where}.logprobs")
     return {
-        "token_ids": payload(ids, INT32),
-        "logprobs": payload(logprobs, FLOAT32),
+        "token_ids": _tensors.payload(ids, _tensors.INT32),
+        "logprobs": _tensors.payload(logprobs, _tensors.FLOAT32),
         "k": k,
         "length": length,
     }

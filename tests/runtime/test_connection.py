@@ -8,12 +8,12 @@ import pytest
 from support.clock import FakeClock
 
 from tinker_sync.errors import APIConnectionError
-from tinker_sync.runtime.upkeep import SHORTEST_REFRESH_S, Upkeep
+from tinker_sync.runtime.connection import SHORTEST_REFRESH_S, Refresher
 from tinker_sync.types.service import ClientDynamicConfigResponse
 
 
 class Bench:
-    """An upkeep whose worker runs when it is told to."""
+    """A refresher whose worker runs when the test says so."""
 
     def __init__(self) -> None:
         self.clock = FakeClock(automatic=False)
@@ -21,7 +21,7 @@ class Bench:
         self.token_in_s: float | None = None
         self.renewed = 0
         self.answers: list[ClientDynamicConfigResponse | Exception] = []
-        self.upkeep = Upkeep(self, self.fetch, self.jobs.append, self.clock)
+        self.refresher = Refresher(self, self.fetch, self.jobs.append, self.clock)
 
     def step(self) -> None:
         self.renewed += 1
@@ -36,12 +36,12 @@ class Bench:
         return answer
 
     def know(self, interval_s: float) -> None:
-        self.upkeep.know(ClientDynamicConfigResponse(refresh_interval_sec=interval_s))
+        self.refresher.know(ClientDynamicConfigResponse(refresh_interval_sec=interval_s))
 
     def beat(self) -> int:
         """A heartbeat's worth; how many jobs it gave to the worker."""
         before = len(self.jobs)
-        self.upkeep.begin_if_due()
+        self.refresher.begin_if_due()
         return len(self.jobs) - before
 
 
@@ -53,7 +53,7 @@ def test_nothing_is_due_where_the_server_has_no_such_settings() -> None:
     bench = Bench()
     bench.clock.advance(10_000)
     assert bench.beat() == 0
-    assert bench.upkeep.settings is None
+    assert bench.refresher.settings is None
 
 
 def test_settings_are_refreshed_when_they_say() -> None:
@@ -66,7 +66,7 @@ def test_settings_are_refreshed_when_they_say() -> None:
     assert bench.beat() == 0  # the worker is at it
     bench.answers = [settings(7)]
     bench.jobs.pop()()
-    assert bench.upkeep.settings == settings(7)
+    assert bench.refresher.settings == settings(7)
     bench.clock.advance(59)
     assert bench.beat() == 0
     bench.clock.advance(1)
@@ -84,22 +84,22 @@ def test_not_more_often_than_is_decent() -> None:
 
 def test_a_failure_keeps_what_there_is_and_is_tried_again_later() -> None:
     bench = Bench()
-    bench.upkeep.know(settings(7))
+    bench.refresher.know(settings(7))
     bench.clock.advance(60)
     bench.answers = [APIConnectionError(), settings(8)]
     assert bench.beat() == 1
     bench.jobs.pop()()
-    assert bench.upkeep.settings == settings(7)
+    assert bench.refresher.settings == settings(7)
     assert bench.beat() == 0
     bench.clock.advance(60)
     assert bench.beat() == 1
     bench.jobs.pop()()
-    assert bench.upkeep.settings == settings(8)
+    assert bench.refresher.settings == settings(8)
 
 
 def test_our_own_mistake_does_not_keep_the_worker_for_ever() -> None:
     bench = Bench()
-    bench.upkeep.know(settings(7))
+    bench.refresher.know(settings(7))
     bench.clock.advance(60)
     bench.answers = [KeyError("a"), settings(8)]
     assert bench.beat() == 1
@@ -107,7 +107,7 @@ def test_our_own_mistake_does_not_keep_the_worker_for_ever() -> None:
         bench.jobs.pop()()
     assert bench.beat() == 1
     bench.jobs.pop()()
-    assert bench.upkeep.settings == settings(8)
+    assert bench.refresher.settings == settings(8)
 
 
 def test_a_token_is_renewed_when_it_is_time() -> None:
@@ -126,7 +126,7 @@ def test_a_closed_pool_is_no_reason_to_raise() -> None:
 
     bench = Bench()
     bench.token_in_s = 0.0
-    upkeep = Upkeep(bench, bench.fetch, refuse, bench.clock)
+    upkeep = Refresher(bench, bench.fetch, refuse, bench.clock)
     upkeep.begin_if_due()
     upkeep.begin_if_due()
 
@@ -135,5 +135,5 @@ def test_a_child_does_not_wait_for_the_parents_worker() -> None:
     bench = Bench()
     bench.token_in_s = 0.0
     assert (bench.beat(), bench.beat()) == (1, 0)
-    bench.upkeep.renew_after_fork()
+    bench.refresher.renew_after_fork()
     assert bench.beat() == 1

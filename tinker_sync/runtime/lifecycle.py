@@ -1,7 +1,8 @@
-"""What a client consists of that has to be ended, held apart from the client so that its end can be noticed.
+"""`Lifecycle`: the observers of a client, its calls that have not ended, and its end, in order.
 
-Three ways lead here: `close`, the end of the process, and a client that was simply dropped. Any thread may
-enter; each part ends once, whoever comes first.
+It is held apart from the client, so that the end of a client that was dropped can be noticed. Three ways lead
+to the end: `close`, the end of the process, and a client that the garbage collector finds. Any thread may
+enter; each part ends once.
 """
 
 from __future__ import annotations
@@ -10,27 +11,29 @@ import _thread
 import logging
 import threading
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tinker_sync._observe import CallFailed, Event, Observer
 from tinker_sync.errors import ClientClosedError, EarlierCallFailedError, TinkerError
 from tinker_sync.runtime import exits
+from tinker_sync.runtime.failures import fresh
+from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried
-from tinker_sync.runtime.unfinished import Unfinished
 
 if TYPE_CHECKING:
     from tinker_sync.config import Settings
+    from tinker_sync.runtime.connection import Connection
     from tinker_sync.runtime.poller import Poller
     from tinker_sync.runtime.session import Session
     from tinker_sync.runtime.workers import Workers
     from tinker_sync.transport.call import Call
     from tinker_sync.transport.caller import Caller
-    from tinker_sync.transport.http import Http
 
-# Consequences of another failure, which has been told, or of the user's own doing.
+# They follow from a failure that was reported, or from the user's own `close`.
 _NO_NEWS: Final = (EarlierCallFailedError, ClientClosedError)
-# Neither those who watch nor a courtesy to the server hold up the end for longer.
+# Observers and courtesies to the server delay the end by this much at most.
 _COMPANION_LIMIT_S: Final = 1.0
 _ACKNOWLEDGE_LIMIT_S: Final = 1.0
 _JOIN_S: Final = 0.5
@@ -39,53 +42,67 @@ _log = logging.getLogger("tinker_sync.session")
 
 
 class Companion(Observer, Protocol):
-    """Watches a client and ends with it."""
+    """An observer of a client that ends with it."""
 
     def close(self, limit_s: float) -> None:
-        """Deliver within `limit_s` what there is to deliver, then stop. Never raises."""
+        """Deliver within `limit_s` what is left to deliver, then stop. Never raises."""
 
 
 class Closable(Protocol):
-    """Something that fails whoever waits in it."""
+    """A place where calls wait; its close fails them."""
 
     def close(self, failure: Exception, /) -> object: ...
 
 
 class Acknowledging(Protocol):
-    """Something that owes the server an acknowledgement at the end."""
+    """A part that owes the server an acknowledgement at the end."""
 
     def last_call(self) -> Call | None:
         """Return the call that makes it; None where there is nothing to acknowledge."""
 
 
-class Parts:
-    """The parts of one client. Thread-safe."""
+class Lifecycle:
+    """The life of one client. Thread-safe.
 
-    def __init__(
-        self, settings: Settings, caller: Caller, poller: Poller, http: Http, pools: tuple[Workers, ...]
-    ) -> None:
-        self.settings = settings
-        self.caller = caller
+    The futures that have not ended are kept without a lock; see "Threads" in the package's docstring. A
+    future that is added while the client is closed is in the copy that `refuse` goes through, or sees the
+    failure.
+    """
+
+    def __init__(self, connection: Connection, poller: Poller, pools: Sequence[Workers]) -> None:
+        self.closed = False
+        """True from the first `close` on; final."""
         self.closing = threading.Event()
         self.session: Session | None = None
         self.companion: Companion | None = None
         self.observers: tuple[Observer, ...] = ()
-        """Who else watches; replaced, never changed."""
+        """The observers that do not end with the client; replaced, never changed."""
         self.asked_to_end: tuple[str, str | None] | None = None
-        """How the user said that it ended, once he has; whoever finishes the session says so too."""
+        """The status and the detail that the user gave to `close`."""
         self.waits: tuple[Closable, ...] = ()
-        """Where calls wait for their turn."""
-        self.unfinished = Unfinished(self.report)
+        """The places where calls wait for their turn."""
         self._lock = threading.Lock()
         self._acknowledging: weakref.WeakSet[Acknowledging] = weakref.WeakSet()  # guarded by _lock
+        self._unfinished: set[APIFuture[Any]] = set()
+        self._failure: Exception | None = None  # set once, final
+        self._connection = connection
         self._poller = poller
-        self._http = http
         self._pools = pools
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the client."""
+        return self._connection.settings
+
+    @property
+    def caller(self) -> Caller:
+        """Makes calls until the client is shut."""
+        return self._connection.caller
 
     # -------------------------------------------------------------------------------------- news
 
     def tell(self, event: Event) -> None:
-        """Tell who watches. What it raises is logged and harms nothing."""
+        """Pass an event to the observers. An observer that raises is logged and harms nothing."""
         observers = self.observers if self.companion is None else (*self.observers, self.companion)
         for observer in observers:
             try:
@@ -94,22 +111,42 @@ class Parts:
                 _log.debug("an observer failed", exc_info=True)
 
     def report(self, failure: BaseException) -> None:
-        """A call of the user has failed."""
+        """Pass on the failure of a call of the user."""
         if isinstance(failure, _NO_NEWS):
             return
         if self.session is not None:
             self.session.look_after(failure)
         self.tell(CallFailed(error=failure))
 
+    # -------------------------------------------------------------------------------------- calls
+
+    def end_with_client(self, future: APIFuture[Any]) -> None:
+        """End a future when the client is closed, at the latest, and report its failure."""
+        self._unfinished.add(future)
+        future.when_done(self._on_ended)
+        if self._failure is not None:
+            future.fail(fresh(self._failure))
+
+    @property
+    def unfinished(self) -> int:
+        """The number of calls that have not ended."""
+        return len(self._unfinished)
+
+    def _on_ended(self, future: APIFuture[Any]) -> None:
+        self._unfinished.discard(future)
+        failure = future.failure
+        if failure is not None:
+            self.report(failure)
+
     # -------------------------------------------------------------------------------------- the end
 
     def finish(
         self, status: str, detail: str | None, limit_s: float, *, quiet: bool = False
     ) -> threading.Event | None:
-        """Begin to tell the server that the session is over; the event is set when that is done.
+        """Begin to finish the session at the server; the event is set when that is done.
 
-        It happens on the thread of the heartbeats. So it is bounded for whoever waits, even where looking up
-        a name is not, and works at the end of a process, when there are no new threads any more.
+        It happens on the thread of the heartbeats. So the wait for it is bounded, even where looking up a
+        name is not, and it works at the end of a process, when there are no new threads any more.
         """
         session = self.session
         if session is None:
@@ -142,10 +179,11 @@ class Parts:
                 _log.debug("retrieved samples could not be acknowledged: %s", error)
 
     def refuse(self) -> None:
-        """Fail whoever waits for a result or for a turn."""
+        """Fail the calls that wait for a result or for a turn, and all later ones."""
         self.closing.set()
-        failure = ClientClosedError()
-        self.unfinished.close(failure)
+        failure = self._failure = self._failure or ClientClosedError()
+        for future in list(self._unfinished):
+            future.fail(fresh(failure))
         for wait in self.waits:
             wait.close(failure)
 
@@ -159,33 +197,34 @@ class Parts:
             self.companion.close(0.0)
         self.caller.close()
         self._poller.close()
-        self._http.close()
-        # With everything closed threads come home at once, but for those in a callback of the user. What is
-        # left to do is done all the same: callbacks have somebody who counts on them.
+        self._connection.http.close()
+        # With everything closed threads come home at once, but for those in a callback of the user. Jobs that
+        # are left are done all the same: users count on their callbacks.
         for pool in self._pools:
             pool.close(timeout=_JOIN_S, drop=False)
         if self.session is not None:
             self.session.join(_JOIN_S)
 
     def renew_after_fork(self) -> None:
-        """In the child nobody waits for the end; what is ended stays so."""
+        """Leave the parent's calls to the parent, in a forked child; what is closed stays closed."""
         self._lock = threading.Lock()
         self._acknowledging = weakref.WeakSet()
+        self._unfinished = set()
         ended, self.closing = self.closing.is_set(), threading.Event()
         if ended:
             self.closing.set()
 
 
-def shut_elsewhere(parts: Any) -> None:
-    """For finalizers, which may run in any thread, between any two steps, with any lock held: have everything
-    shut by a thread that holds none.
+def shut_elsewhere(lifecycle: Any) -> None:
+    """Have everything shut by a thread that holds no lock.
 
-    Starting a `threading.Thread` takes locks of its own, so even that is left to the new one.
+    For finalizers, which may run in any thread, between any two steps, with any lock held. Starting a
+    `threading.Thread` takes locks of its own, so even that is left to the new thread.
     """
     with suppress(RuntimeError):  # the process ends anyway
-        _thread.start_new_thread(_start_shutting, (parts,))
+        _thread.start_new_thread(_start_shutting, (lifecycle,))
 
 
-def _start_shutting(parts: Parts) -> None:
+def _start_shutting(lifecycle: Lifecycle) -> None:
     with suppress(RuntimeError):
-        threading.Thread(target=parts.shut, name="tinker-close", daemon=True).start()
+        threading.Thread(target=lifecycle.shut, name="tinker-close", daemon=True).start()

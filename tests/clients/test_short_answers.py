@@ -1,0 +1,182 @@
+"""Answers with less in them than was asked for, or with something else, fail the call that waits for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from support.hasty import FLAGS, hasty_service
+from support.tinker_stub import PROTO, Answer, Asked, Promise, Stub, StubServer
+
+from tinker_sync import types
+from tinker_sync.clients.service import ServiceClient
+from tinker_sync.errors import APIResponseValidationError, UnsupportedByServerError
+from tinker_sync.losses import numpy_loss
+from tinker_sync.types import SampleResponse
+from tinker_sync.wire import proto
+
+PATIENCE_S = 20.0
+PROMPT = types.ModelInput.from_ints([1, 2, 3])
+PARAMS = types.SamplingParams(max_tokens=2)
+CHUNKS = {"fwdbwd_max_chunk_len": 4}
+
+
+@contextmanager
+def world(**flags: Any) -> Iterator[tuple[Stub, ServiceClient]]:
+    with StubServer(config={**FLAGS, **flags}) as stub, hasty_service(stub) as client:
+        yield stub, client
+
+
+def data(count: int) -> list[types.Datum]:
+    return [types.Datum(types.ModelInput.from_ints([n]), {"target_tokens": [n + 1]}) for n in range(count)]
+
+
+def change(stub: Stub, kind: str, how: Callable[[Promise], object]) -> None:
+    """Change the result of the first promise of a kind, each time it is asked for."""
+    changed: list[str] = []
+
+    def script(asked: Asked) -> Answer | None:
+        request_id = asked.json()["request_id"]
+        promise = stub._promises.get(request_id)
+        if promise is not None and promise.kind == kind and not changed:
+            how(promise)
+            changed.append(request_id)
+        return None
+
+    stub.script("/retrieve_future", *[script] * 20)
+
+
+def answer_with(**fields: Any) -> Callable[[Promise], object]:
+    def how(promise: Promise) -> None:
+        promise.payload = json.dumps(fields).encode()
+
+    return how
+
+
+def two_of_four(promise: Promise) -> None:
+    response = proto.decode_sample_response(promise.payload)
+    whole = SampleResponse(response.sequences[:2], response.prompt_logprobs_np)
+    promise.payload = b"".join(proto.encode_sample_response(whole))
+
+
+def test_a_sample_with_too_few_sequences() -> None:
+    with world() as (stub, client):
+        sampler = client.create_sampling_client(base_model="stub/model").result()
+        change(stub, "sample", two_of_four)
+        future = sampler.sample(PROMPT, 4, PARAMS)
+        with pytest.raises(APIResponseValidationError) as failed:
+            future.result(PATIENCE_S)
+        assert "the result of SamplingClient.sample cannot be used" in str(failed.value)
+        assert failed.value.request_id == future.request_id
+        assert len(sampler.sample(PROMPT, 4, PARAMS).result(PATIENCE_S).sequences) == 4
+
+
+def test_scores_that_were_not_computed() -> None:
+    with world() as (stub, client):
+        sampler = client.create_sampling_client(base_model="stub/model").result()
+
+        def unscored(promise: Promise) -> None:
+            response = proto.decode_sample_response(promise.payload)
+            promise.payload = b"".join(proto.encode_sample_response(SampleResponse(response.sequences)))
+
+        change(stub, "sample", unscored)
+        with pytest.raises(UnsupportedByServerError, match="prompt_logprobs"):
+            sampler.compute_logprobs(PROMPT).result(PATIENCE_S)
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("call", ["forward_backward", "forward"])
+def test_a_chunk_without_outputs_shifts_nothing(call: str, parallel: bool) -> None:
+    with world(**CHUNKS, parallel_fwdbwd_chunks=parallel) as (stub, client):
+        trainer = client.create_lora_training_client("stub/model").result()
+        change(stub, "forward_backward", lambda promise: setattr(promise, "payload", b""))
+        with pytest.raises(APIResponseValidationError, match="expected 4, one for each datum, got 0"):
+            getattr(trainer, call)(data(8), "cross_entropy").result(PATIENCE_S)
+        whole = getattr(trainer, call)(data(8), "cross_entropy").result(PATIENCE_S)
+        assert [row["logprobs"].data[0] for row in whole.loss_fn_outputs] == pytest.approx(
+            [-(n + 1) / 100 for n in range(8)]
+        )
+
+
+def test_a_custom_loss_sees_no_short_forward_pass() -> None:
+    seen = []
+
+    @numpy_loss
+    def loss(data: Any, logprobs: Any) -> Any:
+        seen.append(len(logprobs))
+        return 0.0, {}, [0 * each for each in logprobs]
+
+    with world(**CHUNKS) as (stub, client):
+        trainer = client.create_lora_training_client("stub/model").result()
+        change(stub, "forward_backward", lambda promise: setattr(promise, "payload", b""))
+        with pytest.raises(APIResponseValidationError, match="got 0"):
+            trainer.forward_backward_custom(data(8), loss).result(PATIENCE_S)
+        assert seen == []
+        trainer.forward_backward_custom(data(8), loss).result(PATIENCE_S)
+        assert seen == [8]
+
+
+def test_an_answer_without_a_length_is_not_taken_for_whole() -> None:
+    """Cut after a field, protobuf is protobuf still; JSON is not."""
+    with world() as (stub, client):
+        trainer = client.create_lora_training_client("stub/model").result()
+
+        def unbounded(asked: Asked) -> Answer | None:
+            payload = stub._promises[asked.json()["request_id"]].payload
+            return Answer(body=payload, content_type=PROTO, lasts_until_close=True)
+
+        stub.script("/retrieve_future", unbounded)
+        assert trainer.forward_backward(data(2), "cross_entropy").result(PATIENCE_S).metrics
+        assert len(stub.asked("/retrieve_future")) == 3  # the model, and the pass twice
+        stub.script("/retrieve_future", *[unbounded] * 3)
+        with pytest.raises(APIResponseValidationError, match="states no length"):
+            trainer.forward_backward(data(2), "cross_entropy").result(PATIENCE_S)
+        unbounded_json = Answer(body={"metrics": {"a:sum": 1.0}}, lasts_until_close=True)
+        stub.script("/retrieve_future", unbounded_json)
+        assert trainer.optim_step(types.AdamParams()).result(PATIENCE_S).metrics == {"a:sum": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "complaint"),
+    [
+        ("save_weights", {"type": "save_weights"}, "path"),
+        ("save_weights", {"path": ""}, "nothing that was saved"),
+        ("optim_step", {"type": "load_weights", "path": "tinker://x/weights/a"}, "that of load_weights"),
+        ("optim_step", {"request_id": "req-999"}, "another request"),
+    ],
+)
+def test_results_that_say_too_little_or_belong_elsewhere(
+    kind: str, answer: dict[str, Any], complaint: str
+) -> None:
+    with world() as (stub, client):
+        trainer = client.create_lora_training_client("stub/model").result()
+        change(stub, kind, answer_with(**answer))
+        future = trainer.save_state("a") if kind == "save_weights" else trainer.optim_step(types.AdamParams())
+        with pytest.raises(APIResponseValidationError, match=complaint):
+            future.result(PATIENCE_S)
+
+
+def test_weights_saved_under_no_name_and_for_no_session() -> None:
+    with world() as (stub, client):
+        trainer = client.create_lora_training_client("stub/model").result()
+        change(stub, "save_weights_for_sampler", answer_with(type="save_weights_for_sampler"))
+        with pytest.raises(APIResponseValidationError, match="nothing that was saved"):
+            trainer.save_weights_and_get_sampling_client().result(PATIENCE_S)
+        assert stub.asked("/create_sampling_session") == []
+
+
+def test_ids_that_are_empty_or_of_another_model() -> None:
+    with world() as (stub, client):
+        trainer = client.create_lora_training_client("stub/model").result()
+        stub.script("/get_info", Answer(body={"model_data": {}, "model_id": "another"}))
+        with pytest.raises(APIResponseValidationError, match="another model"):
+            trainer.get_info()
+        stub.script("/create_sampling_session", Answer(body={"sampling_session_id": ""}))
+        with pytest.raises(APIResponseValidationError, match="sampling_session_id: is empty"):
+            client.create_sampling_client(base_model="stub/model").result(PATIENCE_S)
+        change(stub, "create_model", answer_with(model_id=""))
+        with pytest.raises(APIResponseValidationError, match="names no model"):
+            client.create_lora_training_client("stub/model").result(PATIENCE_S)

@@ -1,0 +1,205 @@
+"""Results that are too short, or that belong to another call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tinker_sync.errors import UnsupportedByServerError, WireError
+from tinker_sync.runtime.answers import ExpectedOutputs, check_kind, check_model, check_saved
+from tinker_sync.runtime.sample_response import check_response, named
+from tinker_sync.types import (
+    Datum,
+    ForwardBackwardOutput,
+    LoadWeightsResponse,
+    ModelInput,
+    PromptAltTokens,
+    SampledSequence,
+    SampleRequest,
+    SampleResponse,
+    SamplingParams,
+    TensorData,
+    TopkLogprobs,
+)
+
+
+def datum(*tokens: int) -> Datum:
+    return Datum(ModelInput.from_ints(list(tokens)), {"target_tokens": list(tokens)})
+
+
+def scored(*sizes: int) -> ForwardBackwardOutput:
+    return ForwardBackwardOutput("", [{"logprobs": TensorData([-0.5] * size, "float32")} for size in sizes])
+
+
+class TestPasses:
+    DATA = (datum(1, 2, 3), datum(4))
+
+    def test_fitting_outputs_pass(self) -> None:
+        expected = ExpectedOutputs.of(self.DATA, whole=True)
+        for output in (scored(3, 1), ForwardBackwardOutput("", [{}, {}])):
+            assert expected.check(output) is output
+
+    @pytest.mark.parametrize("sizes", [(), (3,), (3, 1, 1), (2, 1), (1, 3), (3, 2)], ids=str)
+    def test_others_are_refused(self, sizes: tuple[int, ...]) -> None:
+        with pytest.raises(WireError, match="loss_fn_outputs"):
+            ExpectedOutputs.of(self.DATA, whole=True).check(scored(*sizes))
+
+    def test_older_servers_may_leave_out_targets_without_weight(self) -> None:
+        lenient = ExpectedOutputs.of(self.DATA, whole=False)
+        assert lenient.check(scored(2, 0))
+        with pytest.raises(WireError, match=r"loss_fn_outputs\[1\].logprobs: expected 1 values"):
+            lenient.check(scored(2, 2))
+
+    def test_matrices_of_targets_may_come_flat(self) -> None:
+        pairs = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": np.array([[1, 2], [3, 4]])})
+        expected = ExpectedOutputs.of([pairs], whole=True)
+        flat, square = TensorData([-1.0] * 4, "float32"), TensorData([-1.0] * 4, "float32", [2, 2])
+        for tensor in (flat, square):
+            expected.check(ForwardBackwardOutput("", [{"logprobs": tensor}]))
+        with pytest.raises(WireError):
+            expected.check(scored(2))
+
+    def test_data_without_targets_are_counted_only(self) -> None:
+        expected = ExpectedOutputs.of([Datum(ModelInput.from_ints([1]))], whole=True)
+        assert expected.check(scored(7))
+
+
+class TestOtherResults:
+    @pytest.mark.parametrize(
+        ("name", "tree"),
+        [
+            ("optim_step", {}),
+            ("optim_step", {"type": "optim_step"}),
+            ("optim_step", {"type": "a word of a newer server"}),
+            ("optim_step", {"type": 5}),
+            ("save_weights_for_sampler", {"type": "save_weights"}),
+            ("load_weights", None),
+        ],
+    )
+    def test_what_may_be_the_result(self, name: str, tree: Any) -> None:
+        check_kind(name, tree)
+
+    @pytest.mark.parametrize("kind", ["save_weights", "create_model", "load_weights", "sample"])
+    def test_the_result_of_another_call(self, kind: str) -> None:
+        with pytest.raises(WireError, match=f"that of {kind}"):
+            check_kind("optim_step", {"type": kind})
+
+    def test_a_save_without_a_name(self) -> None:
+        check_saved("tinker://run/weights/a")
+        check_saved(None, "s:sample:0")
+        for path, session in (("", None), (None, ""), (None, None)):
+            with pytest.raises(WireError, match="nothing that was saved"):
+                check_saved(path, session)
+
+    def test_another_model(self) -> None:
+        for model_id in (None, "", "m-1"):
+            check_model("m-1", LoadWeightsResponse(model_id=model_id))
+        with pytest.raises(WireError, match="another model"):
+            check_model("m-1", LoadWeightsResponse(model_id="m-2"))
+
+
+def asked(tokens: int = 3, **options: Any) -> SampleRequest:
+    prompt = ModelInput.from_ints(list(range(tokens)))
+    return SampleRequest(prompt=prompt, sampling_params=SamplingParams(), **options)
+
+
+def sampled(count: int = 1, length: int = 2, **options: Any) -> SampleResponse:
+    tokens, logprobs = np.arange(length, dtype=np.int32), np.zeros(length, dtype=np.float32)
+    sequence = SampledSequence("length", None, tokens, logprobs)
+    return SampleResponse([sequence] * count, **options)
+
+
+def topk(rows: int) -> TopkLogprobs:
+    return TopkLogprobs(np.ones((rows, 2)), np.zeros((rows, 2)))
+
+
+def floats(count: int) -> Any:
+    return np.zeros(count, dtype=np.float32)
+
+
+class TestSamples:
+    @pytest.mark.parametrize("count", [0, 1, 2, 4])
+    def test_the_number_of_sequences(self, count: int) -> None:
+        with pytest.raises(WireError, match=f"sequences: expected 3, got {count}"):
+            check_response(asked(num_samples=3), sampled(count))
+        assert check_response(asked(num_samples=3), sampled(3)).sequences
+
+    def test_a_sequence_has_as_many_scores_as_tokens(self) -> None:
+        for logprobs in (None, floats(0), floats(2)):
+            sequence = SampledSequence("stop", None, np.arange(2), logprobs)
+            assert check_response(asked(), SampleResponse([sequence]))
+        with pytest.raises(WireError, match=r"sequences\[0\].logprobs: expected 2 values, got 1"):
+            check_response(asked(), SampleResponse([SampledSequence("stop", None, np.arange(2), floats(1))]))
+
+    def test_an_empty_sequence_is_a_sequence(self) -> None:
+        assert check_response(asked(topk_sample_logprobs=2), sampled(length=0))
+
+    @pytest.mark.parametrize(
+        ("request_", "response", "complaint"),
+        [
+            (asked(prompt_logprobs=True), sampled(prompt_logprobs_np=floats(1)), "prompt_logprobs"),
+            (asked(prompt_logprobs=True), sampled(prompt_logprobs_np=floats(4)), "prompt_logprobs"),
+            (
+                asked(topk_prompt_logprobs=2),
+                sampled(topk_prompt_logprobs_np=topk(1)),
+                "topk_prompt_logprobs: expected 3 values, got 1",
+            ),
+            (
+                asked(target_prompt_logprobs=TensorData([1, 2], "int64", [2, 1])),
+                sampled(target_prompt_logprobs=TensorData([-1.0], "float32", [1, 1])),
+                "target_prompt_logprobs: expected the shape",
+            ),
+            (
+                asked(prompt_alt_tokens_k=2),
+                sampled(
+                    prompt_alt_tokens=PromptAltTokens(
+                        TensorData([1, 2, 3, 4], "int64", [2, 2]), TensorData([0.0], "float32", [1, 1])
+                    )
+                ),
+                "prompt_alt_tokens.logprobs: expected 4 values, got 1",
+            ),
+        ],
+    )
+    def test_scores_of_another_prompt(
+        self, request_: SampleRequest, response: SampleResponse, complaint: str
+    ) -> None:
+        with pytest.raises(WireError, match=complaint):
+            check_response(request_, response)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"prompt_logprobs": True},
+            {"topk_prompt_logprobs": 2},
+            {"topk_sample_logprobs": 2},
+            {"prompt_alt_tokens_k": 2},
+            {"target_prompt_logprobs": TensorData([1, 2], "int64", [2, 1])},
+        ],
+        ids=lambda options: next(iter(options)),
+    )
+    def test_what_the_server_ignores(self, options: dict[str, Any]) -> None:
+        with pytest.raises(UnsupportedByServerError, match=f"ignored {next(iter(options))}"):
+            check_response(asked(**options), sampled())
+
+    def test_the_first_token_may_be_left_out(self) -> None:
+        response = check_response(asked(prompt_logprobs=True), sampled(prompt_logprobs_np=floats(2)))
+        assert response.prompt_logprobs == [None, 0.0, 0.0]
+        alone = check_response(asked(1, prompt_logprobs=True), sampled())
+        assert alone.prompt_logprobs == [None]
+
+    def test_pictures_have_as_many_tokens_as_the_server_makes_of_them(self) -> None:
+        from tinker_sync.types import EncodedTextChunk, ImageChunk
+
+        chunks = [EncodedTextChunk(tokens=[1]), ImageChunk(data=b"", format="png")]
+        request = SampleRequest(
+            prompt=ModelInput(chunks=chunks), sampling_params=SamplingParams(), prompt_logprobs=True
+        )
+        assert check_response(request, sampled(prompt_logprobs_np=floats(77)))
+
+    def test_ids_for_other_sequences(self) -> None:
+        for none in (None, []):
+            assert named(sampled(), none).sequences[0].sequence_id is None
+        with pytest.raises(WireError, match="2 ids for 1 sequences"):
+            named(sampled(), ["a", "b"])

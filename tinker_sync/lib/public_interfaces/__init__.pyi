@@ -1,0 +1,12 @@
+from tinker_sync import AdminClient as AdminClient
+from tinker_sync import APIFuture as APIFuture
+from tinker_sync import LossHandle as LossHandle
+from tinker_sync import PerDatumLossFn as PerDatumLossFn
+from tinker_sync import RestClient as RestClient
+from tinker_sync import RetryConfig as RetryConfig
+from tinker_sync import SamplingClient as SamplingClient
+from tinker_sync import ServiceClient as ServiceClient
+from tinker_sync import TrainingClient as TrainingClient
+from tinker_sync.lib.other_names import AwaitableConcurrentFuture as AwaitableConcurrentFuture
+from tinker_sync.lib.other_names import BackcompatSamplingClientFuture as BackcompatSamplingClientFuture
+from tinker_sync.lib.other_names import BackcompatTrainingClientFuture as BackcompatTrainingClientFuture

@@ -1,0 +1,1 @@
+from tinker_sync.local.process.serving import serve as serve

@@ -1,0 +1,16 @@
+from tinker_sync.losses._kinds import NumpyLossFn as NumpyLossFn
+from tinker_sync.losses._kinds import TorchLossFn as TorchLossFn
+from tinker_sync.losses._kinds import numpy_loss as numpy_loss
+from tinker_sync.losses.compose import WeightedSum as WeightedSum
+from tinker_sync.losses.data import with_reference as with_reference
+from tinker_sync.losses.handle import LossHandle as LossHandle
+from tinker_sync.losses.handle import PerDatumLossFn as PerDatumLossFn
+from tinker_sync.losses.preference import DPO as DPO
+from tinker_sync.losses.preference import dpo_pairs as dpo_pairs
+from tinker_sync.losses.tokens import PPO as PPO
+from tinker_sync.losses.tokens import CrossEntropy as CrossEntropy
+from tinker_sync.losses.tokens import EntropyBonus as EntropyBonus
+from tinker_sync.losses.tokens import ImportanceSampling as ImportanceSampling
+from tinker_sync.losses.tokens import KLToReference as KLToReference
+from tinker_sync.losses.tokens import LabelSmoothing as LabelSmoothing
+from tinker_sync.losses.tokens import TokenLoss as TokenLoss

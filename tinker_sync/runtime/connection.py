@@ -1,0 +1,161 @@
+"""`Connection`: the address, the keys and the sockets of one client, and what renews them.
+
+It makes no thread and sends nothing by itself. Any thread may enter.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._secret import Secret
+from tinker_sync.config import Settings
+from tinker_sync.errors import TinkerError
+from tinker_sync.runtime import _fork
+from tinker_sync.runtime.calls import make_call, read_reply
+from tinker_sync.transport.auth import KeyRing
+from tinker_sync.transport.caller import Caller
+from tinker_sync.transport.http import Http
+from tinker_sync.transport.journal import Journal
+from tinker_sync.types.service import ClientConfigRequest, ClientDynamicConfigResponse
+
+SHORTEST_REFRESH_S: Final = 10.0
+
+_log = logging.getLogger("tinker_sync.session")
+
+
+class Connection:
+    """The way to one server. Thread-safe.
+
+    Args:
+        settings: the address, the key and everything else that the user has configured.
+        clock: measures time.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.keys = KeyRing(settings, clock=clock)
+        self.secrets = secrets = _secrets_of(self.keys)
+        """Return the values that must not appear in logs, errors and notices."""
+        journal = Journal(base_url=settings.base_url, as_curl=settings.log_curl, secrets=secrets)
+        self.http = Http(settings, self.keys, clock=clock, journal=journal)
+        self.caller = Caller(self.http, settings, clock=clock, journal=journal, secrets=secrets)
+
+    def mask(self, text: str | None) -> str | None:
+        """Return a secret of the user, such as an access token, in a form whose repr shows nothing.
+
+        From then on the text is masked where the server repeats it.
+        """
+        if not text:
+            return None
+        secret = Secret(text)
+        self.keys.keep(secret)
+        return secret.reveal()
+
+    def fetch_settings(self) -> ClientDynamicConfigResponse:
+        """Ask the server for the settings that may change.
+
+        Raises:
+            TinkerError: it gave none.
+        """
+        request = ClientConfigRequest(sdk_version=self.settings.sdk_version)
+        reply = self.caller.call(make_call("dynamic_config", self.settings, request))
+        fetched: ClientDynamicConfigResponse = read_reply("dynamic_config", reply, self.secrets)
+        return fetched
+
+    def renew_after_fork(self) -> None:
+        """Leave the parent's sockets to the parent, in a forked child."""
+        self.http.renew_after_fork()
+        self.caller.renew_after_fork()
+        self.keys.renew_after_fork()
+
+
+def _secrets_of(keys: KeyRing) -> Callable[[], tuple[Secret, ...]]:
+    # A function of the key ring alone: what is given to other parts must not keep the client alive.
+    return lambda: keys.secrets
+
+
+class Renewable(Protocol):
+    """A credential that may have to be renewed."""
+
+    def step(self) -> None: ...
+    def next_refresh_in_s(self) -> float | None: ...
+
+
+class Refresher:
+    """Renews the token and the server's settings while a client lives. Thread-safe.
+
+    Each heartbeat calls `begin_if_due`, which returns at once: a worker does the work, because a token may
+    need a command to be run.
+
+    Args:
+        keys: the token.
+        fetch: asks the server for its settings.
+        run: runs a job on a worker.
+        clock: measures time.
+    """
+
+    def __init__(
+        self,
+        keys: Renewable,
+        fetch: Callable[[], ClientDynamicConfigResponse],
+        run: Callable[[Callable[[], object]], object],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._keys = keys
+        self._fetch = fetch
+        self._run = run
+        self._clock = clock
+        self._busy = threading.Lock()  # held while a worker renews
+        self._refresh_at = clock.now()
+        self.settings: ClientDynamicConfigResponse | None = None
+        """The newest settings; None where the server has no such call."""
+        _fork.renew_in_child(self)
+
+    def know(self, settings: ClientDynamicConfigResponse) -> None:
+        """Keep the settings, and ask again after the time that they name."""
+        self.settings = settings
+        self._refresh_at = self._clock.now() + max(settings.refresh_interval_sec, SHORTEST_REFRESH_S)
+
+    def begin_if_due(self) -> None:
+        """Have a worker renew what is due, unless one does."""
+        if not (self._is_token_due() or self._are_settings_due()) or not self._busy.acquire(blocking=False):
+            return
+        try:
+            self._run(self.step)
+        except RuntimeError:  # the client is closed
+            self._busy.release()
+
+    def step(self) -> None:
+        """Renew what is due. Runs on a worker, for which `begin_if_due` has taken the lock."""
+        try:
+            if self._is_token_due():
+                self._keys.step()
+            if self._are_settings_due():
+                self._refresh()
+        finally:
+            self._busy.release()
+
+    def renew_after_fork(self) -> None:
+        """Forget the parent's worker, which does not exist here."""
+        self._busy = threading.Lock()
+
+    def _is_token_due(self) -> bool:
+        due_in_s = self._keys.next_refresh_in_s()
+        return due_in_s is not None and due_in_s <= 0
+
+    def _are_settings_due(self) -> bool:
+        return self.settings is not None and self._clock.now() >= self._refresh_at
+
+    def _refresh(self) -> None:
+        settings = self.settings
+        assert settings is not None  # noqa: S101  # else nothing was due
+        try:
+            settings = self._fetch()
+        except TinkerError as error:
+            _log.debug("the server's settings could not be refreshed: %s", error)
+        self.know(settings)

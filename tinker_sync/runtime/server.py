@@ -1,0 +1,312 @@
+"""`Server`: one server as a client knows it.
+
+The first call that needs the server asks it for its settings (`Introduction`), which gives `ServerFacts`, a
+value. The schedulers and the limits that depend on it are made then, once. A failed start is not
+remembered. Any thread may enter; a start blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from attrs import frozen
+
+from tinker_sync.errors import (
+    APIConnectionError,
+    BillingError,
+    ClientClosedError,
+    TinkerError,
+    UnsupportedByServerError,
+)
+from tinker_sync.runtime import sample
+from tinker_sync.runtime.billing import PAUSE_S, BillingPause
+from tinker_sync.runtime.byte_budget import ByteBudget
+from tinker_sync.runtime.calls import make_call, read_reply
+from tinker_sync.runtime.connection import Connection, Refresher
+from tinker_sync.runtime.fetcher import POLL_TIMEOUT_S, Fetcher, Promise
+from tinker_sync.runtime.introduction import Introduction, ServerFacts
+from tinker_sync.runtime.lifecycle import Lifecycle
+from tinker_sync.runtime.notices import Notices
+from tinker_sync.runtime.once import Once
+from tinker_sync.runtime.poller import Poller
+from tinker_sync.runtime.rate_limiter import (
+    Gate,
+    RateLimiter,
+    default_delay_s,
+    key_fingerprint,
+    shared_rate_limiter,
+)
+from tinker_sync.runtime.retrieval import QueueNotice
+from tinker_sync.runtime.sample_lane import SampleLane
+from tinker_sync.runtime.sample_verdict import SampleJudge
+from tinker_sync.runtime.workers import WorkerPools
+from tinker_sync.transport.call import Call, Reply
+from tinker_sync.types.service import ClientDynamicConfigResponse
+
+# So four chunks of the usual 5 MB are under way at once: a budget lets one more in while nothing is
+# overdrawn. More of them are no sooner at the server, and fresh memory for each takes longer than to fill it.
+_TRAIN_BYTES: Final = 15_000_000
+
+
+@frozen
+class Machinery:
+    """The facts about a server, and the schedulers and limits that depend on them."""
+
+    facts: ServerFacts
+    billing: BillingPause
+    fetcher: Fetcher
+    lane: SampleLane
+    train_bytes: ByteBudget
+
+
+class Server:
+    """One server as a client knows it. Thread-safe.
+
+    Args:
+        connection: the way to it.
+        poller: carries its requests.
+        pools: run what may block.
+        lifecycle: ends the calls when the client is closed.
+        notices: receives news of the server's queue.
+        facts: the facts, where another process has asked for them; None: the server is asked.
+        limiter: a rate limiter of its own, where isolation is wanted; None: the one that all clients of this
+            base URL and key share.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        poller: Poller,
+        pools: WorkerPools,
+        lifecycle: Lifecycle,
+        notices: Notices,
+        *,
+        facts: ServerFacts | None = None,
+        limiter: RateLimiter | None = None,
+    ) -> None:
+        self.poll_s = POLL_TIMEOUT_S
+        """The silence after which a poll for a result is sent again; read at the start."""
+        self.made: Once[Machinery] = Once()
+        self.connection = connection
+        """The way to it."""
+        self._clock = connection.clock
+        self._settings = connection.settings
+        self._poller = poller
+        self._pools = pools
+        self._lifecycle = lifecycle
+        self._notices = notices
+        self._known_facts = facts
+        self._limiter = limiter
+        self._has_forward: Once[bool] = Once()
+        self._refresher = Refresher(
+            connection.keys, connection.fetch_settings, pools.fetch.run, connection.clock
+        )
+
+    # -------------------------------------------------------------------------------------- its settings
+
+    def start(self, deadline_at: float = math.inf) -> Machinery:
+        """Ask the server for its settings, the first time; return what depends on them.
+
+        Args:
+            deadline_at: the moment of the clock at which to give up.
+
+        Raises:
+            ClientClosedError: the client is closed.
+            TinkerError: the server cannot be reached, or refuses the client. The next call tries again.
+        """
+        self.refuse_closed()
+        made = self.made.made
+        if made is None:
+            made = self.made.get(lambda: self._make(deadline_at), limit_s=self.left_s(deadline_at))
+            self.refuse_closed()  # the client may have been closed in the meantime
+        return made
+
+    @property
+    def dynamic(self) -> ClientDynamicConfigResponse:
+        """The newest of the settings that may change; those of no server before the start."""
+        made = self.made.made
+        known = self._refresher.settings
+        return known or (ClientDynamicConfigResponse() if made is None else made.facts.dynamic)
+
+    def refresh(self) -> None:
+        """Begin to renew what is due. Called with every heartbeat."""
+        self._refresher.begin_if_due()
+
+    def refuse_without_forward(self) -> None:
+        """Ask, once, whether a server without `forward_only` has a call for forward passes.
+
+        Raises:
+            UnsupportedByServerError: it has none.
+        """
+        if not self._has_forward.get(self._introduction().has_forward):
+            raise UnsupportedByServerError("this server has no forward passes", feature="forward")
+
+    def refuse_closed(self) -> None:
+        """Raise when the client is closed.
+
+        Raises:
+            ClientClosedError: it is closed.
+        """
+        if self._lifecycle.closed:
+            raise ClientClosedError
+
+    def left_s(self, deadline_at: float) -> float:
+        """Return the time until a moment of the clock."""
+        return max(deadline_at - self._clock.now(), 0.0)
+
+    def _make(self, deadline_at: float) -> Machinery:
+        facts = self._introduce(deadline_at)
+        config = facts.config
+        clock, pace = self._clock, self._settings.pace
+        if facts.dialect.offers("dynamic_config"):
+            self._refresher.know(facts.dynamic)
+        billing = BillingPause(config.billing_exception_max_pause_duration_sec * pace, clock=clock)
+        gate = self._gate()
+        fetcher = Fetcher(
+            self._poller,
+            ByteBudget(config.inflight_response_bytes_semaphore_size, clock=clock),
+            open_server=not self._settings.is_vendor_host,
+            may_pause_billing=billing.may_pause,
+            on_notice=_notice_into(self._notices, gate.limiter),
+            secrets=self.connection.secrets,
+            read_timeout_s=self.poll_s,
+            clock=clock,
+            pace=pace,
+        )
+        places = 2**31 if config.sample_use_retrieve_futures else config.sample_max_concurrent_requests
+        lane = SampleLane(
+            fetcher,
+            self._pools.fetch,
+            gate,
+            ByteBudget(config.sample_dispatch_bytes_semaphore_size, clock=clock),
+            # A budget lets one more in while nothing is overdrawn: it holds one less than there are places.
+            ByteBudget(max(places - 1, 0), clock=clock),
+            SampleJudge(self.connection.caller.judge, billing),
+            clock=clock,
+        )
+        train_bytes = ByteBudget(min(config.fwdbwd_dispatch_bytes_semaphore_size, _TRAIN_BYTES), clock=clock)
+        self._lifecycle.waits = (lane, train_bytes, fetcher.inflight)
+        return Machinery(facts, billing, fetcher, lane, train_bytes)
+
+    def _introduce(self, deadline_at: float) -> ServerFacts:
+        introduction = self._introduction(lambda: finite(self.left_s(deadline_at)))
+        try:
+            facts = self._known_facts
+            return introduction.ask() if facts is None else introduction.adopt(facts)
+        except TinkerError as error:
+            self._refuse_if_closed(error)
+            self._lifecycle.report(error)
+            raise
+
+    def _introduction(self, left_s: Callable[[], float | None] = lambda: None) -> Introduction:
+        connection = self.connection
+        return Introduction(connection.settings, connection.keys, connection.caller, left_s)
+
+    def _gate(self) -> Gate:
+        if self._limiter is None:
+            key = self._settings.api_key
+            fingerprint = key_fingerprint(key.reveal() if key is not None else "")
+            self._limiter = shared_rate_limiter(
+                self._settings.base_url, fingerprint, clock=self._clock, pace=self._settings.pace
+            )
+        return self._limiter.gate()
+
+    # -------------------------------------------------------------------------------------- calls
+
+    def call(
+        self,
+        name: str,
+        request: Any = None,
+        *,
+        path: Mapping[str, object] | None = None,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        deadline_at: float = math.inf,
+        pause_billing: bool = True,
+    ) -> Any:
+        """Make one call of the API and wait for its answer; arguments as for `make_call`.
+
+        Args:
+            deadline_at: the moment of the clock at which to give up.
+            pause_billing: wait out a 402 for as long as the server allows.
+
+        Raises:
+            ClientClosedError: the client is closed, or was closed during the call.
+            TinkerError: there is no good answer.
+        """
+        # The server's settings come first: they say which credential goes along.
+        made = self.start(deadline_at)
+        call = make_call(
+            name,
+            self._settings,
+            request,
+            path=path,
+            query=query,
+            headers=headers,
+            deadline_s=finite(self.left_s(deadline_at)),
+            dialect=made.facts.dialect,
+        )
+        try:
+            reply = self.send(call, pause_billing=pause_billing)
+            return read_reply(name, reply, self.connection.secrets)
+        except TinkerError as error:
+            self._lifecycle.report(error)
+            raise
+
+    def send(self, call: Call, *, pause_billing: bool = True) -> Reply:
+        """Make a call and wait for its answer. A 402 is waited out for as long as the server allows.
+
+        Raises:
+            ClientClosedError: the client is closed, or was closed during the call.
+            TinkerError: there is no good answer.
+        """
+        self.refuse_closed()
+        give_up_at = self._clock.now() + (math.inf if call.deadline_s is None else call.deadline_s)
+        while True:
+            try:
+                return self.connection.caller.call(call)
+            except BillingError:
+                made = self.made.made
+                in_time = self._clock.now() + PAUSE_S < give_up_at
+                if not pause_billing or not in_time or made is None or not made.billing.may_pause():
+                    raise
+            except APIConnectionError as error:
+                self._refuse_if_closed(error)
+                raise
+            if self._clock.wait(self._lifecycle.closing, PAUSE_S * self._settings.pace):
+                raise ClientClosedError
+
+    def abandon(self, request_id: str) -> None:
+        """Cancel a sample at the server, if the server offers that. Does not wait."""
+        if self._lifecycle.closed or not self.dynamic.sample_cancel_enabled:
+            return
+        call = make_call("cancel_future", self._settings, {"request_id": request_id})
+        with suppress(RuntimeError):  # closed meanwhile
+            self._pools.enter.run(partial(self._poller.start, call, _ignore))
+
+    def _refuse_if_closed(self, error: TinkerError) -> None:
+        if self._lifecycle.closed:
+            raise ClientClosedError from error
+
+
+def finite(seconds: float | None) -> float | None:
+    """Return None for a time without an end."""
+    return None if seconds is None or math.isinf(seconds) else seconds
+
+
+def _ignore(_: object) -> None:
+    """Take an answer that no call waits for."""
+
+
+def _notice_into(notices: Notices, limiter: RateLimiter) -> Callable[[QueueNotice, Promise], None]:
+    def take(notice: QueueNotice, promise: Promise) -> None:
+        if notice.state.paused and promise.request_type == sample.REQUEST_TYPE:
+            # Samples that wait already would only wait longer with more behind them.
+            limiter.close_for(default_delay_s(0))
+        notices.publish(notice, promise.request_type, promise.request_id)
+
+    return take
