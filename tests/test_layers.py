@@ -25,7 +25,7 @@ ROOMS = (
         "_observe",
         "_embedded",
     ),
-    *("config", "types", "wire", "transport", "auth", "runtime", "telemetry", "usage", "losses"),
+    *("config", "types", "wire", "transport", "auth", "journal", "runtime", "telemetry", "usage", "losses"),
     *("transfer", "text", "data", "clients", "diagnose", "local", "testing", "demo", "cli"),
     *("__main__", "lib"),
 )
@@ -33,6 +33,7 @@ ROOMS = (
 CLOSED = {
     "types": {"config"},
     "wire": {"config"},
+    "journal": {"config", "types", "wire", "transport", "auth"},
     "text": {"config", "wire", "transport", "auth", "telemetry"},
     "data": {"config", "wire", "transport", "auth", "runtime", "telemetry"},
     "losses": {"config", "transport", "auth", "telemetry"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import threading
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +12,7 @@ from typing import Any, Final
 from tinker_sync.errors import JournalError
 
 _HEADER: Final = {"journal": 1}
+_HEAD: Final = b'{"journal":1}\n'
 
 Line = dict[str, Any]
 
@@ -59,12 +61,13 @@ class JournalFile:
         with self._lock:
             try:
                 # One call: a process dies before or after it. Only a full disk takes a part.
-                if os.write(self._descriptor, octets) != len(octets):
-                    raise OSError("the disk is full")
+                written = os.write(self._descriptor, octets)
                 if sync:
                     os.fsync(self._descriptor)
             except OSError as error:
                 raise JournalError(f"the journal {self.path} cannot be written: {error}") from error
+        if written != len(octets):
+            raise JournalError(f"the journal {self.path} cannot be written: the disk is full")
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -74,17 +77,17 @@ class JournalFile:
             os.close(descriptor)
 
     def _read(self) -> list[Line]:
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            raise JournalError(f"{self.path} is no file")
         raw = self.path.read_bytes()
         whole, _, torn = raw.rpartition(b"\n")
+        if not (raw + b"\n").startswith(_HEAD) and not _HEAD.startswith(raw):
+            raise JournalError(f"{self.path} is no journal, or one of a newer version")
+        lines = [self._parse(number, text) for number, text in enumerate(whole.split(b"\n"), 1) if text]
         if torn:
             os.ftruncate(self._descriptor, len(raw) - len(torn))
-        lines = [self._parse(number, text) for number, text in enumerate(whole.split(b"\n"), 1) if text]
         if not lines:
-            if torn and not torn.startswith(b"{"):
-                raise JournalError(f"{self.path} is no journal")
             self.append(_HEADER, sync=True)
-        elif lines[0] != _HEADER:
-            raise JournalError(f"{self.path} is no journal, or one of a newer version")
         return lines[1:]
 
     def _parse(self, number: int, text: bytes) -> Line:

@@ -38,13 +38,23 @@ class ModelHistory:
     Attributes:
         digest: of what was asked for.
         model_id: the server's name; None where no answer was recorded.
+        request_id: of the request that made it.
+        made_with: how many numbered requests belong to its creation.
         start: the checkpoint that it was restored from, and the step that came first then.
     """
 
     digest: str | None = None
     model_id: str | None = None
+    request_id: str | None = None
+    made_with: int = 0
     start: tuple[str, int] | None = None
     sent: dict[int, Sent] = Factory(dict)
+
+    @property
+    def last_request(self) -> str | None:
+        """Return the last request that the server has accepted."""
+        accepted = [one for one in self.sent.values() if one.request_id]
+        return max(accepted, key=lambda one: one.number).request_id if accepted else self.request_id
 
     @property
     def last_step(self) -> int | None:
@@ -72,15 +82,8 @@ class ModelHistory:
     @property
     def unread(self) -> list[Sent]:
         """Return the accepted requests whose results have not arrived, in order."""
-        return [one for one in self._ordered() if one.request_id is not None and not one.arrived]
-
-    @property
-    def unknown(self) -> list[Sent]:
-        """Return the requests that may or may not have reached the server, in order."""
-        return [one for one in self._ordered() if one.request_id is None]
-
-    def _ordered(self) -> list[Sent]:
-        return sorted(self.sent.values(), key=lambda one: one.number)
+        unread = [one for one in self.sent.values() if one.request_id is not None and not one.arrived]
+        return sorted(unread, key=lambda one: one.number)
 
 
 @define
@@ -111,13 +114,17 @@ def read(lines: Iterable[dict[str, Any]]) -> SessionHistory | None:
 
 def _add(model: ModelHistory, line: dict[str, Any]) -> None:
     if "model" in line:
-        model.model_id, model.digest = line["model"], line["digest"]
+        model.model_id, model.request_id, model.digest = line["model"], line["id"], line["digest"]
+        model.made_with = len(model.sent)
         model.start = tuple(line["start"]) if line.get("start") else None
     elif "send" in line:
         number = line["send"]
         model.sent[number] = Sent(number, line["call"], line["digest"], line.get("step"))
     elif "sent" in line:
         model.sent[line["sent"]].request_id = line["id"]
+    elif "settled" in line:
+        # A harmless request has used up the number, or the server had this one.
+        model.sent[line["settled"]] = Sent(line["settled"], "", "", None, "", arrived=True)
     elif "arrived" in line:
         one = model.sent[line["arrived"]]
         one.arrived, one.path = True, line.get("path")

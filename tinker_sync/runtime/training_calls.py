@@ -47,6 +47,7 @@ from tinker_sync.wire.proto._varint import varint
 from tinker_sync.wire.proto._writer import Buffers
 
 if TYPE_CHECKING:
+    from tinker_sync.journal.record import TrainingRecord
     from tinker_sync.runtime.core import Core
     from tinker_sync.types.datum import Datum
     from tinker_sync.wire.dialect import Dialect
@@ -60,9 +61,14 @@ Operations = Sequence[Operation[TrainingPart]]
 class TrainingLine:
     """The way of the calls of one training client: held until its model exists, then queued. Thread-safe."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, record: TrainingRecord | None = None) -> None:
         self.core = core
-        self.queue: SendQueue[TrainingPart] = SendQueue(core.training_sender(), core.run_sending)
+        self.record = record
+        """What a journal keeps of the calls; None where there is no journal."""
+        send = core.training_sender()
+        self.queue: SendQueue[TrainingPart] = SendQueue(
+            send if record is None else record.around(send), core.run_sending
+        )
         self.held = HeldCalls()
         self.model_id = ""
         """Empty until the model exists; set once."""
@@ -87,10 +93,15 @@ class TrainingLine:
         Raises:
             TinkerError: the server cannot do it, or the client is closed; nothing was sent.
         """
-        operations = call.prepare()
+        self.enter(call, call.prepare())
+        return call.future
+
+    def enter(self, call: TrainingCall, operations: Operations) -> None:
+        """Put what was prepared into the queue."""
+        if self.record is not None:
+            self.record.mark(call, [part for operation in operations for part in operation.parts])
         # Until it ends, the future holds the queue, and thereby the client: nothing in use is dropped.
         self.core.enter(partial(self.queue.append, *operations))
-        return call.future
 
 
 class TrainingCall(ABC):
@@ -107,6 +118,8 @@ class TrainingCall(ABC):
         self.name = name
         self.deadline_at = deadline_at
         self.sdk_method = current()
+        self.step = line.record.step if line.record is not None else None
+        """The step of the user's loop, where a journal counts them."""
         self._limiters: tuple[Limiter, ...] | None = None
         self._future: APIFuture[Any] | None = None
 
@@ -138,7 +151,7 @@ class TrainingCall(ABC):
         except Exception as failure:  # noqa: BLE001  # it belongs to the future
             operations = [self._refused(failure)]
         try:
-            self.line.core.enter(partial(self.line.queue.append, *operations))
+            self.line.enter(self, operations)
         except Exception as failure:  # noqa: BLE001  # closed meanwhile
             future.fail(failure)
 
