@@ -1,4 +1,4 @@
-"""The exception tree: what each error says, keeps, and survives."""
+"""The exception tree: texts, attributes, copies and pickles of errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rooms import only from rooms above them; nobody loads an event loop or the reference client."""
+"""Rooms import only from rooms above them; no module loads an event loop or the reference client."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ ROOMS = (
         "errors",
         "_observe",
         "_embedded",
+        "_display",
     ),
-    *("config", "types", "wire", "transport", "auth", "journal", "runtime", "telemetry", "usage", "losses"),
-    *("transfer", "text", "data", "clients", "diagnose", "local", "testing", "demo", "cli"),
+    *("config", "types", "wire", "transport", "auth", "journal", "runtime", "telemetry", "usage", "insight"),
+    *("losses", "transfer", "text", "data", "batch", "display"),
+    *("clients", "diagnose", "local", "testing", "demo", "cli"),
     *("__main__", "lib"),
 )
 # Rooms above that are closed all the same: values and codecs are pure, the embedded server knows no client.
@@ -36,15 +38,18 @@ CLOSED = {
     "journal": {"config", "types", "wire", "transport", "auth"},
     "text": {"config", "wire", "transport", "auth", "telemetry"},
     "data": {"config", "wire", "transport", "auth", "runtime", "telemetry"},
+    "batch": {"config", "transport", "auth", "telemetry", "usage", "losses", "transfer", "text", "data"},
     "losses": {"config", "transport", "auth", "telemetry"},
     "transfer": {"telemetry", "losses", "auth"},
     "local": {"transport", "runtime", "telemetry", "losses", "transfer", "clients"},
     "usage": {"config", "wire", "transport", "auth", "telemetry"},
+    "display": {"config", "wire", "transport", "auth", "telemetry", "transfer", "losses"},
+    "insight": {"config", "wire", "transport", "auth", "telemetry", "usage"},
     "cli": {"transport", "runtime", "telemetry"},
     "lib": {"transport", "telemetry", "local", "testing", "demo", "cli"},
 }
 # Modules that start what a lower room holds, when it is first needed.
-SEAMS = {"_embedded": {"local"}}
+SEAMS = {"_embedded": {"local"}, "_display": {"display"}}
 FOREIGN = {"tinker"}
 NOT_AT_IMPORT = {"asyncio"}
 # What runs on the event loop of the embedded server.

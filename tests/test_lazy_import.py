@@ -1,4 +1,4 @@
-"""The front doors: every public name is there for whoever looks, and loads only when it is used.
+"""The front doors: every public name is listed, and its module loads with the first use.
 
 What depends on what is loaded already runs in an interpreter of its own.
 """
@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.tinker_stub import StubServer
 
 import tinker_sync
 import tinker_sync.types
@@ -32,7 +33,7 @@ HEAVY = {"numpy", "requests", "urllib3", "tokenizers", "cattrs", "orjson", "torc
 
 
 def fresh(code: str) -> str:
-    """What `code` prints in an interpreter that has loaded nothing of ours yet."""
+    """Return the output of `code` in a new interpreter."""
     root = str(Path(tinker_sync.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
@@ -47,7 +48,7 @@ def fresh(code: str) -> str:
 
 
 def checked_names(package: str) -> dict[str, list[str]]:
-    """What type checkers import, by module: the stub beside the package."""
+    """Return the names that type checkers import, by module, from the stub beside the package."""
     stub = Path(str(importlib.import_module(package).__file__)).with_suffix(".pyi")
     found: dict[str, list[str]] = {}
     for node in ast.parse(stub.read_text(encoding="utf-8")).body:
@@ -58,7 +59,7 @@ def checked_names(package: str) -> dict[str, list[str]]:
 
 
 def public_names(module: Path) -> set[str]:
-    """Public classes and type aliases that a module of types defines, or what it says is public."""
+    """Return the names in `__all__` of a module of types, else its public classes and type aliases."""
     names: set[str] = set()
     for node in ast.parse(module.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
@@ -146,6 +147,32 @@ def test_import_loads_nothing_else() -> None:
 def test_names_that_need_no_arrays_and_no_network_load_neither(use: str) -> None:
     loaded = set(fresh(f"import sys, tinker_sync; {use}; print(*sys.modules)").split())
     assert loaded & HEAVY == set()
+
+
+FIRST_SAMPLE = """
+import sys, tinker_sync
+service = tinker_sync.ServiceClient(base_url={url!r}, api_key="tml-key")
+sampler = service.create_sampling_client(base_model="stub/model").result()
+prompt = tinker_sync.ModelInput.from_ints([1, 2, 3])
+result = sampler.sample(prompt, 1, tinker_sync.SamplingParams(max_tokens=4)).result()
+[sequence] = result.sequences
+print(len(sequence.tokens), sequence.length, len(sequence.logprobs))
+loaded = [*sys.modules]
+print(sequence.tokens_np.dtype, sequence.logprobs_np.dtype, sequence.tokens_np.tolist() == sequence.tokens)
+service.close().result()
+print(*loaded)
+"""
+
+
+def test_a_first_sample_of_lists_loads_no_arrays_and_no_requests() -> None:
+    with StubServer() as stub:
+        counts, views, loaded = fresh(FIRST_SAMPLE.format(url=stub.url)).splitlines()
+    assert (counts, views) == ("4 4 4", "int32 float32 True")
+    names = set(loaded.split())
+    assert not names & (HEAVY - {"cattrs", "orjson"})
+    ours = {name for name in names if name.startswith("tinker_sync.")}
+    unused = ("clients.rest", "clients.training", "telemetry.", "transfer", "losses.", "text", "local")
+    assert not {name for name in ours if name.removeprefix("tinker_sync.").startswith(unused)}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

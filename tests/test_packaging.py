@@ -1,4 +1,4 @@
-"""What is declared about the package is true of its files."""
+"""The metadata of the package fits its files."""
 
 from __future__ import annotations
 
@@ -65,15 +65,18 @@ def test_the_core_needs_six_packages() -> None:
 
 
 def test_the_extras_are_the_promised_ones() -> None:
-    assert set(EXTRAS) == {"speed", "cli", "local", "chat", "torch", "test", "interop", "all"}
+    optional = {"speed", "cli", "local", "chat", "progress", "notebook", "torch"}
+    assert set(EXTRAS) == optional | {"test", "interop", "all"}
     assert {name_of(line) for line in EXTRAS["speed"]} == {"orjson", "zstandard"}
     assert {name_of(line) for line in EXTRAS["cli"]} == {"click", "rich"}
     assert {name_of(line) for line in EXTRAS["chat"]} == {"jinja2"}
     assert "tinker>=0.36.0,<=0.38.0" in {line.split(";")[0].strip() for line in EXTRAS["interop"]}
-    assert EXTRAS["all"] == ["tinker-sync[speed,cli,local,chat]"]
+    assert EXTRAS["all"] == ["tinker-sync[speed,cli,local,chat,progress]"]
 
 
-@pytest.mark.parametrize("extra", ["core", "speed", "cli", "local", "chat", "torch", "test"])
+@pytest.mark.parametrize(
+    "extra", ["core", "speed", "cli", "local", "chat", "progress", "notebook", "torch", "test"]
+)
 def test_every_requirement_has_a_lower_bound_and_no_upper(extra: str) -> None:
     for line in CORE if extra == "core" else EXTRAS[extra]:
         assert re.fullmatch(r"[A-Za-z0-9_-]+>=[0-9.]+", line), line
@@ -110,15 +113,20 @@ def test_what_a_module_imports_is_declared(path: Path) -> None:
     # Only pytest itself loads its plugin.
     own |= {"pytest"} if path.name == "pytest_plugin.py" else set()
     offered = {
-        name_of(line) for extra in ("speed", "cli", "local", "chat", "torch") for line in EXTRAS[extra]
+        name_of(line)
+        for extra in ("speed", "cli", "local", "chat", "progress", "notebook", "torch")
+        for line in EXTRAS[extra]
     }
     for name, needed in third_party(path):
         package = provided.get(name, name)
         if needed:
             assert package in core | own, f"{name} is needed by {path.name} and not required"
         else:
-            # typing_extensions is part of every type checker and imported by nothing else.
-            assert package in core | own | offered | {"typing_extensions"}, f"nothing offers {name}"
+            # typing_extensions is part of every type checker and imported by nothing else; certifi comes with
+            # requests, which trusts its certificates.
+            assert package in core | own | offered | {"typing_extensions", "certifi"}, (
+                f"nothing offers {name}"
+            )
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -132,7 +140,7 @@ def test_every_module_says_what_it_is(path: Path) -> None:
 def test_the_core_loads_without_any_extra() -> None:
     extras = [
         name_of(line)
-        for extra in ("speed", "cli", "local", "chat", "torch", "test")
+        for extra in ("speed", "cli", "local", "chat", "progress", "notebook", "torch", "test")
         for line in EXTRAS[extra]
     ]
     code = (

@@ -1,4 +1,4 @@
-"""What the README shows runs, and the commands it promises are there word for word."""
+"""The examples of the README run, and its commands exist word for word."""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ from tinker_sync._lazy import lazy_names
 _HOMES = {
     "tinker_sync._version": "__title__ __version__",
     "tinker_sync": "auth data errors losses types",
+    "tinker_sync.batch.item": "BatchItem",
+    "tinker_sync.batch.waiting": "as_completed gather",
     "tinker_sync.clients.rest": "AdminClient RestClient",
     "tinker_sync.clients.rest.bulk": "BulkProgress CheckpointOutcome",
     "tinker_sync.clients.retry_config": "RetryConfig",

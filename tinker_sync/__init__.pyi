@@ -5,6 +5,9 @@ from tinker_sync import losses as losses
 from tinker_sync import types as types
 from tinker_sync._version import __title__ as __title__
 from tinker_sync._version import __version__ as __version__
+from tinker_sync.batch.item import BatchItem as BatchItem
+from tinker_sync.batch.waiting import as_completed as as_completed
+from tinker_sync.batch.waiting import gather as gather
 from tinker_sync.clients.rest import AdminClient as AdminClient
 from tinker_sync.clients.rest import RestClient as RestClient
 from tinker_sync.clients.rest.bulk import BulkProgress as BulkProgress

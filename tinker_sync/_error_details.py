@@ -10,7 +10,6 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from http import HTTPStatus
 from typing import Any, Final
 
 from attrs import field, frozen
@@ -179,6 +178,8 @@ def name_status(status_code: int) -> str:
     ('Not Found', 'error status')
     """
     try:
+        from http import HTTPStatus
+
         return HTTPStatus(status_code).phrase
     except ValueError:
         return "error status"

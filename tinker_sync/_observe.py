@@ -1,4 +1,4 @@
-"""The events of requests and sessions, as frozen records, and the protocol of their observers.
+"""The events of requests and sessions, as named tuples, and the protocol of their observers.
 
 A leaf without behaviour. The sender of an event calls `observe` on its own thread, never while it holds a
 lock, and ignores exceptions of the observer. The records hold no header, body, query or credential, so they
@@ -7,9 +7,7 @@ may be stored or shown; `CallFailed` holds the user's own error.
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from attrs import frozen
+from typing import Any, NamedTuple, Protocol
 
 __all__ = [
     "CallFailed",
@@ -25,12 +23,12 @@ __all__ = [
     "SessionEnded",
     "SessionLost",
     "SessionStarted",
+    "Stopwatch",
     "TokensUsed",
 ]
 
 
-@frozen(kw_only=True)
-class RequestSent:
+class RequestSent(NamedTuple):
     """An attempt of a call was sent.
 
     >>> RequestSent(method="POST", path="/api/v1/asample", attempt=1, size_bytes=310)
@@ -45,8 +43,7 @@ class RequestSent:
     """The length of the body."""
 
 
-@frozen(kw_only=True)
-class ReplyReceived:
+class ReplyReceived(NamedTuple):
     """A complete answer of any status was received."""
 
     method: str
@@ -59,8 +56,7 @@ class ReplyReceived:
     """The time since the start of the attempt, connecting included."""
 
 
-@frozen(kw_only=True)
-class RequestLost:
+class RequestLost(NamedTuple):
     """An attempt ended without an answer."""
 
     method: str
@@ -73,8 +69,7 @@ class RequestLost:
     duration_s: float
 
 
-@frozen(kw_only=True)
-class RetryScheduled:
+class RetryScheduled(NamedTuple):
     """A call will be retried after a pause."""
 
     method: str
@@ -86,8 +81,7 @@ class RetryScheduled:
     """The status, or the name of the exception's class."""
 
 
-@frozen(kw_only=True)
-class Redirected:
+class Redirected(NamedTuple):
     """A request follows a redirect of the server."""
 
     method: str
@@ -97,23 +91,20 @@ class Redirected:
     """False if the new origin differs; it then receives no credentials."""
 
 
-@frozen(kw_only=True)
-class SessionStarted:
+class SessionStarted(NamedTuple):
     """The server created a session for this client."""
 
     session_id: str
 
 
-@frozen(kw_only=True)
-class SessionLost:
+class SessionLost(NamedTuple):
     """The server answered a heartbeat that the session has ended."""
 
     session_id: str
     reason: str
 
 
-@frozen(kw_only=True)
-class HeartbeatLate:
+class HeartbeatLate(NamedTuple):
     """A heartbeat could not be sent when it was due.
 
     >>> HeartbeatLate(delay_s=12.0, reason="this process held the interpreter lock").delay_s
@@ -124,8 +115,7 @@ class HeartbeatLate:
     reason: str
 
 
-@frozen(kw_only=True)
-class SessionEnded:
+class SessionEnded(NamedTuple):
     """The client closes, or the program ends."""
 
     session_id: str
@@ -133,15 +123,13 @@ class SessionEnded:
     """success, errored or interrupted."""
 
 
-@frozen(kw_only=True)
-class CallFailed:
+class CallFailed(NamedTuple):
     """A call of the user failed finally."""
 
     error: BaseException
 
 
-@frozen(kw_only=True)
-class TokensUsed:
+class TokensUsed(NamedTuple):
     """The tokens of a pass or a sample, observed before the user's future resolves.
 
     >>> TokensUsed(model="s:train:0", trained=12).sampled
@@ -157,8 +145,7 @@ class TokensUsed:
     sampled: int = 0
 
 
-@frozen(kw_only=True)
-class ModelNamed:
+class ModelNamed(NamedTuple):
     """A model or sampler was created; the fields give its base, if known."""
 
     model: str
@@ -188,3 +175,13 @@ class Observer(Protocol):
 
     def observe(self, event: Event) -> None:
         """Handle an event. Exceptions are logged and otherwise ignored."""
+
+
+class Stopwatch(Protocol):
+    """A recording of where time goes. A client without one pays a look at an empty tuple for each call."""
+
+    def follow(self, future: Any) -> None:
+        """Record a request when its future ends; in the thread that makes the call."""
+
+    def encoded(self, method: str, began_s: float) -> None:
+        """Record that this thread has encoded a request of a public method since a moment of the clock."""

@@ -69,6 +69,8 @@ _DROPPED: Final = Rule(Meaning.DROPPED)
 
 # A lock that is held for a moment; a conflict that stays is real.
 _CONFLICT: Final = Rule(Meaning.RETRY, 2)
+# The server failed at this request, and will again. Calls that training needs are tried for longer.
+_BROKEN: Final = Rule(Meaning.RETRY, 4)
 # A proxy that disliked the connection: the server would have given a reason.
 _NO_REASON: Final = Rule(Meaning.UNTOUCHED, 4)
 _BAD_POLL: Final = Rule(Meaning.SUSPECT, 3)
@@ -97,6 +99,7 @@ _TABLE: Final[Mapping[int, tuple[Rule, ...]]] = {
     422: (_FINAL, _FINAL, _BAD_POLL, _UNWANTED, _FINAL, _DROPPED),
     425: (_UNTOUCHED, _UNTOUCHED, _NOT_READY, _RETRY, _UNTOUCHED, _RETRY),
     429: (_UNTOUCHED, _THROTTLED, _RETRY, _RETRY, _UNTOUCHED, _RETRY),
+    500: (_BROKEN, _RETRY, _RETRY, _RETRY, _RETRY, _RETRY),
     501: (_FINAL, _FINAL, _RETRY, _RETRY, _FINAL, _UNWANTED),
     503: (_UNTOUCHED, _UNTOUCHED, _RETRY, _RETRY, _UNTOUCHED, _RETRY),
     505: (_FINAL, _FINAL, _RETRY, _RETRY, _FINAL, _RETRY),

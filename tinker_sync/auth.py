@@ -16,11 +16,12 @@ from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync._secret import Secret, mask_text
 from tinker_sync.config import CredentialsFile, Settings
 from tinker_sync.errors import APIResponseValidationError, APIStatusError, TinkerError
-from tinker_sync.transport.auth import Grant, KeyRing, choose_source, read_grant, static_key
+from tinker_sync.transport.auth import KeyRing, choose_source, static_key
 from tinker_sync.transport.call import Call, Reply
 from tinker_sync.transport.caller import Caller
 from tinker_sync.transport.http import Http
 from tinker_sync.transport.journal import Journal
+from tinker_sync.transport.tokens import Grant, read_grant
 
 __all__ = [
     "KeyDetails",

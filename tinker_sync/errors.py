@@ -127,6 +127,9 @@ class TinkerError(Exception):
     out of memory (request req-1, server). This is the server's fault; try again later.
     """
 
+    ambiguous = False
+    """The call that failed may have been carried out: the answer to a try of it was lost."""
+
     # Constructors differ; recreating from the attributes serves them all, and subclasses of users too.
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args), {**self.__dict__}
@@ -420,13 +423,11 @@ class NotFoundError(APIStatusError):
 class ConflictError(APIStatusError):
     """409: the object is in another state than the request assumes.
 
-    `ambiguous`: the answer to an earlier try of this call was lost, so the object may be as it is because
-    that try was carried out.
+    Where it is `ambiguous`, an earlier try of this call may have brought the object into that state.
     """
 
     status_code = 409
     advice = "The object changed or is in use; look at its present state before repeating."
-    ambiguous = False
 
     def _advice(self) -> str:
         if not self.ambiguous:
@@ -737,11 +738,12 @@ class JournalError(TinkerError):
 
 
 class EarlierCallFailedError(TinkerError):
-    """An earlier call of this training client could not be sent, so this one was not sent either.
+    """It is not known whether the server has an earlier call of this training client, so this one was not
+    sent.
 
-    The server runs the calls of a training client in the order of their numbers; after one that is missing
-    nothing can follow. Make a new training client from the last checkpoint
-    (`ServiceClient.create_training_client_from_state_with_optimizer`) and repeat the steps since then.
+    The server runs the calls of a training client in the order of their numbers. After a call that may or may
+    not have used its number, no later number is right. `TrainingClient.recover` makes a new training client
+    from the last checkpoint that this one saved; repeat the steps since then.
 
     Attributes:
         call: the name of the call that failed.
@@ -765,9 +767,9 @@ class EarlierCallFailedError(TinkerError):
     def __str__(self) -> str:
         which = self.call if self.number is None else f"{self.call} (sequence number {self.number})"
         return (
-            f"not sent, because an earlier call of this training client could not be: {which}: {self.cause}. "
-            "Continue with a new training client from the last checkpoint "
-            "(create_training_client_from_state_with_optimizer)."
+            f"not sent, because an earlier call of this training client failed: {which}: {self.cause}. "
+            "Continue with a new training client from the last checkpoint: training.recover(), or "
+            "create_training_client_from_state_with_optimizer."
         )
 
 

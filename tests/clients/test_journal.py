@@ -164,6 +164,25 @@ def test_the_journal_of_another_server_is_refused(server: LocalServer, journal: 
         tinker_sync.ServiceClient(base_url="http://127.0.0.1:9", api_key="tml-x", journal=journal)
 
 
+def test_a_refused_call_is_refused_again_and_the_others_go_on(
+    server: LocalServer, journal: Path, ledger: Ledger
+) -> None:
+    def script(service: tinker_sync.ServiceClient, until: int) -> None:
+        training = open_training(service)
+        with pytest.raises(tinker_sync.TinkerError):
+            training.optim_step(step_of(50)).result(PATIENCE_S)
+        for mark in range(1, until):
+            training.optim_step(step_of(mark)).result(PATIENCE_S)
+
+    server.plan = FaultPlan().on("optim_step", faults.status(422), nth=1)
+    first = server.service(journal=journal)
+    script(first, 3)
+    die(first)
+    with server.service(journal=journal) as service:
+        script(service, 4)
+    assert applied(ledger) == [(1,), (2,), (3,)]
+
+
 def test_a_result_that_is_gone_is_reported(server: LocalServer, journal: Path) -> None:
     first = server.service(journal=journal)
     training = open_training(first)

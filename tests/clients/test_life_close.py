@@ -288,7 +288,7 @@ def test_with_does_not_wait_long_for_who_pressed_ctrl_c(stub: Stub) -> None:
 
 
 def test_w41_a_dropped_client_takes_its_threads_along(stub: Stub) -> None:
-    """Without the garbage collector, and although somebody keeps the results."""
+    """The client goes without the garbage collector, although the results are kept."""
     gc.collect()
     gc.disable()
     try:
@@ -310,7 +310,7 @@ def test_w41_a_dropped_client_takes_its_threads_along(stub: Stub) -> None:
     finally:
         gc.enable()
     assert [each.done() for each in results] == [True] * 13
-    # Others may be using the session: nobody said that it is over.
+    # Other clients may use the session, so it must not be reported as over.
     assert finishes(stub) == []
 
 
@@ -341,7 +341,7 @@ def one_pass(service: ServiceClient) -> APIFuture[Any]:
 
 @pytest.mark.parametrize("name", KEPT)
 def test_a_client_in_use_is_not_dropped(stub: Stub, name: str) -> None:
-    """Who keeps only a future still gets its result."""
+    """A program that keeps only a future still gets its result."""
     path, call, result = KEPT[name]
     release = threading.Event()
     polls_before = [Answer(usual=True)] * (name == "pass waiting")  # that of the new model

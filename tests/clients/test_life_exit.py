@@ -1,4 +1,4 @@
-"""The end of a process: whatever it is doing, it is gone at once, and the server knows how it went."""
+"""A process ends at once, also in the middle of calls, and reports to the server how it ended."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(stub: Stub, text: str) -> Script:
 
 
 def finishes(stub: Stub) -> list[Any]:
-    """How the server was told that it went, each time it was."""
+    """Return the status of each report that the session is over."""
     bodies = [asked.json() for asked in stub.asked(FINISH)]
     return [(body["reason"]["type"], body["detail"]) for body in bodies]
 
@@ -74,7 +74,7 @@ def test_the_process_is_gone_and_the_session_finished(
     assert (ended.code, [kind for kind, _ in finishes(stub)]) == (code, status)
     assert ended.took_s < GONE_S
     lines = ended.err.strip().splitlines()
-    # The user's own traceback, and not a word of ours.
+    # The traceback of the user's program and no other output.
     assert lines[-1:] == ([last_words] if last_words else [])
     assert "tinker" not in ended.err
     assert ended.err.count("Traceback") == bool(last_words)

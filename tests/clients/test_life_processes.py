@@ -117,14 +117,14 @@ def test_w40_a_forked_child_has_threads_connections_and_numbers_of_its_own(stub:
     made = [asked.json()["model_seq_id"] for asked in childs if asked.path.endswith("/create_model")]
     assert len(made) == 1
     assert made[0] >= 10**6  # far from what the parent may count to
-    # The session is the parent's: it alone says how it ended, once.
+    # The session belongs to the parent, which reports its end once.
     finished = stub.asked("/sessions/session-0/finish")
     assert [asked.json()["reason"]["type"] for asked in finished] == ["success"]
     assert finished[0] in stub.log[after:]
 
 
 def test_a_child_may_take_over_when_its_parent_leaves(stub: Stub) -> None:
-    """What daemons do: fork, let the parent go without a word, and use what was made before."""
+    """A daemon forks, ends the parent silently, and uses the client that was made before."""
     text = """
     hear()
     if os.fork():
@@ -173,7 +173,7 @@ def test_a_fork_in_the_midst_of_sending_leaves_a_working_child(stub: Stub) -> No
         assert script.hear() == f"{[0] * 15} [6, 7]"
         assert script.wait().err == ""
     clones = {number // BLOCK for number in numbers(stub.asked("/asample"))}
-    assert len(clones) == 1 + 15  # nobody's numbers were another's
+    assert len(clones) == 1 + 15  # no two processes used the same numbers
 
 
 # ---------------------------------------------------------------------------------------------- pickles

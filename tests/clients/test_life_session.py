@@ -74,7 +74,7 @@ class Watcher:
 
 
 def on_clock(service: ServiceClient, clock: FakeClock) -> Watcher:
-    """Have a service live by another clock, from before its first use; and somebody watch it."""
+    """Give a service another clock before its first use, and an observer."""
     settings = service.holder.settings
     service._core = Core(settings, session=Session(), clock=clock)
     watcher = Watcher()
@@ -161,7 +161,7 @@ def calls(service: ServiceClient, deadline: float | None) -> list[Callable[[], o
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("of", ["client", "call"])
 def test_an_unreachable_server_fails_within_the_deadline(of: str, number: int) -> None:
-    with socket.socket() as silent:  # takes connections, and never says a word
+    with socket.socket() as silent:  # accepts connections and never answers
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -1,12 +1,14 @@
-"""Open servers of the protocol: every call works on all of them, whatever their particular ways."""
+"""Every call works on every kind of open server."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support import open_servers
+from support.custom_losses import squares
 from support.hasty import hasty_service, paused
 from support.open_servers import BAD_NAME, BAD_TOKEN, OpenServer
 from support.tinker_stub import Answer, Stub, StubServer
@@ -19,9 +21,12 @@ from tinker_sync.errors import (
     APIConnectionError,
     AuthenticationError,
     BadRequestError,
+    ClientClosedError,
     ConflictError,
     EarlierCallFailedError,
+    InternalServerError,
     InvalidInputError,
+    NotFoundError,
     RequestFailedError,
     UnsupportedByServerError,
 )
@@ -72,7 +77,7 @@ def check_training(stub: OpenServer, trainer: TrainingClient) -> None:
     step = trainer.optim_step(types.AdamParams(learning_rate=1e-4))
     output = backward.result(PATIENCE_S)
     assert scores(output) == [[-0.02, -0.03, -0.09], [-0.05, -0.09]]
-    assert sum(output.metrics.values()) == pytest.approx(0.28, abs=2.0)  # the loss, whatever it is called
+    assert sum(output.metrics.values()) == pytest.approx(0.28, abs=2.0)  # the loss, under any name
     assert step.result(PATIENCE_S).metrics
     assert trainer.get_info().model_id == trainer.model_id
 
@@ -142,6 +147,69 @@ def test_what_they_would_skip_is_refused_before_it_takes_a_number(stub: OpenServ
             with pytest.raises(UnsupportedByServerError):
                 sampler.sample(PROMPT, 1, params, **options)
         assert stub.asked("/asample") == []
+
+
+# ------------------------------------------------------------------------------------ order
+
+
+@pytest.mark.parametrize("dialect", ["auto", "json"])
+def test_servers_that_do_not_keep_the_order_get_one_call_at_a_time(dialect: str) -> None:
+    """This server runs an `optim_step` before the passes that wait, and reports success."""
+    with StubServer(open_servers.TxLike()) as stub, service(stub, dialect=dialect) as client:
+        stub.pass_s = 0.05
+        trainer = client.create_lora_training_client("stub/model").result()
+        steps = []
+        for _ in range(3):
+            trainer.forward_backward([datum(1, 2)], "cross_entropy")
+            trainer.forward_backward([datum(3, 4)], "cross_entropy")
+            steps.append(trainer.optim_step(types.AdamParams()))
+        for step in steps:
+            step.result(PATIENCE_S)
+        assert stub.applied == [2, 2, 2]
+
+
+def test_a_failed_call_lets_the_next_one_go_where_each_is_alone() -> None:
+    with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model").result()
+        failed = trainer.save_state(BAD_NAME)
+        step = trainer.optim_step(types.AdamParams())
+        assert step.result(PATIENCE_S).metrics
+        with pytest.raises(RequestFailedError):
+            failed.result(0)
+
+
+def test_a_custom_loss_has_its_second_pass_before_the_next_call_where_each_is_alone() -> None:
+    with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
+        stub.pass_s = 0.02
+        trainer = client.create_lora_training_client("stub/model").result()
+        loss = trainer.forward_backward_custom([datum(1, 2)], squares)
+        trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+        loss.result(PATIENCE_S)
+        assert stub.applied == [2]  # the forward pass of this double counts as one
+
+
+@pytest.mark.parametrize(
+    "kind", [open_servers.TxLike, open_servers.SkyWithoutMetrics], ids=lambda kind: kind.name
+)
+def test_the_loss_is_computed_where_the_server_gives_none(kind: type[OpenServer]) -> None:
+    with StubServer(kind()) as stub, service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model").result()
+        tokens = types.ModelInput.from_ints([1, 2, 3])
+        data = [
+            types.Datum(tokens, {"target_tokens": [10, 20, 30], "weights": [0.0, 1.0, 0.5]}),
+            types.Datum(tokens, {"target_tokens": [1, 1, 1]}),
+        ]
+        output = trainer.forward_backward(data, "cross_entropy").result(PATIENCE_S)
+        assert output.metrics["loss:sum"] == pytest.approx(0.2 + 0.15 + 0.03)
+        many = trainer.forward_backward(data * 600, "cross_entropy").result(PATIENCE_S)
+        assert many.metrics["loss:sum"] == pytest.approx(0.38 * 600)
+        assert len(stub.asked("/forward_backward")) > 2
+        given = {"target_tokens": [10, 20, 30], "logprobs": [0.0] * 3, "advantages": [1.0] * 3}
+        ruled = trainer.forward_backward([types.Datum(tokens, given)], "importance_sampling").result(
+            PATIENCE_S
+        )
+        # Without the elements of a loss it is not known.
+        assert ("loss:sum" in ruled.metrics) is (kind is open_servers.TxLike)
 
 
 # ------------------------------------------------------------------------------------ formats
@@ -308,6 +376,177 @@ def test_weights_are_loaded_first_or_refused() -> None:
             trainer.load_state("tinker://run/weights/a").result(PATIENCE_S)
 
 
+# ------------------------------------------------------------------------------------ what they lack
+
+
+WITH_FIELDS = pytest.mark.parametrize(
+    "kind", [open_servers.TxLike, open_servers.SkyLike], ids=lambda kind: kind.name
+)
+
+
+@WITH_FIELDS
+def test_fields_that_would_be_dropped_are_refused_where_they_change_the_result(
+    kind: type[OpenServer],
+) -> None:
+    with StubServer(kind()) as stub, service(stub) as client:
+        for field in ("train_mlp", "train_attn"):
+            with pytest.raises(UnsupportedByServerError, match=f"lora_config.{field}"):
+                client.create_lora_training_client("stub/model", **{field: False}).result()
+        assert stub.asked("/create_model") == []
+        trainer = client.create_lora_training_client("stub/model", seed=7).result()
+        with pytest.raises(UnsupportedByServerError, match=r"adam_params.grad_clip_norm of optim_step"):
+            trainer.optim_step(types.AdamParams(grad_clip_norm=1.0))
+        decay = types.AdamParams(weight_decay=0.1)
+        if "weight_decay" in kind.bodies["optim_step"]["adam_params"]:
+            trainer.optim_step(decay).result(PATIENCE_S)
+        else:
+            with pytest.raises(UnsupportedByServerError, match="weight_decay"):
+                trainer.optim_step(decay)
+        trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+        assert stub.paths().count("/openapi.json") == 1
+
+
+@WITH_FIELDS
+def test_fields_that_would_be_dropped_are_reported_once_where_they_are_notes(
+    kind: type[OpenServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    with StubServer(kind()) as stub, service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model", user_metadata={"a": "b"}).result()
+        for name in ("one", "two"):
+            trainer.save_state(name, ttl_seconds=60, overwrite=True).result(PATIENCE_S)
+    said = [record.getMessage() for record in caplog.records if "does not know" in record.getMessage()]
+    assert sorted(text.split(" and ")[0] for text in said) == [
+        "this server does not know overwrite of save_weights",
+        "this server does not know ttl_seconds of save_weights",
+        "this server does not know user_metadata of create_model",
+    ]
+
+
+@pytest.mark.parametrize("kind", open_servers.ALL, ids=lambda kind: kind.name)
+def test_usual_calls_do_not_fetch_the_description(kind: type[OpenServer]) -> None:
+    with StubServer(kind()) as stub, service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model").result()
+        trainer.forward_backward([datum(1, 2)], "cross_entropy").result(PATIENCE_S)
+        trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+        trainer.save_state("a").result(PATIENCE_S)
+        assert "/openapi.json" not in stub.paths()
+
+
+def test_fields_are_sent_where_nothing_is_known_of_them() -> None:
+    for kind in (open_servers.TuftLike, open_servers.OpenRlLike):
+        with StubServer(kind()) as stub, service(stub) as client:
+            trainer = client.create_lora_training_client("stub/model", train_mlp=False).result()
+            trainer.optim_step(types.AdamParams(grad_clip_norm=1.0)).result(PATIENCE_S)
+            assert stub.asked("/optim_step")[-1].json()["adam_params"]["grad_clip_norm"] == 1.0
+
+
+def test_an_unknown_base_model_is_reported(stub: OpenServer, caplog: pytest.LogCaptureFixture) -> None:
+    with service(stub) as client:
+        for _ in range(2):
+            client.create_lora_training_client("other/model").result()
+        client.create_sampling_client(base_model="stub/model").result()
+    said = [text for text in caplog.messages if "does not list the base model" in text]
+    assert len(said) == 1
+    assert "'other/model'" in said[0]
+    assert "it lists stub/model" in said[0]
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_a_route_that_is_missing_is_told_from_an_object(stub: OpenServer, published: bool) -> None:
+    stub.publishes = published
+    lacks = {
+        "tx": {"list_user", "sessions", "publish", "ttl", "delete"},
+        "sky": {"list_user", "sessions", "publish", "ttl"},
+        "tuft": {"ttl"},
+        "open-rl": {"list_user", "sessions", "publish", "ttl", "delete", "run"},
+    }[stub.name.removesuffix(" with settings")]
+    with service(stub) as client:
+        rest = client.create_rest_client()
+        path = "tinker://nowhere/weights/a"
+        calls: dict[str, Any] = {
+            "list_user": rest.list_user_checkpoints,
+            "sessions": rest.list_sessions,
+            "publish": lambda: rest.publish_checkpoint_from_tinker_path(path),
+            "ttl": lambda: rest.set_checkpoint_ttl_from_tinker_path(path, 60),
+            "delete": lambda: rest.delete_checkpoint_from_tinker_path(path),
+            "run": lambda: rest.get_training_run("nowhere"),
+        }
+        for name, call in calls.items():
+            error = call().exception(PATIENCE_S)
+            if name in lacks:
+                assert isinstance(error, UnsupportedByServerError), name
+                assert "this server has no call" in str(error)
+            elif name not in ("list_user", "sessions"):
+                assert isinstance(error, NotFoundError), name
+    assert stub.paths().count("/openapi.json") <= 1
+
+
+def test_the_base_model_is_known_without_a_description_of_samplers(
+    stub: OpenServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The loader would ask the hub for the files of this model.
+    monkeypatch.setattr("tinker_sync.text.loading.get_tokenizer", lambda model, *_, **__: f"of {model}")
+    with service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model").result()
+        path = trainer.save_weights_for_sampler("s").result(PATIENCE_S).path
+        samplers = [
+            client.create_sampling_client(base_model="stub/model"),
+            client.create_sampling_client(path),
+            trainer.save_weights_and_get_sampling_client(),
+        ]
+        for sampler in samplers:
+            assert sampler.result().get_base_model() == "stub/model"
+            assert sampler.get_tokenizer() == "of stub/model"
+
+
+HAVE_UNLOAD = pytest.mark.parametrize(
+    "kind", [open_servers.SkyLike, open_servers.TuftLike], ids=lambda kind: kind.name
+)
+
+
+@HAVE_UNLOAD
+def test_a_model_is_unloaded_behind_the_calls_before(kind: type[OpenServer]) -> None:
+    with StubServer(kind()) as stub, service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model").result()
+        step = trainer.optim_step(types.AdamParams())
+        assert trainer.unload().result(PATIENCE_S).model_id == trainer.model_id
+        assert step.done()
+        assert not stub.is_model(trainer.model_id)
+        assert "seq_id" not in stub.asked("/unload_model")[0].json()
+        for call in (lambda: trainer.optim_step(types.AdamParams()), trainer.unload):
+            with pytest.raises(ClientClosedError, match="was unloaded"):
+                call()
+    assert len(stub.asked("/unload_model")) == 1  # closing has nothing left to free
+
+
+@HAVE_UNLOAD
+def test_closing_unloads_the_models_of_the_session(kind: type[OpenServer]) -> None:
+    with StubServer(kind()) as stub, service(stub) as client:
+        trainers = [client.create_lora_training_client("stub/model").result() for _ in range(2)]
+        models = {trainer.model_id for trainer in trainers}
+        client.close().result(PATIENCE_S)
+        assert {asked.json()["model_id"] for asked in stub.asked("/unload_model")} == models
+
+
+def test_a_server_that_cannot_unload_is_left_as_it_is() -> None:
+    with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model").result()
+        with pytest.raises(UnsupportedByServerError, match="unload_model"):
+            trainer.unload()
+        assert stub.asked("/unload_model") == []
+
+
+def test_the_error_of_a_missing_route_names_what_works_in_its_place() -> None:
+    with StubServer(open_servers.SkyLike()) as stub, service(stub) as client:
+        rest = client.create_rest_client()
+        with pytest.raises(UnsupportedByServerError, match=r"iter_checkpoints\(run\)"):
+            rest.list_user_checkpoints().result(PATIENCE_S)
+        with pytest.raises(UnsupportedByServerError, match=r"405 and allows DELETE"):
+            rest.set_checkpoint_ttl_from_tinker_path("tinker://r/weights/a", 60).result(PATIENCE_S)
+        outcomes = rest.set_checkpoints_ttl(["tinker://r/weights/a"], 60).result(PATIENCE_S)
+        assert isinstance(outcomes[0].error, UnsupportedByServerError)
+
+
 # ------------------------------------------------------------------------------------ waiting
 
 
@@ -346,6 +585,48 @@ def test_not_ready_is_asked_again_later(stub: OpenServer) -> None:
         future = sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=1))
         assert future.result(PATIENCE_S).sequences[0].tokens == [6]
         assert len(stub.asked("/asample")) == 1
+
+
+BROKEN = Answer(500, b"Internal Server Error", content_type="text/plain; charset=utf-8")
+
+
+def test_a_result_that_ends_in_500_is_named_while_it_is_asked_for(
+    stub: OpenServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some open servers answer so for a result that has no JSON form, such as NaN, and for an unknown id."""
+    monkeypatch.setenv("TINKER_PACE", "0.001")
+    gate = threading.Event()
+    with service(stub) as client:
+        trainer = client.create_lora_training_client("stub/model").result()
+        before = len(stub.asked("/retrieve_future"))
+        stub.script("/retrieve_future", *[BROKEN] * 8, Answer(gate=gate, usual=True))
+        future = trainer.optim_step(types.AdamParams())
+        stub.await_asked("/retrieve_future", before + 9)
+        status = future.status()
+        assert status.state == "waiting"
+        assert status.reason is not None
+        assert "Internal Server Error" in status.reason
+        gate.set()
+        assert future.result(PATIENCE_S).metrics
+    said = [text for text in caplog.messages if "polls for a result of OptimStep keep failing" in text]
+    assert len(said) == 1
+
+
+def test_a_500_to_a_call_that_reads_is_final_after_a_few_tries(
+    stub: OpenServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TINKER_PACE", "0.001")
+    with service(stub) as client:
+        stub.script("/training_runs/r", *[BROKEN] * 50)
+        with pytest.raises(InternalServerError):
+            client.create_rest_client().get_training_run("r").result(PATIENCE_S)
+        assert len(stub.asked("/training_runs/r")) == 5
+        stub.script("/optim_step", *[Answer(500, {"detail": "busy"})] * 8)
+        trainer = client.create_lora_training_client("stub/model").result()
+        if stub.proto_bodies:  # others may do it twice, so it is not repeated
+            trainer.optim_step(types.AdamParams()).result(PATIENCE_S)
+            assert len(stub.asked("/optim_step")) == 9
+    assert any("GET /api/v1/training_runs/r" in text and "Still trying" in text for text in caplog.messages)
 
 
 # ------------------------------------------------------------------------------------ particulars

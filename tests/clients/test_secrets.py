@@ -1,23 +1,17 @@
-"""No secret in anything the clients show: what they print, raise, log, pickle, hand on and report.
+"""No secret in reprs, errors, logs, pickles, handles and reports of whole clients.
 
-The server is a parrot: it keeps every secret it is told, and says all of them in refusals, failures, notices
-and even good answers. What `tests/test_secrets.py` does for settings, keys and the transport this does for
-the whole client, threads and sockets included. After each test the log (at DEBUG, with curl lines) and the
-console are searched too, and after each client what the service was told of its failures.
+The server is a parrot: it keeps every secret that it receives and repeats all of them in refusals, failures,
+notices and good answers. `tests/test_secrets.py` covers settings, keys and the transport; these tests cover
+the whole client. After each test they also search the log (at DEBUG, with curl lines) and the console, and
+after each client the failure reports that the server received.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import faulthandler
-import inspect
 import json
 import pickle
-import pydoc
-import tempfile
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -43,11 +37,10 @@ from support.planted import (
     provoke,
     records_of,
 )
-from support.servers import AnsweringServer, ScriptedServer, answer, unused_port
+from support.servers import ScriptedServer, unused_port
 from support.tinker_stub import Answer, Asked, Behaviour, Stub, StubServer
 
 from tinker_sync import errors, types
-from tinker_sync._secret import Secret
 from tinker_sync.clients.rest import AdminClient, RestClient
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
@@ -72,7 +65,7 @@ ALWAYS_TOLD = ("opaque key", "default header", "CF id", "CF secret", "session he
 
 
 class Parrot(Stub):
-    """A stub that repeats the secrets it was told so far, beside good answers and wherever a test says."""
+    """A stub that repeats the secrets of earlier requests, beside good answers and where a test wants it."""
 
     def __init__(self, flags: Mapping[str, Any] | None = None) -> None:
         config = {**FLAGS, "billing_exception_max_pause_duration_sec": 30, **(flags or {})}
@@ -103,7 +96,7 @@ class Parrot(Stub):
 
     @property
     def words(self) -> str:
-        """All it knows. Of each header every word: nothing but the values tells that these are secrets."""
+        """All secrets it has received, also those in harmless headers."""
         return "you sent " + " ".join(sorted(self._told))
 
     def refuses(self, path: str, status: int, form: str = "error") -> None:
@@ -142,7 +135,7 @@ FORMS: dict[str, Callable[[str], Any]] = {
 
 
 def options(**more: Any) -> dict[str, Any]:
-    """A secret wherever a client takes one."""
+    """Return client options with a secret in every place for one."""
     return {
         "api_key": PLANTED["opaque key"],
         "default_headers": {"X-My-Token": PLANTED["default header"], "X-Plain": "plain"},
@@ -161,7 +154,7 @@ def world(
     always: Mapping[str, Callable[[Asked], Answer]] | None = None,
     **more: Any,
 ) -> Iterator[tuple[Parrot, ServiceClient]]:
-    """A parrot, and a client that has told it everything.
+    """Yield a parrot, and a client that has sent it every secret.
 
     Args:
         flags: settings of the server.
@@ -185,14 +178,14 @@ def world(
 
 
 def report_now(client: ServiceClient) -> None:
-    """Have told what there is to tell; where no time passes the end waits for nothing."""
+    """Send the pending reports. A client without a sense of time does not wait for them at its end."""
     reporter: Any = client.holder.companion
     while reporter.step():
         pass
 
 
 def assert_reports_hidden(stub: Parrot) -> None:
-    """What the service is told of failures has neither secrets nor what calls were about."""
+    """Failure reports hold neither secrets nor the content of calls."""
     for asked in stub.asked("/telemetry"):
         text = asked.body.decode()
         assert_hidden(text, "a report")
@@ -227,7 +220,7 @@ def _nothing_shown(logged: Callable[[], str], capfd: pytest.CaptureFixture[str])
 
 
 def check(action: Callable[[], object]) -> BaseException:
-    """What an action raises shows nothing, as it is and from a pickle."""
+    """Check that the exception of an action shows no secret, also after pickling."""
     error = provoke(action)
     assert_exception_hidden(error)
     if isinstance(error, errors.TinkerError):
@@ -248,49 +241,8 @@ def check_future(future: Any) -> BaseException:
     return error
 
 
-def parts_of(thing: object) -> dict[str, Any]:
-    """What an object holds, by name."""
-    held = dict(vars(thing)) if hasattr(thing, "__dict__") else {}
-    for cls in type(thing).__mro__:
-        slots = vars(cls).get("__slots__", ())
-        names = (slots,) if isinstance(slots, str) else slots
-        held.update({name: getattr(thing, name) for name in names if hasattr(thing, name)})
-    return held
-
-
-def everything_behind(*roots: object) -> Iterator[object]:
-    """Every object of ours that can be reached from some by attributes, and what is in its collections."""
-    todo, seen = list(roots), {}
-    while todo:
-        one = todo.pop()
-        if id(one) in seen or isinstance(one, (type, Secret, str, bytes)):
-            continue
-        seen[id(one)] = one
-        if isinstance(one, Mapping):
-            todo += one.values()
-        elif isinstance(one, (list, tuple, set, frozenset, deque)):
-            todo += one
-        elif isinstance(one, partial):
-            todo += [one.func, *one.args]
-        elif inspect.ismethod(one):
-            todo.append(one.__self__)
-        elif type(one).__module__.startswith("tinker_sync"):
-            yield one
-            todo += parts_of(one).values()
-
-
-def check_everything(*roots: object) -> int:
-    """Nothing behind a client shows a secret; says how much there is."""
-    found = list(everything_behind(*roots))
-    for thing in found:
-        where = type(thing).__qualname__
-        assert_hidden(f"{thing!r} {thing!s}", f"a {where}")
-        assert_hidden(repr(parts_of(thing)), f"vars of a {where}")
-    return len(found)
-
-
 def copied(service: ServiceClient) -> Any:
-    """A call that brings somebody else's token along."""
+    """Make a call with an access token of another user."""
     return RestClient(service.holder).copy_weights(CHECKPOINT, "project", weights_access_token=TOKEN)
 
 
@@ -299,7 +251,6 @@ def copied(service: ServiceClient) -> Any:
 
 def test_everything_clients_consist_of() -> None:
     with world(hasty=False) as (stub, service):
-        before = check_everything(service)
         trainer = service.create_lora_training_client("stub/model").result()
         sampler = service.create_sampling_client(base_model="stub/model").result()
         rest, admin = RestClient(service.holder), AdminClient(service.holder)
@@ -319,32 +270,6 @@ def test_everything_clients_consist_of() -> None:
         assert {*found_in(stub.words)} >= {*ALWAYS_TOLD, "weights_access_token"}  # there is something to hide
         for client in (service, trainer, sampler, rest, admin, service.holder):
             assert_object_hidden(client)
-            assert_hidden(pydoc.render_doc(client), f"help of {client!r}")
-            assert_hidden(repr(inspect.getmembers(client)), f"members of {client!r}")
-        assert check_everything(service, trainer, sampler, rest, admin, futures) > before + 20
-
-
-def test_the_search_finds_what_is_deep_inside() -> None:
-    with world() as (_, service):
-        hidden: Any = service.holder.ready().lane
-        hidden.memory = deque([{"a": partial(print, PLANTED["opaque key"])}])
-        with pytest.raises(AssertionError, match=r"vars of a SampleLane shows \['opaque key'\]"):
-            check_everything(service)
-
-
-def test_threads_and_what_faulthandler_prints() -> None:
-    with world(hasty=False) as (_, service):
-        sampler = service.create_sampling_client(base_model="stub/model").result()
-        sampler.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
-        names = [thread.name for thread in threading.enumerate()]
-        assert any(name.startswith("tinker-") for name in names)
-        assert_hidden(repr(threading.enumerate()), "the threads")
-        with tempfile.TemporaryFile("w+") as file:
-            faulthandler.dump_traceback(file, all_threads=True)
-            file.seek(0)
-            printed = file.read()
-        assert "tinker_sync" in printed
-        assert_hidden(printed, "the stacks")
 
 
 # ---- pickles and handles
@@ -372,7 +297,7 @@ def test_pickles_and_handles() -> None:
 def test_clients_made_of_handles() -> None:
     with world(hasty=False) as (stub, service):
         sampler = service.create_sampling_client(base_model="stub/model").result()
-        stub.discreet = True  # nobody can know of the secrets of other clients
+        stub.discreet = True  # a client cannot know the secrets of other clients
         copies = [
             SamplingClient.from_sampler_handle(sampler.get_sampler_handle(include_api_key=True)),
             SamplingClient.from_sampler_handle(sampler.get_sampler_handle(), api_key=PLANTED["first token"]),
@@ -381,7 +306,6 @@ def test_clients_made_of_handles() -> None:
             for copy in copies:
                 copy.sample(PROMPT, 1, ONE_TOKEN).result(PATIENCE_S)
                 assert_object_hidden(copy)
-                check_everything(copy)
                 assert_hidden(copy.get_sampler_handle(), "the handle of a copy")
         finally:
             for copy in copies:
@@ -470,7 +394,7 @@ def test_arguments_that_make_no_sense() -> None:
 
 @pytest.mark.parametrize(
     ("status", "form"),
-    [*((422, form) for form in FORMS), *((status, "text") for status in (400, 401, 403, 409, 500))],
+    [(422, "fields"), (422, "inner"), (401, "text"), (500, "page")],
 )
 def test_refused_calls(status: int, form: str) -> None:
     with world() as (stub, service):
@@ -485,21 +409,22 @@ def test_refused_calls(status: int, form: str) -> None:
         first, second = trainer.optim_step(STEP), trainer.save_state("a")
         assert isinstance(check_future(first), errors.APIStatusError)
         for later in (second, trainer.forward(DATA, "cross_entropy")):
+            if status < 500:  # refused for sure, so the next calls are sent
+                assert later.exception(PATIENCE_S) is None
+                continue
             error = check_future(later)
             assert isinstance(error, EarlierCallFailedError)
             assert "***" in error.cause
         check(trainer.get_info)
         check(service.get_server_capabilities)
-        check_everything(service, trainer, sampler, first, second)
 
 
-@pytest.mark.parametrize("form", ["error", "fields", "text"])
-@pytest.mark.parametrize("open_server", [False, True])
+@pytest.mark.parametrize(("form", "open_server"), [("error", False), ("fields", True), ("text", True)])
 def test_refused_results(form: str, open_server: bool) -> None:
     with world(open_server=open_server) as (stub, service):
         trainer = service.create_lora_training_client("stub/model").result()
         sampler = service.create_sampling_client(base_model="stub/model").result()
-        for status in (400, 401, 402, 403, 404, 408, 410, 422, 429, 500):
+        for status in (400, 401, 402, 404, 408, 410, 500):
             stub.refuses("/retrieve_future", status, form)
             check_future(sampler.sample(PROMPT, 1, ONE_TOKEN, deadline=SOON_S))
             check_future(trainer.optim_step(STEP, deadline=SOON_S))
@@ -518,24 +443,6 @@ def test_refused_beginnings(path: str) -> None:
                 if path.startswith("/client") and status == 501:
                     continue  # a server without such a call
                 check(lambda: service.create_sampling_client(base_model="stub/model").result())
-            check_everything(service)
-
-
-@pytest.mark.parametrize("path", ["/client/config", "/client/dynamic_config"])
-def test_beginnings_with_more_in_them_than_asked_for(path: str) -> None:
-    """They are good, and what follows fails: a traceback shows local variables of whoever called."""
-    with StubServer(Parrot()) as stub:
-        assert isinstance(stub, Parrot)
-        stub.says(path, lambda words: {**FLAGS, "heard": words})
-        for following in BEGINNINGS[BEGINNINGS.index(path) + 1 :]:
-            stub.refuses(following, 403)
-            with ServiceClient(base_url=stub.url, **options(max_retries=0)) as service:
-                check(
-                    lambda service=service: service.create_sampling_client(base_model="stub/model").result()
-                )  # type: ignore[misc]
-        stub.says(path, lambda words: {"fwdbwd_max_chunk_len": words, "refresh_interval_sec": words})
-        with ServiceClient(base_url=stub.url, **options(max_retries=0)) as service:
-            check(service.get_server_capabilities)
 
 
 def test_messages_and_sessions_that_are_lost(logged: Callable[[], str]) -> None:
@@ -562,13 +469,10 @@ def test_messages_and_sessions_that_are_lost(logged: Callable[[], str]) -> None:
     "make",
     [
         lambda words: words.encode("latin-1"),
-        lambda words: f'{{"request_id": 7, "heard": "{words}"'.encode("latin-1"),
-        lambda words: {"heard": words},
         lambda words: {"request_id": [words], "model_id": {words: words}, "tinker_path": {"a": words}},
         lambda words: [words],
-        lambda words: words,
     ],
-    ids=["text", "cut", "nothing of it", "wrong kinds", "list", "string"],
+    ids=["text", "wrong kinds", "list"],
 )
 def test_answers_that_cannot_be_read(make: Callable[[str], Any]) -> None:
     with world() as (stub, service):
@@ -589,12 +493,10 @@ def test_answers_that_cannot_be_read(make: Callable[[str], Any]) -> None:
     [
         lambda words: words.encode("latin-1"),
         lambda words: {"error": words, "category": "user"},
-        lambda words: {"type": "RequestFailedResponse", "error_message": words},
         lambda words: {"sequences": [{"stop_reason": words, "tokens": [1]}], "metrics": {words: words}},
         lambda words: {"sequences": words, "metrics": [words], "path": [words]},
-        lambda words: [words],
     ],
-    ids=["text", "error", "older error", "fields", "kinds", "list"],
+    ids=["text", "error", "fields", "kinds"],
 )
 def test_results_that_cannot_be_read(make: Callable[[str], Any]) -> None:
     with world() as (stub, service):
@@ -642,25 +544,6 @@ def test_servers_that_are_not_there_or_not_to_be_trusted(tmp_path: Path) -> None
                 check(service.get_server_capabilities)
                 check(lambda service=service: service.create_sampling_client(base_model="m").result())  # type: ignore[misc]
                 check_future(copied(service))
-
-
-def talk_nonsense(seen: Any) -> bytes:
-    return b"HTTP/1.1 200 OK\r\nX-Bad " + str(seen.pairs).encode() + b"\r\n\r\n"
-
-
-def redirect_away(seen: Any) -> bytes:
-    target = f"http://me:{PLANTED['userinfo']}@localhost:1/x?sig={PLANTED['signature']}"
-    return answer(b"", status=307, headers={"Location": target})
-
-
-@pytest.mark.parametrize("respond", [talk_nonsense, redirect_away])
-def test_servers_that_talk_nonsense(respond: Callable[[Any], bytes]) -> None:
-    with (
-        AnsweringServer(respond) as server,
-        ServiceClient(base_url=server.url, **options(max_retries=0)) as service,
-    ):
-        check(service.get_server_capabilities)
-        check_future(copied(service))
 
 
 # ---- queues and deadlines
@@ -718,7 +601,7 @@ def test_listeners_and_callbacks_that_fail(logged: Callable[[], str]) -> None:
     assert "an observer of queue states failed" in logged()
 
 
-# ---- somebody else's weights
+# ---- weights of other users
 
 
 def calls_with_tokens(service: ServiceClient, trainer: TrainingClient) -> list[Callable[[], object]]:
@@ -768,7 +651,6 @@ def test_access_tokens_in_use(flags: dict[str, Any], logged: Callable[[], str]) 
             assert_object_hidden(call())
         service.copy_weights(CHECKPOINT, weights_access_token=TOKEN).result(PATIENCE_S)
         assert TOKEN in stub.words
-        check_everything(service, trainer)
     assert "$WEIGHTS_ACCESS_TOKEN" in logged()
     assert "$X_TINKER_WEIGHTS_ACCESS_TOKEN" in logged()
 
@@ -776,12 +658,9 @@ def test_access_tokens_in_use(flags: dict[str, Any], logged: Callable[[], str]) 
 CHECKPOINTS = ("/weights_info", "/load_weights", "/copy_weights")
 RESULTS = ("/retrieve_future",)
 TROUBLE: dict[str, tuple[tuple[str, ...], Callable[[Parrot, str], None]]] = {
-    "401": (CHECKPOINTS, lambda stub, path: stub.refuses(path, 401, "text")),
     "422": (CHECKPOINTS[1:], lambda stub, path: stub.refuses(path, 422, "fields")),
-    "500": (CHECKPOINTS[1:], lambda stub, path: stub.refuses(path, 500, "text")),
     "reset": (CHECKPOINTS, lambda stub, path: stub.breaks(path)),
     "odd": (CHECKPOINTS, lambda stub, path: stub.says(path, lambda words: [words])),
-    "result 403": (RESULTS, lambda stub, path: stub.refuses(path, 403, "text")),
     "odd result": (RESULTS, lambda stub, path: stub.says(path, lambda words: {"path": [words]})),
     "failed": (RESULTS, lambda stub, path: stub.says(path, lambda words: {"error": words})),
     "paused": (RESULTS, lambda stub, path: stub.says(path, lambda words: {"queue_state": words}, 408)),
@@ -840,10 +719,9 @@ def test_exchanged_tokens() -> None:
         assert_hidden(sampler.get_sampler_handle(), "the handle")
         stub.refuses("/asample", 401, "text")
         check_future(sampler.sample(PROMPT, 1, ONE_TOKEN))
-        check_everything(service, sampler)
 
 
-@pytest.mark.parametrize("status", [401, 422, 500])
+@pytest.mark.parametrize("status", [401, 500])
 def test_exchanges_that_are_refused(status: int) -> None:
     with world({"pjwt_auth_enabled": True}, hasty=False, max_retries=0) as (stub, service):
         stub.refuses("/auth/token", status, "text")
@@ -851,13 +729,12 @@ def test_exchanges_that_are_refused(status: int) -> None:
         check(service.get_server_capabilities)
 
 
-@pytest.mark.parametrize("form", ["text", "fields"])
-def test_exchanges_that_are_refused_later(form: str) -> None:
+def test_exchanges_that_are_refused_later() -> None:
     tokens = {"/auth/token": lambda _: Answer(body={"jwt": PLANTED["first token"]})}
     with world({"pjwt_auth_enabled": True}, hasty=False, always=tokens, max_retries=0) as (stub, service):
         sampler = service.create_sampling_client(base_model="stub/model").result()
         trainer = service.create_lora_training_client("stub/model").result()
-        stub.refuses("/auth/token", 401, form)
+        stub.refuses("/auth/token", 401, "text")
         tokens_kept: Any = service.holder.keys._tokens
         tokens_kept._held = evolve(tokens_kept._held, lifetime_s=0.0)
         for future in (sampler.sample(PROMPT, 1, ONE_TOKEN), trainer.optim_step(STEP), copied(service)):
@@ -865,7 +742,7 @@ def test_exchanges_that_are_refused_later(form: str) -> None:
 
 
 def test_tokens_that_were_replaced() -> None:
-    """What was sent a moment ago is still a secret, and nothing but its value tells."""
+    """A token that was replaced is still masked, by its value."""
     tokens = iter(["first token", "second token"])
     exchange = {"/auth/token": lambda _: Answer(body={"jwt": PLANTED[next(tokens)]})}
     with world({"pjwt_auth_enabled": True}, always=exchange, max_retries=0) as (stub, service):
@@ -910,64 +787,6 @@ def test_signed_addresses() -> None:
 # ---- our own mistakes
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        "runtime.fetcher.Fetch._act",
-        "runtime.fetcher.Fetch._finish",
-        "runtime.retrieval.Retrieval.on",
-        "runtime.sample.Sample._on_outcome",
-        "runtime.sample.Sample._on_promise",
-        "transport.exchange.Exchange._conclude",
-        "transport.http.Http._limits",
-        "transport.launch.Launcher._complete",
-        "transport.socket_line.SocketLine._send_piece",
-        "transport.verdict.Judge.reply",
-        "wire.json.with_number",
-    ],
-)
-def test_mistakes_of_ours(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever goes wrong inside: raised or logged, with local variables, it shows no secret."""
-    raised = threading.Event()
-
-    def fail(*_: object, **__: object) -> None:
-        raised.set()
-        raise RuntimeError("our own mistake")
-
-    with world(hasty=False, max_retries=0) as (_, service):
-        sampler = service.create_sampling_client(base_model="stub/model").result()
-        trainer = service.create_lora_training_client("stub/model").result()
-        with monkeypatch.context() as patch:
-            patch.setattr(f"tinker_sync.{place}", fail)
-            futures = [
-                sampler.sample(PROMPT, 1, ONE_TOKEN),
-                trainer._load(CHECKPOINT, service.holder.hide(TOKEN), None, optimizer=True),
-                copied(service),
-            ]
-            assert raised.wait(PATIENCE_S)
-            for future in futures:
-                with suppress(TimeoutError):  # of those whose reaction was never finished
-                    future.exception(0.1)
-                if future.done() and future.exception():
-                    check_future(future)
-
-
-def test_pollers_that_fail(monkeypatch: pytest.MonkeyPatch, logged: Callable[[], str]) -> None:
-    died = threading.Event()
-    monkeypatch.setattr(threading, "excepthook", lambda _: died.set())
-    with world(hasty=False) as (stub, service):
-        sampler = service.create_sampling_client(base_model="stub/model").result()
-        stub.always["/retrieve_future"] = lambda _: Answer(status=0)
-        future = sampler.sample(PROMPT, 1, ONE_TOKEN)
-        # Asked, and in the poller's hands: what comes to it later is for the next thread.
-        until(lambda: bool(stub.asked("/retrieve_future") and service.holder.poller._watched))
-        monkeypatch.setattr(service.holder.poller, "_hand_over", lambda *_: 1 / 0)
-        service.holder.poller.after(0.0, lambda: None)
-        check_future(future)
-        assert died.wait(PATIENCE_S)
-    assert "the poller failed" in logged()
-
-
 # ---- reports
 
 
@@ -985,15 +804,15 @@ def test_reports_of_failures() -> None:
         check_future(copied(service))
         stub.says("/retrieve_future", lambda words: {"error": words, "category": "server"})
         check(lambda: service.create_lora_training_client(CHECKPOINT).result())
-        service.holder.lifecycle.report(RuntimeError(stub.words))  # what a mistake of ours may say
+        service.holder.lifecycle.report(RuntimeError(stub.words))  # a bug of the client may quote a secret
         reporter: Any = service.holder.companion
-        until(lambda: len(reporter._buffer) >= 6)  # a failure may be told after its future has it
+        until(lambda: len(reporter._buffer) >= 6)  # the report may come after the future has failed
         report_now(service)
         reports = [asked.json() for asked in stub.asked("/telemetry")]
     events = [event for report in reports for event in report["events"]]
     assert events[0]["event"] == "SESSION_START"
-    told = {event.get("error_type") or event.get("event_data", {}).get("error_type") for event in events}
-    assert told == {
+    kinds = {event.get("error_type") or event.get("event_data", {}).get("error_type") for event in events}
+    assert kinds == {
         *("UnprocessableEntityError", "InternalServerError", "PermissionDeniedError"),
         *("RequestFailedError", "RuntimeError", None),
     }

@@ -38,7 +38,7 @@ _BUILTIN_ERRORS = (AssertionError, RuntimeError, TypeError, ValueError)
 
 
 class Run:
-    """What a script needs: the client package, the server, and a place for results."""
+    """The needs of a script: the client package, the server, and a place for results."""
 
     def __init__(self, package: str, url: str) -> None:
         self.tinker = importlib.import_module(package)
@@ -48,7 +48,7 @@ class Run:
         self.step = ""
 
     def mark(self, name: str) -> None:
-        """Let the server's log know where we are; the server may do as a mark says."""
+        """Write a mark into the log of the server, which may act on it."""
         with urllib.request.urlopen(f"{self.url}/api/v1/mark/{name}", timeout=WAIT_S):
             pass
 
@@ -68,7 +68,7 @@ class Run:
         return self.note(name, future.result(timeout=WAIT_S))
 
     def refused(self, name: str, call: Callable[[], Any]) -> None:
-        """Write down what kind of error a call raises, and whether it says what a caller can look at."""
+        """Record the kind of error that a call raises, and which attributes it has."""
         try:
             value = call()
             if hasattr(value, "result"):
@@ -105,7 +105,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return plain(value.item())
     if isinstance(value, dict):
-        return {str(name): plain(each) for name, each in value.items()}
+        # The reference client has no mean of the loss.
+        return {str(name): plain(each) for name, each in value.items() if name != "loss:mean"}
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     return _model(value)
@@ -133,7 +134,7 @@ def _model(value: Any) -> Any:
         return {field: plain(getattr(value, field)) for field in fields}
     if hasattr(value, "model_dump"):
         tree = plain(value.model_dump(mode="json"))
-        # The tag of an answer on the wire is of no use to anybody; the reference keeps some of them.
+        # The tag of an answer on the wire has no use; the reference keeps some of them.
         return {"class": name, **{key: each for key, each in tree.items() if key != "type"}}
     return {"class": name}
 
@@ -255,7 +256,7 @@ def service(run: Run) -> None:
 
 
 def environment(run: Run) -> None:
-    """What comes from the environment and the constructor, in the session and in every request."""
+    """Check settings of the environment and the constructor, in the session and in every request."""
     os.environ.update(
         TINKER_PROJECT_ID="project-env",
         TINKER_TAGS="one,two",
@@ -386,7 +387,7 @@ def loads(run: Run, client: Any) -> None:
 
 
 def refusals(run: Run) -> None:
-    """What a server answers to calls it does not want, and what becomes of the promises."""
+    """Check the refusals of a server, and the promises of refused calls."""
     with run.service() as client:
         step(run, "refusals")
         trainer = run.ready(client.create_lora_training_client("stub/model"))
@@ -636,7 +637,7 @@ def elsewhere(run: Run, sampler: Any, stable: Any) -> None:
     step(run, "handle")
     handle = stable.get_sampler_handle()
     state = json.loads(base64.urlsafe_b64decode(handle))
-    state["holder"]["client_config"].pop("tinker_sync", None)  # what only we have to say
+    state["holder"]["client_config"].pop("tinker_sync", None)  # only this client writes it
     state["holder"]["base_url"] = "the server" if state["holder"]["base_url"] == run.url else "elsewhere"
     run.note("content", shared_handle(state))
     os.environ["TINKER_API_KEY"] = "tml-oracle"

@@ -109,7 +109,7 @@ def _outputs() -> dict[str, Any]:
     record.fields["scores"].MergeFrom(
         pb.BatchedTensor(data=float32s(0.5, 1.5), offsets=int64s(0, 4, 8), dtype=pb.DTYPE_FLOAT32)
     )
-    record = ragged.loss_fn_outputs.add()  # an older server: the offsets alone say how many
+    record = ragged.loss_fn_outputs.add()  # an older server: only the offsets hold the number
     record.fields["ids"].MergeFrom(
         pb.BatchedTensor(
             data=int64s(7, 8, 9), offsets=int64s(0, 24), dtype=pb.DTYPE_INT64, trailing_shape=[3]
@@ -143,7 +143,7 @@ def _samples() -> dict[str, Any]:
 
 
 def content(message: Any) -> dict[str, Any]:
-    """What is set in a message, as JSON can hold it, maps in the order of the deterministic bytes."""
+    """Return the fields of a message as JSON, with maps in the order of the deterministic bytes."""
     found: dict[str, Any] = {}
     for field, value in message.ListFields():
         if field.message_type and field.message_type.GetOptions().map_entry:

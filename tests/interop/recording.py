@@ -124,7 +124,7 @@ class RecordingStub(Stub):
 
 
 def _widths(request: Any) -> set[int | None]:
-    """How many candidates the tokens of the data have, None for one without a dimension of them."""
+    """Return the number of candidates of each datum's tokens, None without such a dimension."""
     shapes = [datum.loss_fn_inputs["target_tokens"].shape for datum in request.data]
     return {shape[1] if len(shape) == 2 else None for shape in shapes}
 
@@ -201,7 +201,7 @@ def _add_fields(output: Any, count: int) -> None:
 
 
 def steps(stub: RecordingStub) -> dict[str, list[Any]]:
-    """What was asked in each step, in a form in which two clients that do the same are equal.
+    """Return the requests of each step in a form that is equal for equal behaviour.
 
     A step is a list of requests in order of their names and contents, followed by the order in which training
     requests arrived. What may be asked at any time, and how often does not matter, stands under "any time".
@@ -316,7 +316,7 @@ def _octets(asked: Asked) -> bytes:
 
 
 def without_chance(tree: Any) -> Any:
-    """Where a copy draws its block of numbers by chance, the place in the block; in requests and results."""
+    """Replace randomly drawn blocks of numbers by places in the block, in requests and results."""
     if isinstance(tree, dict):
         return {name: without_chance(value) for name, value in tree.items()}
     if isinstance(tree, list):
@@ -337,7 +337,7 @@ def _text(tree: Any) -> str:
 
 
 def own_rules_broken(stub: RecordingStub) -> Iterator[str]:
-    """What every client has to keep to by itself, whatever the other one does."""
+    """Check the rules that each client must keep by itself."""
     iterations: dict[str, list[str]] = defaultdict(list)
     keys: dict[str, str] = {}
     for step, asked, _ in stub.recorded:
@@ -347,7 +347,7 @@ def own_rules_broken(stub: RecordingStub) -> Iterator[str]:
             iterations[asked.json()["request_id"]].append(iteration)
             timed = "x-tinker-create-promise-roundtrip-time" in asked.headers
             if timed != (iteration == "0"):
-                yield f"{step}: round trip told at iteration {iteration}"
+                yield f"{step}: round trip reported at iteration {iteration}"
         elif asked.method != "GET" and name not in (*BACKGROUND, "/retrieve_futures"):
             key = asked.headers.get("x-idempotency-key", "")
             if not key:
@@ -360,5 +360,5 @@ def own_rules_broken(stub: RecordingStub) -> Iterator[str]:
 
 
 def handle_content(handle: str) -> Any:
-    """What a sampler handle says."""
+    """Return the content of a sampler handle."""
     return json.loads(base64.urlsafe_b64decode(handle))

@@ -22,7 +22,7 @@ WAIT_S = 60.0
 
 
 class Script:
-    """What all styles have in common: the package, its data, and what is kept of a run."""
+    """The common part of all styles: the package, its data, and the results of a run."""
 
     def __init__(self, package: str, url: str, key: str) -> None:
         self.tinker = importlib.import_module(package)

@@ -1,7 +1,7 @@
 """The command line against the reference client's, on the same embedded server: the same JSON, to the letter.
 
 Different on purpose, and so not compared: `version` names this package; `auth status` has a JSON form here;
-what is said to people; the exit code when some of several deletions failed; a checkpoint for sampling, which
+the texts for people; the exit code when some of several deletions failed; a checkpoint for sampling, which
 is fetched and uploaded here and refused there; the prose of the README.md that an upload brings.
 """
 
@@ -252,7 +252,7 @@ def hub_settings(settings: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def pushed(
     place: Path, monkeypatch: pytest.MonkeyPatch, lines: list[tuple[str, ...]], *, easy: bool = False
 ) -> dict[str, tuple[list[dict[str, Any]], Hub]]:
-    """What each command line printed for them, and a hub of its own that it printed it for."""
+    """Return the output of each command line, each with a hub of its own."""
     made = {}
     for who, program in (("theirs", [str(SCRIPT)]), ("ours", ["-c", OWN])):
         with Hub(easy=easy) as hub:
@@ -265,7 +265,7 @@ def pushed(
 
 
 def arrived(hub: Hub) -> list[dict[str, Any]]:
-    """The commits, but for the words of a README.md: what its metadata says is compared, its prose is not."""
+    """Return the commits without the prose of README.md; its metadata is compared."""
     return [{**each, "files": {**each["files"], **cards(each["files"])}} for each in hub.commits]
 
 
@@ -313,7 +313,7 @@ def test_the_same_arrives_at_the_hub(
 def test_what_the_reference_client_leaves_out_at_the_hub_is_made(
     hub_settings: None, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hub takes neither a name without its owner nor a branch that nobody has made: there the reference
+    """The hub takes neither a name without its owner nor a branch that does not exist: there the reference
     client fails. An easy hub shows what it means by the names it makes up.
     """
     external, training = (f"tinker://{run_id}/{name}" for name in ("external_weights/x", "weights/a"))

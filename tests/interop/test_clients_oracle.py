@@ -1,7 +1,7 @@
 """The three clients against the reference client: one script, two packages, the same requests and results.
 
 Each package runs the script in a process of its own against a server of its own, and the logs of the servers
-are compared step by step; `recording.py` says what may differ. Losses of the user's are compared where torch
+are compared step by step; `recording.py` lists what may differ. Custom losses are compared where torch
 is installed. Beyond this: the clients for administration.
 
 What depends on the version of the reference client is in `conftest.py`.
@@ -89,7 +89,7 @@ VARIANTS = [
 
 
 def environment() -> dict[str, str]:
-    """Nobody's settings, and this tree first."""
+    """An environment without settings, with this tree first on the path."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TINKER_")}
     return {**kept, "PYTHONPATH": f"{ROOT}{os.pathsep}{SCRIPT.parents[1]}", "TINKER_TELEMETRY": "0"}
 

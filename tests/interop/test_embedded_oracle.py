@@ -47,7 +47,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def findings(package: str, directory: Path, flags: dict[str, Any]) -> dict[str, Any]:
-    """What a package found out, by name."""
+    """Return the findings of a package, by name."""
     options = [] if flags.get("pjwt_auth_enabled") else ["--no-exchange"]
     # forward_backward_custom of both packages, and the tracing of losses, need torch.
     options += ["--torch"] if importlib.util.find_spec("torch") else []

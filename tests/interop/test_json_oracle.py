@@ -1,7 +1,7 @@
 """JSON bodies against the reference client: what we send is what it sends, what we read is what it reads.
 
-Both sides get the same random arguments. Absent and null, 1 and 1.0 are told apart. Every kind of request and
-of answer has its own seed, so a failure can be repeated alone.
+Both sides get the same random arguments. Absent and null differ, and so do 1 and 1.0. Every kind of request
+and of answer has its own seed, so a failure can be repeated alone.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def theirs(name: str) -> type[pydantic.BaseModel]:
 
 
 def body(request: pydantic.BaseModel) -> Any:
-    """What the reference puts on the wire: as its resources dump, and as its HTTP library writes."""
+    """Return the bytes that the reference sends, as its resources dump and its HTTP library writes them."""
     tree = model_dump(request, exclude_unset=False, exclude_none=True, mode="json")
     return json.loads(json.dumps(tree, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
 
 
 def exact(tree: Any) -> Any:
-    """A tree whose comparison tells 1 from 1.0 and True, and -0.0 from 0.0."""
+    """A tree in whose comparison 1, 1.0 and True differ, and so do -0.0 and 0.0."""
     if isinstance(tree, dict):
         return {name: exact(value) for name, value in tree.items()}
     if isinstance(tree, list):

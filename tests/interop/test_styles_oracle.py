@@ -19,7 +19,7 @@ PATIENCE_S = 240.0
 
 
 def numbers(package: str, directory: Path) -> dict[str, list[dict[str, Any]]]:
-    """What a package finds in each style, on a server of its own."""
+    """Return the findings of a package in each style, on a server of its own."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TINKER_")}
     settings = {"PYTHONPATH": str(ROOT), "TINKER_TELEMETRY": "0"}
     with running(directory, seed=1) as server:

@@ -92,7 +92,7 @@ ARRAYS = st.one_of(
 
 
 def taken(make: Any, *args: Any, **kwargs: Any) -> Any:
-    """What a constructor makes of its arguments; None where it refuses them."""
+    """Return the value of a constructor, or None when it refuses its arguments."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
@@ -137,7 +137,7 @@ def flat(value: Any) -> list[Any]:
 
 
 def changed(given_value: Any, tensor: Any) -> bool:
-    """Whether the reference made other numbers of what it was given than those nearest to it."""
+    """Return True if the reference rounded its input to other than the nearest numbers."""
     if getattr(given_value, "dtype", np.dtype(int)).kind == "c":
         return True
     for cell, kept in zip(flat(given_value), tensor._numpy.reshape(-1).tolist(), strict=True):

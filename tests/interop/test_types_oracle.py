@@ -90,7 +90,7 @@ def test_every_class_of_the_reference_is_compared() -> None:
 
 
 def default_of(field: attrs.Attribute[Any]) -> Any:
-    """What a field is when it is not given, plain; NOTHING where it must be given."""
+    """Return the plain default of a field, or NOTHING for a required one."""
     default: Any = field.default
     if default is attrs.NOTHING:
         return default
@@ -197,7 +197,7 @@ def test_the_same_arguments_make_the_same_values(name: str) -> None:
 
 
 def exact(tree: Any) -> Any:
-    """A tree whose comparison tells 1 from 1.0 and True."""
+    """A tree in whose comparison 1, 1.0 and True differ."""
     if isinstance(tree, dict):
         return {name: exact(value) for name, value in tree.items()}
     if isinstance(tree, list):
@@ -337,7 +337,7 @@ def loosened(tree: Any) -> Any:
 
 @pytest.mark.parametrize("name", FLAT)
 def test_what_we_accept_beyond_that_is_known(name: str) -> None:
-    """Only those values that say the same thing in a form the reference does not read."""
+    """Return the values that mean the same in a form that the reference does not read."""
     for field, value, arguments in odd_arguments(name):
         if can_make(lambda arguments=arguments: ours(name)(**arguments)):
             beyond = not can_make(lambda arguments=arguments: theirs(name)(**arguments))

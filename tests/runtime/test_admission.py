@@ -1,4 +1,4 @@
-"""Who is asked before a call, what he is told, and that nothing stays set aside for calls that are over."""
+"""Observers agree to calls before they are sent, and learn how they ended; nothing stays reserved."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinker_sync.usage.meter import Meter
 
 
 class Limiter:
-    """Agrees to everything, or to nothing, and remembers what it is told."""
+    """Agrees to everything, or to nothing, and records what it receives."""
 
     def __init__(self, *, refuses: bool = False) -> None:
         self.refuses = refuses

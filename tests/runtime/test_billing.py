@@ -1,4 +1,4 @@
-"""A 402: waited out for as long as the server allows, told once a minute, forgotten after five."""
+"""A 402 is waited out for as long as the server allows, logged once a minute, and forgotten after five."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tinker_sync.types.service import ClientDynamicConfigResponse
 
 
 class Bench:
-    """A refresher whose worker runs when the test says so."""
+    """A refresher whose worker the test runs."""
 
     def __init__(self) -> None:
         self.clock = FakeClock(automatic=False)

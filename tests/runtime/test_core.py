@@ -1,4 +1,4 @@
-"""The shared parts of a client: made once, bounded in time, ended from wherever it must be."""
+"""The shared parts of a client are made once, within a time limit, and can be closed from any thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of the process, without one: who is finished, how, and for how long anybody waits."""
+"""The work at the end of a process, tested without ending one."""
 
 from __future__ import annotations
 

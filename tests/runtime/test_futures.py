@@ -109,7 +109,7 @@ class TestARealFuture:
 
     @pytest.mark.parametrize("awaited", [False, True])
     def test_a_failure_leaves_no_cycle(self, awaited: bool) -> None:
-        """What a future holds may be large; it goes with the last reference, not with the next collection."""
+        """A result may be large; it goes with the last reference, not with the next collection."""
         future = failed(KeyError("a"))
         gone = weakref.ref(future)
         wait = partial(future.coroutine().send, None) if awaited else future.result

@@ -19,7 +19,7 @@ def status(code: int) -> APIStatusError:
 
 
 class Bench:
-    """A heartbeat whose beats end as scripted, and all that it says."""
+    """A heartbeat whose beats end as scripted, and a record of its reports."""
 
     def __init__(self, *answers: Exception | None, always_offered: bool = True) -> None:
         self.clock = FakeClock(automatic=False)
@@ -87,7 +87,7 @@ def test_w29_a_refusal_that_stays_is_a_loss(code: int) -> None:
     bench.steps(2)
     assert bench.said == []  # it may have been a proxy
     bench.steps(2)
-    assert bench.said == [("lost", code)]  # told once
+    assert bench.said == [("lost", code)]  # reported once
     assert bench.beats == 4
 
 
@@ -145,7 +145,7 @@ def test_our_own_mistake_does_not_end_the_heartbeats() -> None:
 def late(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, *, now_s: float, wall_s: float, cpu_s: float
 ) -> list[object]:
-    """What is said when these times have passed since the last heartbeat."""
+    """Return the reports after these times since the last heartbeat."""
     bench.heartbeat.step()
     now, wall = bench.clock.now(), bench.clock.time()
     monkeypatch.setattr(bench.clock, "now", lambda: now + now_s)

@@ -15,7 +15,7 @@ from tinker_sync.runtime.once import Once
 
 
 class Flight:
-    """A value that is being made in a thread until it is told how to end, and others who wait for it."""
+    """A value that a thread makes until the test ends it, and threads that wait for it."""
 
     def __init__(self, once: Once[int]) -> None:
         self.once = once

@@ -68,7 +68,7 @@ class Asking:
         return self.retrieval.on(outcome, asked_at=asked_at, now=self.now)
 
     def pauses(self, *outcomes: Reply | SendFailed) -> list[float | None]:
-        """How long it waits after each; None where it asks at once."""
+        """Return the pause after each outcome, None for no pause."""
         pauses: list[float | None] = []
         for outcome in outcomes:
             action = self.gets(outcome)
@@ -281,6 +281,17 @@ def test_trouble_ends_at_its_limit_and_not_before(outcome: Any, error: type[Exce
     assert isinstance(action.error, error)
     assert asking.now - began >= TROUBLE_LIMIT_S - 31
     assert action.error.attempts == asking.retrieval.iteration  # type: ignore[attr-defined]
+
+
+def test_trouble_has_words_until_there_is_a_good_answer() -> None:
+    asking = Asking()
+    assert asking.retrieval.trouble_since is None
+    asking.pauses(reply(500, {"detail": "no JSON form"}), reply(502))
+    assert asking.retrieval.trouble_since == 101.0
+    asking.pauses(reply(500, {"detail": "no JSON form"}))
+    assert "no JSON form" in asking.retrieval.trouble
+    asking.pauses(TRY_AGAIN)
+    assert asking.retrieval.trouble_since is None
 
 
 def test_trouble_with_good_answers_in_between_never_ends_it() -> None:

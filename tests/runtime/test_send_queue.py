@@ -3,6 +3,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tinker_sync.errors import APIStatusError, EarlierCallFailedError, TinkerErr
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.progress import FutureState
 from tinker_sync.runtime.send_queue import (
+    NotTaken,
     Operation,
     QueueState,
     SendQueue,
@@ -26,7 +28,7 @@ class Bench:
         self.workers = HandWorkers()
         self.wire: list[tuple[int, str]] = []
         self.failures: dict[str, BaseException] = {}
-        self.queue: SendQueue[FakePart] = SendQueue(self._send, self.workers.run)
+        self.queue: SendQueue[FakePart] = SendQueue(self._send, self.workers.run, self._send_nothing)
 
     def _send(self, part: FakePart, number: int) -> None:
         assert part.bytes_for(number) == f"{part.name} as {number}".encode()
@@ -34,8 +36,16 @@ class Bench:
         if part.name in self.failures:
             raise self.failures[part.name]
 
-    def append(self, name: str, count: int = 1, *, parallel: bool = False) -> Operation[FakePart]:
+    def _send_nothing(self, number: int) -> None:
+        self.wire.append((number, "nothing"))
+        if "nothing" in self.failures:
+            raise self.failures["nothing"]
+
+    def append(
+        self, name: str, count: int = 1, *, parallel: bool = False, alone: bool = False
+    ) -> Operation[FakePart]:
         made = operation(name, count, parallel=parallel)
+        made.alone = alone
         self.queue.append(made)
         return made
 
@@ -74,6 +84,31 @@ class TestOrder:
         bench.workers.do_all()
         assert bench.sent == "1:a 2:b"
         assert not first.future.done()
+
+    def test_the_result_of_an_operation_that_is_alone_is_waited_for(self, bench: Bench) -> None:
+        first = bench.append("a", 2, alone=True)
+        bench.append("b", alone=True)
+        bench.append("c")
+        bench.workers.do_all()
+        assert bench.sent == "1:a.1 2:a.2"
+        first.future.resolve(None)
+        bench.workers.do_all()
+        assert bench.sent == "1:a.1 2:a.2 3:b"
+
+    @pytest.mark.parametrize("end", ["failure", "close"])
+    def test_an_operation_that_is_alone_holds_nothing_up_for_ever(self, bench: Bench, end: str) -> None:
+        first = bench.append("a", alone=True)
+        second = bench.append("b")
+        bench.workers.do_all()
+        if end == "failure":
+            first.future.fail(REFUSED)
+            bench.workers.do_all()
+            assert bench.sent == "1:a 2:b"
+        else:
+            bench.queue.close(TinkerError("closed"))
+            assert str(second.future.exception(0)) == "closed"
+            first.future.resolve(None)
+            assert repr(bench.queue) == "<SendQueue closed, 0 queued, next number 2>"
 
     def test_parallel_chunks_with_the_first_one_last(self, bench: Bench) -> None:
         """Seven data in chunks of two, an optim_step, three data in chunks of two."""
@@ -306,6 +341,118 @@ class TestFailedSend:
 
 
 CLOSED = TinkerError("the client was closed")
+
+
+def not_taken() -> NotTaken:
+    failure = NotTaken()
+    failure.__cause__ = REFUSED
+    return failure
+
+
+def while_sending(bench: Bench, name: str, do: Callable[[], object]) -> None:
+    """Do something while a part is on its way."""
+    real_send = bench.queue._send
+
+    def send(part: FakePart, number: int) -> Any:
+        if part.name == name:
+            do()
+        return real_send(part, number)
+
+    bench.queue._send = send
+
+
+class TestRefusedSend:
+    """The server surely does not have the request: its number is free, and the queue goes on."""
+
+    def test_the_next_one_gets_its_number(self, bench: Bench) -> None:
+        bench.failures["b"] = not_taken()
+        made = {name: bench.append(name) for name in "abc"}
+        bench.workers.do_all()
+        bench.append("d")
+        bench.workers.do_all()
+        assert bench.sent == "1:a 2:b 2:c 3:d"
+        assert made["b"].future.exception(0) is REFUSED
+        assert not made["c"].future.done()
+        assert repr(bench.queue) == "<SendQueue idle, 0 queued, next number 4>"
+
+    def test_one_after_the_other(self, bench: Bench) -> None:
+        bench.failures = {name: not_taken() for name in "abc"}
+        for name in "abcd":
+            bench.append(name)
+        bench.workers.do_all()
+        assert bench.sent == "1:a 1:b 1:c 1:d"
+
+    def test_no_more_of_a_serial_operation_is_sent(self, bench: Bench) -> None:
+        bench.failures["fb.3"] = not_taken()
+        made = bench.append("fb", 4)
+        bench.append("next")
+        bench.workers.do_all()
+        assert bench.sent == "1:fb.1 2:fb.2 3:fb.3 3:next"
+        failure = made.future.exception(0)
+        assert isinstance(failure, APIStatusError)
+        assert "2 of the 4 requests of this call were accepted" in str(failure)
+        assert [part.future.done() for part in made.parts] == [False, False, True, True]
+        assert isinstance(made.parts[3].future.exception(0), EarlierCallFailedError)
+
+    def test_holes_of_a_parallel_operation_are_filled_with_nothing(self, bench: Bench) -> None:
+        """Numbers 1, of the unsent part, and 3, of the refused one, come before the accepted part 4."""
+        bench.failures["fb.3"] = not_taken()
+        while_sending(bench, "fb.3", bench.workers.do_all)
+        made = bench.append("fb", 4, parallel=True)
+        bench.append("next")
+        bench.workers.do(1)
+        bench.workers.do_all()
+        assert bench.sent == "2:fb.2 4:fb.4 3:fb.3 1:nothing 3:nothing 5:next"
+        assert "2 of the 4" in str(made.future.exception(0))
+        assert [part.future.done() for part in made.parts] == [True, False, True, False]
+
+    def test_nothing_is_filled_where_nothing_was_accepted(self, bench: Bench) -> None:
+        bench.failures["fb.2"] = not_taken()
+        made = bench.append("fb", 3, parallel=True)
+        bench.append("next")
+        bench.workers.do_all()
+        assert bench.sent == "2:fb.2 1:next"
+        assert made.future.exception(0) is REFUSED
+        assert all(part.future.done() for part in made.parts)
+
+    def test_the_first_part_of_a_parallel_operation_comes_last(self, bench: Bench) -> None:
+        bench.failures["fb.1"] = not_taken()
+        bench.append("fb", 3, parallel=True)
+        bench.append("next")
+        bench.workers.do_all()
+        assert bench.sent == "2:fb.2 3:fb.3 1:fb.1 1:nothing 4:next"
+
+    def test_holes_that_cannot_be_filled_break_it(self, bench: Bench) -> None:
+        bench.failures = {"fb.1": not_taken(), "nothing": KeyError("no forward passes")}
+        made = bench.append("fb", 2, parallel=True)
+        queued = bench.append("next")
+        bench.workers.do_all()
+        assert isinstance(made.future.exception(0), APIStatusError)
+        assert (refusal_of(queued).call, refusal_of(queued).number) == ("fb", 1)
+
+    def test_one_that_is_unknown_breaks_it_all_the_same(self, bench: Bench) -> None:
+        bench.failures = {"fb.2": not_taken(), "fb.3": KeyError("lost")}
+        while_sending(bench, "fb.2", bench.workers.do_all)
+        made = bench.append("fb", 3, parallel=True)
+        queued = bench.append("next")
+        bench.workers.do_all()
+        assert isinstance(made.future.exception(0), KeyError)
+        assert all(part.future.done() for part in made.parts)
+        assert refusal_of(queued).number == 3
+
+    def test_a_refusal_that_comes_after_the_close(self, bench: Bench) -> None:
+        bench.failures["a"] = not_taken()
+        while_sending(bench, "a", lambda: bench.queue.close(CLOSED))
+        made = bench.append("a")
+        bench.workers.do_all()
+        assert made.future.exception(0) is REFUSED
+
+    def test_an_operation_that_is_sent_alone(self, bench: Bench) -> None:
+        bench.failures["a"] = not_taken()
+        for name in "ab":
+            bench.append(name, alone=True)
+        bench.workers.do_all()
+        assert bench.sent == "1:a 1:b"
 
 
 class TestClose:

@@ -1,4 +1,4 @@
-"""Sessions by themselves: whose they are, their numbers, what is said at their end."""
+"""Sessions by themselves: their owner, their numbers, and the report at their end."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_samples_are_fetched_when_announced_and_reported_when_fetched(bench: Ben
     bench.announce(3)
     assert bench.polls()[3]["retrieved_request_ids"] == ["a"]
     bench.announce(3)
-    assert len(bench.polls()) == 4  # nobody waits, nothing is left to report
+    assert len(bench.polls()) == 4  # no result is awaited, and nothing is left to report
 
 
 def test_a_failed_sample_is_fetched_for_its_reason(bench: Bench) -> None:

@@ -24,7 +24,7 @@ def workers() -> Iterator[Workers]:
 
 
 class Held:
-    """Jobs that have begun and do not end before they are told to."""
+    """Jobs that have begun and end when the test lets them."""
 
     def __init__(self) -> None:
         self.go_on = threading.Event()

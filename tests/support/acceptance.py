@@ -356,7 +356,7 @@ class Acceptance:
             self.wait(f"stop {name}", sampler.sample(prompt, 1, params))
 
     def told(self, sampler: Any) -> None:
-        """What is told about a prompt, in every dialect."""
+        """Check the facts about a prompt that every dialect carries."""
         prompt = self.types.ModelInput.from_ints([11, 12, 13, 14])
         one = self.types.SamplingParams(max_tokens=1, seed=1)
         scores = self.note("scores", sampler.compute_logprobs(prompt).result(timeout=WAIT_S))
@@ -370,7 +370,7 @@ class Acceptance:
         assert full.prompt_cache_hit_tokens >= 0
 
     def told_more(self, sampler: Any) -> None:
-        """What only newer servers tell."""
+        """Check the facts that only newer servers send."""
         types = self.types
         prompt = types.ModelInput.from_ints([11, 12, 13, 14])
         params = types.SamplingParams(max_tokens=3, seed=1)
@@ -379,14 +379,14 @@ class Acceptance:
         assert last[:2] == [None, None]
         assert np.allclose(last[2:], scores[2:], atol=1e-5)
         targets = types.TensorData(data=[12, 1, 13, -1, 14, 3], dtype="int64", shape=[3, 2])
-        told = sampler.sample(prompt, 2, params, True, 2, 2, targets, 2, 2)
-        told = self.wait("all of it", told)
-        wanted = told.target_prompt_logprobs.to_numpy()
+        answer = sampler.sample(prompt, 2, params, True, 2, 2, targets, 2, 2)
+        answer = self.wait("all of it", answer)
+        wanted = answer.target_prompt_logprobs.to_numpy()
         assert wanted.shape == (3, 2)
         assert wanted[1, 1] == 0.0
         assert np.allclose(wanted[:, 0], scores[1:], atol=1e-5)
-        assert told.prompt_alt_tokens.tokens.to_numpy().shape == (3, 2)
-        for sequence in told.sequences:
+        assert answer.prompt_alt_tokens.tokens.to_numpy().shape == (3, 2)
+        for sequence in answer.sequences:
             best = [row[0][1] for row in sequence.topk_logprobs]
             assert all(a >= b - 1e-5 for a, b in zip(best, sequence.logprobs, strict=True))
 

@@ -14,8 +14,8 @@ class FakeClock:
     """A `Clock` that never sleeps. Thread-safe.
 
     By default `wait` advances the clock by the whole timeout and returns, so a retry loop runs at full speed
-    and `waits` tells how long it would have slept. With `automatic=False` a waiter parks until `advance`
-    reaches its deadline or its event is set; `await_waiters` tells when it has arrived.
+    and `waits` lists how long it would have slept. With `automatic=False` a waiter parks until `advance`
+    reaches its deadline or its event is set; `await_waiters` returns when it has arrived.
 
     >>> clock = FakeClock()
     >>> clock.wait(threading.Event(), 2.5), clock.now(), clock.waits

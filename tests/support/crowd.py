@@ -53,7 +53,7 @@ def let_others_run() -> None:
 
 
 def until(condition: Callable[[], Any]) -> None:
-    """Let others run until `condition()` holds: for states that announce themselves to nobody."""
+    """Let other threads run until `condition()` holds: for states without an event."""
     pause = threading.Event()
     for _ in range(int(PATIENCE_S / 0.002)):
         if condition():

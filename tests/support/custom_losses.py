@@ -51,7 +51,7 @@ def data(count: int) -> list[types.Datum]:
 
 
 def arrived(stub: Stub) -> list[str]:
-    """What training requests came, in order: `3 backward`."""
+    """Return the training requests in order of arrival, such as `3 backward`."""
     return [
         f"{_number(asked)} {_kind(asked)}"
         for asked in list(stub.log)

@@ -1,4 +1,4 @@
-"""What other processes do with a client they were sent. Importable there."""
+"""Functions for other processes that receive a client. Importable there."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def base_model() -> BaseModel:
 
 
 class Reply:
-    """What was answered."""
+    """An answer of the server."""
 
     def __init__(self, raw: http.client.HTTPResponse) -> None:
         self.status = raw.status
@@ -66,7 +66,7 @@ class Reply:
 
 
 class Wire:
-    """Requests as they are on the wire, without any client of ours."""
+    """Requests as they are on the wire, without a client of this package."""
 
     def __init__(self, url: str, key: str = KEY) -> None:
         self.url, self.key = url, key
@@ -152,7 +152,7 @@ class Wire:
         return self.post("/retrieve_future", {"request_id": request_id}, **headers)
 
     def result(self, request_id: str) -> Any:
-        """Until it is there; what failed is given as it was told."""
+        """Wait for the result; return a failure as the server sent it."""
         while True:
             reply = self.retrieve(request_id)
             if reply.status != 408:

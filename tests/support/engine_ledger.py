@@ -1,4 +1,4 @@
-"""What the engine of an embedded server in this process did, in order: the truth that clients are judged by.
+"""The work of the engine of an embedded server in this process, in order; clients are judged by it.
 
 Each datum, step and checkpoint of these tests carries a mark of its own, see `datum_of` and `step_of`. The
 ledger reads the marks where the engine computes, behind the wire, the retries and the queues.
@@ -51,7 +51,7 @@ class Applied:
 
 
 class Ledger:
-    """What was done to each model, in order. Thread-safe."""
+    """The work on each model, in order. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

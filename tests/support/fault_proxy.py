@@ -259,7 +259,7 @@ class FaultProxy:
             return await _send(writer, _LIES[damage](answer))
         if damage == "trickled":
             return await _trickle(writer, answer.raw)
-        # Both copies in one piece: HTTP cannot tell a copy that comes later from the next answer.
+        # Both copies in one piece: in HTTP a copy that comes later looks like the next answer.
         await _send(writer, answer.raw * 2 if damage == "answered_twice" else answer.raw)
         if damage == "half_closed":
             writer.write_eof()

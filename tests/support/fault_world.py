@@ -48,7 +48,7 @@ Problem = str
 
 @define(eq=False)
 class Asked:
-    """One call, and how to tell whether an answer is its own."""
+    """One call, and the check that an answer belongs to it."""
 
     kind: str
     marks: tuple[Any, ...]
@@ -128,7 +128,7 @@ def ground(**settings: Any) -> Iterator[Ground]:
 
 
 class World:
-    """See the module. Any thread may act; the number of the thread tells the orders apart.
+    """See the module. Any thread may act; the number of the thread distinguishes the orders.
 
     Args:
         ground: the server.
@@ -199,7 +199,7 @@ class World:
         self.samplers.append(Sampler(client, sampler.service, is_base=sampler.is_base))
 
     def close(self, served: Served) -> None:
-        """Close a service client with whatever is under way."""
+        """Close a service client with all calls under way."""
         served.excused = True
         client = self._let_go(served)
         if client is not None:

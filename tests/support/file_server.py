@@ -75,7 +75,7 @@ class Tar(Content):
 
 
 class FileServer:
-    """What it does is in its attributes, which a test may change at any time."""
+    """A server of files. A test may change its attributes at any time."""
 
     def __init__(self, files: dict[str, Any] | None = None, *, port: int = 0, **behaviour: Any) -> None:
         self.files: dict[str, Content] = {
@@ -104,6 +104,7 @@ class FileServer:
         self.encoding: str | None = None
         self.expires_header = True
         self.archive = True
+        self.archive_status = 404
         self.config: dict[str, Any] = {"fwdbwd_max_chunk_len": 1024, "custom_loss_server_side": False}
         self.redirect: str | None = None
         self.statuses: list[int] = []
@@ -147,7 +148,7 @@ class FileServer:
         return f"{self.url}/files/{quote(name)}?signature=s3cr3t-{number}&until={until:.3f}"
 
     def may_send(self, count: int) -> tuple[int, bool]:
-        """How many of so many bytes may be sent, and whether the line is cut after that."""
+        """Return how many of these bytes may be sent, and True if the connection is cut after them."""
         with self._lock:
             left = self.cut - self.sent % self.cut if self.cut else count + 1
             self.sent += min(count, left)
@@ -172,7 +173,7 @@ class _Threads(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is none."""
+        """A client that goes away is no error."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -205,6 +206,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._json({"urls": {name: owner.sign(name) for name in owner.files}, "expires": self._expiry()})
         elif url.path.endswith("/archive") and self.owner.archive:
             self._redirect(self.owner.sign("archive"))
+        elif url.path.endswith("/archive"):
+            self._json({"detail": "no such archive"}, self.owner.archive_status)
         else:
             self._json({"detail": "Not Found"}, 404)
 

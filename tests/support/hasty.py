@@ -19,7 +19,7 @@ from tinker_sync.runtime.rate_limiter import RateLimiter
 from tinker_sync.runtime.session import Session
 from tinker_sync.transport.call import Call, Reply, SendFailed
 
-# Whoever waits for longer than any pause waits for somebody else, not for time.
+# A wait longer than any pause waits for another thread, not for time.
 _LONGEST_PAUSE_S = 120.0
 _LOOK_S = 0.005
 
@@ -47,7 +47,7 @@ FLAGS: dict[str, Any] = {
 
 
 class HastyClock(FakeClock):
-    """Time passes at once where somebody pauses, and not at all for heartbeats."""
+    """Time passes at once during pauses, and not at all for heartbeats."""
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
         thread = threading.current_thread().name
@@ -122,7 +122,7 @@ def paused(client: ServiceClient) -> list[float]:
 def hasty_service(
     stub: Stub, *, open_server: bool = False, start: bool = True, **options: Any
 ) -> ServiceClient:
-    """A service client without a sense of time; `paused` says what it would have waited.
+    """A service client without a sense of time; `paused` lists what it would have waited.
 
     Args:
         stub: the server.

@@ -1,4 +1,4 @@
-"""A process that saves, overwrites and deletes checkpoints as fast as it can, and says what was acknowledged.
+"""A process that saves, overwrites and deletes checkpoints at full speed, and prints what was acknowledged.
 
     python -m support.hasty_writer DIRECTORY SEED
 
@@ -25,7 +25,7 @@ THREADS = 3
 
 
 def content(number: int) -> dict[str, object]:
-    """What save number N saves: of changing size, and a mixture of two would show."""
+    """Return the content of save N. Sizes change, and a mixture of two saves is detectable."""
     return with_optimizer(number, rows=6 + number % 7 * 400)
 
 

@@ -1,8 +1,8 @@
-"""What every test and every doctest of the suite lives in.
+"""The environment of every test and doctest of the suite.
 
-No test sees the user's own configuration, none reaches another machine, and none leaves a thread of ours
-running. `tests/conftest.py` registers this module as a plugin, so its fixtures also cover the doctests inside
-the package.
+No test sees the user's own configuration, none reaches another machine, and none leaves a thread of the
+client running. `tests/conftest.py` registers this module as a plugin, so its fixtures also cover the doctests
+inside the package.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _home_numbers = itertools.count()
 
 
 def foreign_settings(names: Iterator[str] | list[str]) -> list[str]:
-    """Those environment variables that would let the user's own configuration into a test."""
+    """Return the environment variables that would let the user's own configuration into a test."""
     return [
         name
         for name in names
@@ -44,7 +44,7 @@ def foreign_settings(names: Iterator[str] | list[str]) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def strangers_at_known_addresses() -> Iterator[None]:
-    """What was found out about a server does not hold for the next test's, which may get the same port."""
+    """Forget the facts about servers: the server of the next test may get the same port."""
     yield
     introduction = sys.modules.get("tinker_sync.runtime.introduction")
     if introduction is not None:
@@ -58,7 +58,7 @@ def _homes(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(autouse=True)
 def isolated_environment(monkeypatch: pytest.MonkeyPatch, _homes: Any) -> None:
-    """An environment without settings of ours or of the network stack, and an empty home directory."""
+    """An environment without settings of the client or the network stack, and an empty home directory."""
     for name in foreign_settings(list(os.environ)):
         monkeypatch.delenv(name)
     home = _homes / str(next(_home_numbers))
@@ -123,7 +123,7 @@ class OffMachine(RuntimeError):
 
 
 def is_local(address: Any) -> bool:
-    """Whether a socket address stays on this machine: a path, or a loopback literal or name."""
+    """Return True for a socket address of this machine: a path, or a loopback literal or name."""
     if not isinstance(address, tuple):
         return True  # AF_UNIX and friends
     host = address[0]
@@ -176,7 +176,7 @@ def loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         pytest.fail(f"the test tried to reach {attempts!r}", pytrace=False)
 
 
-# A thread that has been told to end may need a moment, the more so on a busy machine.
+# A thread that is about to end may need a moment, the more so on a busy machine.
 GRACE_S = 1.0
 
 
@@ -187,7 +187,7 @@ def our_threads() -> set[threading.Thread]:
 
 @pytest.fixture(autouse=True)
 def no_thread_outlives_its_test() -> Iterator[None]:
-    """Whoever starts a thread in a test also stops and joins it in that test."""
+    """A test stops and joins every thread that it starts."""
     before = our_threads()
     yield
     pause = threading.Event()

@@ -1,4 +1,4 @@
-"""Notice when somebody makes a Python list of a long array."""
+"""Notice when code makes a Python list of a long array."""
 
 from __future__ import annotations
 

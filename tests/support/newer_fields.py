@@ -42,7 +42,7 @@ def _in_free(rng: random.Random, tree: Any) -> Any:
 
 
 def _name(rng: random.Random) -> str:
-    # Begins as no field of ours does.
+    # No known field begins like this.
     return "x" + "".join(rng.choice(_LETTERS) for _ in range(rng.choice((1, 5, 5, 200))))
 
 

@@ -9,13 +9,25 @@ and the token 666 in a prompt.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from support.tinker_stub import JSON, PROTO, Answer, Asked, Behaviour, Stub, _fields, _plain_body
+from support import open_routes
+from support.tinker_stub import (
+    _POSTS,
+    JSON,
+    PROTO,
+    Answer,
+    Asked,
+    Behaviour,
+    Stub,
+    _fields,
+    _plain_body,
+)
 
 BAD_TOKEN = 666
 BAD_NAME = "fails"
@@ -24,7 +36,7 @@ _NUMBERED = ("/forward_backward", "/forward", "/optim_step", "/save_weights", "/
 
 
 class OpenServer(Stub):
-    """What they have in common: ids without structure, and results told by the status of their retrieval."""
+    """The common base: ids without structure, and results marked by the status of their retrieval."""
 
     name = "open"
     offers_forward = True
@@ -44,6 +56,12 @@ class OpenServer(Stub):
     json_bodies = True
     proto_bodies = False
     accepted_status = 200
+    routes: ClassVar[open_routes.Routes] = ()
+    """Those beyond training and sampling."""
+    bodies: ClassVar[dict[str, Any]] = {}
+    """The fields of the bodies that have a published form."""
+    publishes = True
+    lists_models = ("stub/model",)
 
     def __init__(self, **behaviour: Any) -> None:
         options: dict[str, Any] = {"sequence_ids": False, "proto_results": False, "hold_s": 300.0}
@@ -52,9 +70,27 @@ class OpenServer(Stub):
         """Sampler id to the path or model it samples from."""
         self.checkpoints: set[str] = set()
 
+    def description(self) -> dict[str, Any]:
+        """The content of `/openapi.json`."""
+        return open_routes.describe(tuple(sorted(set(_POSTS) - self.missing())), self.routes, self.bodies)
+
+    def missing(self) -> frozenset[str]:
+        """The routes for training and sampling that this server lacks."""
+        without_config = {"/client/config"} if self.config is None else set()
+        return self.absent | without_config | (set() if self.offers_forward else {"/forward"})
+
+    def on_capabilities(self, asked: Asked) -> Any:
+        return {"supported_models": [{"model_name": name} for name in self.lists_models]}
+
+    def on_unload_model(self, asked: Asked) -> Any:
+        model_id = asked.json()["model_id"]
+        del self._models[model_id]
+        return self.promise("unload_model", {"model_id": model_id, "type": "unload_model"})
+
     async def _answer_as_usual(self, asked: Asked, name: str) -> Answer:
-        finish = name.startswith("/sessions/")
-        if name in self.absent or finish or (name == "/forward" and not self.offers_forward):
+        if name == "/openapi.json" and self.publishes:
+            return Answer(body=self.description())
+        if name in self.missing():
             return Answer(404, {"detail": "Not Found"})
         refusal = self.refusal(asked, name)
         if refusal is not None:
@@ -187,7 +223,7 @@ class OpenServer(Stub):
         return made
 
     def failed(self, message: str) -> Answer:
-        """How the retrieval of work that failed is answered."""
+        """Return the answer to the retrieval of failed work."""
         return Answer(400, {"detail": message})
 
     def on_load_weights(self, asked: Asked) -> Any:
@@ -195,9 +231,16 @@ class OpenServer(Stub):
         return self.promise("load_weights", {"path": body["path"], "type": "load_weights"})
 
     def on_other(self, asked: Asked, name: str) -> Any:
+        refusal = open_routes.match(self.routes, asked.method, name)
+        if refusal is not None:
+            return refusal
         parts = name.strip("/").split("/")
+        if parts[0] == "unload_model":
+            return self.on_unload_model(asked)
         if parts[0] == "samplers" and parts[-1] not in self.samplers:
             return Answer(404, {"detail": "Sampler not found"})
+        if parts[0] == "training_runs" and len(parts) > 1 and parts[1] not in self._models:
+            return Answer(404, {"detail": "Model not found"})
         return super().on_other(asked, name)
 
 
@@ -216,10 +259,22 @@ class TxLike(OpenServer):
     """JSON only, without settings; passes have fields and types of their own, and numbers mean nothing."""
 
     name = "tx"
+    routes = open_routes.TX
+    bodies = open_routes.TX_BODIES
+    pass_s = 0.0
+    """How long a pass takes."""
+
+    def __init__(self, **behaviour: Any) -> None:
+        super().__init__(**behaviour)
+        self.applied: list[int] = []
+        """For each `optim_step`, the number of passes whose gradients it applied."""
+        self._ends: list[float] = []
 
     def _passed(self, data: list[Any]) -> Any:
         made = super()._passed(data)
         promise = self._promises[made["request_id"]]
+        promise.ready_at += self.pass_s
+        self._ends.append(promise.ready_at)
         payload = json.loads(promise.payload)
         for output in payload["loss_fn_outputs"]:
             scores = output["logprobs"]
@@ -231,6 +286,11 @@ class TxLike(OpenServer):
         return made
 
     def on_optim_step(self, asked: Asked) -> Any:
+        """Apply the gradients that are there. Passes that wait in the queue are passed by."""
+        now = asyncio.get_running_loop().time()
+        ready = [end for end in self._ends if end <= now]
+        self._ends = [end for end in self._ends if end > now]
+        self.applied.append(len(ready))
         return self.promise("optim_step", {"metrics": {"grad_norm": 0.5, "learning_rate": 1e-4}})
 
     def on_asample(self, asked: Asked) -> Any:
@@ -238,7 +298,7 @@ class TxLike(OpenServer):
 
 
 class TxBehindSettings(TxLike):
-    """The same with a settings call that says nothing of the format; protobuf makes it stumble."""
+    """The same with a settings call that does not name the format; protobuf makes it stumble."""
 
     name = "tx with settings"
     config: ClassVar[dict[str, Any] | None] = {"pjwt_auth_enabled": False}
@@ -248,9 +308,11 @@ class TxBehindSettings(TxLike):
 
 
 class SkyLike(OpenServer):
-    """Both formats, told by nothing; a number stands for one body, and a model is loaded first or never."""
+    """Both formats, without a mark; a number stands for one body, and a model is loaded first or never."""
 
     name = "sky"
+    routes = open_routes.SKY
+    bodies = open_routes.SKY_BODIES
     config: ClassVar[dict[str, Any] | None] = {"pjwt_auth_enabled": False}
     proto_bodies = True
 
@@ -307,10 +369,23 @@ class SkyLike(OpenServer):
         return _without_first_logprob(self, super().on_asample(asked))
 
 
+class SkyWithoutMetrics(SkyLike):
+    """The same with the results of its newest version, which have no metrics at all."""
+
+    name = "sky without metrics"
+
+    def _passed(self, data: list[Any]) -> Any:
+        made = super()._passed(data)
+        promise = self._promises[made["request_id"]]
+        promise.payload = json.dumps({**json.loads(promise.payload), "metrics": {}}).encode()
+        return made
+
+
 class TuftLike(OpenServer):
     """The whole schema of version 0.25: protobuf only, keys, and 202 for what is accepted."""
 
     name = "tuft"
+    routes = open_routes.TUFT
     json_bodies = False
     proto_bodies = True
     offers_forward = False
@@ -340,6 +415,7 @@ class OpenRlLike(OpenServer):
     """JSON only behind four settings; ids are UUIDs, sampler paths have one or two segments."""
 
     name = "open-rl"
+    routes = open_routes.OPEN_RL
     offers_forward = False
     config: ClassVar[dict[str, Any] | None] = {
         "pjwt_auth_enabled": False,

@@ -1,4 +1,4 @@
-"""Secrets planted wherever one fits, and the search for them in everything a client shows.
+"""Secrets planted in every place for one, and the search for them in everything a client shows.
 
 Every place a secret can come from gets a text of its own, so that a failure names the place.
 """
@@ -126,7 +126,7 @@ def assert_exception_hidden(error: BaseException) -> None:
 
 
 def records_of(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
-    """Every record of ours at DEBUG, with its arguments and whatever hangs on it."""
+    """Return a function that formats every record of the package, with its arguments and exception."""
     caplog.set_level(logging.DEBUG, "tinker_sync")
 
     def all_of_it() -> str:
@@ -143,7 +143,7 @@ def records_of(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
 
 @contextmanager
 def logger_restored() -> Iterator[None]:
-    """What `TINKER_LOG` changes is put back."""
+    """Restore the logger that `TINKER_LOG` changes."""
     logger = logging.getLogger("tinker_sync")
     level, handlers = logger.level, list(logger.handlers)
     yield
@@ -152,7 +152,7 @@ def logger_restored() -> Iterator[None]:
 
 
 def provoke(action: Callable[[], object]) -> BaseException:
-    """What an action raises; it must raise."""
+    """Return the exception of an action, which must raise one."""
     try:
         action()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is searched
@@ -174,7 +174,7 @@ def planted_session(proxy: str = "") -> requests.Session:
 
 
 def planted(base_url: str = "http://localhost:1", **more: Any) -> Settings:
-    """Settings with a secret wherever one fits."""
+    """Return settings with a secret in every place for one."""
     given: dict[str, Any] = {
         "base_url": base_url,
         "api_key": PLANTED["api_key"],

@@ -81,7 +81,7 @@ class HandPoller:
 
     @property
     def waiting(self) -> int:
-        """How many requests are not answered."""
+        """Return the number of unanswered requests."""
         return sum(started.live for started in self.requests)
 
     def answer(self, status: int = 200, body: Any = None, path: str | None = None, **headers: str) -> None:
@@ -95,7 +95,7 @@ class HandPoller:
         self.next().end(SendFailed("the connection broke", **{"maybe_received": True, **how}))
 
     def pass_time(self) -> float:
-        """Fire the soonest timer, and say how long it took."""
+        """Fire the soonest timer, and return its delay."""
         live = [timer for timer in self.timers if timer.live]
         assert live, "no timer runs"
         soonest = min(live, key=lambda timer: timer.delay_s)

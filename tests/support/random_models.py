@@ -32,7 +32,7 @@ def exported_models() -> dict[str, type[Any]]:
 
 
 def flat_models() -> dict[str, type[Any]]:
-    """Those without arrays."""
+    """Return the models without arrays."""
     return {
         name: cls
         for name, cls in exported_models().items()
@@ -100,7 +100,7 @@ def _random_member(rng: random.Random, members: tuple[Any, ...]) -> Any:
     member = rng.choice([member for member in members if member is not type(None)])
     value = random_value(rng, member)
     if inspect.isclass(member) and issubclass(member, Model) and (tag := tag_of(member)):
-        # A tag has a default, but only the tag tells the members of a union apart.
+        # A tag has a default, but only the tag distinguishes the members of a union.
         return {**value, tag[0]: tag[1]}
     return value
 

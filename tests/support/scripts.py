@@ -35,7 +35,7 @@ def hear():
 
 @dataclass
 class Ended:
-    """How a script ended."""
+    """The end of a script."""
 
     code: int
     out: list[str]
@@ -47,7 +47,7 @@ class Ended:
 class Script:
     """A running script; killed at the end of the `with` block if it is still there.
 
-    It runs after `PREAMBLE`: `say` writes a line that `hear` here reads, and the other way round.
+    It runs after `PREAMBLE`: its `say` writes a line that `hear` of this class reads, and the reverse.
     """
 
     def __init__(self, text: str, **environment: str) -> None:
@@ -92,7 +92,7 @@ class Script:
         self._err.append(self._process.stderr.read())
 
     def hear(self) -> str:
-        """The next line it says."""
+        """Return the next line of its output."""
         line = self._lines.get(timeout=PATIENCE_S)
         if line is None:
             self._readers[1].join(PATIENCE_S)
@@ -107,7 +107,7 @@ class Script:
         self._process.stdin.flush()
 
     def interrupt(self) -> None:
-        """What Ctrl-C does."""
+        """Send the signal of Ctrl-C."""
         self._since = time.monotonic()
         self._process.send_signal(signal.SIGINT)
 

@@ -35,7 +35,7 @@ def operation(name: str, count: int = 1, *, parallel: bool = False) -> Operation
 
 
 class HandWorkers:
-    """Keeps jobs until the test runs them, in whatever order it likes."""
+    """Keeps jobs until the test runs them, in any order."""
 
     def __init__(self) -> None:
         self.jobs: list[Callable[[], object]] = []

@@ -1,4 +1,4 @@
-"""Servers on loopback sockets that do exactly what a test says, hand-shake by events and are gone on exit.
+"""Servers on loopback sockets that follow a script, hand-shake by events and are gone on exit.
 
 `ScriptedServer` runs one function for each connection: byte by byte, with resets, silences and lies.
 `AnsweringServer` runs one function for each request over kept-alive connections. `ProxyServer` forwards and
@@ -60,7 +60,7 @@ class Peer:
         self._buffer = b""
 
     def read_request(self) -> Seen:
-        """The next whole request; `Gone` when there is none."""
+        """Return the next whole request. Raise `Gone` at the end of the connection."""
         while b"\r\n\r\n" not in self._buffer:
             self._receive()
         head, self._buffer = self._buffer.split(b"\r\n\r\n", 1)
@@ -158,7 +158,7 @@ class ScriptedServer:
 
     @property
     def connections(self) -> int:
-        """How many connections have been accepted."""
+        """Return the number of accepted connections."""
         with self._lock:
             return len(self._sockets)
 
@@ -329,7 +329,7 @@ def answer(
     length: int | None = -1,
     version: str = "HTTP/1.1",
 ) -> bytes:
-    """The bytes of an answer. `length`: what it says its length is, None for nothing.
+    """The bytes of an answer. `length`: the length in its header, None for no header.
 
     >>> answer(b"hi", status=404)
     b'HTTP/1.1 404 X\\r\\nContent-Length: 2\\r\\n\\r\\nhi'

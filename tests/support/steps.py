@@ -12,7 +12,7 @@ from support.clock import PATIENCE_S
 class Steps:
     """Forces one interleaving: `with steps("a"):` in any thread waits until all steps before "a" are over.
 
-    A block that raises breaks the order, and everybody who waits for a later step hears of it at once.
+    A block that raises breaks the order, and fails all waits for later steps at once.
 
     >>> steps = Steps("first", "second")
     >>> with steps("first"):

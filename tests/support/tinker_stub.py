@@ -44,7 +44,7 @@ REASONS = {
 class Answer:
     """One answer; `abort` cuts the connection in its place, "before" or "after" the work was done.
 
-    `hang_up` closes the connection behind the answer, without having said so in it.
+    `hang_up` closes the connection behind the answer, without announcing it in the answer.
     """
 
     status: int = 200
@@ -97,7 +97,7 @@ Script = Answer | Callable[[Asked], Answer | None]
 
 @dataclass
 class Behaviour:
-    """What kind of server this is; the defaults are the hosted service of today."""
+    """The kind of server; the defaults are today's hosted service."""
 
     config: dict[str, Any] | None = field(default_factory=lambda: {"fwdbwd_max_chunk_len": 1024})
     dynamic_config: dict[str, Any] | None = field(default_factory=dict)
@@ -129,7 +129,7 @@ class Stub:
         self.behaviour = behaviour or Behaviour()
         self.log: list[Asked] = []
         self.keep_log = True
-        # What has just come, for whichever connection of the loop it was: it is taken out at once.
+        # The bytes that have just arrived on a connection of the loop, taken out at once.
         self.scratch = memoryview(bytearray(256 * 1024))
         self._arrived = threading.Condition()
         self._watchers = 0  # guarded by _arrived
@@ -373,7 +373,7 @@ class Stub:
         return self._passed(asked.json()["forward_backward_input"]["data"])
 
     def _passed(self, data: list[Any]) -> Any:
-        """The log-probability of a token is minus a hundredth of its id, so anybody can check his own."""
+        """The log-probability of a token is minus a hundredth of its id, so that tests can check it."""
         rows, loss = [], 0.0
         for datum in data:
             inputs = datum["loss_fn_inputs"]
@@ -717,7 +717,7 @@ class StubServer:
 
 
 async def serve(stub: Stub, port: int, started: Callable[[int], object], stop: asyncio.Event) -> None:
-    """Serve until told to stop, then drop every connection."""
+    """Serve until `stop`, then drop every connection."""
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
     connections: set[Any] = set()

@@ -48,7 +48,7 @@ class Notebook:
 
     @property
     def names(self) -> list[str]:
-        """What has happened, by the names of the events."""
+        """Return the names of the events so far."""
         with self._lock:
             return [type(event).__name__ for event in self._events]
 

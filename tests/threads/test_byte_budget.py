@@ -93,7 +93,7 @@ def test_a_crowd_never_takes_more_than_the_rule_allows() -> None:
                 assert arrived.wait(PATIENCE_S)
             with lock:
                 held.append(size)
-                # Everybody but the one who came last was in when the rest did not exceed the limit.
+                # All but the last thread were admitted while the others did not exceed the limit.
                 if sum(held) - max(held) > limit:
                     broken.append(list(held))
             with lock:

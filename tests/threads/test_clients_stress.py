@@ -116,7 +116,7 @@ class Chaos(Stub):
             self.broken.append(f"two bodies under number {number}")
 
     def on_asample(self, asked: Asked) -> Any:
-        """The prompt comes back as the sample, so everybody can tell his own."""
+        """Return the prompt as the sample, so that each thread can check its answers."""
         made = super().on_asample(asked)
         prompt = [token for chunk in asked.json()["prompt"]["chunks"] for token in chunk["tokens"]]
         self._promises[made["request_id"]].payload = _sample_output([prompt], None)
@@ -143,7 +143,7 @@ Check = Callable[[Any], bool]
 
 
 def mixed_call(trainer: TrainingClient, thread: int, index: int) -> tuple[APIFuture[Any], Check]:
-    """A call of one kind or another, and how to tell its own answer."""
+    """Make a call of one of several kinds; return it with the check of its answer."""
     mark = thread * 1000 + index
     if index % 5 == 0:
         return trainer.optim_step(types.AdamParams()), lambda answer: answer.metrics["step:max"] >= 1
@@ -224,7 +224,7 @@ def test_samples_of_64_threads(seed: int) -> None:
 
 
 def samples_of(sampler: SamplingClient, thread: int) -> list[Any]:
-    """Sample, all at once, and tell which answers were somebody else's."""
+    """Sample, all at once, and return the answers that belong to other prompts."""
     params = types.SamplingParams(max_tokens=2)
     prompts = [[thread, index] for index in range(SAMPLES // THREADS)]
     futures = [sampler.sample(types.ModelInput.from_ints(prompt), 1, params) for prompt in prompts]

@@ -63,7 +63,7 @@ class Crowd:
 
 def test_64_threads_get_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(RateLimiter):
-        """One that takes its time to come about, so that everybody arrives meanwhile."""
+        """One whose constructor waits until all threads have arrived."""
 
         def __init__(self, **options: Any) -> None:
             let_others_run()
@@ -108,7 +108,7 @@ def test_first_come_first_served() -> None:
 
 def test_a_newcomer_does_not_overtake_those_who_have_not_noticed_that_it_reopens() -> None:
     class Drowsy(FakeClock):
-        """Who waits notices nothing before it is nudged."""
+        """A waiting thread notices nothing before it is nudged."""
 
         nudge = threading.Event()
 
@@ -130,7 +130,7 @@ def test_a_newcomer_does_not_overtake_those_who_have_not_noticed_that_it_reopens
 
 
 def test_a_refusal_while_others_wait_for_a_place_holds_them_for_the_time_too() -> None:
-    """Who waits for a place watches no clock; a refusal must set the first of them to watch it."""
+    """A thread that waits for a place watches no clock; a refusal must set the first one to watch it."""
     clock, limiter, gate = closed_limiter(1)
     limiter._window = 1
     clock.advance(1)
@@ -291,7 +291,7 @@ def test_opens_only_when_nobody_waits() -> None:
 
 
 def test_closing_races_with_entering() -> None:
-    """Whatever the order, a closed gate is passed by nobody and no turn is forgotten in the line."""
+    """In any order, no thread passes a closed gate and the line forgets no turn."""
     for _ in range(100):
         limiter = RateLimiter()
         gate = limiter.gate()

@@ -176,7 +176,7 @@ class TestForcedInterleavings:
 class Server:
     """Takes requests as the real one does and holds its answers back, in an order of its own.
 
-    Every request is parked until the server's thread gets to it, together with whatever else has come
+    Every request is parked until the server's thread gets to it, together with all others that have come
     meanwhile, in random order; so sends end, and results arrive, in any order that is possible at all.
     """
 
@@ -206,7 +206,7 @@ class Server:
         assert not self._thread.is_alive()
 
     def send(self, part: FakePart, number: int) -> None:
-        """What a send worker does: repeats under the same number until the server has it."""
+        """Send like a worker: repeat under the same number until the server has it."""
         name = part.name.partition(".")[0]
         with self._lock:
             self._sending[name] += 1
@@ -335,7 +335,7 @@ def test_w2_64_threads_with_50_calls_each(batch: int) -> None:
 
 
 def outcome_of(made: Operation[FakePart], refuses: str, number_of: dict[str, int]) -> str:
-    """How an operation ended, after a look at whether it may have ended so."""
+    """Check that the outcome of an operation is possible, and return it."""
     if made.future.cancelled():
         assert not any(part.name in number_of for part in made.parts)
         return "cancelled"

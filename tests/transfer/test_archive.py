@@ -29,6 +29,10 @@ HOSTILE: dict[str, list[bytes]] = {
     "upwards by an extended header": [pax({"path": "../outside"}), member("fine", b"x")],
     "upwards by a long name": [member("././@LongLink", b"../outside\0", kind=b"L"), member("fine", b"x")],
     "upwards as a directory": [member("../outside/", kind=b"5")],
+    "upwards from the root": [member("/../outside/", kind=b"5")],
+    "the root as a file with content": [member("/", b"x")],
+    "the root as a link": [member("/", kind=b"2", link="..")],
+    "a directory at the root": [member("/outside/", kind=b"5")],
     "absolute": [member("/tmp/outside", b"x")],
     "absolute by an extended header": [pax({"path": "/outside"}), member("fine", b"x")],
     "a drive": [member("C:/outside", b"x")],
@@ -181,6 +185,21 @@ def test_archives_unpack_completely(tmp_path: Path, style: int, mode: Any) -> No
     assert not any(path.is_symlink() for path in (tmp_path / "to").rglob("*"))
     assert not (tmp_path / "to" / "empty").stat().st_mode & 0o7111
     assert sum(on_progress) == sum(len(content) for name, content in contents.items()) - len(b"{}")
+
+
+@pytest.mark.parametrize("root", ["/", "./", ".", "//", "/./"])
+def test_entries_that_name_the_root_are_skipped(tmp_path: Path, root: str) -> None:
+    archive = write(tmp_path / "a.tar", member(root, kind=b"5"), member("f", b"x"), compress=False)
+    assert unpack(archive, tmp_path / "to") == [Unpacked("f", 1)]
+
+
+def test_the_archive_of_a_directory_added_without_a_name_is_unpacked(tmp_path: Path) -> None:
+    """Python's `add(directory, arcname="")` writes the directory itself as `/`."""
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "adapter", arcname="")
+    assert unpack(tmp_path / "a.tar.gz", tmp_path / "to") == [Unpacked("adapter_config.json", 2)]
 
 
 def test_pre_posix_archive(tmp_path: Path) -> None:

@@ -604,7 +604,7 @@ def test_unwritable_target_fails(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "options"),
     [
-        (("tinker://run/final",), {}),
+        (("tinker://run/other/final",), {}),
         ((EXTERNAL,), {"parts": 0}),
         ((EXTERNAL, "/"), {}),
         ((EXTERNAL, "up/.."), {}),
@@ -658,27 +658,41 @@ def test_bad_archive_leaves_nothing(tmp_path: Path, bad: bytes, error: type[Exce
     assert not (tmp_path / "in" / "out").exists()
 
 
-def test_bare_checkpoint_name_is_the_fallback(tmp_path: Path) -> None:
-    asked: list[str] = []
+class BareNames(FileServer):
+    """Gives the archives of samplers only, by names without a folder, as SkyRL does."""
 
-    class Open(FileServer):
-        @property
-        def archive(self) -> bool:
-            path = [seen.path for seen in self.seen][-1]
-            asked.append(path)
-            return "sampler_weights" not in path
+    @property
+    def archive(self) -> bool:
+        return "weights/" not in self.seen[-1].path
 
-        @archive.setter
-        def archive(self, _: bool) -> None: ...
+    @archive.setter
+    def archive(self, _: bool) -> None: ...
 
-    with Open(
-        {"archive": Tar(5)}, config={"pjwt_auth_enabled": False, "proto_write_fwdbwd": False}
-    ) as server:
-        fetch(server, tmp_path / "out", SAMPLER)
-    assert [path.rpartition("/checkpoints/")[2] for path in asked] == [
-        "sampler_weights/final/archive",
-        "final/archive",
-    ]
+    def archives_asked(self) -> list[str]:
+        paths = [seen.path for seen in self.seen if seen.path.endswith("/archive")]
+        return [path.rpartition("/checkpoints/")[2] for path in paths if "/checkpoints/" in path]
+
+
+OPEN = {"pjwt_auth_enabled": False, "proto_write_fwdbwd": False}
+
+
+@pytest.mark.parametrize("path", [SAMPLER, "tinker://run/final"])
+def test_the_bare_name_of_a_sampler_checkpoint_is_the_fallback(tmp_path: Path, path: str) -> None:
+    with BareNames({"archive": Tar(5)}, config=OPEN) as server:
+        fetch(server, tmp_path / "out", path)
+    assert server.archives_asked() == ["sampler_weights/final/archive", "final/archive"]
+
+
+def test_the_bare_name_of_a_training_checkpoint_is_not_asked_for(tmp_path: Path) -> None:
+    """The server would give the sampler's archive, and the caller would take it for the other."""
+    with BareNames({"archive": Tar(5)}, config=OPEN) as server:
+        with pytest.raises(errors.NotFoundError):
+            fetch(server, tmp_path / "out", "tinker://run/weights/final")
+        server.archive_status = 405
+        with pytest.raises(errors.UnsupportedByServerError, match="save_weights_for_sampler"):
+            fetch(server, tmp_path / "out", "tinker://run/weights/final")
+    assert set(server.archives_asked()) == {"weights/final/archive"}
+    assert os.listdir(tmp_path) == []
 
 
 def test_missing_archive_support_is_reported(tmp_path: Path) -> None:

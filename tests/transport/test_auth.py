@@ -1,4 +1,4 @@
-"""Which credential goes with which call: every row of both tables, for the vendor's hosts and for others."""
+"""The credential of each call: every row of both tables, for the vendor's hosts and for others."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from support.clock import FakeClock
 
 from tinker_sync.config import CredentialsFile, Secret, Settings, StoredKey
 from tinker_sync.errors import APIConnectionError, CredentialError
-from tinker_sync.transport.auth import Grant, KeyRing, choose_source, static_key
+from tinker_sync.transport.auth import KeyRing, choose_source, static_key
 from tinker_sync.transport.credential_command import CredentialCommand
+from tinker_sync.transport.tokens import Grant
 
 OTHER = "http://localhost:8000"
 JWT = "eyJhbGciOiJub25lIn0.eyJzdWIiOiJ1In0.planted"
@@ -45,7 +46,7 @@ LONG_LIVED = [
     ({"arg": JWT}, JWT, JWT),  # step 1
     ({"env": JWT}, JWT, JWT),
     ({"arg": JWT, "cmd": "c"}, JWT, JWT),
-    ({"arg": "tml-a", "env": JWT}, "tml-a", REQUIRED),  # the argument goes first, whatever it is
+    ({"arg": "tml-a", "env": JWT}, "tml-a", REQUIRED),  # the argument goes first, of any kind
     ({"arg": "tml-a", "cmd": "c"}, "tml-a", COMMAND),  # steps 2 and 3
     ({"env": "tml-e", "cmd": "c"}, "tml-e", COMMAND),
     ({"arg": "tml-a", "env": "tml-e"}, "tml-a", REQUIRED),

@@ -159,19 +159,33 @@ def test_w1_a_patient_call_outlives_minutes_of_outage() -> None:
     http = Down(OK)
     assert caller_for(http, clock).call(post(patient=True, deadline_s=7200.0)) is OK
     assert len(http.calls) > 11
-    with pytest.raises(APIConnectionError):  # nobody asked for patience here
+    with pytest.raises(APIConnectionError):  # the caller did not ask for patience here
         caller_for(ScriptedHttp(REFUSED)).call(post(deadline_s=7200.0))
 
 
-def test_who_waits_for_nobody_is_told(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("outcome", [REFUSED, status(500), status(503)], ids=["refused", "500", "503"])
+def test_failures_are_named_after_two_seconds_and_once_a_minute(
+    outcome: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("WARNING")
-    assert waits_of(REFUSED, REFUSED, OK)
+    assert sum(waits_of(outcome, outcome, OK)) < 2
     assert not caplog.records
-    assert waits_of(*[REFUSED] * 7, OK)
+    pauses = waits_of(*[outcome] * 9, OK, call=post(needed=True))
+    assert 60 < sum(pauses) < 122
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
-    assert "POST /api/v1/x" in caplog.text
-    assert caplog.text.count("Still trying.") == 2
+    assert all(record.getMessage().endswith("Still trying.") for record in caplog.records)
+    assert caplog.text.count("POST /api/v1/x") == 2
     assert KEY not in caplog.text
+
+
+def test_an_ordinary_500_is_final_after_a_few_tries_unless_training_needs_the_call() -> None:
+    http = ScriptedHttp(status(500))
+    with pytest.raises(errors.InternalServerError):
+        caller_for(http).call(post())
+    assert len(http.calls) == 5
+    assert len(waits_of(*[status(500)] * 9, OK, call=post(needed=True))) == 9
+    wish = {"x_should_retry": "true"}
+    assert len(waits_of(*[status(500, **wish)] * 9, OK)) == 9
 
 
 def test_a_patient_call_gives_up_after_all() -> None:

@@ -104,7 +104,7 @@ def test_a_bomb_costs_no_more_than_the_limit(encoding: str) -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # Some steps of 128 KiB for zstd, which cannot be told where to stop.
+    # Some steps of 128 KiB for zstd, which takes no limit.
     assert peak < 40 * MEGABYTE
     assert len(decode(bomb(encoding, MEGABYTE), encoding, limit=MEGABYTE)) == MEGABYTE
 

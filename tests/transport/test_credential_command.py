@@ -1,4 +1,4 @@
-"""The credential command runs as the user wrote it, and its failures say why (W34)."""
+"""The credential command runs as the user wrote it, and its failures have a reason (W34)."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_w34_the_time_limit_ends_everything_it_started(tmp_path: Path) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process still runs; one that has ended may remain as an entry until its parent asks."""
+    """Return True while a process runs; an ended one may remain as an entry until its parent asks."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

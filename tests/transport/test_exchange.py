@@ -50,7 +50,7 @@ def test_one_thread_reads_many_answers(selector: selectors.BaseSelector) -> None
     gate = threading.Barrier(50)
 
     def respond(seen: object) -> bytes:
-        gate.wait(PATIENCE_S)  # nobody is answered before all have asked
+        gate.wait(PATIENCE_S)  # no answer comes before all have asked
         return answer(seen.body)  # type: ignore[attr-defined]
 
     with AnsweringServer(respond) as server:

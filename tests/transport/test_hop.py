@@ -1,4 +1,4 @@
-"""Where redirects lead, and what goes along."""
+"""Targets of redirects, and the headers that go along."""
 
 from __future__ import annotations
 

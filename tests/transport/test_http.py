@@ -1,4 +1,4 @@
-"""One round trip over real sockets: what goes out, what comes back, and what is said when nothing does."""
+"""One round trip over real sockets: requests, answers, and the errors without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What log and observer are told, and that neither can do harm."""
+"""Log and observer receive every event, and neither can do harm."""
 
 from __future__ import annotations
 

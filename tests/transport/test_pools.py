@@ -134,7 +134,7 @@ def test_a_child_process_closes_its_copies_and_forgets(
     pools.renew_after_fork()
     assert repr(pools) == "<Pools open, 0 idle, 0 busy>"
     assert (idle.sock.fileno(), busy.sock.fileno()) == (-1, -1)
-    pools.give_back(busy)  # by whoever still holds it
+    pools.give_back(busy)  # by a thread that still holds it
     assert repr(pools) == "<Pools open, 0 idle, 0 busy>"
 
 

@@ -385,7 +385,7 @@ def test_headers_of_the_session(session: requests.Session) -> None:
     first, second = server.seen
     assert (first.header("x-team"), second.header("x-team")) == ("blue", "red")
     assert first.header("user-agent") == "mine/1"
-    assert first.header("accept") == "application/json"  # what a call needs is not the session's to say
+    assert first.header("accept") == "application/json"  # the session does not decide what a call needs
     assert first.header("x-api-key") == KEY
 
 

@@ -1,4 +1,4 @@
-"""What may be logged of a call: masked, bounded, and as a curl line that runs."""
+"""Log texts of calls: masked, bounded, and as a curl line that runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ needs_shell = pytest.mark.skipif(
 
 
 def arguments(line: str, **variables: str) -> list[str]:
-    """What curl would be given by a shell with these variables."""
+    """Return the arguments that a shell with these variables gives to curl."""
     script = 'curl() { for word in "$@"; do printf "%s\\0" "$word"; done; }\n' + line
     done = subprocess.run(["sh", "-euc", script], env=variables, capture_output=True, check=True)
     return done.stdout.decode().split("\0")[:-1]

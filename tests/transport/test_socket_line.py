@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import ssl
 from typing import Any
 
 import pytest
@@ -66,6 +67,7 @@ class HandConnection:
         self.requests = 0
         self.closed = False
         self.route = None
+        self.nothing_yet = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
     def close(self) -> None:
         self.closed = True

@@ -1,4 +1,4 @@
-"""How long a token lasts, and when it is renewed by whom. The clock is turned by hand."""
+"""The lifetime and renewal of tokens, with a clock that tests turn."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def cache(*script: float | Exception | Callable[[], Any]) -> tuple[TokenCache, E
 
 
 def waiting(tokens: TokenCache) -> int:
-    """How many threads wait for the fetch under way. Events do not tell, so this looks inside one."""
+    """Return how many threads wait for the fetch under way, from the inside of its event."""
     flight = tokens._flight
     return 0 if flight is None else len(flight.over._cond._waiters)  # type: ignore[attr-defined]
 
@@ -99,7 +99,7 @@ def test_claims_nested_deeper_than_the_stack() -> None:
         ({"exp": NOW_S + 3600}, None, 3600),
         # The server handed out a token it had made half an hour ago, and our clock agrees.
         ({"exp": NOW_S + 1800, "iat": NOW_S - 1800}, None, 1800),
-        # Our clock is a day behind, or ahead: what the token says of its own life counts.
+        # The local clock is a day behind, or ahead: the lifetime in the token counts.
         ({"exp": NOW_S + 86400 + 600, "iat": NOW_S + 86400}, None, 600),
         ({"exp": NOW_S - 86400 + 600, "iat": NOW_S - 86400}, None, 600),
         # The server's clock is known: then only that counts.
@@ -113,7 +113,7 @@ def test_claims_nested_deeper_than_the_stack() -> None:
         # Over already: used once all the same.
         ({"exp": NOW_S - 5}, None, 1),
         ({"exp": NOW_S - 5, "iat": NOW_S - 5}, None, 1),
-        # Tokens that do not tell.
+        # Tokens without a lifetime.
         ({}, None, 60),
         ({"exp": "soon"}, None, 60),
         ({"exp": True}, None, 60),

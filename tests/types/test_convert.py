@@ -1,4 +1,4 @@
-"""What each annotation accepts, exactly, and how a refusal names its place."""
+"""The exact values that each annotation accepts, and the place that a refusal names."""
 
 from __future__ import annotations
 

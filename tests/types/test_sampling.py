@@ -381,10 +381,10 @@ def test_unknown_fields_of_responses_are_ignored() -> None:
     assert SampleResponse.model_validate({"sequences": [], "new": 1}) == SampleResponse([])
 
 
-def test_reprs_omit_arrays() -> None:
+def test_reprs_show_tokens_and_omit_arrays() -> None:
     topk = TopkLogprobs(np.array([[5]]), np.array([[-1.0]]))
     sequence = SampledSequence("stop", "s", np.array([5]), np.array([-1.0]), topk, [6], [-2.0], [None])
-    assert repr(sequence) == "SampledSequence(stop_reason='stop', sequence_id='s')"
+    assert repr(sequence) == "SampledSequence(stop_reason='stop', sequence_id='s', tokens=[6])"
     assert repr(topk) == "TopkLogprobs(token_ids=array([1, 1], int64), logprobs=array([1, 1], float64))"
     assert repr(SampleResponse([sequence], np.array([0.5]), topk, _prompt_logprobs_list=[None])) == (
         f"SampleResponse(sequences=[{sequence!r}], target_prompt_logprobs=None, prompt_cache_hit_tokens=0, "

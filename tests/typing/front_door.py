@@ -1,4 +1,4 @@
-"""What a type checker sees through the lazy front doors. mypy reads this file; nothing runs it."""
+"""Types behind the lazy front doors. mypy reads this file; nothing runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a type checker says of losses of the user's. mypy reads this file; nothing runs it."""
+"""Types of custom losses. mypy reads this file; nothing runs it."""
 
 from __future__ import annotations
 

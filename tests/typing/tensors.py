@@ -1,4 +1,4 @@
-"""What a type checker sees of the types that hold arrays. mypy reads this file; nothing runs it."""
+"""Types that hold arrays. mypy reads this file; nothing runs it."""
 
 from __future__ import annotations
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import base64
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from attrs import asdict, field, frozen
 
 from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync._secret import HeaderMap, Secret, is_secret_header, mask_text
+from tinker_sync.clients import _deadlines
 from tinker_sync.clients._shared import SharedCores
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, InvalidInputError, WireError
@@ -23,7 +25,14 @@ from tinker_sync.runtime.failures import hush
 from tinker_sync.runtime.introduction import ServerFacts
 from tinker_sync.runtime.rate_limiter import key_fingerprint
 from tinker_sync.runtime.session import Session
-from tinker_sync.types import ClientConfigResponse, ClientDynamicConfigResponse, GetSamplerResponseInternal
+from tinker_sync.types import (
+    ClientConfigResponse,
+    ClientDynamicConfigResponse,
+    GetInfoRequest,
+    GetInfoResponse,
+    GetSamplerResponseInternal,
+    TrainingRun,
+)
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.dialect import Dialect
 
@@ -72,6 +81,43 @@ def known_base_model(ask: Callable[[], GetSamplerResponseInternal]) -> str:
         if error.status_code not in NO_SUCH_CALL:
             raise
         return ""
+
+
+def describe_sampler(
+    core: Core, sampler: str, base_model: str | None, run_id: str
+) -> GetSamplerResponseInternal:
+    """Ask the server about a sampler. Where it does not describe samplers, return what is known here.
+
+    Args:
+        core: the shared parts.
+        sampler: the id of the sampler.
+        base_model: the base model, if the client was made with one.
+        run_id: the run of the weights, or "".
+
+    Raises:
+        TinkerError: the server does not answer, or nothing is known.
+    """
+    described: GetSamplerResponseInternal
+    try:
+        described = core.call("get_sampler", path={"sampler": sampler}, usual_s=_deadlines.REST_S)
+    except APIStatusError as error:
+        found = base_model or (_base_model_of(core, run_id) if run_id else None)
+        if error.status_code not in NO_SUCH_CALL or not found:
+            raise
+        described = GetSamplerResponseInternal(sampler_id=sampler, base_model=found)
+    return described
+
+
+def _base_model_of(core: Core, run_id: str) -> str | None:
+    """Return the base model of a run by its other descriptions, or None where the server has none."""
+    with suppress(APIStatusError):
+        run: TrainingRun = core.call("get_training_run", path={"run": run_id}, usual_s=_deadlines.REST_S)
+        return run.base_model
+    with suppress(APIStatusError):
+        request = GetInfoRequest(model_id=run_id)
+        info: GetInfoResponse = core.call("get_info", request, usual_s=_deadlines.REST_S)
+        return info.model_data.model_name
+    return None
 
 
 @frozen

@@ -135,6 +135,7 @@ class LoadedModel:
     def load(self, line: TrainingLine) -> str:
         """Make it, whatever a journal records. Return the id of the request that does. Blocks."""
         core = line.core
+        line.last_state = self.request
         if not core.ready(self.deadline_at).facts.dialect.loads_into_new_models:
             return self._make_in_three(line)
         try:
@@ -212,7 +213,10 @@ def refuse_unsendable(request: Any) -> None:
 def create_model(core: Core, asked: CreateModelRequest, deadline_at: float) -> tuple[str, str]:
     """Make a new model; return its id, and that of the request that made it. Blocks."""
     request = asked.model_copy(update={"session_id": core.session_id(deadline_at)})
-    refuse_unsupported(request, core.ready().facts.dialect)
+    dialect = core.ready().facts.dialect
+    refuse_unsupported(request, dialect)
+    core.server.published.check_fields("create_model", request, dialect)
+    core.server.published.check_model(request.base_model, dialect)
     promise, made = promised(core, "create_model", request, CreateModelResponse, deadline_at)
     if not made.model_id:
         raise APIResponseValidationError("create_model: the result names no model")

@@ -86,6 +86,11 @@ class RecordedModel:
     model_seq_id: int
     deadline_at: float
 
+    @property
+    def request(self) -> LoadWeightsRequest:
+        """What a restored model is made with, but for the path."""
+        return LoadWeightsRequest(path="", optimizer=True)
+
     def make(self, line: TrainingLine) -> None:
         """Take the model from the journal, or restore it, and settle what is not known of it. Blocks."""
         record = _record_of(line)

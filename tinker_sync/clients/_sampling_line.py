@@ -22,7 +22,6 @@ from tinker_sync.runtime.naming import carried, current, named
 from tinker_sync.runtime.numbers import numbers
 from tinker_sync.runtime.once import Once
 from tinker_sync.runtime.sample_response import check_response
-from tinker_sync.runtime.session_poll import SessionPoll
 from tinker_sync.types import JoinSamplingSessionRequest, SampleRequest, SampleResponse
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.adapt import json_body, normalise_sample_request, refuse_unsupported
@@ -56,6 +55,8 @@ class SamplingLine:
         self.held = HeldCalls()
         self.sampling_session_id = ""
         """Empty until the sampler exists; set once."""
+        self.run_id = ""
+        """The training run of the weights; empty where it is not known. Set once."""
         # The original counts from 0 and asks no server; a copy first needs a block of its own.
         self._numbers: Once[Callable[[], int]] = Once()
         if not copied:
@@ -123,6 +124,8 @@ class SamplingLine:
         """Return what waits for results: together where the server offers that, else one by one."""
         if not machinery.facts.config.sample_use_retrieve_futures:
             return machinery.fetcher.fetch
+        from tinker_sync.runtime.session_poll import SessionPoll
+
         poll = SessionPoll(machinery.fetcher, self.sampling_session_id, self._clone_id, clock=self.core.clock)
         self.core.owe(poll)
         return poll.fetch
@@ -244,7 +247,12 @@ class SampleCall:
 
     def encode(self, request: SampleRequest) -> bytes:
         """Return the body, which lacks only its number."""
-        return json_body(request, self._machinery.facts.dialect)
+        core = self.line.core
+        began_s = core.clock.now() if core.stopwatches else 0.0
+        body = json_body(request, self._machinery.facts.dialect)
+        if core.stopwatches:
+            core.note_encoded(self.sdk_method, began_s)
+        return body
 
     def fetch(self, *promise: Any, **options: Any) -> Any:
         """Start the retrieval of the result."""

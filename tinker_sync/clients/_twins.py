@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import inspect
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -22,6 +23,11 @@ T = TypeVar("T")
 def _named(twin: Any, method: Callable[..., Any], what: str) -> Any:
     functools.update_wrapper(twin, method)
     del twin.__wrapped__  # its result is another one
+    declared = inspect.signature(method)
+    awaited = str(declared.return_annotation)
+    if what.startswith("Awaits the result") and awaited.startswith("APIFuture["):
+        awaited = awaited[len("APIFuture[") : -1]
+    twin.__signature__ = declared.replace(return_annotation=awaited)
     twin.__name__ = f"{method.__name__}_async"
     twin.__qualname__ = f"{method.__qualname__}_async"
     twin.__doc__ = f"{what} Arguments and errors as in `{method.__name__}`."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
@@ -16,10 +16,14 @@ from tinker_sync.errors import InvalidInputError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.once import Once
+from tinker_sync.types.sampler import CreateSamplingSessionRequest
 from tinker_sync.types.sampling import SampleRequest, SamplingParams
-from tinker_sync.types.session import CreateSamplingSessionRequest
 
 if TYPE_CHECKING:
+    import os
+
+    from tinker_sync.batch.item import BatchItem
+    from tinker_sync.batch.samples import Prompt
     from tinker_sync.clients._handles import Carried
     from tinker_sync.runtime.core import Core
     from tinker_sync.runtime.training_calls import TrainingLine
@@ -118,6 +122,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             raise InvalidInputError("create_sampling_client: give model_path or base_model")
         if model_path is not None:
             check_path(holder, model_path, "create_sampling_client")
+            client._line.run_id = model_path.removeprefix("tinker://").partition("/")[0]
         holder.refuse_closed()
         request = CreateSamplingSessionRequest(
             session_id="",
@@ -200,6 +205,77 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             record_stability_info=self._record_stability_info,
         )
         return self._line.submit(request, self._until(deadline), may_forbid_retries=True)
+
+    def map(
+        self,
+        prompts: Iterable[Prompt],
+        sampling_params: SamplingParams,
+        num_samples: int = 1,
+        *,
+        max_in_flight: int = 256,
+        ordered: bool = True,
+        on_error: Literal["return", "raise"] = "return",
+        save_to: str | os.PathLike[str] | None = None,
+        progress: bool = True,
+        total: int | None = None,
+        tokenizer: Any = None,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+        topk_sample_logprobs: int = 0,
+        deadline: float | None = None,
+    ) -> Generator[BatchItem, None, None]:
+        """Sample continuations of many prompts, and yield a `BatchItem` for each.
+
+        However long the input is, at most `max_in_flight` prompts are pulled ahead of the items yielded, so
+        memory stays flat. Leaving the loop, closing the generator and Ctrl-C cancel what is under way.
+
+        With `save_to` each response is written when it arrives, before its item is yielded. The same call in
+        a new process reads what the file holds and samples the rest; those items come too, with
+        `saved=True`. Failed prompts are not written, so a new run samples them again. The file does not
+        record the model.
+
+        Args:
+            prompts: inputs of the model, rows of token ids, texts or chats; a list or a generator.
+            sampling_params: length, temperature, stops and so on.
+            num_samples: the number of continuations of each prompt.
+            max_in_flight: the most prompts that are pulled ahead.
+            ordered: yield in the order of the prompts; False yields as responses arrive, so that a slow one
+                does not hold up the others.
+            on_error: "return" yields a failed prompt as an item with its error and goes on; "raise" raises
+                the first error. Errors that end the client are raised either way, after the last item.
+            save_to: a file for the responses, as JSON lines.
+            progress: show a bar, where tqdm and a terminal are there; `TINKER_PROGRESS=0` turns it off.
+            total: the number of prompts of a generator, for the time left.
+            tokenizer: encodes texts and chats, and decodes for `texts`; None loads the model's own when the
+                first text comes.
+            include_prompt_logprobs: also score the tokens of the prompts.
+            topk_prompt_logprobs: also return so many of the likeliest tokens at each prompt position.
+            topk_sample_logprobs: also return so many of the likeliest tokens at each sampled position.
+            deadline: the seconds after which one sample is given up.
+
+        Raises:
+            InvalidInputError: an argument is wrong; nothing was sent.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     params = tinker_sync.SamplingParams(max_tokens=3, temperature=0, stop=["\\n"])
+        ...     for item in sampling.map(["Q: 23+45=", "Q: 71-38="], params):
+        ...         print(item.index, item.texts)
+        0 ['68\\n']
+        1 ['33\\n']
+        """
+        from tinker_sync.batch.samples import Order, Window, map_samples
+
+        options = {
+            "include_prompt_logprobs": include_prompt_logprobs,
+            "topk_prompt_logprobs": topk_prompt_logprobs,
+            "topk_sample_logprobs": topk_sample_logprobs,
+            "deadline": deadline,
+        }
+        order = Order(self, sampling_params, num_samples, options, tokenizer)
+        window = Window(max_in_flight, ordered, on_error)
+        return map_samples(prompts, order, window, save_to=save_to, progress=progress, total=total)
 
     def compute_logprobs(
         self,
@@ -290,9 +366,11 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         return get_tokenizer(about.base_model, about.tokenizer_id, backend=backend)
 
     def _about(self) -> GetSamplerResponseInternal:
-        sampler = self.sampling_session_id
+        from tinker_sync.clients._handles import describe_sampler
+
+        sampler, line = self.sampling_session_id, self._line
         return self._described.get(
-            lambda: self._core.call("get_sampler", path={"sampler": sampler}, usual_s=_deadlines.REST_S)
+            lambda: describe_sampler(self._core, sampler, self._base_model, line.run_id)
         )
 
     # -------------------------------------------------------------------------------------- going elsewhere
@@ -403,6 +481,7 @@ def _create_session(line: SamplingLine, asked: CreateSamplingSessionRequest) -> 
     """On a worker."""
     core = line.core
     request = asked.model_copy(update={"session_id": core.session_id()})
+    core.server.published.check_model(asked.base_model, core.ready().facts.dialect)
     created = core.call("create_sampling_session", request, usual_s=_deadlines.CREATE_S)
     core.tell(ModelNamed(model=created.sampling_session_id, base_model=asked.base_model))
     line.sampling_session_id = created.sampling_session_id
@@ -413,6 +492,7 @@ def _use_saved(
 ) -> None:
     """On a worker: sample from what was saved; where servers give a path, through it."""
     core = line.core
+    line.run_id = trained.model_id
     if saved.sampling_session_id is not None:
         line.sampling_session_id = saved.sampling_session_id
     else:

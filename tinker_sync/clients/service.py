@@ -5,12 +5,13 @@ A method imports the client it makes: a program that samples loads nothing of tr
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tinker_sync import types
 from tinker_sync._spelling import describe_unknown_parameter, find_closest
@@ -34,11 +35,13 @@ if TYPE_CHECKING:
     from tinker_sync.clients.rest import RestClient
     from tinker_sync.clients.retry_config import RetryConfig
     from tinker_sync.clients.training import TrainingClient
+    from tinker_sync.insight.recording import Recording
     from tinker_sync.journal.record import RunJournal
     from tinker_sync.losses.handle import LossHandle, PerDatumLossFn
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.notices import QueueReport
     from tinker_sync.runtime.rate_limiter import RateLimiter
+    from tinker_sync.text.tokenizer import Tokenizer
     from tinker_sync.types import (
         CustomLossInputRank,
         GetServerCapabilitiesResponse,
@@ -144,6 +147,7 @@ class ServiceClient:
         if on_queue_state is not None:
             self._core.notices.listen(on_queue_state)
         self._spending = Spending(self._core)
+        self._recordings: list[Recording] = []
         self._trainings: tuple[TrainingClient, ...] | None = None
 
     @classmethod
@@ -210,6 +214,34 @@ class ServiceClient:
         """
         session_id = self._core.known_session_id
         return sessions_url() if session_id is None else session_url(session_id)
+
+    @overload
+    def get_tokenizer(self, model: str, *, backend: Literal["tokenizers"] = "tokenizers") -> Tokenizer: ...
+    @overload
+    def get_tokenizer(self, model: str, *, backend: Literal["transformers"]) -> Any: ...
+    def get_tokenizer(
+        self, model: str, *, backend: Literal["tokenizers", "transformers"] = "tokenizers"
+    ) -> Any:
+        """Return the tokenizer of a model. Loads it once in a process; that of the built-in model at once.
+
+        Args:
+            model: the name of a base model, or the path of weights, ``tinker://…``, whose base model the
+                server names.
+            backend: "transformers" gives an object of that library, which has to be installed.
+
+        Raises:
+            TokenizerError: it cannot be loaded; the text names the files to provide.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.get_tokenizer("tinker-sync/tiny").decode([20, 223, 14])
+        '2 ,'
+        """
+        from tinker_sync.text.loading import get_tokenizer
+
+        if model.startswith("tinker://"):
+            model = RestClient(self._core).get_weights_info_by_tinker_path(model).result().base_model
+        return get_tokenizer(model, backend=backend)
 
     # -------------------------------------------------------------------------------------- training
 
@@ -440,6 +472,47 @@ class ServiceClient:
         """
         return self._spending.reconcile()
 
+    # -------------------------------------------------------------------------------------- where time goes
+
+    def explain(self) -> Recording:
+        """Record from here on where the time of the calls goes; print what this returns for an explanation.
+
+        It shows the time of each method in the queue, on the way, at the server and in decoding, retries and
+        pauses, and what to change. A client that records nothing pays nothing for it.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service, service.explain() as recording:
+        ...     sampling = service.create_sampling_client(base_model="tinker-sync/tiny")
+        ...     prompt = tinker_sync.ModelInput.from_ints([1, 2])
+        ...     sampled = sampling.sample(prompt, 1, tinker_sync.SamplingParams(max_tokens=3)).result()
+        >>> "SamplingClient.sample" in str(recording)
+        True
+        """
+        return self._record(None)
+
+    def trace(self, path: str | os.PathLike[str]) -> Recording:
+        """Record as `explain` does, and write a trace when the recording or this client is closed.
+
+        Args:
+            path: the file, which https://ui.perfetto.dev and chrome://tracing draw.
+
+        >>> import json, pathlib, tempfile, tinker_sync
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "t.json")
+        >>> with tinker_sync.ServiceClient(base_url="local") as service, service.trace(file):
+        ...     models = service.create_rest_client().get_server_capabilities().result()
+        >>> len(json.loads(file.read_text())["traceEvents"]) > 3
+        True
+        """
+        return self._record(path)
+
+    def _record(self, path: str | os.PathLike[str] | None) -> Recording:
+        from tinker_sync.insight.recording import Recording
+
+        self._core.refuse_closed()
+        recording = Recording(self._core, path)
+        self._recordings.append(recording)
+        return recording
+
     # -------------------------------------------------------------------------------------- losses
 
     def create_custom_loss(
@@ -541,6 +614,8 @@ class ServiceClient:
         >>> models = service.get_server_capabilities()
         >>> service.close().result()
         """
+        for recording in self._recordings:
+            recording.close()
         return self._core.close(status, detail, limit_s=timeout)
 
     def __enter__(self) -> Self:
@@ -602,6 +677,7 @@ class ServiceClient:
             core.clock.now(), deadline, core.settings.deadline_s, _deadlines.CREATE_S
         )
 
+    get_tokenizer_async = blocking_twin(get_tokenizer)
     get_server_capabilities_async = blocking_twin(get_server_capabilities)
     create_lora_training_client_async = result_twin(create_lora_training_client)
     create_training_client_from_state_async = result_twin(create_training_client_from_state)

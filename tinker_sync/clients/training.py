@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from functools import partial
@@ -11,13 +12,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, overlo
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._creation import ClientFuture, start
 from tinker_sync.clients._twins import blocking_twin, future_twin, result_twin
-from tinker_sync.errors import APIResponseValidationError, InvalidInputError
-from tinker_sync.losses.custom import CustomLossFn, check_loss_type_input, custom_call
+from tinker_sync.errors import APIResponseValidationError, InvalidInputError, TinkerError
+from tinker_sync.losses.custom import CustomLossFn, check_loss_type_input, custom_call, evaluation
+from tinker_sync.losses.data import without_reference
 from tinker_sync.losses.handle import LossHandle
 from tinker_sync.losses.two_passes import refuse_inside_loss
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.training_calls import OrderedCall, PassCall, TrainingLine
+from tinker_sync.runtime.unloading import ModelPlace
 from tinker_sync.types import (
     AdamParams,
     Datum,
@@ -39,11 +42,13 @@ from tinker_sync.types import (
     SaveWeightsForSamplerResponseInternal,
     SaveWeightsRequest,
     SaveWeightsResponse,
+    UnloadModelResponse,
 )
 from tinker_sync.types._console import training_run_url
 from tinker_sync.types.training import listed_data
 
 if TYPE_CHECKING:
+    from tinker_sync._clock import Clock
     from tinker_sync.clients._models import LoadedModel, NewModel
     from tinker_sync.clients._recorded import RecordedModel
     from tinker_sync.clients.retry_config import RetryConfig
@@ -53,6 +58,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LossFnConfig = Mapping[str, float | str]
+
+_CURVE_POINTS: Final = 10_000
 
 _LOAD_NOTE: Final = (
     "{name} is on its way out: servers load weights only into a new model. "
@@ -68,9 +75,15 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     when it does, in order. When it cannot be made, their futures fail, and later calls raise.
 
     Every call is sent at once, in the order of the calls, and answered later: methods return futures. Calls
-    may be made ahead without waiting for results; the server keeps their order. When a call cannot be sent
-    for good, it and all later ones fail, because a hole in their order could change what is trained; continue
-    from the last checkpoint then.
+    may be made ahead without waiting for results; the server keeps their order.
+
+    A call that the server refuses fails alone: the calls behind it are sent, also an `optim_step` behind a
+    `forward_backward`, which then applies the gradients that are there. A pass over many data is sent in
+    several requests. When the server refuses one of them, no more are sent, but the gradients of those that
+    it has accepted stay accumulated; the error counts them, and the next `optim_step` applies them.
+
+    When an answer is lost for good, it is not known whether the server has the call. All later calls fail
+    then, because a wrong order could change what is trained; `recover` goes on from the last checkpoint.
 
     >>> import tinker_sync
     >>> from tinker_sync import types
@@ -87,12 +100,16 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         journal = core.session.journal
         self._line = TrainingLine(core, None if journal is None else journal.record_of(model_seq_id))
         super().__init__(core, self._line.held)
+        self._place = ModelPlace(core, self._line)
         self._model_seq_id = model_seq_id
+        self._user_metadata: dict[str, Any] | None = None
+        self._curve: deque[tuple[float, float]] = deque(maxlen=_CURVE_POINTS)
 
     @classmethod
     def _make(cls, core: Core, asked: NewModel | LoadedModel | RecordedModel) -> TrainingClient:
         """Return a client at once, and have its model made."""
         client = cls(core, asked.model_seq_id)
+        client._user_metadata = asked.request.user_metadata
         start(client, partial(asked.make, client._line))
         return client
 
@@ -107,6 +124,27 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         True
         """
         return self.result()._line.model_id
+
+    @property
+    def curve(self) -> list[tuple[float, float]]:
+        """The loss of each `forward_backward` that has ended, behind the time of its result in seconds.
+
+        That is the metric `loss:mean` where there is one, else `loss:sum`. The last ten thousand are kept.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+        ...     passed = training.forward_backward([datum], "cross_entropy").result()
+        ...     len(training.curve), training.curve[0][1] > 0
+        (1, True)
+        """
+        return list(self._curve)
+
+    def _drawn(self, passed: APIFuture[ForwardBackwardOutput]) -> APIFuture[ForwardBackwardOutput]:
+        """Add a pass to the curve when it has ended."""
+        passed.when_done(partial(_note_loss, self._curve, self._core.clock))
+        return passed
 
     def _name(self) -> str:
         return self._line.model_id
@@ -175,6 +213,10 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             loss_fn_config: settings of the loss.
             deadline: seconds until to give up waiting for the result.
 
+        Of the metrics in the result, ``loss:sum`` is the server's, and ``loss:mean`` that sum for each token
+        whose weight or advantage is not 0. Inputs for losses of this process, `reference_logprobs`, are not
+        sent.
+
         Raises:
             InvalidInputError: the data cannot be sent; nothing was.
 
@@ -184,7 +226,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
         ...     passed = training.forward_backward([datum], "cross_entropy").result()
         ...     sorted(passed.metrics), len(passed.loss_fn_outputs[0]["logprobs"].data)
-        (['loss:sum'], 2)
+        (['loss:mean', 'loss:sum'], 2)
         """
         return self._pass("forward_backward", data, loss_fn, loss_fn_config, deadline, forward_only=False)
 
@@ -258,7 +300,36 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         """
         check_loss_type_input(loss_type_input)
         self._refuse()
-        return self._line.submit(custom_call(self._line, data, loss_fn, self._until(deadline)))
+        return self._drawn(self._line.submit(custom_call(self._line, data, loss_fn, self._until(deadline))))
+
+    def forward_custom(
+        self, data: Sequence[Datum], loss_fn: CustomLossFn, *, deadline: float | None = None
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """Compute a loss of your own without gradients, to evaluate on held-out data.
+
+        One forward pass, and the loss on a worker thread of this client; nothing is trained. The result has
+        the log-probabilities of the target tokens, ``loss:sum``, ``loss:mean`` and the metrics of the loss.
+
+        Args:
+            data: the examples, with `target_tokens`; the loss may read any other input they carry.
+            loss_fn: the loss, as for `forward_backward_custom`. Gradients that it returns are not used.
+            deadline: seconds until to give up.
+
+        Raises:
+            InvalidInputError: the data cannot be sent; nothing was. The future raises what is wrong with the
+                values that the loss returns.
+            MissingExtraError: the loss works in torch, which is not installed.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+        ...     evaluated = training.forward_custom([datum], tinker_sync.losses.CrossEntropy()).result()
+        >>> evaluated.metrics["loss:mean"] == evaluated.metrics["loss:sum"] / 2
+        True
+        """
+        self._refuse()
+        return self._line.submit(evaluation(self._line, data, loss_fn, self._until(deadline)))
 
     def _pass(
         self,
@@ -277,9 +348,13 @@ class TrainingClient(ClientFuture["TrainingClient"]):
                 raise TypeError(
                     "a loss of create_custom_loss is for forward_backward, without loss_fn_config"
                 )
-            return self._line.submit(custom_call(self._line, data, loss_fn, deadline_at))
-        whole = ForwardBackwardInput(listed_data(data), loss_fn, config)
-        return self._line.submit(PassCall(self._line, name, whole, deadline_at, forward_only=forward_only))
+            return self._drawn(self._line.submit(custom_call(self._line, data, loss_fn, deadline_at)))
+        listed = listed_data(data)
+        if loss_fn != "custom":
+            listed = without_reference(listed)
+        whole = ForwardBackwardInput(listed, loss_fn, config)
+        passed = self._line.submit(PassCall(self._line, name, whole, deadline_at, forward_only=forward_only))
+        return passed if forward_only else self._drawn(passed)
 
     # -------------------------------------------------------------------------------------- steps and weights
 
@@ -350,7 +425,45 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             overwrite=overwrite,
             user_metadata=user_metadata,
         )
-        return self._ordered("save_weights", request, SaveWeightsResponse, deadline, _deadlines.SAVE_S)
+        saved = self._ordered("save_weights", request, SaveWeightsResponse, deadline, _deadlines.SAVE_S)
+        saved.when_done(self._line.note_saved)
+        return saved
+
+    def recover(self, *, deadline: float | None = None) -> TrainingClient:
+        """Return a new training client for the last state that this client saved, or was made of, at once.
+
+        An `EarlierCallFailedError` asks for it: the server may or may not have a call, and no later call of
+        this client can be sent. The steps since that state have to be repeated. The model of this client
+        stays as it is.
+
+        Args:
+            deadline: seconds until to give up.
+
+        Raises:
+            TinkerError: this client has saved no state, and was not made of one.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     saved = training.save_state("step-100").result()
+        ...     again = training.recover().result()
+        ...     again.model_id != training.model_id
+        True
+        """
+        from tinker_sync.clients._models import LoadedModel
+
+        state = self._line.last_state
+        if state is None:
+            raise TinkerError(
+                "recover: this training client has saved no state that it could go on from; make a new one "
+                "with create_lora_training_client, and call save_state from time to time"
+            )
+        request = state.model_copy(update={"user_metadata": self._user_metadata})
+        core = self._core
+        until = _deadlines.deadline_at(
+            core.clock.now(), deadline, core.settings.deadline_s, _deadlines.CREATE_S
+        )
+        return TrainingClient._make(core, LoadedModel.of(core, request, until))
 
     def save_weights_for_sampler(
         self,
@@ -450,6 +563,26 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             model_id=self._line.model_id, path=path, optimizer=optimizer, weights_access_token=token
         )
         return self._ordered("load_weights", request, LoadWeightsResponse, deadline, _deadlines.SAVE_S)
+
+    def unload(self, *, deadline: float | None = None) -> APIFuture[UnloadModelResponse]:
+        """Free the place of this model at the server, behind all calls made before. Later calls raise.
+
+        Checkpoints stay. Open servers have few places. They free them by themselves some minutes after the
+        end of a session, and `ServiceClient.close` frees those of its models there.
+
+        Args:
+            deadline: seconds until to give up waiting for the result.
+
+        The future fails with `UnsupportedByServerError` where the server has no such call.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     training.unload().result().model_id == training.model_id
+        True
+        """
+        self._refuse()
+        return self._line.submit(self._place.call(self._until(deadline, _deadlines.SAVE_S)))
 
     # -------------------------------------------------------------------------------------- sampling
 
@@ -588,6 +721,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     def _refuse(self) -> None:
         """Refuse a call from inside a loss, or on a client whose model could not be made."""
         refuse_inside_loss(self._line.queue)
+        self._place.refuse_freed()
         self._goes_ahead()
 
     def _until(self, deadline: float | None, usual_s: float = _deadlines.TRAIN_S) -> float:
@@ -597,6 +731,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     forward_backward_async = future_twin(forward_backward)
     forward_async = future_twin(forward)
     forward_backward_custom_async = future_twin(forward_backward_custom)
+    forward_custom_async = future_twin(forward_custom)
     optim_step_async = future_twin(optim_step)
     save_state_async = future_twin(save_state)
     save_weights_for_sampler_async = future_twin(save_weights_for_sampler)
@@ -605,9 +740,22 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     load_state_with_optimizer_async = future_twin(load_state_with_optimizer)
     save_weights_and_get_sampling_client_async = result_twin(save_weights_and_get_sampling_client)
     create_sampling_client_async = result_twin(create_sampling_client)
+    unload_async = future_twin(unload)
     get_info_async = blocking_twin(get_info)
     get_tokenizer_async = blocking_twin(get_tokenizer)
 
 
 def _note_load(suffix: str) -> None:
     warnings.warn(_LOAD_NOTE.format(name=f"load_state{suffix}", suffix=suffix), FutureWarning, stacklevel=3)
+
+
+def _note_loss(
+    curve: deque[tuple[float, float]], clock: Clock, passed: APIFuture[ForwardBackwardOutput]
+) -> None:
+    """Keep the loss of a pass, in the thread that ended it. Nothing of the client is held until then."""
+    if passed.cancelled() or passed.exception() is not None:
+        return
+    metrics = passed.result().metrics
+    loss = metrics.get("loss:mean", metrics.get("loss:sum"))
+    if loss is not None:
+        curve.append((clock.now(), loss))

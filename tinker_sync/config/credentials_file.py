@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -222,6 +221,8 @@ def _replace(path: Path, tree: Mapping[str, Any]) -> str:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.parent.chmod(_DIRECTORY_MODE)
+        import tempfile
+
         descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -18,6 +18,7 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.text.chat import Chat, Message, Tool, find_generated
 from tinker_sync.text.tokenizer import Tokenizer
 from tinker_sync.types import Datum, ModelInput
+from tinker_sync.types._chat import refuse_odd_messages
 
 _TAGS: Final = "give a chat_template with {% generation %} tags around the assistant's text"
 _LAST: Final = "train with train_on='last' on each beginning of the chat"
@@ -73,9 +74,14 @@ def mark_assistant(
         last_only: mark the assistant's last turn only.
         options: further arguments of `apply_chat_template`.
     """
+    refuse_odd_messages(messages)
     turns = [index for index, message in enumerate(messages) if _role(message) == "assistant"]
     if not turns:
-        raise InvalidInputError("messages: there is no message of the assistant to train on")
+        found = ", ".join(sorted({repr(_role(message)) for message in messages}))
+        raise InvalidInputError(
+            f"messages: there is no message of the assistant to train on, only of role {found}; add the "
+            "answer, or use ModelInput.from_chat for a prompt"
+        )
     text = _render(tokenizer, messages, options)
     spans = _find_tagged(tokenizer, messages, text, options)
     if spans is None:

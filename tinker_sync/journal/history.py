@@ -41,6 +41,7 @@ class ModelHistory:
         request_id: of the request that made it.
         made_with: how many numbered requests belong to its creation.
         start: the checkpoint that it was restored from, and the step that came first then.
+        refused: the numbers and digests of requests that the server has refused.
     """
 
     digest: str | None = None
@@ -49,6 +50,7 @@ class ModelHistory:
     made_with: int = 0
     start: tuple[str, int] | None = None
     sent: dict[int, Sent] = Factory(dict)
+    refused: set[tuple[int, str]] = Factory(set)
 
     @property
     def last_request(self) -> str | None:
@@ -122,6 +124,9 @@ def _add(model: ModelHistory, line: dict[str, Any]) -> None:
         model.sent[number] = Sent(number, line["call"], line["digest"], line.get("step"))
     elif "sent" in line:
         model.sent[line["sent"]].request_id = line["id"]
+    elif "refused" in line:
+        del model.sent[line["refused"]]
+        model.refused.add((line["refused"], line["digest"]))
     elif "settled" in line:
         # A harmless request has used up the number, or the server had this one.
         model.sent[line["settled"]] = Sent(line["settled"], "", "", None, "", arrived=True)

@@ -254,25 +254,39 @@ class TrainingRecord:
 
     # -------------------------------------------------------------------------------------- requests
 
-    def around(self, send: Callable[[Any, int], object]) -> Callable[[Any, int], None]:
-        """Return what records the requests that `send` sends, and leaves out those that were accepted."""
+    def around(
+        self, send: Callable[[Any, int], object], not_taken: type[Exception]
+    ) -> Callable[[Any, int], None]:
+        """Return what records the requests that `send` sends, and leaves out those that were accepted.
+
+        Args:
+            send: sends a request under a number, or asks for the result of one that is known.
+            not_taken: what `send` raises for a request that the server surely does not have.
+        """
 
         def recorded(part: Part, number: int) -> None:
             number += self._shift
             body = part.bytes_for(number)
-            known = self._look_up(part, number, body)
+            digest = hashlib.sha256(part.endpoint.encode() + b"\n" + body).hexdigest()[:32]
+            if (number, digest) in self._history.refused:
+                raise not_taken from JournalError(f"the server has refused {part.endpoint} before")
+            known = self._look_up(part, number, digest)
             part.keep(body)
             part.known = known.request_id
             self.follow(known, part.future)
-            send(part, number)
+            try:
+                send(part, number)
+            except not_taken:
+                del self._history.sent[number]
+                self._journal.write({"of": self.model_seq_id, "refused": number, "digest": digest})
+                raise
             if known.request_id is None:
                 known.request_id = part.future.request_id
                 self._journal.write({"of": self.model_seq_id, "sent": number, "id": known.request_id})
 
         return recorded
 
-    def _look_up(self, part: Part, number: int, body: bytes) -> Sent:
-        digest = hashlib.sha256(part.endpoint.encode() + b"\n" + body).hexdigest()[:32]
+    def _look_up(self, part: Part, number: int, digest: str) -> Sent:
         known = self._history.sent.get(number)
         if known is not None and known.digest == digest:
             return known

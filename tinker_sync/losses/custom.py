@@ -51,6 +51,15 @@ def custom_call(line: TrainingLine, data: Sequence[Datum], loss_fn: Any, deadlin
     return TwoPassCall(line, data, loss_fn, deadline_at)
 
 
+def evaluation(line: TrainingLine, data: Sequence[Datum], loss_fn: Any, deadline_at: float) -> TrainingCall:
+    """Return the call behind `TrainingClient.forward_custom`; this process computes the loss."""
+    data = listed_data(data)
+    if isinstance(loss_fn, LossHandle):
+        check_session(loss_fn, line.core)
+        check_data(loss_fn, data)
+    return TwoPassCall(line, data, loss_fn, deadline_at, train=False)
+
+
 def check_session(handle: LossHandle, core: Core) -> None:
     """Refuse a handle of another session, where its id may belong to another loss."""
     if handle.session_id != core.known_session_id:

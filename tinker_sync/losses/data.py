@@ -9,7 +9,8 @@ import numpy as np
 
 from tinker_sync.errors import APIResponseValidationError, InvalidInputError
 from tinker_sync.losses._kinds import Float32Array, FloatArray
-from tinker_sync.types.datum import Datum, refuse_all
+from tinker_sync.types._structured import refuse_all
+from tinker_sync.types.datum import Datum
 from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.types.training import ForwardBackwardOutput
 
@@ -119,6 +120,22 @@ def with_reference(
             update={"loss_fn_inputs": {**datum.loss_fn_inputs, name: TensorData.from_numpy(logprobs)}}
         )
         for datum, logprobs in zip(data, read_logprobs(output, data), strict=True)
+    ]
+
+
+def without_reference(data: Sequence[Datum]) -> list[Datum]:
+    """Return data without the reference, which belongs to losses of this process: servers refuse the name."""
+    return [
+        datum
+        if REFERENCE not in datum.loss_fn_inputs
+        else datum.model_copy(
+            update={
+                "loss_fn_inputs": {
+                    name: tensor for name, tensor in datum.loss_fn_inputs.items() if name != REFERENCE
+                }
+            }
+        )
+        for datum in data
     ]
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from attrs import field, frozen
 
 from tinker_sync.errors import InvalidInputError
+from tinker_sync.types._structured import refuse_all
 from tinker_sync.types.custom_loss import CustomLossInput
-from tinker_sync.types.datum import Datum, refuse_all
+from tinker_sync.types.datum import Datum
 
 if TYPE_CHECKING:
     from typing import TypeAlias

@@ -27,12 +27,13 @@ from tinker_sync.errors import ClientClosedError, DeadlineError, TinkerError
 from tinker_sync.losses.data import backward_data, forward_data, read_logprobs
 from tinker_sync.losses.evaluate import Evaluate, Evaluated, make_evaluator
 from tinker_sync.runtime.futures import APIFuture, Submit
+from tinker_sync.runtime.merge import add_mean_loss
 from tinker_sync.runtime.naming import named
 from tinker_sync.runtime.progress import FutureState, Status, Timeline
 from tinker_sync.runtime.send_queue import Operation, SendQueue
 from tinker_sync.runtime.training_calls import Operations, PassCall, TrainingCall, TrainingLine
 from tinker_sync.runtime.training_part import TrainingPart
-from tinker_sync.types.datum import Datum
+from tinker_sync.types.datum import Datum, count_trained
 from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardOutput
 
 if TYPE_CHECKING:
@@ -160,14 +161,24 @@ class TwoPassCall(TrainingCall):
         data: the examples.
         loss_fn: the loss, of either kind.
         deadline_at: the moment of the clock at which to give up.
+        train: False leaves out the backward pass, for `forward_custom`.
 
     Raises:
         InvalidInputError: the data cannot be sent.
         MissingExtraError: the loss works in torch, which is not installed.
     """
 
-    def __init__(self, line: TrainingLine, data: Sequence[Datum], loss_fn: Any, deadline_at: float) -> None:
-        super().__init__(line, "forward_backward_custom", deadline_at)
+    def __init__(
+        self,
+        line: TrainingLine,
+        data: Sequence[Datum],
+        loss_fn: Any,
+        deadline_at: float,
+        *,
+        train: bool = True,
+    ) -> None:
+        super().__init__(line, "forward_backward_custom" if train else "forward_custom", deadline_at)
+        self._train = train
         self._evaluate: Evaluate = make_evaluator(loss_fn)
         self._data = list(data)
         whole = ForwardBackwardInput(forward_data(self._data), _LOSS_FN)
@@ -181,13 +192,13 @@ class TwoPassCall(TrainingCall):
         return self._follow(self._forward.wait_for_model(limiters))
 
     def prepare(self) -> Operations:
-        """Return the forward pass, and right behind it the place of the backward pass."""
+        """Return the forward pass, and right behind it the place of the backward pass if there is one."""
         (forward,) = self._forward.prepare()
         if self._future is None:
             self._follow(forward.future)
-        self._place = Operation("forward_backward", (), self.future, parallel=forward.parallel)
+        self._place = Operation("forward_backward", (), self.future, forward.parallel, forward.alone)
         forward.future.when_done(self._forward_ended)
-        return [forward, self._place]
+        return [forward, self._place] if self._train else [forward]
 
     def _follow(self, forward: APIFuture[ForwardBackwardOutput]) -> APIFuture[Any]:
         core = self.line.core
@@ -220,6 +231,9 @@ class TwoPassCall(TrainingCall):
         if self._both.done():
             return
         evaluated, failure = _try(partial(self._evaluated, output))
+        if evaluated is not None and not self._train:
+            self._both.resolve(self._result(output, evaluated, surrogate=False))
+            return
         if evaluated is not None:
             backward, failure = _try(partial(self._backward, evaluated))
             if backward is not None:
@@ -254,22 +268,35 @@ class TwoPassCall(TrainingCall):
 
     def _backward_ended(self, evaluated: Evaluated, backward: APIFuture[ForwardBackwardOutput]) -> None:
         if self._succeeded(backward):
-            self._both.resolve(with_metrics(backward.result(timeout=0), evaluated))
+            self._both.resolve(self._result(backward.result(timeout=0), evaluated, surrogate=True))
+
+    def _result(
+        self, output: ForwardBackwardOutput, evaluated: Evaluated, *, surrogate: bool
+    ) -> ForwardBackwardOutput:
+        return add_mean_loss(with_metrics(output, evaluated, surrogate=surrogate), count_trained(self._data))
 
 
-def with_metrics(output: ForwardBackwardOutput, evaluated: Evaluated) -> ForwardBackwardOutput:
-    """Return the output of the backward pass with the metrics of the loss.
+def with_metrics(
+    output: ForwardBackwardOutput, evaluated: Evaluated, *, surrogate: bool = True
+) -> ForwardBackwardOutput:
+    """Return the output of a pass with the metrics of the loss.
+
+    Args:
+        output: the output of the server for its own loss.
+        evaluated: the loss of the user.
+        surrogate: keep the value of the server's own loss, as ``surrogate_loss:sum``.
 
     >>> output = ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 1.5, "clock:unique": 7.0})
     >>> with_metrics(output, Evaluated(0.5, {"dpo:sum": 0.5}, [])).metrics
     {'clock:unique': 7.0, 'dpo:sum': 0.5, 'loss:sum': 0.5, 'surrogate_loss:sum': 1.5}
     """
     metrics = {**output.metrics}
-    surrogate = metrics.pop("loss:sum", None)
+    metrics.pop("loss:mean", None)
+    of_server = metrics.pop("loss:sum", None)
     metrics.update(evaluated.metrics)
     metrics["loss:sum"] = evaluated.loss
-    if surrogate is not None:
-        metrics["surrogate_loss:sum"] = surrogate
+    if surrogate and of_server is not None:
+        metrics["surrogate_loss:sum"] = of_server
     return output.model_copy(update={"metrics": metrics})
 
 

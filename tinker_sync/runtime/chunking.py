@@ -7,12 +7,11 @@ without encoding it. Keys, spans and framing do not count.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.types.datum import Datum
 from tinker_sync.types.model_input import (
     DmelChunk,
     EncodedTextChunk,
@@ -20,6 +19,9 @@ from tinker_sync.types.model_input import (
     ModelInput,
     ModelInputChunk,
 )
+
+if TYPE_CHECKING:
+    from tinker_sync.types.datum import Datum
 
 # A token travels as an int32 in training requests, as decimal text in sampling requests.
 _TRAINING_TOKEN_BYTES: Final = 4
@@ -37,6 +39,7 @@ class DataChunk:
 def estimate_bytes(datum: Datum) -> int:
     """The estimated size of a datum in a training request.
 
+    >>> from tinker_sync.types import Datum
     >>> datum = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4], "weights": [0, 1, 1]})
     >>> estimate_bytes(datum)  # 3 tokens of 4 bytes, 3 targets of 8, 3 weights of 4
     48
@@ -72,6 +75,7 @@ def split(data: Sequence[Datum], *, max_bytes: int, max_count: int) -> list[Data
     Raises:
         InvalidInputError: there is no data.
 
+    >>> from tinker_sync.types import Datum
     >>> datum = Datum(ModelInput.from_ints([1, 2]))
     >>> [len(chunk.data) for chunk in split([datum] * 5, max_bytes=1000, max_count=2)]
     [2, 2, 1]

@@ -41,7 +41,9 @@ class Connection:
         self.keys = KeyRing(settings, clock=clock)
         self.secrets = secrets = _secrets_of(self.keys)
         """Return the values that must not appear in logs, errors and notices."""
-        journal = Journal(base_url=settings.base_url, as_curl=settings.log_curl, secrets=secrets)
+        self.journal = journal = Journal(
+            base_url=settings.base_url, as_curl=settings.log_curl, secrets=secrets
+        )
         self.http = Http(settings, self.keys, clock=clock, journal=journal)
         self.caller = Caller(self.http, settings, clock=clock, journal=journal, secrets=secrets)
 

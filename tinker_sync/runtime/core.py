@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync._observe import Event, Observer
+from tinker_sync._observe import Event, Observer, Stopwatch
 from tinker_sync.config import Settings
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.runtime import _fork, exits, training_part
@@ -86,6 +86,8 @@ class Core:
         """Mask a secret of the user; see `Connection.mask`."""
         self.admission = Admission(self.lifecycle.tell)
         """Asked before a pass or a sample is sent, and informed of what it used."""
+        self.stopwatches: tuple[Stopwatch, ...] = ()
+        """The recordings under way; replaced, never changed."""
         self._session = session
         self._opened: Once[Session] = Once()
         self._close_lock = threading.Lock()
@@ -174,7 +176,14 @@ class Core:
         """Return a future for a call of the user; it ends when this is closed, at the latest."""
         made: APIFuture[Any] = APIFuture(submit=self.callback_pool.run, clock=self.clock)
         self.lifecycle.end_with_client(made)
+        for stopwatch in self.stopwatches:
+            stopwatch.follow(made)
         return made
+
+    def note_encoded(self, method: str, began_s: float) -> None:
+        """Pass on to recordings that this thread has encoded a request since a moment of the clock."""
+        for stopwatch in self.stopwatches:
+            stopwatch.encoded(method, began_s)
 
     def end_with_this(self, future: APIFuture[Any]) -> None:
         """End a future when this is closed, at the latest."""

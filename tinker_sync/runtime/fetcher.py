@@ -26,6 +26,7 @@ from tinker_sync.errors import (
 )
 from tinker_sync.runtime.failures import hush
 from tinker_sync.runtime.naming import current
+from tinker_sync.runtime.progress import FutureState
 from tinker_sync.runtime.retrieval import (
     PATH,
     Action,
@@ -38,6 +39,7 @@ from tinker_sync.runtime.retrieval import (
     Wait,
 )
 from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.transport.caller import QUIET_S, Trouble
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.byte_budget import ByteBudget
@@ -99,6 +101,7 @@ class Fetcher:
         open_server: bool = False,
         may_pause_billing: Callable[[], bool] = lambda: False,
         on_notice: Callable[[QueueNotice, Promise], None] = lambda _notice, _promise: None,
+        on_trouble: Callable[[str, str], None] = lambda _request_type, _words: None,
         read_timeout_s: float = POLL_TIMEOUT_S,
         secrets: Callable[[], Iterable[Secret]] = tuple,
         clock: Clock = SYSTEM_CLOCK,
@@ -109,6 +112,7 @@ class Fetcher:
         self.open_server = open_server
         self.may_pause_billing = may_pause_billing
         self.on_notice = on_notice
+        self.on_trouble = on_trouble
         self.read_timeout_s = read_timeout_s
         self.secrets = secrets
         self.clock = clock
@@ -154,6 +158,7 @@ class Fetch(Generic[T]):
         "_retrieval",
         "_skipped_s",
         "_ticket",
+        "_trouble",
     )
 
     def __init__(
@@ -176,6 +181,7 @@ class Fetch(Generic[T]):
         self._held_bytes = 0
         self._skipped_s = 0.0  # of pauses; what is skipped has been waited, as far as limits go
         self._ticket: Ticket | None = None
+        self._trouble: Trouble | None = None  # the failures since the last good answer
         self._retrieval = Retrieval(
             promise.request_id,
             promise.request_type,
@@ -240,9 +246,25 @@ class Fetch(Generic[T]):
             self._fail(self._deadline_error())
             return
         try:
-            self._act(self._retrieval.on(outcome, asked_at=self._asked_at, now=now), now)
+            action = self._retrieval.on(outcome, asked_at=self._asked_at, now=now)
+            self._show_trouble(action, now)
+            self._act(action, now)
         except Exception as error:  # noqa: BLE001  # as above
             self._fail(error)
+
+    def _show_trouble(self, action: Action, now: float) -> None:
+        """Name failures that go on for longer than a moment in the log and in the future's status."""
+        if self._retrieval.trouble_since is None:
+            if self._trouble is not None:
+                self._trouble = None
+                if self._future.status().state is FutureState.WAITING:
+                    self._future.mark_waiting()
+        elif isinstance(action, Wait):
+            self._trouble = self._trouble or Trouble()
+            if self._trouble.is_due(now, action.delay_s):
+                self._fetcher.on_trouble(self._promise.request_type, self._retrieval.trouble)
+            if now + action.delay_s - self._retrieval.trouble_since >= QUIET_S:
+                self._future.mark_waiting(self._retrieval.trouble)
 
     def _act(self, action: Action, now: float) -> None:
         if isinstance(action, Finished):

@@ -20,14 +20,16 @@ import logging
 import math
 import sys
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock, in_seconds, slice_of
+from tinker_sync._display import repr_html
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.progress import FutureState, Status, Timeline
@@ -49,6 +51,15 @@ else:
     class _WaitTimeout(FutureTimeoutError, TimeoutError):
         """Before 3.11 there were two exceptions of this name; whichever a script catches, it catches this."""
 
+
+# Completion in shells and notebooks leaves these out: the runtime calls them.
+_NOT_FOR_USERS: Final = frozenset(
+    {"begin", "fail", "resolve", "set_exception", "set_result", "set_running_or_notify_cancel", "when_done"}
+    | {"mark_accepted", "mark_paused", "mark_sending", "mark_waiting"}
+)
+
+# How soon a cell of a notebook that awaits a future can be interrupted.
+_WAKE_S: Final = 0.25
 
 _QUEUED = Status(FutureState.QUEUED)
 _SENDING = Status(FutureState.SENDING)
@@ -136,6 +147,11 @@ class APIFuture(Future[T]):
         status = self.status()
         about = [str(status.state), *([status.reason] if status.reason else []), *self.request_ids[:1]]
         return f"<{type(self).__name__} {', '.join(about)}>"
+
+    _repr_html_ = repr_html
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in _NOT_FOR_USERS]
 
     if not TYPE_CHECKING:  # checkers shall go on to find what is not there
 
@@ -254,6 +270,8 @@ class APIFuture(Future[T]):
         if timeout is not None:
             timer = loop.call_later(timeout, arrive)
             arrived.add_done_callback(lambda _: timer.cancel())
+        if "ipykernel" in sys.modules and threading.current_thread() is threading.main_thread():
+            _pulses.setdefault(loop, _Pulse()).follow(loop, arrived)
         self.when_done(announce)
         return arrived
 
@@ -396,15 +414,18 @@ class APIFuture(Future[T]):
         """
         self._progress = Status(FutureState.PAUSED, reason)
 
-    def mark_waiting(self) -> None:
-        """The server works on it again.
+    def mark_waiting(self, trouble: str | None = None) -> None:
+        """The server has it, and works on it as far as is known.
+
+        Args:
+            trouble: the reason for which there is no news of it.
 
         >>> future = APIFuture()
         >>> future.mark_waiting()
         >>> future.status().state
         <FutureState.WAITING: 'waiting'>
         """
-        self._progress = _WAITING
+        self._progress = _WAITING if trouble is None else Status(FutureState.WAITING, trouble)
 
     def resolve(self, value: T) -> bool:
         """End with a result, unless it has ended already, by a cancel for instance; says whether it did.
@@ -477,6 +498,37 @@ class APIFuture(Future[T]):
         """Note when it ended; the first to say so counts."""
         if self._completed_s is None:
             self._completed_s = self._clock.now()
+
+
+class _Pulse:
+    """Wakes the loop of a notebook now and then while futures are awaited in it.
+
+    The kernel cancels a cell from a signal handler, which a sleeping loop does not notice by itself. Only the
+    thread of the loop comes here.
+    """
+
+    def __init__(self) -> None:
+        self._awaited = 0
+        self._beats = False
+
+    def follow(self, loop: Any, arrived: Any) -> None:
+        """Wake the loop until a future of it is done or cancelled."""
+        self._awaited += 1
+        arrived.add_done_callback(self._leave)
+        if not self._beats:
+            self._beats = True
+            loop.call_later(_WAKE_S, self._beat, loop)
+
+    def _leave(self, _: Any) -> None:
+        self._awaited -= 1
+
+    def _beat(self, loop: Any) -> None:
+        self._beats = self._awaited > 0
+        if self._beats:
+            loop.call_later(_WAKE_S, self._beat, loop)
+
+
+_pulses: Final[weakref.WeakKeyDictionary[Any, _Pulse]] = weakref.WeakKeyDictionary()
 
 
 def _hand_over_callbacks(future: APIFuture[Any]) -> None:

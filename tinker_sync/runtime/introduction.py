@@ -13,7 +13,7 @@ from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, UnsupportedByServerError, WireError
 from tinker_sync.runtime.calls import make_call, odd_answer
-from tinker_sync.transport.auth import KeyRing, read_grant
+from tinker_sync.transport.auth import KeyRing
 from tinker_sync.transport.call import Reply
 from tinker_sync.transport.caller import Caller
 from tinker_sync.types.service import ClientConfigRequest, ClientConfigResponse, ClientDynamicConfigResponse
@@ -149,7 +149,7 @@ class Introduction:
     def _dialect(self, said: _Said) -> Dialect:
         forced = self._settings.dialect
         if forced != "auto":
-            return Dialect.forced(forced).told(said.tree)
+            return Dialect.forced(forced).told(said.tree, client_config=said.status not in NO_SUCH_CALL)
         decided = _decided(self._settings, said)
         if isinstance(decided, Dialect):
             return decided
@@ -187,4 +187,9 @@ def _decided(settings: Settings, said: _Said) -> Dialect | NeedsProbe:
 
 
 def _exchange(caller: Caller, settings: Settings) -> Callable[[], Any]:
-    return lambda: read_grant(caller.call(make_call("auth_token", settings)))
+    def exchange() -> Any:
+        from tinker_sync.transport.tokens import read_grant
+
+        return read_grant(caller.call(make_call("auth_token", settings)))
+
+    return exchange

@@ -29,9 +29,11 @@ from itertools import chain, count
 from typing import Any, Final
 
 from tinker_sync._numpy import np
+from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.types.training import ForwardBackwardOutput
 
 _MASK: Final = 2**64 - 1
+_LOSS: Final = "loss:sum"
 
 
 def merge_outputs(outputs: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
@@ -51,6 +53,56 @@ def merge_outputs(outputs: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOu
             [output.metrics for output in outputs], [len(output.loss_fn_outputs) for output in outputs]
         ),
     )
+
+
+def add_mean_loss(output: ForwardBackwardOutput, trained: int) -> ForwardBackwardOutput:
+    """Return the output of a call with `loss:mean`, its `loss:sum` for each token that the loss counts.
+
+    A `loss:mean` that the server sends stays.
+
+    >>> add_mean_loss(ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 6.0}), 4).metrics
+    {'loss:sum': 6.0, 'loss:mean': 1.5}
+    """
+    metrics = output.metrics
+    if not trained or "loss:sum" not in metrics or "loss:mean" in metrics:
+        return output
+    return output.model_copy(update={"metrics": {**metrics, "loss:mean": metrics["loss:sum"] / trained}})
+
+
+def add_loss(
+    output: ForwardBackwardOutput, weights: Sequence[TensorData | None] | None
+) -> ForwardBackwardOutput:
+    """Add `loss:sum` to an output whose server gives no such metric, where the outputs tell it.
+
+    Args:
+        output: the output of one chunk.
+        weights: the weights of each datum of a cross-entropy, None where all are 1; None for another loss,
+            whose outputs have to contain its elements.
+
+    >>> rows = [{"logprobs": {"data": [-1.0, -2.0], "dtype": "float32"}}]
+    >>> add_loss(ForwardBackwardOutput("scalar", rows, {}), [None]).metrics
+    {'loss:sum': 3.0}
+    """
+    if _LOSS in output.metrics:
+        return output
+    try:
+        total = _sum_loss(output, weights)
+    except (KeyError, ValueError):  # an output without the tensor, or of another length
+        return output
+    return output.model_copy(update={"metrics": {**output.metrics, _LOSS: total}})
+
+
+def _sum_loss(output: ForwardBackwardOutput, weights: Sequence[TensorData | None] | None) -> float:
+    rows = output.loss_fn_outputs
+    if weights is None:
+        return float(sum(np.sum(row["elementwise_loss"].to_numpy()) for row in rows))
+    total = 0.0
+    for row, weight in zip(rows, weights, strict=True):
+        scores = row["logprobs"].to_numpy().reshape(-1)
+        # A token without weight counts nothing, whatever its score: it may be infinite.
+        counted = np.ones(len(scores)) if weight is None else weight.to_numpy().reshape(-1)
+        total -= float(np.sum(np.where(counted != 0, scores, 0.0) * counted))
+    return total
 
 
 def merge_metrics(chunks: Sequence[Mapping[str, Any]], weights: Sequence[int]) -> dict[str, Any]:

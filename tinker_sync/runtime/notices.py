@@ -51,7 +51,7 @@ class Notices:
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._logged_at: dict[tuple[str, QueueState], float] = {}  # guarded by _lock
+        self._logged_at: dict[tuple[str, QueueState | None], float] = {}  # guarded by _lock
         self._listeners: tuple[Listener, ...] = ()  # replaced, never changed
         _fork.renew_in_child(self)
 
@@ -77,13 +77,23 @@ class Notices:
             except Exception:  # noqa: BLE001  # it is a user's
                 _log.exception("an observer of queue states failed")
 
-    def _log(self, report: QueueReport) -> None:
-        key, now = (report.request_type, report.state), self._clock.now()
+    def log_trouble(self, request_type: str, words: str) -> None:
+        """Log that polls for results keep failing, once a minute for each kind of request."""
+        if self._is_due((request_type, None)):
+            _log.warning("polls for a result of %s keep failing: %s; still trying", request_type, words)
+
+    def _is_due(self, key: tuple[str, QueueState | None]) -> bool:
+        now = self._clock.now()
         with self._lock:
             logged_at = self._logged_at.get(key)
             if logged_at is not None and now - logged_at < LOG_EVERY_S:
-                return
+                return False
             self._logged_at[key] = now
+        return True
+
+    def _log(self, report: QueueReport) -> None:
+        if not self._is_due((report.request_type, report.state)):
+            return
         reason = report.reason or _NO_REASON.get(report.state, "the server gave no reason")
         _log.warning("%s requests are paused (%s): %s; waiting", report.request_type, report.state, reason)
 

@@ -145,7 +145,10 @@ class Retrieval:
     """How often it was asked."""
     last_words: str = field(default="", init=False)
     """What the server, or the lack of one, said last; for the error of a deadline."""
-    _trouble_since: float | None = field(default=None, init=False)
+    trouble_since: float | None = field(default=None, init=False)
+    """The moment of the first of the failures since the last good answer."""
+    trouble: str = field(default="", init=False)
+    """The newest of these failures."""
     _failures: int = field(default=0, init=False)
     _connection_failures: int = field(default=0, init=False)
     _quick_polls: int = field(default=0, init=False)
@@ -211,14 +214,16 @@ class Retrieval:
         return error
 
     def _troubled(self, now: float, pause_s: float, why: str, error: Callable[[], Exception]) -> Action:
-        if self._trouble_since is None:
-            self._trouble_since = now
-        if now + pause_s - self._trouble_since > TROUBLE_LIMIT_S:
-            return Failed(error())
+        if self.trouble_since is None:
+            self.trouble_since = now
+        found = error()
+        if now + pause_s - self.trouble_since > TROUBLE_LIMIT_S:
+            return Failed(found)
+        self.trouble = str(found)
         return Wait(pause_s, why)
 
     def _healthy(self) -> None:
-        self._trouble_since = None
+        self.trouble_since = None
         self._connection_failures = self._failures = 0
 
     def _poll_again(self, asked_at: float, now: float) -> Action:

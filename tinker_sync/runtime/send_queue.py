@@ -13,14 +13,18 @@ Guarantees
   when all those were accepted; the server holds back what it cannot run yet, so it sees the batch as a whole.
 - An operation whose requests are not known yet keeps its place: what is behind it waits until `fill` brings
   them. It uses no number before that, and none at all when its future ends first; the rest moves up then.
-- An operation fails as a whole. If a request cannot be sent, its future fails with the cause, and every other
-  future of the operation, of the queue and of later calls with an `EarlierCallFailedError` that names it: at
-  once, without anything more being sent, for the server would see a hole, or take later work for earlier.
+- A request that the server refuses uses no number: the next operation gets it, and the queue goes on. The
+  operation fails as a whole, and no more of it is sent. Its numbers that lie before an accepted request are
+  filled with requests without effect, so that no later operation runs in the middle of this one.
+- When the server may or may not have a request, no later number can be right. The future of the request fails
+  with the cause. Every other future of the operation, of the queue and of later calls fails at once with an
+  `EarlierCallFailedError` that names it.
 
 Assumptions
 
 - `send(part, number)` returns when the server has accepted the request (the promise is then in the hands of
-  others) and raises when that failed for good. It does all repeating, with the same bytes.
+  others). It raises `NotTaken` when the server surely has not taken the request, and anything else when that
+  is not known. It does all repeating, with the same bytes.
 - `submit(job)` runs a job on another thread, or raises RuntimeError; a job that was taken is run. Running it
   inline is fine for tests.
 
@@ -32,19 +36,22 @@ work.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from attrs import define
 
-from tinker_sync.errors import EarlierCallFailedError
+from tinker_sync.errors import EarlierCallFailedError, TinkerError, with_words
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import fresh
 from tinker_sync.runtime.futures import APIFuture, Submit
+
+_log: Final = logging.getLogger(__name__)
 
 
 class Part(Protocol):
@@ -67,20 +74,29 @@ class Operation(Generic[PartT]):
 
     With a single part `future` is that part's; with several it combines theirs. `parallel` chooses the order
     of sending. Without parts it keeps a place in the queue; the queue alone changes that.
+
+    `alone` is for servers that do not keep the order of the calls they have accepted: the queue sends the
+    next operation when `future` has ended.
     """
 
     name: str
     parts: Sequence[PartT]
     future: APIFuture[Any]
     parallel: bool = False
+    alone: bool = False
+
+
+class NotTaken(Exception):
+    """The server surely has not taken a request. `__cause__` is the failure."""
 
 
 class QueueState(Enum):
-    """What a send queue does.
+    """The state of a send queue.
 
     IDLE -> SENDING      an operation leaves the queue
-    SENDING -> IDLE      all its requests are accepted, or it turned out to be cancelled
-    SENDING -> BROKEN    one of its requests could not be sent
+    SENDING -> IDLE      all its requests are accepted, one was refused, or it turned out to be cancelled; an
+                         operation that is `alone` has ended as well
+    SENDING -> BROKEN    the server may or may not have one of its requests
     IDLE -> BROKEN       never in one process; in a forked child, when the parent was sending
     any -> CLOSED        `close`
 
@@ -118,19 +134,25 @@ def stages(count: int, *, parallel: bool) -> list[Sequence[int]]:
 class _Sending(Generic[PartT]):
     """The operation in its send phase. All but the constants is guarded by the queue's lock."""
 
-    __slots__ = ("first_number", "operation", "stages", "unaccepted")
+    __slots__ = ("first_number", "operation", "refused", "stages", "taken", "under_way")
 
     def __init__(self, operation: Operation[PartT], first_number: int) -> None:
         self.operation = operation
         self.first_number = first_number
         self.stages = deque(stages(len(operation.parts), parallel=operation.parallel))
-        self.unaccepted = 0
+        self.under_way = 0
+        self.taken: set[int] = set()
+        self.refused: dict[int, BaseException] = {}  # in order of time
 
     def next_stage(self) -> Sequence[int]:
         """The parts to send now; none when all have been."""
         stage = self.stages.popleft() if self.stages else ()
-        self.unaccepted = len(stage)
+        self.under_way = len(stage)
         return stage
+
+    def holes(self) -> list[int]:
+        """Return the parts that the server does not have, before the last one that it has."""
+        return [index for index in range(max(self.taken, default=0)) if index not in self.taken]
 
 
 class SendQueue(Generic[PartT]):
@@ -145,15 +167,22 @@ class SendQueue(Generic[PartT]):
     <SendQueue idle, 0 queued, next number 2>
     """
 
-    def __init__(self, send: Callable[[PartT, int], object], submit: Submit) -> None:
+    def __init__(
+        self,
+        send: Callable[[PartT, int], object],
+        submit: Submit,
+        send_nothing: Callable[[int], object] = lambda _: None,
+    ) -> None:
         """Make a queue with nothing in it.
 
         Args:
-            send: sends a part under a number; returns when the server accepted it, raises when it never will.
+            send: sends a part under a number; returns when the server accepted it.
             submit: runs a job on a worker.
+            send_nothing: sends a request without effect under a number; raises when that is not possible.
         """
         self._send = send
         self._submit = submit
+        self._send_nothing = send_nothing
         self._lock = threading.Lock()
         self._state = QueueState.IDLE  # guarded by _lock
         self._queue: deque[Operation[PartT]] = deque()  # guarded by _lock
@@ -289,43 +318,95 @@ class SendQueue(Generic[PartT]):
                 self._break(sending, index, failure)
 
     def _send_one(self, sending: _Sending[PartT], index: int) -> None:
-        """Runs on a worker."""
+        """Send one part, on a worker."""
         with self._lock:
             # A sibling failed, or the queue was closed, before this one went out.
             refusal = None if self._sending is sending else self._refusal
+            stays = bool(sending.refused)
         if refusal is not None:
             _fail(sending.operation, refusal)
+            return
+        if stays:
+            self._end_send(sending)
             return
         part = sending.operation.parts[index]
         part.future.mark_sending()
         try:
             self._send(part, sending.first_number + index)
-        except BaseException as failure:  # noqa: BLE001  # whatever it is, nobody must wait for ever
+        except NotTaken as refused:
+            self._end_send(sending, refused={index: refused.__cause__ or refused})
+        except BaseException as failure:  # noqa: BLE001  # any failure must end the futures
             self._break(sending, index, failure)
         else:
-            self._accept(sending)
+            self._end_send(sending, taken=(index,))
 
-    def _accept(self, sending: _Sending[PartT]) -> None:
+    def _end_send(
+        self,
+        sending: _Sending[PartT],
+        *,
+        taken: Sequence[int] = (),
+        refused: Mapping[int, BaseException] | None = None,
+    ) -> None:
+        """Note the end of one send; after the last of its stage, go on."""
         with self._lock:
-            sending.unaccepted -= 1
-            if self._sending is not sending or sending.unaccepted:
+            sending.under_way -= 1
+            sending.taken.update(taken)
+            sending.refused.update(refused or {})
+            over = self._sending is not sending
+            if not over and sending.under_way:
                 return
-            stage = sending.next_stage()
-            if not stage:
-                self._sending = None
-                self._move_locked(QueueState.IDLE)
-        if stage:
+            stage = () if over or sending.refused else sending.next_stage()
+        if over:
+            for index, failure in (refused or {}).items():
+                sending.operation.parts[index].future.fail(failure)
+        elif sending.refused:
+            self._take_back(sending)
+        elif stage:
             self._launch(sending, stage)
+        elif sending.operation.alone:
+            sending.operation.future.when_done(lambda _: self._conclude(sending))
         else:
-            self._advance()
+            self._conclude(sending)
+
+    def _conclude(self, sending: _Sending[PartT]) -> None:
+        """End the send phase of an operation, and begin with the next one."""
+        with self._lock:
+            if self._sending is not sending:
+                return
+            self._sending = None
+            if sending.refused:
+                self._next_number = sending.first_number + max(sending.taken, default=-1) + 1
+            self._move_locked(QueueState.IDLE)
+        self._advance()
+
+    def _take_back(self, sending: _Sending[PartT]) -> None:
+        """Fail an operation that was refused, and leave its unused numbers to the next one."""
+        operation, first = sending.operation, sending.first_number
+        index, failure = next(iter(sending.refused.items()))
+        if sending.taken:
+            failure = _partly(failure, len(sending.taken), len(operation.parts))
+        try:
+            for hole in sending.holes():
+                self._send_nothing(first + hole)
+        except BaseException as unfilled:  # noqa: BLE001  # any failure must end the futures
+            _log.debug("the number of a refused request could not be filled", exc_info=unfilled)
+            self._break(sending, index, failure)
+            return
+        operation.parts[index].future.fail(failure)
+        for other, cause in sending.refused.items():
+            operation.parts[other].future.fail(fresh(cause))
+        consequence = _consequence(operation, first + index, failure)
+        for other, part in enumerate(operation.parts):
+            if other not in sending.taken:
+                part.future.fail(fresh(consequence))
+        self._conclude(sending)
 
     def _break(self, sending: _Sending[PartT], index: int, failure: BaseException) -> None:
         operation, number = sending.operation, sending.first_number + index
         # The cause before all else: a combined future takes the first failure it sees for its own, and from
         # the next lines on every sibling may be failed with the consequence.
         operation.parts[index].future.fail(failure)
-        refusal = EarlierCallFailedError(operation.name, number, _words(failure))
-        refusal.__cause__ = failure
+        refusal = _consequence(operation, number, failure)
         doomed: list[Operation[PartT]] = []
         with self._lock:
             if self._sending is sending:
@@ -355,6 +436,25 @@ def _fail(operation: Operation[PartT], failure: Exception) -> None:
     for part in operation.parts:
         part.future.fail(fresh(failure))
     operation.future.fail(fresh(failure))
+
+
+def _consequence(operation: Operation[Any], number: int, failure: BaseException) -> EarlierCallFailedError:
+    refusal = EarlierCallFailedError(operation.name, number, _words(failure))
+    refusal.__cause__ = failure
+    return refusal
+
+
+def _partly(failure: BaseException, taken: int, count: int) -> BaseException:
+    """Return a failure whose text adds that the server has a part of the call."""
+    if not isinstance(failure, TinkerError):
+        return failure
+    failure = fresh(failure)
+    with_words(
+        failure,
+        f"{taken} of the {count} requests of this call were accepted; where they are backward passes, their "
+        "gradients stay accumulated",
+    )
+    return failure
 
 
 def _words(failure: BaseException) -> str:

@@ -33,6 +33,7 @@ from tinker_sync.runtime.lifecycle import Lifecycle
 from tinker_sync.runtime.notices import Notices
 from tinker_sync.runtime.once import Once
 from tinker_sync.runtime.poller import Poller
+from tinker_sync.runtime.published import Published
 from tinker_sync.runtime.rate_limiter import (
     Gate,
     RateLimiter,
@@ -102,6 +103,8 @@ class Server:
         self._known_facts = facts
         self._limiter = limiter
         self._has_forward: Once[bool] = Once()
+        self.published = Published(connection.caller.call, connection.settings)
+        """The description that an open server publishes of itself."""
         self._refresher = Refresher(
             connection.keys, connection.fetch_settings, pools.fetch.run, connection.clock
         )
@@ -172,6 +175,7 @@ class Server:
             open_server=not self._settings.is_vendor_host,
             may_pause_billing=billing.may_pause,
             on_notice=_notice_into(self._notices, gate.limiter),
+            on_trouble=self._notices.log_trouble,
             secrets=self.connection.secrets,
             read_timeout_s=self.poll_s,
             clock=clock,

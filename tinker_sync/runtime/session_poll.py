@@ -30,7 +30,7 @@ from tinker_sync.runtime.failures import hush
 from tinker_sync.runtime.fetcher import Decode, Fetch, Fetcher, Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.transport.call import Call, Reply, SendFailed
-from tinker_sync.types.future import (
+from tinker_sync.types.completion import (
     FutureFinished,
     FuturesRetrieveRequest,
     FuturesRetrieveResponse,

@@ -23,16 +23,19 @@ from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.fetcher import decode_with
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
-from tinker_sync.runtime.merge import merge_outputs
+from tinker_sync.runtime.merge import add_loss, add_mean_loss, merge_outputs
 from tinker_sync.runtime.naming import current, named
-from tinker_sync.runtime.send_queue import Operation, SendQueue
+from tinker_sync.runtime.send_queue import NotTaken, Operation, SendQueue
 from tinker_sync.runtime.training_part import TrainingPart
+from tinker_sync.types.datum import Datum, count_trained
+from tinker_sync.types.model_input import ModelInput
 from tinker_sync.types.training import (
     ForwardBackwardInput,
     ForwardBackwardOutput,
     ForwardBackwardRequest,
     ForwardRequest,
 )
+from tinker_sync.types.weights import LoadWeightsRequest
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.adapt import (
     check_checkpoint_name,
@@ -49,11 +52,13 @@ from tinker_sync.wire.proto._writer import Buffers
 if TYPE_CHECKING:
     from tinker_sync.journal.record import TrainingRecord
     from tinker_sync.runtime.core import Core
-    from tinker_sync.types.datum import Datum
+    from tinker_sync.types.tensor_data import TensorData
+    from tinker_sync.types.weights import SaveWeightsResponse
     from tinker_sync.wire.dialect import Dialect
 
 _SEQ_ID_TAG: Final = b"\x10"  # field 2, varint; a message may hold its fields in any order
 _FORWARD: Final = "Forward"
+_NOTHING_S: Final = 60.0
 
 Operations = Sequence[Operation[TrainingPart]]
 
@@ -66,12 +71,18 @@ class TrainingLine:
         self.record = record
         """What a journal keeps of the calls; None where there is no journal."""
         send = core.training_sender()
-        self.queue: SendQueue[TrainingPart] = SendQueue(
-            send if record is None else record.around(send), core.run_sending
-        )
+        self._send = send if record is None else record.around(send, NotTaken)
+        self.queue: SendQueue[TrainingPart] = SendQueue(self._send, core.run_sending, self._send_nothing)
         self.held = HeldCalls()
         self.model_id = ""
         """Empty until the model exists; set once."""
+        self.last_state: LoadWeightsRequest | None = None
+        """Loads the last state that was saved, or the one the model was made of; None if there is none."""
+
+    def note_saved(self, saved: APIFuture[SaveWeightsResponse]) -> None:
+        """Keep the path of a state that was saved."""
+        if not saved.cancelled() and saved.failure is None:
+            self.last_state = LoadWeightsRequest(path=saved.result(timeout=0).path, optimizer=True)
 
     def submit(self, call: TrainingCall) -> APIFuture[Any]:
         """Queue a call, or hold it. Return its future at once.
@@ -102,6 +113,23 @@ class TrainingLine:
             self.record.mark(call, [part for operation in operations for part in operation.parts])
         # Until it ends, the future holds the queue, and thereby the client: nothing in use is dropped.
         self.core.enter(partial(self.queue.append, *operations))
+
+    def _send_nothing(self, number: int) -> None:
+        """Send a forward pass over one token under a number that a refused request leaves unused.
+
+        Servers that keep to the numbers hold back what comes after the hole.
+
+        Raises:
+            TinkerError: the server has no forward passes, or refuses this one.
+            NotTaken: the same.
+        """
+        if not self.core.ready().facts.dialect.keeps_numbers:
+            return
+        token = Datum(ModelInput.from_ints([0]), {"target_tokens": [0], "weights": [0.0]})
+        whole = ForwardBackwardInput([token], "cross_entropy")
+        deadline_at = self.core.clock.now() + _NOTHING_S
+        (forward,) = PassCall(self, "forward", whole, deadline_at, forward_only=True).prepare()
+        self._send(forward.parts[0], number)
 
 
 class TrainingCall(ABC):
@@ -138,10 +166,7 @@ class TrainingCall(ABC):
         """Return what the queue is to send: an operation, and perhaps a place behind it."""
 
     def start(self) -> None:
-        """Prepare and queue a call that was held.
-
-        A call that is refused breaks the queue, for the calls behind it count on its effect.
-        """
+        """Prepare and queue a call that was held. One that is refused uses no number."""
         future = self.future
         if future.done():
             return
@@ -149,7 +174,8 @@ class TrainingCall(ABC):
             with named(self.sdk_method):
                 operations = self.prepare()
         except Exception as failure:  # noqa: BLE001  # it belongs to the future
-            operations = [self._refused(failure)]
+            future.fail(failure)
+            return
         try:
             self.line.enter(self, operations)
         except Exception as failure:  # noqa: BLE001  # closed meanwhile
@@ -158,20 +184,6 @@ class TrainingCall(ABC):
     def fail(self, failure: Exception) -> None:
         """End the future of a call that was held."""
         self.future.fail(failure)
-
-    def _refused(self, failure: Exception) -> Operation[TrainingPart]:
-        part = TrainingPart(
-            self.future,
-            self.name,
-            "",
-            partial(_raise, failure),
-            lambda _reply, _tree: None,
-            size=0,
-            content_type=JSON,
-            deadline_at=self.deadline_at,
-            made_at=self.line.core.clock.now(),
-        )
-        return Operation(self.name, [part], self.future)
 
 
 class OrderedCall(TrainingCall):
@@ -184,6 +196,9 @@ class OrderedCall(TrainingCall):
         kind: the type of the result.
         deadline_at: the moment of the clock at which to give up.
     """
+
+    numbered = True
+    """False for the last call of a model, whose body takes no number."""
 
     def __init__(
         self, line: TrainingLine, endpoint: str, request: Any, kind: type[Any], deadline_at: float
@@ -204,6 +219,7 @@ class OrderedCall(TrainingCall):
             request = request.model_copy(update={"model_id": self.line.model_id})
         refuse_missing_call(self.name, dialect)
         refuse_unsupported(request, dialect)
+        core.server.published.check_fields(self.name, request, dialect)
         if self.name in _NAMED and request.path is not None:
             check_checkpoint_name(request.path, dialect)
         self._future = future = self._future or core.future()
@@ -211,14 +227,14 @@ class OrderedCall(TrainingCall):
             future,
             self.name,
             ENDPOINTS[self.name].promises or self.name,
-            partial(wire_json.with_number, json_body(request, dialect)),
+            partial(_numbered_json if self.numbered else _unnumbered, json_body(request, dialect)),
             partial(_read_result, name, request.model_id, kind),
             size=0,
             content_type=JSON,
             deadline_at=self.deadline_at,
             made_at=core.clock.now(),
         )
-        return [Operation(self.name, [part], future)]
+        return [Operation(self.name, [part], future, alone=dialect.one_by_one)]
 
 
 _NAMED: Final = ("save_weights", "save_weights_for_sampler")
@@ -251,12 +267,13 @@ class PassCall(TrainingCall):
         whole.validate()
         self._whole = whole
         self._forward_only = forward_only
+        self._merge = partial(_merge, count_trained(whole.data))
 
     def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
         self._limiters = limiters
         core = self.line.core
         future: APIFuture[ForwardBackwardOutput] = CombinedFuture(
-            [], merge_outputs, submit=core.callback_pool.run, clock=core.clock
+            [], self._merge, submit=core.callback_pool.run, clock=core.clock
         )
         self._future = future
         return future
@@ -276,11 +293,14 @@ class PassCall(TrainingCall):
             pledge.parts = len(chunks)
             # The metrics of several chunks are reduced once, together.
             combined = len(chunks) > 1 or self._future is not None
-            decode = _read_pass if combined else _decode_pass
+            decode = _read_pass if combined else partial(_decode_pass, self._merge)
+            began_s = core.clock.now()
             parts = [self._part(chunk, facts.dialect, pledge, decode) for chunk in chunks]
+            core.note_encoded(self.sdk_method, began_s)
             future = self._whole_of([part.future for part in parts])
             pledge.follow(future)
-        return [Operation(self.name, parts, future, parallel=limits.parallel_fwdbwd_chunks)]
+        alone = facts.dialect.one_by_one
+        return [Operation(self.name, parts, future, limits.parallel_fwdbwd_chunks, alone)]
 
     def _plan(self) -> Plan:
         return Plan(model=self.line.model_id, trained=_tokens(self._whole.data))
@@ -293,7 +313,7 @@ class PassCall(TrainingCall):
         else:
             core = self.line.core
             self._future = CombinedFuture(
-                futures, merge_outputs, submit=core.callback_pool.run, clock=core.clock
+                futures, self._merge, submit=core.callback_pool.run, clock=core.clock
             )
         return self.future
 
@@ -302,6 +322,8 @@ class PassCall(TrainingCall):
         part_input = ForwardBackwardInput(list(chunk.data), self._whole.loss_fn, self._whole.loss_fn_config)
         refuse_unsupported(part_input, dialect)
         part_input = normalise_forward_backward(part_input, dialect)
+        if dialect.reads_data_only:
+            decode = partial(_read_with_loss, decode, _weights(part_input))
         headers: dict[str, str] = {}
         if dialect.protobuf and (dialect.forward_only or not forward_only):
             buffers = requests.encode_forward_backward_request(
@@ -336,12 +358,19 @@ class PassCall(TrainingCall):
         )
 
 
-def _raise(failure: Exception, _number: int) -> bytes:
-    raise failure
-
-
 def _tokens(data: Sequence[Datum]) -> int:
     return sum(length_of(datum.model_input) for datum in data)
+
+
+def _weights(given: ForwardBackwardInput) -> list[TensorData | None] | None:
+    """Return the weights of a cross-entropy, from which the loss can be computed; None for another loss."""
+    if given.loss_fn != "cross_entropy":
+        return None
+    return [datum.loss_fn_inputs.get("weights") for datum in given.data]
+
+
+def _read_with_loss(decode: Any, weights: Any, reply: Any, tree: Any) -> ForwardBackwardOutput:
+    return add_loss(decode(reply, tree), weights)
 
 
 def _settled(
@@ -361,6 +390,13 @@ def _read_result(name: str, model_id: str, kind: type[Any], _reply: Any, tree: A
         check_saved(result.path, getattr(result, "sampling_session_id", None))
     check_model(model_id, result)
     return result
+
+
+_numbered_json: Final = wire_json.with_number
+
+
+def _unnumbered(body: bytes, _number: int) -> bytes:
+    return body
 
 
 def _numbered_proto(buffers: Buffers, compress: Callable[[bytes], bytes] | None, number: int) -> bytes:
@@ -384,6 +420,11 @@ _read_pass: Final = decode_with(
 )
 
 
-def _decode_pass(reply: Any, tree: Any) -> ForwardBackwardOutput:
+def _decode_pass(merge: Any, reply: Any, tree: Any) -> ForwardBackwardOutput:
     """Return the output of a call in one chunk, its metrics reduced as those of several would be."""
-    return merge_outputs([_read_pass(reply, tree)])
+    output: ForwardBackwardOutput = merge([_read_pass(reply, tree)])
+    return output
+
+
+def _merge(trained: int, outputs: list[ForwardBackwardOutput]) -> ForwardBackwardOutput:
+    return add_mean_loss(merge_outputs(outputs), trained)

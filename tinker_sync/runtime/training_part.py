@@ -13,11 +13,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tinker_sync._clock import Clock
-from tinker_sync.errors import DeadlineError, JournalError
+from tinker_sync._policy import Meaning, Stage, rule_for
+from tinker_sync.errors import (
+    APIError,
+    APIStatusError,
+    ClientClosedError,
+    DeadlineError,
+    JournalError,
+    TinkerError,
+)
 from tinker_sync.runtime.calls import make_call, read_reply
 from tinker_sync.runtime.fetcher import Decode, Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import current, named
+from tinker_sync.runtime.send_queue import NotTaken
+from tinker_sync.transport.call import Reply, SendFailed
 from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.wire.endpoints import ENDPOINTS
 
@@ -93,12 +103,9 @@ def sender(server: Server, session: Session | None) -> Callable[[TrainingPart, i
     clock, secrets = server.connection.clock, server.connection.secrets
 
     def send(part: TrainingPart, number: int) -> None:
-        machinery = server.start()
-        if session is not None:
-            session.refuse_lost()
-        request_id = part.known or submit(machinery, part, number)
+        request_id = part.known or submit(part, number)
         part.future.mark_accepted(request_id)
-        machinery.fetcher.fetch(
+        server.start().fetcher.fetch(
             Promise(
                 request_id,
                 part.request_type,
@@ -112,7 +119,20 @@ def sender(server: Server, session: Session | None) -> Callable[[TrainingPart, i
             on_gone=None if part.known is None else partial(_fail_gone, part, number),
         )
 
-    def submit(machinery: Machinery, part: TrainingPart, number: int) -> str:
+    def submit(part: TrainingPart, number: int) -> str:
+        try:
+            machinery = server.start()
+            if session is not None:
+                session.refuse_lost()
+            reply = send_encoded(machinery, part, number)
+        except TinkerError as error:
+            if _may_be_taken(error):
+                raise
+            raise NotTaken from error
+        promise: UntypedAPIFuture = read_reply(part.endpoint, reply, secrets)
+        return promise.request_id
+
+    def send_encoded(machinery: Machinery, part: TrainingPart, number: int) -> Reply:
         left_s = part.deadline_at - clock.now()
         if left_s <= 0:
             raise _too_late(part, clock)
@@ -131,12 +151,10 @@ def sender(server: Server, session: Session | None) -> Callable[[TrainingPart, i
                     deadline_s=None if math.isinf(left_s) else left_s,
                     dialect=machinery.facts.dialect,
                 )
-            reply = server.send(call)
+            return server.send(call)
         finally:
             if part.size:
                 budget.release(part.size)
-        promise: UntypedAPIFuture = read_reply(part.endpoint, reply, secrets)
-        return promise.request_id
 
     return send
 
@@ -148,6 +166,17 @@ def _fail_gone(part: TrainingPart, number: int, gone: Exception) -> None:
     )
     lost.__cause__ = gone
     part.future.fail(lost)
+
+
+def _may_be_taken(error: TinkerError) -> bool:
+    """Return True unless the server surely does not have the request of a call that failed."""
+    if error.ambiguous or isinstance(error, ClientClosedError):
+        return True
+    if isinstance(error, APIStatusError):
+        untouched = rule_for(error.status_code, Stage.CALL).meaning is Meaning.UNTOUCHED
+        return not (untouched or 400 <= error.status_code < 500)
+    # Without the report of a try, it was never sent.
+    return isinstance(error, APIError) and not isinstance(error.__cause__, (SendFailed, type(None)))
 
 
 def _too_late(part: TrainingPart, clock: Clock) -> DeadlineError:

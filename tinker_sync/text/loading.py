@@ -51,12 +51,24 @@ class LoadedOnce(Generic[T]):
                 self._kept.popitem(last=False)
         return once.get(load)
 
+    def values(self) -> list[T]:
+        """Return the values that are loaded."""
+        with self._lock:
+            kept = list(self._kept.values())
+        return [once.made for once in kept if once.made is not None]
+
     def renew_after_fork(self) -> None:
         """Replace the lock, which a thread of the parent may hold."""
         self._lock = threading.Lock()
 
 
 _loaded: Final[LoadedOnce[Any]] = LoadedOnce(_KEPT)
+
+
+def find_only_tokenizer() -> Any:
+    """Return the tokenizer that this process has loaded, or None where it has loaded none or several."""
+    made = _loaded.values()
+    return made[0] if len(made) == 1 else None
 
 
 @overload
@@ -81,6 +93,8 @@ def get_tokenizer(model_name: str, tokenizer_id: str | None = None, *, backend: 
     Raises:
         TokenizerError: the tokenizer cannot be loaded; the text names the files to provide.
 
+    >>> get_tokenizer("tinker-sync/tiny").encode("2 + 3 =")[:2]
+    [20, 223]
     >>> get_tokenizer("/no/such/directory")
     Traceback (most recent call last):
     tinker_sync.errors.TokenizerError: the directory /no/such/directory does not exist; ...

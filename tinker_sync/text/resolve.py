@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Final
 
 from attrs import frozen
@@ -20,6 +21,8 @@ _PINNED: Final = {
     "moonshotai/Kimi-K2.6": ("moonshotai/Kimi-K2.6", "b5aabbfb20227ed42becbf5541dbffd213942c58"),
     "moonshotai/Kimi-K3": ("moonshotai/Kimi-K3", "f831ab66814297da540d832a5235f8e904f29d06"),
 }
+_BUILT_IN: Final = "tinker-sync/tiny"
+_BUILT_IN_FILES: Final = Path(__file__).parents[1] / "local" / "tiny" / "files"
 _VENDOR_PREFIXES: Final = ("TML/", "thinkingmachines/")
 
 
@@ -63,8 +66,12 @@ def resolve(model_name: str, tokenizer_id: str | None = None) -> TokenizerSource
 
     >>> resolve("org/model/variant:fast").id, resolve("any", "org/other:8").id
     ('org/model', 'org/other')
+    >>> resolve("tinker-sync/tiny").is_directory  # the model in this package
+    True
     """
     given = tokenizer_id or model_name
+    if given == _BUILT_IN:
+        given = os.fspath(_BUILT_IN_FILES)
     if looks_like_path(given) or os.path.isdir(given):
         return TokenizerSource(os.path.realpath(os.path.expanduser(given)))
     name = given.partition(":")[0]

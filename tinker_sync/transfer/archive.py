@@ -171,6 +171,8 @@ class _Unpacker:
     def run(self) -> list[Unpacked]:
         total_bytes = 0
         for entry in _read_members(self._plain):
+            if entry.kind == _DIRECTORY and _names_root(entry.name):
+                continue  # it is `into`, which exists
             parts = self._take_name(entry)
             total_bytes += entry.size_bytes
             self._plain.refuse_beyond(total_bytes)
@@ -228,6 +230,15 @@ class _Unpacker:
             except OSError:  # some file systems have no hard links
                 shutil.copyfile(source, place)
         self._sizes.update({parts: self._place(parts).stat().st_size for parts in self._links})
+
+
+def _names_root(name: str) -> bool:
+    """Return True for a name of the archive's root: `/`, `./` and the like.
+
+    >>> _names_root("/"), _names_root("./"), _names_root("/etc/"), _names_root("../")
+    (True, True, False, False)
+    """
+    return {"", "."}.issuperset(name.split("/"))
 
 
 def _resolve_link(entry: _Member, parts: Parts) -> Parts:

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync._lazy import LazyModule
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.errors import CredentialError
-from tinker_sync.transport.credential_command import CredentialCommand
-from tinker_sync.transport.tokens import Grant, TokenCache, claims_of, read_grant
 
-__all__ = ["Grant", "KeyRing", "choose_source", "read_grant", "static_key"]
+if TYPE_CHECKING:
+    from tinker_sync.transport import tokens
+    from tinker_sync.transport.credential_command import CredentialCommand
+else:  # most clients have a key, and use it
+    tokens = LazyModule("tinker_sync.transport.tokens")
+
+__all__ = ["KeyRing", "choose_source", "static_key"]
 
 _KEY_PREFIX: Final = "tml-"
 _JWT_PREFIX: Final = "eyJ"
@@ -133,7 +138,7 @@ class KeyRing:
         secret = self._long_lived()
         return secret.reveal() if secret else ""
 
-    def use_exchange(self, fetch_token: Callable[[], Grant], *, enforce_cmd: bool = False) -> None:
+    def use_exchange(self, fetch_token: Callable[[], tokens.Grant], *, enforce_cmd: bool = False) -> None:
         """From now on send tokens with ordinary calls.
 
         Args:
@@ -141,7 +146,7 @@ class KeyRing:
             enforce_cmd: The server wants the credential command's output exchanged, not a static key.
         """
         self._enforce_cmd = enforce_cmd
-        self._tokens = TokenCache(fetch_token, self._clock)
+        self._tokens = tokens.TokenCache(fetch_token, self._clock)
 
     def check(self) -> None:
         """Raise `CredentialError` when there is no usable credential, without running anything."""
@@ -168,8 +173,8 @@ class KeyRing:
         May fetch a token, and raises as `credential` does.
         """
         if self._tokens is not None:
-            return claims_of(self._tokens.get()) or None
-        claims = claims_of(self._settings.api_key) if self._settings.api_key else {}
+            return tokens.claims_of(self._tokens.get()) or None
+        claims = tokens.claims_of(self._settings.api_key) if self._settings.api_key else {}
         return claims if str(claims.get("iss", "")).startswith(_IDENTITY_ISSUER) else None
 
     @property
@@ -196,24 +201,28 @@ class KeyRing:
 
     def _long_lived(self) -> Secret | None:
         source = choose_source(self._settings, enforce_cmd=self._enforce_cmd)
-        if isinstance(source, CredentialCommand):
-            printed = source.run()
-            self.keep(printed)
-            return printed
-        return source
+        if source is None or isinstance(source, Secret):
+            return source
+        printed = source.run()
+        self.keep(printed)
+        return printed
 
 
-def _printed_tokens(settings: Settings, clock: Clock) -> TokenCache | None:
+def _printed_tokens(settings: Settings, clock: Clock) -> tokens.TokenCache | None:
     """At servers without our vendor's exchange, what the command prints is itself the credential."""
     command = _command_of(settings)
     if command is None or settings.api_key is not None or settings.is_vendor_host:
         return None
-    return TokenCache(lambda: Grant(command.run()), clock)
+    return tokens.TokenCache(lambda: tokens.Grant(command.run()), clock)
 
 
 def _command_of(settings: Settings) -> CredentialCommand | None:
     command = settings.credential_cmd
-    return CredentialCommand(command, settings.credential_cmd_timeout_s) if command else None
+    if not command:
+        return None
+    from tinker_sync.transport.credential_command import CredentialCommand
+
+    return CredentialCommand(command, settings.credential_cmd_timeout_s)
 
 
 def _is_jwt(key: Secret) -> bool:

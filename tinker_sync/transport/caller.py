@@ -14,7 +14,7 @@ import random
 import threading
 import uuid
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from attrs import evolve, frozen
 
@@ -27,8 +27,8 @@ from tinker_sync.errors import (
     APIConnectionError,
     APIError,
     APIStatusError,
-    ConflictError,
     InternalServerError,
+    TinkerError,
 )
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.journal import Journal
@@ -39,8 +39,10 @@ from tinker_sync.transport.verdict import Fatal, Judge, Retry, Verdict
 # as its own timeouts say. Servers that restart are back within it, so patient calls use all of it.
 PATIENCE_S: Final = 300.0
 _MAX_NOTES: Final = 100
-# Of calls that get no answer, the third failure is told, some seconds after the first; then every so many.
-_TELL_EVERY: Final = 4
+ErrorT = TypeVar("ErrorT", bound=TinkerError)
+# A call that fails for longer is named in the log: minutes of silence look like a hang.
+QUIET_S: Final = 2.0
+NAME_EVERY_S: Final = 60.0
 _logger: Final = logging.getLogger(__name__)
 
 
@@ -98,16 +100,24 @@ class Caller:
         """
         call = _keyed(call)
         patience = self._patience(call)
+        trouble = Trouble()
         skipped_s = 0.0  # of pauses; what is skipped has been waited, as far as patience goes
         while True:
-            outcome = self._attempt(patience.allow(call, self._clock.now() + skipped_s))
+            try:
+                outcome = self._attempt(patience.allow(call, self._clock.now() + skipped_s))
+            except TinkerError as error:
+                patience.explained(error)
+                raise
             if isinstance(outcome, Reply):
                 return outcome
             if isinstance(outcome, Fatal):
                 raise patience.explained(outcome.error)
             pause_s = self._pause_s(outcome, call)
-            patience = patience.after(outcome, self._clock.now() + skipped_s + pause_s)
+            now_s = self._clock.now() + skipped_s
+            patience = patience.after(outcome, now_s + pause_s)
             self._tell(call, pause_s, outcome.error)
+            if trouble.is_due(now_s, pause_s):
+                _logger.warning("%s Still trying.", outcome.error)
             self._clock.wait(self._closing, pause_s * self._settings.pace)
             skipped_s += pause_s * (1 - self._settings.pace)
             call = call.but(attempt=call.attempt + 1, fresh=call.fresh or outcome.fresh)
@@ -145,9 +155,8 @@ class Caller:
             return self._judge.failure(failed, call)
         self._note_deprecation(reply, call)
         verdict = self._judge.reply(reply, call)
-        if verdict is not None and isinstance(verdict.error, ConflictError):
-            verdict.error.ambiguous = reply.resent
         if verdict is not None and reply.resent:
+            verdict.error.ambiguous = True
             verdict.error.attempts = call.attempt + 1
         return verdict or reply
 
@@ -157,9 +166,6 @@ class Caller:
     def _tell(self, call: Call, pause_s: float, error: APIError) -> None:
         reason = str(error.status_code) if isinstance(error, APIStatusError) else type(error).__name__
         self._journal.retrying(call, pause_s, reason)
-        if isinstance(error, APIConnectionError) and call.attempt % _TELL_EVERY == _TELL_EVERY - 1:
-            # Minutes of silence look like a hang; whoever mistyped an address should not have to wait for it.
-            _logger.warning("%s Still trying.", error)
 
     def _note_deprecation(self, reply: Reply, call: Call) -> None:
         note = reply.headers.get("x-deprecation-note")
@@ -174,6 +180,33 @@ class Caller:
             severe = reply.headers.get("x-deprecation-level", "").strip().lower() == "error"
             level = logging.ERROR if severe else logging.WARNING
             _logger.log(level, "%s %s: %s", call.method, call.path, note)
+
+
+class Trouble:
+    """Decides when the failures of one call are named. For one thread at a time.
+
+    >>> trouble = Trouble()
+    >>> [trouble.is_due(now_s, pause_s=1.0) for now_s in (10.0, 11.0, 12.0, 70.0, 71.0)]
+    [False, True, False, False, True]
+    """
+
+    __slots__ = ("_named_s", "since_s")
+
+    def __init__(self) -> None:
+        self.since_s: float | None = None
+        """The moment of the first failure."""
+        self._named_s: float | None = None
+
+    def is_due(self, now_s: float, pause_s: float) -> bool:
+        """Return True if a failure now, before a pause, is to be named: after 2 s, then once a minute."""
+        if self.since_s is None:
+            self.since_s = now_s
+        if now_s + pause_s - self.since_s < QUIET_S:
+            return False
+        if self._named_s is not None and now_s - self._named_s < NAME_EVERY_S:
+            return False
+        self._named_s = now_s
+        return True
 
 
 @frozen
@@ -206,10 +239,9 @@ class _Patience:
         lost = self.lost or _may_have_been_done(verdict.error)
         return evolve(self, retries=self.retries - 1, limited=limited, lost=lost)
 
-    def explained(self, error: APIError) -> APIError:
-        """The error, which knows of what may have happened before it."""
-        if isinstance(error, ConflictError):
-            error.ambiguous = error.ambiguous or self.lost
+    def explained(self, error: ErrorT) -> ErrorT:
+        """Return the error, marked if an earlier try may have been carried out."""
+        error.ambiguous = error.ambiguous or self.lost
         return error
 
 
@@ -217,9 +249,7 @@ def _may_have_been_done(error: APIError) -> bool:
     cause = error.__cause__
     if isinstance(cause, SendFailed):
         return cause.maybe_received
-    if isinstance(error, ConflictError):
-        return error.ambiguous
-    return isinstance(error, InternalServerError) and error.status_code != 503
+    return error.ambiguous or (isinstance(error, InternalServerError) and error.status_code != 503)
 
 
 def _keyed(call: Call) -> Call:

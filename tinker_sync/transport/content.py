@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any, Final
 
 from tinker_sync.transport.http1 import MalformedReply, ReplyTooLarge
@@ -41,7 +42,8 @@ def accepted_encodings() -> str:
     >>> accepted_encodings().startswith("gzip, deflate")
     True
     """
-    return "gzip, deflate, zstd" if _zstandard() else "gzip, deflate"
+    # Found, not imported: most answers are small and come as they are.
+    return "gzip, deflate, zstd" if find_spec("zstandard") else "gzip, deflate"
 
 
 def decode(body: bytes, encoding: str | None, *, limit: int) -> bytes:

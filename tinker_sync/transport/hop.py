@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-import requests.utils
 from attrs import frozen
 
 from tinker_sync._secret import mask_json
@@ -94,7 +93,8 @@ def _absolute(hop: Hop, location: str) -> SplitResult:
         text = location.encode("latin-1").decode("utf-8")
     except UnicodeError:
         text = location
-    quoted = requests.utils.requote_uri
+    from requests.utils import requote_uri as quoted
+
     try:
         url = urlsplit(urljoin(hop.address, text.strip()))
         return url._replace(path=quoted(url.path), query=quoted(url.query), fragment="")

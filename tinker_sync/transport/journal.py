@@ -45,15 +45,24 @@ class Journal:
         as_curl: bool = False,
         secrets: Callable[[], Iterable[Secret]] = lambda: (),
     ) -> None:
-        self._observer = observer
+        self._observers: tuple[Observer, ...] = () if observer is None else (observer,)
         self._base_url = base_url
         self._as_curl = as_curl
         self._secrets = secrets
 
+    def listen(self, observer: Observer) -> Callable[[], None]:
+        """Add an observer; the returned function removes it."""
+        self._observers = (*self._observers, observer)
+
+        def stop() -> None:
+            self._observers = tuple(one for one in self._observers if one is not observer)
+
+        return stop
+
     def sent(self, call: Call, headers: Headers) -> None:
         """A request has left, with these headers."""
         size_bytes = len(call.body or b"")
-        if self._observer is not None:
+        if self._observers:
             self._tell(
                 RequestSent(method=call.method, path=call.path, attempt=call.attempt, size_bytes=size_bytes)
             )
@@ -70,7 +79,7 @@ class Journal:
 
     def answered(self, call: Call, reply: Reply, duration_s: float) -> None:
         """The whole answer is here."""
-        if self._observer is not None:
+        if self._observers:
             self._tell(
                 ReplyReceived(
                     method=call.method,
@@ -126,9 +135,8 @@ class Journal:
         _logger.debug("%s %s: again in %.2f s (%s)", call.method, call.path, delay_s, reason)
 
     def _tell(self, event: Event) -> None:
-        if self._observer is None:
-            return
-        try:
-            self._observer.observe(event)
-        except Exception:
-            _logger.exception("an observer raised; the request goes on")
+        for observer in self._observers:
+            try:
+                observer.observe(event)
+            except Exception:
+                _logger.exception("an observer raised; the request goes on")

@@ -1,8 +1,9 @@
 """Connections to one server after another, kept open between requests.
 
-A `Route` says how an origin is reached (directly or through an HTTP proxy, with which TLS settings); `Pools`
-keeps the idle connections of each route. Connections are urllib3's, so proxies, tunnels, certificates and
-socket options work as in requests; what is written and read on their sockets is left to `socket_line.py`.
+A `Route` is the way to an origin: directly or through an HTTP proxy, and with which TLS settings. `connect`
+opens a connection: a socket, with TLS of the standard library where the origin has it; urllib3 opens the
+tunnels through proxies, and is imported for that alone. `Pools` keeps the idle connections of each route.
+`socket_line.py` writes and reads on their sockets.
 
 Any thread may take and give back; a connection itself belongs to the one thread that took it.
 """
@@ -12,23 +13,22 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import socket
-import ssl
 import threading
 from collections import deque
 from collections.abc import Mapping
-from http.client import HTTPException
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, urlsplit
 
 from attrs import field, frozen
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
-from urllib3.util import wait_for_read
 
 from tinker_sync._clock import Clock
 from tinker_sync._secret import HeaderMap, mask_url
 from tinker_sync.transport.scheme import answered_without_tls, without_tls
+
+if TYPE_CHECKING:
+    import ssl
 
 # Enough for every long poll of a busy client to come back to its connection; idle ones cost a file each.
 MAX_IDLE: Final = 1000
@@ -121,7 +121,7 @@ class ConnectFailed(Exception):
 class Connection:
     """An open connection and what its keeper must know of it."""
 
-    __slots__ = ("idle_since_s", "requests", "route", "sock")
+    __slots__ = ("idle_since_s", "nothing_yet", "requests", "route", "sock")
 
     def __init__(self, route: Route, sock: socket.socket) -> None:
         self.route = route
@@ -129,6 +129,12 @@ class Connection:
         """How many answers have been read from it."""
         self.idle_since_s = 0.0
         self.sock = sock
+        self.nothing_yet: tuple[type[OSError], ...] = (BlockingIOError,)
+        """What a read raises where it would have to wait."""
+        if route.tls is not None:
+            import ssl  # loaded already, with the settings of the route
+
+            self.nothing_yet = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
     def close(self) -> None:
         """Close it; the other side sees the end of the connection."""
@@ -145,7 +151,7 @@ class Connection:
         """Whether nothing has come since the last answer. An idle server says nothing but goodbye."""
         try:
             if type(self.sock) is not socket.socket:  # TLS cannot peek
-                return not wait_for_read(self.sock, timeout=0)
+                return not _has_arrived(self.sock)
             never_block(self.sock)
             self.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -153,6 +159,14 @@ class Connection:
         except (OSError, ValueError):  # closed under our hands
             return False
         return False
+
+
+def _has_arrived(sock: socket.socket) -> bool:
+    if not hasattr(select, "poll"):
+        return bool(select.select([sock], [], [], 0)[0])
+    poll = select.poll()  # unlike select, it takes descriptors above 1024
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def never_block(sock: socket.socket) -> None:
@@ -167,29 +181,63 @@ def connect(route: Route, timeout_s: float | None) -> Connection:
     Raises:
         ConnectFailed: With what went wrong; the text holds no credentials.
     """
-    http = _unconnected(route, timeout_s)
     try:
-        http.connect()
-    except (OSError, HTTPError, HTTPException, ValueError) as error:
-        http.close()
+        dialled = route.proxy is None or route.forwarded
+        sock = _dial(route, timeout_s) if dialled else _tunnel(route, timeout_s)
+    except (OSError, ValueError) as error:
         raise _explain(error, route) from error
-    except BaseException:  # Ctrl-C
-        http.close()
-        raise
-    # Thousands may be open; of each only the socket is kept.
-    sock, http.sock = http.sock, None
     return Connection(route, sock)
 
 
-def _unconnected(route: Route, timeout_s: float | None) -> HTTPConnection:
+def _dial(route: Route, timeout_s: float | None) -> socket.socket:
+    """Open a socket to the origin, or to a proxy that forwards to it."""
     peer = route.proxy or route.origin
-    options: dict[str, Any] = {"timeout": timeout_s, "socket_options": _SOCKET_OPTIONS}
-    if route.origin.scheme == "http":
-        return HTTPConnection(peer.host, peer.port, **options)
-    http = HTTPSConnection(peer.host, peer.port, ssl_context=route.tls, **options)
-    if route.proxy:
-        http.set_tunnel(route.origin.host, route.origin.port, headers=dict(route.proxy_headers))
-    return http
+    host: str | bytes = peer.host
+    if all(0 < len(label) < 64 for label in peer.host.split(".")):
+        host = peer.host.encode("ascii")  # a text loads the codec for international names
+    sock = socket.create_connection((host, peer.port), timeout_s)  # type: ignore[arg-type]  # takes both
+    try:
+        for option in _SOCKET_OPTIONS:
+            sock.setsockopt(*option)
+        if route.tls is None or route.proxy is not None:
+            return sock
+        return route.tls.wrap_socket(sock, server_hostname=peer.host.rstrip("."))
+    except BaseException:  # Ctrl-C too
+        sock.close()
+        raise
+
+
+def _tunnel(route: Route, timeout_s: float | None) -> socket.socket:
+    """Open a socket to the origin through a proxy."""
+    from http.client import HTTPException
+
+    from urllib3.connection import HTTPSConnection
+    from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
+
+    assert route.proxy is not None  # noqa: S101  # the caller's condition
+    http = HTTPSConnection(
+        route.proxy.host,
+        route.proxy.port,
+        ssl_context=route.tls,
+        timeout=timeout_s,
+        socket_options=[*_SOCKET_OPTIONS],
+    )
+    http.set_tunnel(route.origin.host, route.origin.port, headers=dict(route.proxy_headers))
+    try:
+        http.connect()
+        # Thousands may be open; of each only the socket is kept.
+        sock, http.sock = http.sock, None
+    except NewConnectionError as error:  # urllib3 makes it a kind of timeout
+        raise OSError(_reason(error)) from error
+    except ConnectTimeoutError as error:
+        raise TimeoutError(_reason(error)) from error
+    except HTTPError as error:
+        raise OSError(_reason(error)) from error
+    except HTTPException as error:
+        raise OSError(str(error)) from error
+    finally:
+        http.close()
+    return sock
 
 
 def _explain(error: Exception, route: Route) -> ConnectFailed:
@@ -201,27 +249,26 @@ def _explain(error: Exception, route: Route) -> ConnectFailed:
             f"the proxy {route.proxy} refused the tunnel with status {status}{hint}",
             final=400 <= status < 500,
         )
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return ConnectFailed(
-            f"the certificate of {route.origin} is not trusted: {error.verify_message}", final=True
-        )
-    if answered_without_tls(error):
-        return ConnectFailed(without_tls(route.origin.netloc), final=True)
+    if route.tls is not None:
+        import ssl
+
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return ConnectFailed(
+                f"the certificate of {route.origin} is not trusted: {error.verify_message}", final=True
+            )
+        if answered_without_tls(error):
+            return ConnectFailed(without_tls(route.origin.netloc), final=True)
     where = f"the proxy {route.proxy}" if route.proxy else str(route.origin)
-    # urllib3 makes its refusals a kind of timeout, for compatibility with times long gone.
-    refused_outright = isinstance(error, NewConnectionError)
     return ConnectFailed(
-        f"cannot connect to {where}: {mask_url(_reason(error))}",
-        timed_out=isinstance(error, (ConnectTimeoutError, TimeoutError)) and not refused_outright,
+        f"cannot connect to {where}: {mask_url(str(error) or type(error).__name__)}",
+        timed_out=isinstance(error, TimeoutError),
         final=isinstance(error, ValueError),  # a host no resolver takes
     )
 
 
 def _reason(error: Exception) -> str:
-    """The text without the address of a Python object that urllib3 puts before it."""
-    if isinstance(error, HTTPError):
-        return str(error).rpartition(": ")[2] or type(error).__name__
-    return str(error) or type(error).__name__
+    """Return the text without the address of a Python object that urllib3 puts before it."""
+    return str(error).rpartition(": ")[2] or type(error).__name__
 
 
 class Pools:

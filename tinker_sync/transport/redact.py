@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -89,9 +88,11 @@ def curl(
     curl -sS --compressed -X POST https://host/pre/api/v1/auth/token -H 'Accept: application/json' \
 -H 'Content-Type: application/json' -H 'X-API-Key: '"$TINKER_API_KEY" --data-raw '{}'
     """
+    from shlex import quote
+
     address = base_url + call.path + (f"?{call.query}" if call.query else "")
     known = tuple(secrets)
-    words = ["curl", "-sS", "--compressed", "-X", call.method, shlex.quote(mask_text(address, known))]
+    words = ["curl", "-sS", "--compressed", "-X", call.method, quote(mask_text(address, known))]
     for name, value in (headers if headers is not None else _headers_of(call)).items():
         if name.lower() not in _OF_THE_CONNECTION:
             words += ["-H", _quoted_header(name, value, known)]
@@ -129,18 +130,22 @@ def _data(call: Call, body: bytes, known: tuple[str | Secret, ...]) -> list[str]
 
 
 def _quoted_header(name: str, value: str, known: tuple[str | Secret, ...]) -> str:
+    from shlex import quote
+
     if is_secret_header(name):
-        return f'{shlex.quote(f"{name}: ")}"${_variable(name)}"'
-    return shlex.quote(f"{name}: {mask_text(str(value), known)}")
+        return f'{quote(f"{name}: ")}"${_variable(name)}"'
+    return quote(f"{name}: {mask_text(str(value), known)}")
 
 
 def _quoted_json(body: bytes, known: tuple[str | Secret, ...]) -> str:
     """The body in single quotes, opened where a variable stands; empty when it is no JSON."""
+    from shlex import quote
+
     try:
         text = json.dumps(_with_slots(json.loads(body), known), ensure_ascii=False)
     except (ValueError, RecursionError):
         return ""
-    return _SLOT.sub(lambda match: f"'\"${match[1]}\"'", shlex.quote(text))
+    return _SLOT.sub(lambda match: f"'\"${match[1]}\"'", quote(text))
 
 
 def _with_slots(tree: Any, known: tuple[str | Secret, ...]) -> Any:

@@ -7,8 +7,14 @@ but a broken connection.
 from __future__ import annotations
 
 import socket
-import ssl
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from tinker_sync._lazy import LazyModule
+
+if TYPE_CHECKING:
+    import ssl
+else:
+    ssl = LazyModule("ssl")
 
 # What OpenSSL calls the first bytes of an answer that is no TLS; its versions differ.
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")

@@ -1,8 +1,11 @@
-"""Read from a `requests.Session` how to reach servers over the client's own connections.
+"""The user's `requests.Session`, or the environment: how to reach servers over the client's own connections.
 
 The session's proxies, certificates, `trust_env`, headers, user name and password, and cookies are used. A
 session that changes how requests are sent (a subclass, hooks, other adapters or authentication, parameters)
 is refused when the client is made; a proxy other than an HTTP proxy is refused when it is first needed.
+
+Without a session, the environment alone counts. requests is imported where it has a proxy, or a file goes
+through an adapter of requests; a program that talks to its server directly never loads it.
 
 Any thread may enter. Proxies and certificates are read when an origin is first contacted; headers, user name
 and password, and cookies with every request.
@@ -12,26 +15,35 @@ from __future__ import annotations
 
 import base64
 import os
-import ssl
+import sys
 import threading
-import urllib.request
 from collections.abc import Mapping
-from email.message import Message
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import requests
-import requests.adapters
-import requests.auth
-import requests.cookies
-import requests.utils
 from attrs import frozen
-from urllib3.util.ssl_ import create_urllib3_context
 
+from tinker_sync._lazy import LazyModule
 from tinker_sync._secret import HeaderMap, Secret, mask_url
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.transport.pools import Origin, Route
 
+if TYPE_CHECKING:
+    import ssl
+    import urllib.request
+    from email.message import Message
+    from http.cookiejar import CookieJar
+
+    import requests
+    import requests.adapters
+    import requests.auth
+    import requests.utils
+else:
+    requests = LazyModule("requests")
+    ssl = LazyModule("ssl")
+
 _NONE: Final = HeaderMap()
+_BUNDLES: Final = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+"""Variables that name trusted certificates, as requests reads them."""
 
 
 @frozen
@@ -46,7 +58,7 @@ class Way:
 
 
 class SessionRules:
-    """Reads a session; makes a plain one when the user gave none. Thread-safe.
+    """Reads a session, or the environment when the user gave none. Thread-safe.
 
     Args:
         session: the user's session.
@@ -59,14 +71,26 @@ class SessionRules:
     def __init__(self, session: requests.Session | None, *, direct: bool = False) -> None:
         if session is not None:
             _refuse_unusual(session)
-        self.session = session if session is not None else requests.Session()
-        self._given = session is not None
-        if direct and not self._given:
-            self.session.trust_env = False
+        self._given = session
+        self._trust_environment = not direct
+        self._plain: requests.Session | None = None  # guarded by _lock
+        self._own_jar: CookieJar | None = None  # guarded by _lock; set once
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._ways: dict[Origin, Way] = {}  # written under _lock, read without
         self._contexts: dict[object, ssl.SSLContext] = {}  # guarded by _lock
+
+    @property
+    def session(self) -> requests.Session:
+        """The user's session; a plain one, made when it is first needed, where the user gave none."""
+        if self._given is not None:
+            return self._given
+        made = requests.Session()
+        made.trust_env = self._trust_environment
+        with self._lock:
+            if self._plain is None:
+                self._plain = made
+            return self._plain
 
     def way_to(self, origin: Origin) -> Way:
         """How to reach an origin; always the same object for one origin.
@@ -85,13 +109,13 @@ class SessionRules:
 
     def headers(self) -> HeaderMap:
         """The headers the user put into the session, without what requests puts into every session."""
-        if not self._given:
+        if self._given is None:
             return _NONE
         usual = requests.utils.default_headers()
         return HeaderMap(
             {
                 str(name): _text(value)
-                for name, value in self.session.headers.items()
+                for name, value in self._given.headers.items()
                 if usual.get(name) != value
             }
         )
@@ -100,7 +124,9 @@ class SessionRules:
         """The value of `Authorization` for the origin we were sent to: of the session, else of the netrc
         file.
         """
-        auth = self.session.auth
+        if self._given is None:
+            return None
+        auth = self._given.auth
         if type(auth) is requests.auth.HTTPBasicAuth:
             return _basic(auth.username, auth.password)
         if isinstance(auth, tuple):
@@ -108,39 +134,63 @@ class SessionRules:
         return way.netrc if auth is None else None
 
     @property
+    def _jar(self) -> CookieJar | None:
+        return self._own_jar if self._given is None else self._given.cookies
+
+    @property
     def has_cookies(self) -> bool:
         """Whether there may be any to send."""
-        return len(self.session.cookies) > 0
+        jar = self._jar
+        return jar is not None and len(jar) > 0
 
     def cookies_for(self, url: str) -> str | None:
         """The value of `Cookie` for an address."""
-        request = urllib.request.Request(url)  # noqa: S310 - opened by nobody: the jar asks it for its parts
-        self.session.cookies.add_cookie_header(request)
+        jar = self._jar
+        if jar is None:
+            return None
+        request = _cookie_request(url)
+        jar.add_cookie_header(request)
         cookies = request.get_header("Cookie")
         return Secret(cookies).reveal() if cookies else None
 
     def keep_cookies(self, url: str, headers: list[tuple[str, str]]) -> None:
         """Store the cookies an answer sets."""
+        from http.cookiejar import CookieJar
+
+        with self._lock:
+            jar = self._jar
+            if jar is None:
+                jar = self._own_jar = CookieJar()
         values = [value for name, value in headers if name.lower() == "set-cookie"]
-        request = urllib.request.Request(url)  # noqa: S310 - as above
-        self.session.cookies.extract_cookies(_CookieReply(values), request)  # type: ignore[arg-type]
+        jar.extract_cookies(_CookieReply(values), _cookie_request(url))  # type: ignore[arg-type]
 
     def renew_after_fork(self) -> None:
         """Leave the parent's connections alone, in a forked child; the session stays usable."""
         self._pid = os.getpid()
         self._lock = threading.Lock()  # the old one may be held by a thread that only the parent has
-        for adapter in self.session.adapters.values():
+        session = self._given or self._plain
+        for adapter in session.adapters.values() if session is not None else ():
             adapter.close()
 
     def close(self) -> None:
         """Close the session if it is ours; a user's session is the user's to close."""
-        if not self._given:
-            self.session.close()
+        with self._lock:
+            plain = self._plain
+        if plain is not None:
+            plain.close()
 
     def _find_way(self, origin: Origin) -> Way:
+        if self._given is None and not (self._trust_environment and _may_have_proxies()):
+            return self._direct_way(origin)
         url = f"{origin}/"
         options = self._options(url)
         return Way(self._route(origin, url, options), options, self._netrc(url))
+
+    def _direct_way(self, origin: Origin) -> Way:
+        bundles = [os.environ.get(name) for name in _BUNDLES] if self._trust_environment else []
+        verify: bool | str = next(filter(None, bundles), True)
+        tls = self._context(verify, None) if origin.scheme == "https" else None
+        return Way(Route(origin, tls), {"proxies": {}, "verify": verify, "cert": None})
 
     def _options(self, url: str) -> dict[str, Any]:
         merged: Mapping[str, Any] = self.session.merge_environment_settings(url, {}, None, None, None)
@@ -150,7 +200,7 @@ class SessionRules:
 
     def _netrc(self, url: str) -> str | None:
         # Only for a session of the user's own: who just gives an API key expects no password to go along.
-        if not self._given or not self.session.trust_env:
+        if self._given is None or not self._given.trust_env:
             return None
         found = requests.utils.get_netrc_auth(url)
         return _basic(*found) if found else None
@@ -221,6 +271,8 @@ class _CookieReply:
     """As much of an answer as a cookie jar reads."""
 
     def __init__(self, values: list[str]) -> None:
+        from email.message import Message
+
         self._message = Message()
         for value in values:
             self._message["Set-Cookie"] = value
@@ -229,16 +281,38 @@ class _CookieReply:
         return self._message
 
 
+def _cookie_request(url: str) -> urllib.request.Request:
+    """Return a request that only answers the questions of a cookie jar."""
+    from urllib.request import Request
+
+    return Request(url)  # noqa: S310 - it is never opened
+
+
+def _may_have_proxies() -> bool:
+    """Return whether the environment, or the settings of these systems, may name a proxy."""
+    if sys.platform in ("darwin", "win32"):
+        from urllib.request import getproxies
+
+        return bool(getproxies())
+    names = {name.lower() for name, value in os.environ.items() if value}
+    return any(name.endswith("_proxy") and name != "no_proxy" for name in names)
+
+
 def _make_context(verify: bool | str | None, cert: str | tuple[str, str] | None) -> ssl.SSLContext:
     if verify is False:
-        context = create_urllib3_context(cert_reqs=ssl.CERT_NONE)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
     else:
-        context = create_urllib3_context(cert_reqs=ssl.CERT_REQUIRED)
-        path = verify if isinstance(verify, str) else requests.utils.DEFAULT_CA_BUNDLE_PATH
+        path = verify if isinstance(verify, str) else _usual_bundle()
+        is_folder = os.path.isdir(path)
         try:
-            _trust(context, path)
+            context = ssl.create_default_context(
+                cafile=None if is_folder else path, capath=path if is_folder else None
+            )
         except OSError as error:
             raise ConfigurationError(f"the trusted certificates {path!r} cannot be used: {error}") from error
+    context.set_alpn_protocols(["http/1.1"])
     if cert:
         files = (cert,) if isinstance(cert, str) else tuple(cert)
         try:
@@ -250,11 +324,11 @@ def _make_context(verify: bool | str | None, cert: str | tuple[str, str] | None)
     return context
 
 
-def _trust(context: ssl.SSLContext, path: str) -> None:
-    if os.path.isdir(path):
-        context.load_verify_locations(capath=path)
-    else:
-        context.load_verify_locations(cafile=path)
+def _usual_bundle() -> str:
+    """Return the file of certificates that requests trusts, without loading requests."""
+    from certifi import where
+
+    return where()
 
 
 def _proxy_headers(proxy: str) -> dict[str, str]:

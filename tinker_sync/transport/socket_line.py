@@ -8,7 +8,6 @@ may be mixed. A line belongs to one thread at a time.
 from __future__ import annotations
 
 import math
-import ssl
 from collections.abc import Mapping
 from typing import Final, NoReturn
 
@@ -22,7 +21,6 @@ from tinker_sync.transport.scheme import with_tls
 
 # A socket's timeout covers one whole `sendall`: in pieces it limits standing still, not the upload.
 _SEND_BYTES: Final = 256 * 1024
-_NOTHING_YET: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 @frozen
@@ -101,7 +99,7 @@ class SocketLine:
         try:
             never_block(sock)
             at = sock.send(piece)
-        except _NOTHING_YET:
+        except self._connection.nothing_yet:
             at = 0
         if at < len(piece):
             sock.settimeout(left_s if math.isfinite(left_s) else None)
@@ -118,7 +116,7 @@ class SocketLine:
             never_block(sock)
             while not self._parser.done:
                 self._take(sock.recv(self._parser.wants))
-        except _NOTHING_YET:
+        except self._connection.nothing_yet:
             if self._clock.now() >= self.expires_at_s:
                 self._fail(TimeoutError("timed out"))
             return None

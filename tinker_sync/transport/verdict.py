@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from email.utils import parsedate_to_datetime
 
 from attrs import frozen
 
@@ -80,12 +79,13 @@ class Judge:
             return Fatal(error)
         status = EMPTY_400 if _is_empty_400(reply) else reply.status
         rule = rule_for(status, stage)
+        limit = None if status >= 500 and (call.needed or wish == "true") else rule.limit
         if wish == "true":
-            return Retry(error, after_s, rule.limit if rule.passes else None)
+            return Retry(error, after_s, limit if rule.passes else None)
         safe = rule.meaning in (Meaning.UNTOUCHED, Meaning.THROTTLED) or call.repeatable
         if not rule.passes or rule.meaning is Meaning.BLOCKED or not safe:
             return Fatal(error)
-        return Retry(error, after_s, rule.limit, fresh=status == EMPTY_400)
+        return Retry(error, after_s, limit, fresh=status == EMPTY_400)
 
     def failure(self, failed: SendFailed, call: Call) -> Verdict:
         """Judge the lack of an answer."""
@@ -122,6 +122,7 @@ class Judge:
             attempts=call.attempt,
         )
         error.__cause__ = failed
+        error.ambiguous = failed.maybe_received
         return error
 
 
@@ -166,6 +167,8 @@ def _number(text: str | None) -> float | None:
 
 
 def _moment(text: str | None) -> float | None:
+    from email.utils import parsedate_to_datetime
+
     try:
         return parsedate_to_datetime(text).timestamp() if text else None
     except (ValueError, TypeError, OverflowError, IndexError):

@@ -9,6 +9,7 @@ from tinker_sync._lazy import lazy_names
 
 _HOMES = {
     "tinker_sync.errors": "RequestErrorCategory",
+    "tinker_sync.types.account": "AuthTokenResponse HealthResponse WhoamiResponse",
     "tinker_sync.types.billing": """
         AuditLogEntry AuditLogResponse BillingEventInfo BillingUsageEvent BillingUsageResponse
         BillingUsageSession CheckpointBillingEvent CurrentCheckpointStorageUsageItem
@@ -22,6 +23,10 @@ _HOMES = {
     "tinker_sync.types.checkpoint_search": """
         CheckpointSearchCursor CheckpointSearchRequest CheckpointSearchResponse
     """,
+    "tinker_sync.types.completion": """
+        FutureCompletion FutureFailed FutureFinished FuturesRetrieveRequest FuturesRetrieveResponse
+        SamplingSessionFuturesTarget
+    """,
     "tinker_sync.types.custom_loss": """
         CreateCustomLossRequest CreateCustomLossResponse CustomLossGraph CustomLossInput CustomLossNode
         CustomLossNodeOp
@@ -29,14 +34,15 @@ _HOMES = {
     "tinker_sync.types.datum": """
         Datum LossFnInputs LossFnOutput PromptProvenanceSpan ProvenanceSpans SampledProvenanceSpan
     """,
+    "tinker_sync.types.described": """
+        GetSamplerResponse GetSamplerResponseInternal GetSessionResponse ListSessionsResponse
+    """,
     "tinker_sync.types.events": """
         GenericEvent SessionEndEvent SessionStartEvent TelemetryBatch TelemetryEvent TelemetryResponse
         TelemetrySendRequest UnhandledExceptionEvent
     """,
     "tinker_sync.types.future": """
-        FutureCompletion FutureFailed FutureFinished FutureRetrieveRequest FutureRetrieveResponse
-        FuturesRetrieveRequest FuturesRetrieveResponse QueueState RequestFailedResponse
-        SamplingSessionFuturesTarget TryAgainResponse UntypedAPIFuture
+        FutureRetrieveRequest QueueState RequestFailedResponse TryAgainResponse UntypedAPIFuture
     """,
     "tinker_sync.types.model": """
         CreateModelRequest CreateModelResponse GetInfoRequest GetInfoResponse
@@ -50,7 +56,12 @@ _HOMES = {
         AdamOptimizerConfig AdamParams DimuonOptimizerConfig DimuonParams OptimParams OptimParamsBase
         OptimStepRequest OptimStepResponse OptimizerConfig OptimizerConfigBase
     """,
+    "tinker_sync.types.result": "FutureRetrieveResponse",
     "tinker_sync.types.run": "TrainingRun TrainingRunsResponse",
+    "tinker_sync.types.sampler": """
+        CreateSamplingSessionRequest CreateSamplingSessionResponse JoinSamplingSessionRequest
+        JoinSamplingSessionResponse
+    """,
     "tinker_sync.types.sampling": """
         PromptAltTokens SampleRequest SampleResponse SampledSequence SamplingParams TopkLogprobs
     """,
@@ -67,15 +78,9 @@ _HOMES = {
         SessionFailedTrainingRunReason SessionSearchCursor SessionSearchRequest SessionSearchResponse
         SessionStatus SessionStatusQuery SessionSummary UserSearchOwner
     """,
-    "tinker_sync.types.service": """
-        AuthTokenResponse ClientConfigRequest ClientConfigResponse ClientDynamicConfigResponse
-        HealthResponse WhoamiResponse
-    """,
+    "tinker_sync.types.service": "ClientConfigRequest ClientConfigResponse ClientDynamicConfigResponse",
     "tinker_sync.types.session": """
-        CreateSamplingSessionRequest CreateSamplingSessionResponse CreateSessionRequest
-        CreateSessionResponse GetSamplerResponse GetSamplerResponseInternal GetSessionResponse
-        JoinSamplingSessionRequest JoinSamplingSessionResponse ListSessionsResponse
-        SessionHeartbeatRequest SessionHeartbeatResponse
+        CreateSessionRequest CreateSessionResponse SessionHeartbeatRequest SessionHeartbeatResponse
     """,
     "tinker_sync.types.tensor_data": "TensorData",
     "tinker_sync.types.training": """

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overlo
 
 import attrs
 
+from tinker_sync._display import repr_html
 from tinker_sync._spelling import describe_unknown_parameter
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._convert import converter_for, exact_kinds
@@ -164,6 +165,8 @@ class Model(Structured):
     def __repr__(self) -> str:
         shown = (f"{name}={short_repr(value)}" for name, value in self._repr_items())
         return f"{type(self).__name__}({', '.join(shown)})"
+
+    _repr_html_ = repr_html
 
     def _repr_items(self) -> Iterable[tuple[str, Any]]:
         for field in attrs.fields(cast("Any", type(self))):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types as python_types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin
 
@@ -47,6 +47,12 @@ def refuse(where: str, expected: str, value: object) -> InvalidInputError:
     return InvalidInputError(
         f"{where}: expected {expected}, got {short_repr(value)} ({type(value).__name__})"
     )
+
+
+def refuse_all(problems: Sequence[str]) -> None:
+    """Raise one error that lists every problem, if there are any."""
+    if problems:
+        raise InvalidInputError(problems)
 
 
 class Unfit(InvalidInputError):

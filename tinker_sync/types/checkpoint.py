@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from tinker_sync._display import to_pandas
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._model import Model, model
 from tinker_sync.types.scalars import CheckpointType
@@ -135,6 +136,8 @@ class CheckpointsListResponse(Model):
 
     checkpoints: list[Checkpoint]
     cursor: Cursor | None = None
+
+    to_pandas = to_pandas
 
 
 @model

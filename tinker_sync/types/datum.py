@@ -19,7 +19,7 @@ from tinker_sync.types._arrays import (
     wire_array,
 )
 from tinker_sync.types._model import Model, model
-from tinker_sync.types._structured import model_from
+from tinker_sync.types._structured import model_from, refuse_all
 from tinker_sync.types.model_input import ModelInput
 from tinker_sync.types.tensor_data import TensorData
 
@@ -188,6 +188,31 @@ class Datum(Model):
                 "Datum: provenance comes in pairs; give model_input_spans and loss_fn_input_spans, or neither"
             )
 
+    @property
+    def trained_tokens(self) -> list[int]:
+        """The target tokens that the loss counts: those whose weight is not 0.
+
+        Without `weights` the advantages decide, and without both every target counts.
+
+        >>> Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [0, 1]}).trained_tokens
+        [3]
+        """
+        targets = self.loss_fn_inputs.get("target_tokens")
+        if targets is None:
+            return []
+        tokens = targets.to_numpy()
+        factors = self.loss_fn_inputs.get("weights", self.loss_fn_inputs.get("advantages"))
+        if factors is not None:
+            counts = factors.to_numpy().reshape(-1) != 0
+            rows = tokens.reshape(len(counts), -1) if len(counts) and tokens.size % len(counts) == 0 else None
+            if rows is None or not _may_have_length(targets, len(counts)):
+                raise InvalidInputError(
+                    f"trained_tokens: there are {tokens.size} targets and {len(counts)} weights or advantages"
+                )
+            tokens = rows[counts]
+        trained: list[int] = tokens.reshape(-1).tolist()
+        return trained
+
     def with_provenance(
         self, model_input: Sequence[ProvenanceSpan], loss_fn_inputs: Sequence[ProvenanceSpan]
     ) -> Self:
@@ -259,6 +284,21 @@ class Datum(Model):
             yield from _span_problems(self.loss_fn_input_spans, tiled, f"{path}.loss_fn_input_spans")
 
 
+def count_trained(data: Sequence[Datum]) -> int:
+    """Return how many tokens a loss counts: positions whose weight, or else advantage, is not 0."""
+    total = 0
+    for datum in data:
+        inputs = datum.loss_fn_inputs
+        factors = inputs.get("weights", inputs.get("advantages"))
+        if factors is not None:
+            values = factors.to_numpy()
+            flat = values.ndim < 2 or values.shape[-1] == 1
+            total += int(np.count_nonzero(values if flat else values.any(axis=-1)))
+        elif (targets := inputs.get("target_tokens")) is not None:
+            total += _rows(targets) or 0
+    return total
+
+
 def _rows(tensor: TensorData) -> int | None:
     """Return the first dimension; None for a scalar."""
     shape = tensor._effective_shape
@@ -300,9 +340,3 @@ def _refuse_gaps(where: str, spans: Sequence[ProvenanceSpan], length: int) -> No
     covered = sum(span.length for span in spans)
     if covered != length:
         raise InvalidInputError(f"{where}: the runs cover {covered} positions, the field has {length}")
-
-
-def refuse_all(problems: Sequence[str]) -> None:
-    """Raise one error that lists every problem, if there are any."""
-    if problems:
-        raise InvalidInputError(problems)

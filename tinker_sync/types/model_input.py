@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import attrs
 
 from tinker_sync._numpy import AnyArray, Int32Array, np
 from tinker_sync.errors import InvalidInputError
+from tinker_sync.types import _chat
 from tinker_sync.types._arrays import (
     are_int32,
     quick_hash,
@@ -44,6 +45,13 @@ class Encodes(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool) -> TokenSequence:
         """Return the token ids of a text."""
+
+
+class RendersChats(Protocol):
+    """A tokenizer, as far as `ModelInput.from_chat` uses it."""
+
+    def apply_chat_template(self, conversation: Any, /, **options: Any) -> Any:
+        """Return the token ids of a chat."""
 
 
 _TOKENS = "EncodedTextChunk.tokens"
@@ -272,6 +280,32 @@ class ModelInput(Model):
         [97, 98]
         """
         return cls.from_ints(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    @classmethod
+    def from_chat(
+        cls, messages: Sequence[Mapping[str, Any]], tokenizer: RendersChats, **options: Any
+    ) -> Self:
+        """Create an input of one text chunk from a chat, ready for the assistant's next turn.
+
+        Args:
+            messages: dictionaries with `role` and `content`.
+            tokenizer: the result of a client's `get_tokenizer`, or another tokenizer with this
+                `apply_chat_template`. Those of this package need the extra `chat`.
+            options: further arguments of `apply_chat_template`, such as `tools`, `chat_template`,
+                `add_generation_prompt=False` and variables of the template.
+
+        Raises:
+            InvalidInputError: the messages are no chat, or the template refuses them.
+
+        >>> import tinker_sync
+        >>> tokenizer = tinker_sync.get_tokenizer("tinker-sync/tiny")
+        >>> prompt = ModelInput.from_chat([{"role": "user", "content": "2 + 3?"}], tokenizer)
+        >>> tokenizer.decode(prompt.to_ints())
+        '<|im_start|>user\\n2 + 3?<|im_end|>\\n<|im_start|>assistant\\n'
+        """
+        _chat.refuse_odd_messages(messages)
+        settled = {"add_generation_prompt": True, **options, "tokenize": True, "return_dict": False}
+        return cls.from_ints(tokenizer.apply_chat_template(messages, **settled))
 
     @classmethod
     def empty(cls) -> Self:

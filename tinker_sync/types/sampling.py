@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array as c_array
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import attrs
 
@@ -14,7 +14,7 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._arrays import ByValue
 from tinker_sync.types._convert import converter_for
 from tinker_sync.types._model import Model, model, refuse
-from tinker_sync.types.datum import refuse_all
+from tinker_sync.types._structured import refuse_all
 from tinker_sync.types.model_input import ModelInput
 from tinker_sync.types.tensor_data import TensorData
 
@@ -186,6 +186,27 @@ def _array_view(views: Any, name: str, held: Any) -> Any:
     return _view(views, name, lambda: np.asarray(held)) if type(held) is c_array else held
 
 
+# A repr makes no list of more.
+_SHOWN_TOKENS = 8
+
+
+class _LongRepr:
+    """The repr of an array as that of a long list."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __repr__(self) -> str:
+        return f"[{', '.join(map(str, self._array[:3]))}, … {self._array.size} items]"
+
+
+class Decodes(Protocol):
+    """A tokenizer, as far as `SampledSequence.text` uses it."""
+
+    def decode(self, token_ids: list[int], /, *, skip_special_tokens: bool) -> str:
+        """Return the text of token ids."""
+
+
 @model(kw_only=False)
 class SampledSequence(Model):
     """One sampled continuation, with its numbers as received; lists and arrays are created on first access.
@@ -210,6 +231,12 @@ class SampledSequence(Model):
     _topk_logprobs_list: TopkList | None = _list_field("_topk_logprobs_list")
     _views: object = _views_field()
 
+    def _repr_items(self) -> Iterator[tuple[str, Any]]:
+        yield from super()._repr_items()
+        array = self.tokens_np
+        long = self._tokens_list is None and array is not None and array.size > _SHOWN_TOKENS
+        yield "tokens", _LongRepr(array) if long else self.tokens
+
     @property
     def tokens(self) -> list[int]:
         """The token ids as a list."""
@@ -218,6 +245,20 @@ class SampledSequence(Model):
         held = self._tokens
         made: list[int] = _view(self._views, "tokens", lambda: [] if held is None else held.tolist())
         return made
+
+    def text(self, tokenizer: Decodes, *, skip_special_tokens: bool = True) -> str:
+        """Return the text of the tokens.
+
+        Args:
+            tokenizer: the result of a client's `get_tokenizer`, or another tokenizer with this `decode`.
+            skip_special_tokens: leave out tokens such as the one that ends a turn.
+
+        >>> import tinker_sync
+        >>> tokenizer = tinker_sync.get_tokenizer("tinker-sync/tiny")
+        >>> SampledSequence("stop", tokens_np=np.array(tokenizer.encode(" 5"))).text(tokenizer)
+        ' 5'
+        """
+        return tokenizer.decode(self.tokens, skip_special_tokens=skip_special_tokens)
 
     @property
     def tokens_np(self) -> AnyArray | None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-import attrs
-
 from tinker_sync.types._model import Model, model
 
 
@@ -84,40 +80,3 @@ class ClientDynamicConfigResponse(Model):
     refresh_interval_sec: int = 300
     sample_cancel_enabled: bool = False
     sample_cancel_max_batch_size: int = 64
-
-
-@model
-class AuthTokenResponse(Model):
-    """A short-lived token, which its repr hides.
-
-    >>> AuthTokenResponse(jwt="secret")
-    AuthTokenResponse()
-    """
-
-    __response__ = True
-
-    jwt: str = attrs.field(repr=False)
-
-
-@model
-class HealthResponse(Model):
-    """The answer of a running service."""
-
-    __response__ = True
-
-    status: Literal["ok"]
-
-
-@model
-class WhoamiResponse(Model):
-    """The caller's identity: user, organization and, for people, an email address.
-
-    >>> WhoamiResponse(user_urn="user-1", org_urn="org-1").email is None
-    True
-    """
-
-    __response__ = True
-
-    user_urn: str
-    org_urn: str
-    email: str | None = None

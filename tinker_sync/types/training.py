@@ -10,8 +10,8 @@ import attrs
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._convert import converter_for
 from tinker_sync.types._model import Model, model
-from tinker_sync.types._structured import model_from
-from tinker_sync.types.datum import Datum, LossFnOutput, refuse_all
+from tinker_sync.types._structured import model_from, refuse_all
+from tinker_sync.types.datum import Datum, LossFnOutput
 from tinker_sync.types.tensor_data import TensorData
 
 if TYPE_CHECKING:

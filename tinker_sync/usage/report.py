@@ -7,6 +7,7 @@ from datetime import datetime
 
 from attrs import frozen
 
+from tinker_sync._display import repr_html, to_pandas
 from tinker_sync.types.billing import (
     BillingUsageEvent,
     BillingUsageResponse,
@@ -47,6 +48,9 @@ class Usage:
 
     rows: tuple[UsageRow, ...]
     session_id: str | None = None
+
+    _repr_html_ = repr_html
+    to_pandas = to_pandas
 
     @classmethod
     def of(

@@ -7,32 +7,28 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
+from tinker_sync import types
 from tinker_sync.errors import InvalidInputError, UnsupportedByServerError
-from tinker_sync.types._model import Model
-from tinker_sync.types.custom_loss import CreateCustomLossRequest
-from tinker_sync.types.datum import Datum
-from tinker_sync.types.future import FutureRetrieveRequest
-from tinker_sync.types.model import CreateModelRequest
-from tinker_sync.types.optim import AdamOptimizerConfig, AdamParams, OptimStepRequest
-from tinker_sync.types.sampling import SampleRequest
-from tinker_sync.types.tensor_data import TensorData
-from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardRequest, ForwardRequest
-from tinker_sync.types.weights import LoadWeightsRequest, SaveWeightsForSamplerRequest, SaveWeightsRequest
 from tinker_sync.wire import json as json_codec
 from tinker_sync.wire.dialect import Dialect, Version
 
+if TYPE_CHECKING:
+    from tinker_sync.types import Datum, ForwardBackwardInput, SampleRequest, TensorData
+    from tinker_sync.types._model import Model
+
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,255}")
 
-# Fields that are always sent, and since when: servers from before may refuse them.
-_SINCE: Final[Mapping[type[Model], Mapping[str, Version]]] = {
-    CreateModelRequest: {"optimizer_config": (0, 29)},
-    FutureRetrieveRequest: {"allow_metadata_only": (0, 18)},
-    SaveWeightsRequest: {"overwrite": (0, 18)},
-    SaveWeightsForSamplerRequest: {"kind": (0, 38)},
-    SampleRequest: {
+# Fields that are always sent, and since when: servers from before may refuse them. Here and below, requests
+# go by the names of their classes, so that a program loads those it sends.
+_SINCE: Final[Mapping[str, Mapping[str, Version]]] = {
+    "CreateModelRequest": {"optimizer_config": (0, 29)},
+    "FutureRetrieveRequest": {"allow_metadata_only": (0, 18)},
+    "SaveWeightsRequest": {"overwrite": (0, 18)},
+    "SaveWeightsForSamplerRequest": {"kind": (0, 38)},
+    "SampleRequest": {
         "record_stability_info": (0, 26),
         "topk_sample_logprobs": (0, 29),
         "prompt_alt_tokens_k": (0, 31),
@@ -46,7 +42,7 @@ def refuse_unsupported(request: Model, dialect: Dialect) -> None:
     Raises:
         UnsupportedByServerError: It has one; nothing was sent.
 
-    >>> from tinker_sync.types import ModelInput, SamplingParams
+    >>> from tinker_sync.types import ModelInput, SampleRequest, SamplingParams
     >>> request = SampleRequest(
     ...     prompt=ModelInput.from_ints([1]), sampling_params=SamplingParams(), topk_sample_logprobs=2
     ... )
@@ -55,7 +51,8 @@ def refuse_unsupported(request: Model, dialect: Dialect) -> None:
         ...
     tinker_sync.errors.UnsupportedByServerError: this server does not know topk_sample_logprobs ...
     """
-    for feature in _features(request):
+    find_features = _FEATURES_OF.get(type(request).__name__)
+    for feature in find_features(request) if find_features is not None else ():
         if not dialect.knows(feature):
             raise UnsupportedByServerError(
                 f"this server does not know {feature} and would leave it out silently "
@@ -83,20 +80,6 @@ def refuse_missing_call(name: str, dialect: Dialect) -> None:
         )
 
 
-def _features(request: Model) -> Iterator[str]:
-    """The newer features a request makes use of."""
-    if isinstance(request, SampleRequest):
-        yield from _of_sampling(request)
-    elif isinstance(request, ForwardBackwardRequest):
-        yield from _of_training(request.forward_backward_input)
-    elif isinstance(request, ForwardRequest):
-        yield from _of_training(request.forward_input)
-    elif isinstance(request, ForwardBackwardInput):
-        yield from _of_training(request)
-    else:
-        yield from _of_others(request)
-
-
 def _of_sampling(request: SampleRequest) -> Iterator[str]:
     for name in ("topk_sample_logprobs", "prompt_alt_tokens_k", "record_stability_info"):
         if getattr(request, name):
@@ -113,19 +96,38 @@ def _of_training(given: ForwardBackwardInput) -> Iterator[str]:
         yield "provenance spans"
 
 
-def _of_others(request: Model) -> Iterator[str]:
-    if isinstance(request, OptimStepRequest) and not isinstance(request.optim_params, AdamParams):
+def _of_optim_step(request: types.OptimStepRequest) -> Iterator[str]:
+    if not isinstance(request.optim_params, types.AdamParams):
         yield "optimizers other than Adam"
-    if isinstance(request, CreateModelRequest) and not isinstance(
-        request.optimizer_config, AdamOptimizerConfig
-    ):
+
+
+def _of_creation(request: types.CreateModelRequest) -> Iterator[str]:
+    if not isinstance(request.optimizer_config, types.AdamOptimizerConfig):
         yield "optimizers other than Adam"
-    if isinstance(request, LoadWeightsRequest) and request.model_id is None:
+
+
+def _of_loading(request: types.LoadWeightsRequest) -> Iterator[str]:
+    if request.model_id is None:
         yield "create_model_via_load_weights"
-    if isinstance(request, SaveWeightsForSamplerRequest) and request.kind == "inflight":
+
+
+def _of_saving(request: types.SaveWeightsForSamplerRequest) -> Iterator[str]:
+    if request.kind == "inflight":
         yield "inflight sampling clients"
-    if isinstance(request, CreateCustomLossRequest):
-        yield "custom losses on the server"
+
+
+_FEATURES_OF: Final[Mapping[str, Callable[[Any], Iterator[str]]]] = {
+    "SampleRequest": _of_sampling,
+    "ForwardBackwardInput": _of_training,
+    "ForwardBackwardRequest": lambda request: _of_training(request.forward_backward_input),
+    "ForwardRequest": lambda request: _of_training(request.forward_input),
+    "OptimStepRequest": _of_optim_step,
+    "CreateModelRequest": _of_creation,
+    "LoadWeightsRequest": _of_loading,
+    "SaveWeightsForSamplerRequest": _of_saving,
+    "CreateCustomLossRequest": lambda _: iter(["custom losses on the server"]),
+}
+"""What yields the newer features that a request makes use of."""
 
 
 def normalise_sample_request(request: SampleRequest, dialect: Dialect) -> SampleRequest:
@@ -177,7 +179,7 @@ def _flat(tensor: TensorData, place: str) -> TensorData:
             f"{place}: this server takes one value a token, not shape {shape}",
             feature="tensors of two dimensions",
         )
-    return TensorData._wrap(tensor.to_numpy().reshape(-1), tensor.dtype, [math.prod(shape)])
+    return types.TensorData._wrap(tensor.to_numpy().reshape(-1), tensor.dtype, [math.prod(shape)])
 
 
 def check_checkpoint_name(name: str, dialect: Dialect) -> None:
@@ -199,7 +201,9 @@ def json_body(request: Model, dialect: Dialect) -> bytes:
     >>> json_body(FutureRetrieveRequest(request_id="r"), Dialect.forced("json"))
     b'{"request_id":"r"}'
     """
-    unknown = [name for name, since in _SINCE.get(type(request), {}).items() if dialect.version < since]
+    unknown = [
+        name for name, since in _SINCE.get(type(request).__name__, {}).items() if dialect.version < since
+    ]
     if not unknown:
         return json_codec.encode(request)
     tree: dict[str, Any] = json_codec.to_plain(request)

@@ -141,6 +141,18 @@ class Dialect:
         return self.vendor or self.protobuf
 
     @property
+    def one_by_one(self) -> bool:
+        """Whether a training call is sent when the one before it has its result.
+
+        Servers without `client/config` queue what they have accepted by kind: an `optim_step` passes every
+        `forward_backward` that still waits, and trains on less than it was given.
+
+        >>> Dialect.of_vendor().one_by_one, decide(404, None).one_by_one
+        (False, True)
+        """
+        return not self.client_config
+
+    @property
     def loads_into_new_models(self) -> bool:
         """Whether one `load_weights`, addressed to a session, makes a model from a checkpoint.
 
@@ -153,12 +165,13 @@ class Dialect:
             return self.create_model_via_load_weights
         return self.vendor or self.version >= _LAST_WITH_FLAG
 
-    def told(self, settings: object) -> Dialect:
+    def told(self, settings: object, *, client_config: bool = True) -> Dialect:
         """Return this with what the server's settings name, for a dialect that the user has chosen."""
+        known = self if client_config else evolve(self, client_config=False)
         flag = settings.get(_LOAD_FLAG) if isinstance(settings, Mapping) else None
         if flag is None or self.create_model_via_load_weights is not None:
-            return self
-        return evolve(self, create_model_via_load_weights=bool(flag))
+            return known
+        return evolve(known, create_model_via_load_weights=bool(flag))
 
     @property
     def reads_data_only(self) -> bool:

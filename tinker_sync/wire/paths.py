@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from functools import cached_property
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -94,13 +95,17 @@ class PathTemplate:
     def __init__(self, text: str) -> None:
         self.text = text
         self.names = tuple(name for _, name in _SLOT.findall(text))
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        """The expression for paths that match; servers need it, clients do not."""
         pattern, end = "", 0
-        for slot in _SLOT.finditer(text):
+        for slot in _SLOT.finditer(self.text):
             pattern += (
-                f"{re.escape(text[end : slot.start()])}(?P<{slot[2]}>{_CHECKPOINT if slot[1] else _ID})"
+                f"{re.escape(self.text[end : slot.start()])}(?P<{slot[2]}>{_CHECKPOINT if slot[1] else _ID})"
             )
             end = slot.end()
-        self._pattern = re.compile(pattern + re.escape(text[end:]))
+        return re.compile(pattern + re.escape(self.text[end:]))
 
     def fill(self, ids: Mapping[str, object]) -> str:
         """Return the path for ids.

@@ -1,4 +1,4 @@
-"""Which adapters stay in memory."""
+"""The adapters that stay in memory."""
 
 from __future__ import annotations
 

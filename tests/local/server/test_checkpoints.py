@@ -114,7 +114,7 @@ def test_samplers_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_load_right_behind_a_save_finds_it(server: Running) -> None:
-    """Nobody waits for the first promise."""
+    """The first promise is not awaited."""
     model = train(server, server.session())
     server.ok("/save_weights", {"model_id": model, "path": "here", "seq_id": 3})
     wanted = server.pass_(model, 4, forward_only=True).json()["request_id"]
@@ -444,7 +444,7 @@ def publish(server: Running, model: str, seq_id: int, name: str = "latest", **mo
 
 
 def scores(server: Running, sampler: str) -> list[float]:
-    """The logprobs of a prompt, by which weights are told apart."""
+    """Return the logprobs of a prompt, which differ between weights."""
     asked = server.sample(sampler, None, [5, 6, 7, 8], prompt_logprobs=True)
     found: list[float] = server.result(asked["request_id"])["prompt_logprobs"]
     return found
@@ -589,7 +589,7 @@ def test_a_failed_replacement_leaves_what_was_there(server: Running, monkeypatch
 
 
 def test_a_model_made_out_of_a_checkpoint_can_be_looked_up_at_once(server: Running) -> None:
-    """As clients of 0.38 do it, whatever the settings are; before its weights are loaded."""
+    """Clients of 0.38 do this with any settings, before the weights are loaded."""
     model = train(server, server.session())
     path = save(server, model, 3, "here")["path"]
     session = server.session()

@@ -1,4 +1,4 @@
-"""Which uploaded losses are taken."""
+"""Uploaded losses that are accepted or refused."""
 
 from __future__ import annotations
 

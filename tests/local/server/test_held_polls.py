@@ -94,7 +94,7 @@ class Crowd:
             connection.sendall(head.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
 
     def answers(self) -> dict[int, int]:
-        """How many of each status there were, once all have been answered."""
+        """Count the answers by status, after all have come."""
         counts: dict[int, int] = {}
         content: dict[Any, bytes] = dict.fromkeys(self._connections, b"")
         missing, until = len(self._connections), time.monotonic() + PATIENCE_S

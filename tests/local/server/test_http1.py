@@ -20,7 +20,7 @@ PIECES = 512  # 32 MB: more than any system keeps for a connection
 
 
 class Echo:
-    """Answers with what was asked; paths say how."""
+    """Answer with the content of the request, in the way that the path names."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []

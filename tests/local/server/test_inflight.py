@@ -53,7 +53,7 @@ class Run:
         return made
 
     def scores(self, sampler: str, number: int | None = None) -> list[float]:
-        """The logprobs of the prompt, by which weights are told apart."""
+        """Return the logprobs of the prompt, which differ between weights."""
         asked = self.server.sample(sampler, number, PROMPT, prompt_logprobs=True)
         found: list[float] = self.server.result(asked["request_id"])["prompt_logprobs"]
         return found

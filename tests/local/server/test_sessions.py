@@ -125,7 +125,7 @@ def test_an_abandoned_session_is_let_go_but_not_ended(tmp_path: Path) -> None:
         on_loop(server, service._sweep)
         assert settled(lambda: models[0] not in service.host._runs)
         assert list(service.models) == [models[1]]
-        # Whoever comes back finds the session, though not the model.
+        # A client that comes back finds the session, but not the model.
         assert server.post("/session_heartbeat", {"session_id": silent}).status == 200
         assert "not in memory" in server.pass_(models[0], 1).detail
 
@@ -148,7 +148,7 @@ def _results() -> int:
 
 
 def test_results_are_let_go_with_their_promises(tmp_path: Path) -> None:
-    """What is remembered of a request that may come again is not its result."""
+    """The server remembers a request that may come again, but not its result."""
     before = _results()  # parameters of other tests
     with running(tmp_path, kept_results_bytes=1) as server:
         model = server.model(server.session())

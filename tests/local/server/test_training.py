@@ -113,7 +113,7 @@ def test_no_such_promise(server: Running) -> None:
 
 
 def test_two_models_are_two_lanes(server: Running) -> None:
-    """One that waits for a number keeps nobody else waiting."""
+    """A request that waits for its number does not delay other models."""
     session = server.session()
     one, two = server.model(session, 0), server.model(session, 1)
     server.pass_(one, 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeVar
@@ -14,17 +15,20 @@ from tinker_sync.errors import (
     APIStatusError,
     ExperimentalWarning,
     InvalidInputError,
-    UnsupportedByServerError,
 )
 from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried
+from tinker_sync.runtime.published import explain_missing_route
 from tinker_sync.runtime.rate_limiter import key_fingerprint
+from tinker_sync.types import ParsedCheckpointTinkerPath
+from tinker_sync.wire.endpoints import NEWER
 
 T = TypeVar("T")
 AccessScope = Literal["owned", "accessible"]
 
 _SCOPES: Final = ("owned", "accessible")
+_BARE_PATH: Final = re.compile(r"tinker://([^/]+)/([^/]+)")
 
 
 class RestBase:
@@ -76,11 +80,8 @@ class RestBase:
     ) -> APIFuture[T]:
         """Make a call on a worker."""
         del kind  # for the type checker: what the endpoint's row promises
-        return self._later(
-            lambda: self._core.call(
-                name, request, path=path, query=query, headers=headers, usual_s=_deadlines.REST_S
-            )
-        )
+        core = self._core
+        return self._later(lambda: call_offered(core, name, request, path=path, query=query, headers=headers))
 
     def _later(self, work: Callable[[], T]) -> APIFuture[T]:
         """Do `work` on a worker; its future cannot be cancelled once it has begun."""
@@ -94,7 +95,7 @@ class RestBase:
             future.mark_sending()
             try:
                 value = work()
-            except Exception as error:  # noqa: BLE001  # it belongs to whoever waits
+            except Exception as error:  # noqa: BLE001  # it belongs to the future
                 future.fail(error)
             else:
                 future.resolve(value)
@@ -103,23 +104,74 @@ class RestBase:
         return future
 
 
-# What servers answer that have no such call; 403 is a server that has it and does not let everybody.
+# What a server without a route of the key offers in its place.
+_INSTEAD: Final[Mapping[str, str]] = {
+    "list_user_checkpoints": "iter_checkpoints(run) lists the checkpoints of one run",
+    "list_sessions": "iter_training_runs() lists the runs of all sessions",
+    "get_session": "iter_training_runs() lists the runs of all sessions",
+    "publish_checkpoint": "download_checkpoint(path) fetches the files, to pass on",
+    "set_checkpoint_ttl": "delete_checkpoint(run, checkpoint) deletes it when its time has come",
+    "get_weights_info": "get_training_run(run) has the base model and the rank",
+    "get_sampler": "the client that made the sampler knows its base model",
+    "get_checkpoint_archive": "save_weights_external of a training client exports weights to files",
+}
 
 
-def newer_call(core: Core, name: str, request: Any) -> Any:
-    """Make a call that only the newest servers have.
+def call_offered(core: Core, name: str, request: Any = None, **options: Any) -> Any:
+    """Make a call, and tell a route that the server lacks from an object that does not exist.
+
+    Args:
+        core: the shared parts.
+        name: of the endpoint.
+        request: the body.
+        options: as for `Core.call`.
 
     Raises:
-        UnsupportedByServerError: this one has not.
+        UnsupportedByServerError: the server has no such route; the text names what works in its place.
+        TinkerError: the call failed.
     """
     try:
-        return core.call(name, request, usual_s=_deadlines.REST_S)
+        return core.call(name, request, usual_s=_deadlines.REST_S, **options)
     except APIStatusError as error:
-        if error.status_code not in NO_SUCH_CALL:
+        newer = name in NEWER and error.status_code in NO_SUCH_CALL
+        if not newer and not core.server.published.lacks_route(name, error, core.start().facts.dialect):
             raise
-        raise UnsupportedByServerError(
-            f"this server does not offer {name} (it answers {error.status_code})", feature=name
-        ) from error
+        raise explain_missing_route(name, error, _INSTEAD.get(name, "")) from error
+
+
+def parse_path(core: Core, tinker_path: str) -> ParsedCheckpointTinkerPath:
+    """Return the parts of a checkpoint's path.
+
+    Open servers also name a sampler checkpoint `tinker://RUN/NAME`.
+
+    Raises:
+        InvalidInputError: the text is not such a path.
+    """
+    return parse_checkpoint_path(tinker_path, bare=not core.settings.is_vendor_host)
+
+
+def parse_checkpoint_path(tinker_path: str, *, bare: bool) -> ParsedCheckpointTinkerPath:
+    """Return the parts of a checkpoint's path.
+
+    Args:
+        tinker_path: the path.
+        bare: take `tinker://RUN/NAME` as the path of a sampler checkpoint.
+
+    Raises:
+        InvalidInputError: the text is not such a path.
+
+    >>> parse_checkpoint_path("tinker://run-1/final", bare=True).checkpoint_id
+    'sampler_weights/final'
+    """
+    found = _BARE_PATH.fullmatch(tinker_path) if bare else None
+    if found is None or {".", ".."} & set(found.groups()):
+        return ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+    return ParsedCheckpointTinkerPath(
+        tinker_path=tinker_path,
+        training_run_id=found[1],
+        checkpoint_type="sampler",
+        checkpoint_id=f"sampler_weights/{found[2]}",
+    )
 
 
 def warn_experimental(name: str) -> None:

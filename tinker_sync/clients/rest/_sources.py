@@ -12,6 +12,7 @@ from attrs import evolve
 
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._models import LoadedModel
+from tinker_sync.clients.rest._base import parse_path
 from tinker_sync.clients.training import TrainingClient
 from tinker_sync.errors import (
     APIResponseValidationError,
@@ -43,7 +44,7 @@ def source_of(core: Core, tinker_path: str) -> DownloadSource:
     protocol wants it, or comes in an archive, as in older ones. A checkpoint for sampling comes in an
     archive, where there are any.
     """
-    parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+    parsed = parse_path(core, tinker_path)
     if parsed.checkpoint_type == "external":
         return ExternalFiles(core, parsed)
     archives = core.start().facts.dialect.offers("get_checkpoint_archive")
@@ -166,7 +167,9 @@ class Archive:
             return self._ask()
         except APIStatusError as error:
             bare = self._parsed.checkpoint_id.partition("/")[2]
-            if error.status_code not in {*_ABSENT, 400, 422} or self._checkpoint == bare:
+            absent = error.status_code in {*_ABSENT, 400, 422}
+            # A server that knows bare names gives the sampler's archive, whatever was meant.
+            if not absent or self._checkpoint == bare or self._parsed.checkpoint_type != "sampler":
                 raise self._explained(error) from error
             self._checkpoint, full = bare, self._checkpoint  # so some open servers know it
             try:
@@ -192,6 +195,12 @@ class Archive:
         return SignedUrls({ARCHIVE: urljoin(f"{core.settings.base_url}/", url)}, expires)
 
     def _explained(self, error: APIStatusError) -> TinkerError:
+        if error.status_code in (405, 501) and self._parsed.checkpoint_type == "training":
+            return UnsupportedByServerError(
+                f"the server has no archive of {self._parsed.tinker_path}: it gives archives of weights for "
+                "sampling only. Save the weights with TrainingClient.save_weights_for_sampler",
+                feature="get_checkpoint_archive",
+            )
         if self._offered or error.status_code not in _ABSENT:
             return error
         return UnsupportedByServerError(

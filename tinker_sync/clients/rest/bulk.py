@@ -8,13 +8,12 @@ from functools import partial
 
 from attrs import field, frozen
 
-from tinker_sync.clients import _deadlines
-from tinker_sync.clients.rest._base import RestBase
+from tinker_sync.clients.rest._base import RestBase, call_offered, parse_path
 from tinker_sync.errors import InvalidInputError, NotFoundError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.workers import Workers
-from tinker_sync.types import Checkpoint, ParsedCheckpointTinkerPath
+from tinker_sync.types import Checkpoint
 
 # As many as the reference client's command line has under way.
 PARALLEL = 32
@@ -133,13 +132,9 @@ class BulkCalls(RestBase):
 
         def call(path: str) -> CheckpointOutcome:
             try:
-                parsed = ParsedCheckpointTinkerPath.from_tinker_path(path)
-                core.call(
-                    name,
-                    request,
-                    path={"run": parsed.training_run_id, "checkpoint": parsed.checkpoint_id},
-                    usual_s=_deadlines.REST_S,
-                )
+                parsed = parse_path(core, path)
+                place = {"run": parsed.training_run_id, "checkpoint": parsed.checkpoint_id}
+                call_offered(core, name, request, path=place)
             except TinkerError as error:
                 return CheckpointOutcome(path, None if gone_is_fine and _gone_by_us(error) else error)
             return CheckpointOutcome(path)

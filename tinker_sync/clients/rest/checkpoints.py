@@ -10,7 +10,7 @@ from attrs import frozen
 
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._twins import result_twin
-from tinker_sync.clients.rest._base import RestBase, checked_id, newer_call, warn_experimental
+from tinker_sync.clients.rest._base import RestBase, call_offered, checked_id, parse_path, warn_experimental
 from tinker_sync.clients.rest._sources import archive_address
 from tinker_sync.clients.rest.listing import Listing, Page
 from tinker_sync.errors import InvalidInputError
@@ -30,7 +30,6 @@ from tinker_sync.types import (
     ExternalWeightsUploadStartResult,
     ExternalWeightsUrlsResponse,
     LoraConfig,
-    ParsedCheckpointTinkerPath,
 )
 
 
@@ -217,7 +216,7 @@ class CheckpointCalls(RestBase):
         ...     [each.expires_at is None for each in rest.iter_checkpoints(training.model_id)]
         [False]
         """
-        parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+        parsed = parse_path(self._core, tinker_path)
         return self._call(
             "set_checkpoint_ttl",
             {"ttl_seconds": ttl_seconds},
@@ -235,7 +234,7 @@ class CheckpointCalls(RestBase):
         ...     sorted(rest.get_external_weights_urls(path).result().urls)
         ['adapter_config.json', 'adapter_model.safetensors']
         """
-        parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+        parsed = parse_path(self._core, tinker_path)
         if parsed.checkpoint_type != "external":
             raise InvalidInputError(f"{tinker_path!r}: expected tinker://RUN/external_weights/NAME")
         return self._call(
@@ -307,7 +306,7 @@ class CheckpointCalls(RestBase):
         """
         warn_experimental("search_checkpoints")
         core = self._core
-        return self._later(lambda: newer_call(core, "search_checkpoints", request))
+        return self._later(lambda: call_offered(core, "search_checkpoints", request))
 
     def external_weights_upload_start(
         self, *, base_model: str, lora_config: LoraConfig, destination_project_id: str | None = None
@@ -338,7 +337,7 @@ class CheckpointCalls(RestBase):
             destination_project_id=destination_project_id or core.settings.project_id,
         )
         name = "external_weights_upload_start"
-        return self._later(lambda: newer_call(core, name, request))
+        return self._later(lambda: call_offered(core, name, request))
 
     def external_weights_upload_finish(self, upload_id: str) -> APIFuture[ExternalWeightsUploadFinishResult]:
         """Make a checkpoint of an upload whose files are all there. Experimental.
@@ -362,7 +361,7 @@ class CheckpointCalls(RestBase):
         core = self._core
         request = ExternalWeightsUploadFinishRequest(upload_id=checked_id("upload_id", upload_id))
         name = "external_weights_upload_finish"
-        return self._later(lambda: newer_call(core, name, request))
+        return self._later(lambda: call_offered(core, name, request))
 
     # ---------------------------------------------------------------------------------- older servers
 
@@ -404,13 +403,13 @@ class CheckpointCalls(RestBase):
         ...     rest.get_checkpoint_archive_url_from_tinker_path(path).result()  # doctest: +ELLIPSIS
         CheckpointArchiveUrl(url='http...final.tar.gz…', expires=...)
         """
-        parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+        parsed = parse_path(self._core, tinker_path)
         return self.get_checkpoint_archive_url(parsed.training_run_id, parsed.checkpoint_id)
 
     # ---------------------------------------------------------------------------------- one line of work
 
     def _on_path(self, name: str, tinker_path: str) -> APIFuture[None]:
-        parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+        parsed = parse_path(self._core, tinker_path)
         return self._on_checkpoint(name, parsed.training_run_id, parsed.checkpoint_id)
 
     def _on_checkpoint(self, name: str, run: str, checkpoint: str) -> APIFuture[None]:

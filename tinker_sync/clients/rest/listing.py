@@ -28,6 +28,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from attrs import frozen
 
+from tinker_sync._display import to_pandas
 from tinker_sync.errors import BadRequestError, InvalidInputError, UnprocessableEntityError
 
 T = TypeVar("T")
@@ -121,6 +122,8 @@ class Listing(Iterator[T], Generic[T]):
     def __length_hint__(self) -> int:
         counts = [count for count in (self._total, self._limit) if count is not None]
         return max(min(counts, default=0) - len(self._seen), 0)
+
+    to_pandas = to_pandas
 
     def close(self) -> None:
         """Stop here. A page under way is dropped when it comes."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from operator import attrgetter
 
 from tinker_sync.clients._twins import result_twin
-from tinker_sync.clients.rest._base import AccessScope, RestBase, checked_id, checked_scope
+from tinker_sync.clients.rest._base import AccessScope, RestBase, checked_id, checked_scope, parse_path
 from tinker_sync.clients.rest.listing import Listing, Page
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.types import (
     GetSamplerResponse,
-    ParsedCheckpointTinkerPath,
     TrainingRun,
     TrainingRunsResponse,
     WeightsInfoResponse,
@@ -56,7 +55,7 @@ class RunCalls(RestBase):
         ...     rest.get_training_run_by_tinker_path(path).result().training_run_id == training.model_id
         True
         """
-        parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+        parsed = parse_path(self._core, tinker_path)
         return self._call(
             "get_training_run",
             kind=TrainingRun,

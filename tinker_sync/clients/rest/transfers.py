@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from tinker_sync.clients.rest._base import RestBase, newer_call, warn_experimental
+from tinker_sync.clients.rest._base import RestBase, call_offered, parse_path, warn_experimental
 from tinker_sync.clients.rest._sources import source_of
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.runtime.futures import APIFuture
@@ -24,7 +24,6 @@ from tinker_sync.types import (
     ExternalWeightsUploadStartRequest,
     ExternalWeightsUploadStartResult,
     LoraConfig,
-    ParsedCheckpointTinkerPath,
 )
 
 T = TypeVar("T")
@@ -71,7 +70,7 @@ class TransferCalls(RestBase):
         >>> sorted(file.name for file in got.files)
         ['adapter_config.json', 'adapter_model.safetensors']
         """
-        ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+        parse_path(self._core, tinker_path)
         target = default_target(tinker_path) if to is None else Path(to)
         if target.name in ("", ".."):
             raise InvalidInputError(f"to: expected the name of a directory to be made, got {str(to)!r}")
@@ -140,7 +139,7 @@ class TransferCalls(RestBase):
         )
 
         def begin() -> tuple[str, dict[str, str]]:
-            begun: ExternalWeightsUploadStartResult = newer_call(
+            begun: ExternalWeightsUploadStartResult = call_offered(
                 core, "external_weights_upload_start", request
             )
             return begun.upload_id, begun.urls
@@ -156,7 +155,7 @@ class TransferCalls(RestBase):
                 upload_id = sender.run(begin)
             finally:
                 http.close()
-            finished: ExternalWeightsUploadFinishResult = newer_call(
+            finished: ExternalWeightsUploadFinishResult = call_offered(
                 core,
                 "external_weights_upload_finish",
                 ExternalWeightsUploadFinishRequest(upload_id=upload_id),

@@ -118,7 +118,7 @@ class EmbeddedServer:
 
     @property
     def in_use(self) -> bool:
-        """Whether its port is its own: it runs, waits for its first request, or has clients."""
+        """True while its port is its own: it runs, waits for its first request, or has clients."""
         with self._lock:
             return self._process is not None or self._socket is not None or self._holders > 0
 

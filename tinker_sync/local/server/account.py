@@ -68,7 +68,7 @@ async def auth_token(service: Service, ask: Ask) -> Any:
 
 @calls.of("get_api_key")
 async def get_api_key(service: Service, ask: Ask) -> Any:  # noqa: ARG001
-    """What is known of the key."""
+    """Describe the key."""
     return {
         "key_id": 1,
         "name": "local",
@@ -121,7 +121,7 @@ async def get_server_capabilities(service: Service, ask: Ask) -> Any:  # noqa: A
 
 @calls.of("get_billing_usage")
 async def get_billing_usage(service: Service, ask: Ask) -> Any:
-    """What was used, hour by hour."""
+    """Return the usage of each hour."""
     window = _window(ask)
     rows = await service.on_disk(service.store.usage, window.starting_on, window.ending_before)
     sessions: dict[str, BillingUsageSession] = {}
@@ -179,7 +179,7 @@ def _event_info(row: HourlyUsageRow) -> BillingEventInfo:
 
 @calls.of("get_checkpoint_storage_usage")
 async def get_checkpoint_storage_usage(service: Service, ask: Ask) -> Any:
-    """What lies in storage now."""
+    """Return the present use of storage."""
     rows = await service.on_disk(service.store.storage_now, ask.query.get("project_id"))
     items = [
         CurrentCheckpointStorageUsageItem(
@@ -199,7 +199,7 @@ async def get_checkpoint_storage_usage(service: Service, ask: Ask) -> Any:
 
 @calls.of("get_audit_log")
 async def get_audit_log(service: Service, ask: Ask) -> Any:
-    """What was done on one day."""
+    """Return the audit log of one day."""
     kind, day = ask.query.get("event_type", "all"), ask.query.get("day")
     if kind not in _EVENT_TYPES:
         raise Refused(422, f"event_type must be one of {', '.join(_EVENT_TYPES)}")

@@ -1,4 +1,4 @@
-"""The adapters that are sampled: the latest in memory, older ones on disk until somebody asks for them again.
+"""The adapters of samplers: the latest in memory, older ones on disk until the next sample needs them.
 
 A program that saves an adapter at every step leaves thousands behind; memory must not grow with them. Those
 that can be read again from a checkpoint are just dropped, the others are written to a file first. An adapter
@@ -37,9 +37,9 @@ class Adapters:
     """Adapters by key.
 
     Args:
-        forget: Told of each adapter that leaves memory.
-        executor: Where files are read and written.
-        limit_bytes: What may be in memory; the one in use always may.
+        forget: Called with each adapter that leaves memory.
+        executor: Reads and writes the files.
+        limit_bytes: The most bytes in memory; the adapter in use may always stay.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Adapters:
 
     @property
     def held_bytes(self) -> int:
-        """What is in memory."""
+        """The size of the adapters in memory."""
         return sum(params.flat.nbytes for params in self._held.values())
 
     def __contains__(self, key: str) -> bool:
@@ -122,7 +122,7 @@ class Adapters:
             path.unlink(missing_ok=True)
 
     def drop(self, key: str) -> None:
-        """Nobody will ask for this one again."""
+        """Drop an adapter that no sampler uses any more."""
         self._without_source.discard(key)
         params = self._held.pop(key, None)
         if params is not None:

@@ -88,7 +88,7 @@ class App:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        # What an older server does not have, by the table that tells clients so.
+        # The calls that an older server lacks, by the table that clients use.
         dialect = Dialect.forced("json")
         self._offered = {*ENDPOINTS, *NEWER}
         if service.flags.json_only:
@@ -176,7 +176,7 @@ class App:
         if self.service.signer.knows(credential):
             return
         is_token = self.service.flags.client.pjwt_auth_enabled and credential.startswith("eyJ")
-        # Clients get a new token, and send the call once more, only when they are told in these words.
+        # Clients get a new token and repeat the call only for these words.
         advice = {"www-authenticate": 'Bearer error="invalid_token"'} if is_token else {}
         raise Refused(401, "the X-API-Key header holds no valid key", advice)
 
@@ -189,7 +189,7 @@ class App:
         count_as_used(self.service.models, headers, body, known_key=known)
 
     def _has_other_method(self, path: str) -> bool:
-        """Whether the path is a call under another method; who asks what a server has goes by that."""
+        """Return True if the path is a call under another method, by which clients probe a server."""
         hits = [_called(method, path) for method in ("GET", "POST", "PUT", "DELETE")]
         return any(hit is not None and hit[0].name in self._offered for hit in hits)
 
@@ -265,7 +265,7 @@ def _unpacked(body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
 
 
 def _start_of(body: bytes, headers: Mapping[str, str]) -> bytes:
-    """Return the first bytes of a compressed body that is too large or damaged; none where there are none."""
+    """Return the first bytes of a compressed body that is too large or damaged, possibly none."""
     coding, start = headers.get("content-encoding", "").strip().lower(), b""
     with contextlib.suppress(Exception):  # the packages have errors of their own
         if coding == "zstd" and (zstd := _zstd()) is not None:

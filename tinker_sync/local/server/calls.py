@@ -1,4 +1,4 @@
-"""What a handler is given and what it answers, and the table it is found in."""
+"""Requests and answers of handlers, and the table of handlers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @attrs.frozen(eq=False, kw_only=True)
 class Ask:
-    """One request: which call it is, and all that came with it. Header names are in lower case."""
+    """One request of a known call. Header names are in lower case."""
 
     endpoint: Endpoint
     ids: Mapping[str, str]
@@ -53,12 +53,12 @@ class Ask:
 
     @property
     def sends_protobuf(self) -> bool:
-        """Whether the body is protobuf."""
+        """True if the body is protobuf."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower() == PROTOBUF
 
     @property
     def wants_protobuf(self) -> bool:
-        """Whether the answer may be protobuf."""
+        """True if the answer may be protobuf."""
         return PROTOBUF in self.headers.get("accept", "").lower()
 
     def number(self, name: str, default: int, *, least: int = 0, most: int = 10_000) -> int:

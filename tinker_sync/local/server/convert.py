@@ -70,7 +70,7 @@ def _input(tensor: TensorData) -> Input:
 
 
 def loss_output(output: LossOutput) -> ForwardBackwardOutput:
-    """What a pass gave, as the protocol has it."""
+    """Return the output of a pass in the form of the protocol."""
     records = [{"logprobs": TensorData._of(logprobs)} for logprobs in output.logprobs]
     return ForwardBackwardOutput(_OUTPUT_TYPE, records, dict(output.metrics))
 
@@ -134,7 +134,7 @@ def _stop_texts(stop: Any) -> tuple[str, ...]:
 
 
 def sample_response(result: SampleResult, sequence_ids: Iterable[str | None]) -> SampleResponse:
-    """What was sampled, as the protocol has it."""
+    """Return a sample in the form of the protocol."""
     prompt, alternatives = result.prompt, None
     if prompt.alt_tokens is not None and prompt.alt_logprobs is not None:
         alternatives = PromptAltTokens(

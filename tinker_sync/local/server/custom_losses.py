@@ -120,10 +120,10 @@ def compute(
 
 
 def check(request: CreateCustomLossRequest) -> None:
-    """Look at a loss before it is taken.
+    """Check an uploaded loss.
 
     Raises:
-        UserFault: it is not one that may be computed; says the first thing that is wrong.
+        UserFault: it must not be computed; the text names the first problem.
     """
     _check_inputs(request.inputs)
     nodes = request.graph.nodes
@@ -169,7 +169,7 @@ def _check_node(node: CustomLossNode, where: str) -> None:
 
 
 def _references(value: Any, where: str) -> list[str]:
-    """The names of nodes in arguments; refuses forms nobody knows."""
+    """Return the names of nodes in arguments. Refuse unknown forms."""
     found: list[str] = []
     pending = [value]
     while pending:

@@ -1,6 +1,6 @@
 """Files to download: exported checkpoints, archives, traces. Their addresses are signed and expire.
 
-Whoever has an address may fetch the file, without a key. Downloads can be resumed: there are ranges, and a
+An address opens its file without a key. Downloads can be resumed: there are ranges, and a
 tag that is the checksum of the content.
 """
 
@@ -70,7 +70,7 @@ def signed_url(service: Service, ask: Ask, path: str) -> tuple[str, int]:
 
 @calls.of("get_checkpoint_archive")
 async def get_checkpoint_archive(service: Service, ask: Ask) -> Any:
-    """Where all files of a checkpoint are in one archive, as older servers offer it."""
+    """Redirect to an archive of all files of a checkpoint, as older servers do."""
     run_id, kind, name = await _named(service, ask)
     row = await service.on_disk(service.store.checkpoint, run_id, kind, name)
     url, expires = signed_url(
@@ -83,7 +83,7 @@ async def get_checkpoint_archive(service: Service, ask: Ask) -> Any:
 
 @calls.of("export_session_trace")
 async def export_session_trace(service: Service, ask: Ask) -> Any:
-    """Where the trace of a session is: what was worked on and when, in the format of trace viewers."""
+    """Return the address of the trace of a session: its work and times, in the format of trace viewers."""
     session_id = ask.ids["session"]
     await service.on_disk(service.store.session, session_id)
     path = f"{PREFIX}trace/{segment(session_id)}/trace/trace.json"
@@ -211,7 +211,7 @@ def _answer(service: Service, download: Download, headers: dict[str, str]) -> An
 
 
 def _range(asked: str, size: int) -> tuple[int, int] | None:
-    """Where a part begins and ends; None for the whole.
+    """Return the bounds of a requested range, or None for the whole file.
 
     >>> _range("bytes=2-4", 10), _range("bytes=-3", 10), _range("bytes=8-", 10), _range("lines=1-2", 10)
     ((2, 5), (7, 10), (8, 10), None)

@@ -1,4 +1,4 @@
-"""What kind of server this is: the settings clients are told, and those only the server needs."""
+"""The settings of a server: those it sends to clients, and its own."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ class Flags:
 
     @classmethod
     def of(cls, **settings: Any) -> Flags:
-        """The defaults but for these, whichever of the three groups a name belongs to.
+        """Return the defaults with these settings, of any of the three groups.
 
         Raises:
-            ConfigurationError: there is no such setting.
+            ConfigurationError: a setting is unknown.
         """
         own = {field.name for field in attrs.fields(cls)} - {"client", "dynamic"}
         flags = cls(**{name: value for name, value in settings.items() if name in own})

@@ -74,18 +74,18 @@ class Head:
 
     @property
     def keeps_alive(self) -> bool:
-        """Whether another request may follow on the connection."""
+        """True if another request may follow on the connection."""
         said = b",".join(self.all(b"connection")).lower()
         return b"close" not in said and (self.minor == 1 or b"keep-alive" in said)
 
     @property
     def chunked(self) -> bool:
-        """Whether the body comes in chunks."""
+        """True if the body comes in chunks."""
         return bool(self.all(b"transfer-encoding"))
 
     @property
     def length(self) -> int:
-        """The length of the body, 0 where none is told."""
+        """The length of the body, 0 without a header for it."""
         return int(next(iter(self.all(b"content-length")), b"0"))
 
 
@@ -420,7 +420,7 @@ class HttpServer:
         task.add_done_callback(self._tasks.discard)
 
     def scope_of(self, head: Head, transport: asyncio.BaseTransport) -> Message:
-        """What ASGI calls a request."""
+        """Return the ASGI scope of a request."""
         path, _, query = head.target.partition(b"?")
         return {
             "type": "http",

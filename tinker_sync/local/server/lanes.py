@@ -40,7 +40,7 @@ class Step:
 
 
 class Seen:
-    """Which request a number was used for.
+    """The request and the answer of each used number.
 
     >>> seen = Seen(limit=2)
     >>> seen.add(1, b"a", "first")
@@ -53,7 +53,7 @@ class Seen:
         self._found: OrderedDict[Any, tuple[bytes, Any]] = OrderedDict()
 
     def get(self, number: Any, digest: bytes) -> Any:
-        """What was answered to this request before, or None.
+        """Return the earlier answer to this request, or None.
 
         Raises:
             Refused: the number was used for another request.

@@ -151,7 +151,7 @@ def start_model(
 
 @calls.of("get_info")
 async def get_info(service: Service, ask: Ask) -> Any:
-    """What a model is; also one that is in the store only."""
+    """Describe a model, also one that only the store has."""
     request = ask.read(GetInfoRequest)
     live = service.models.get(request.model_id)
     if live is not None:  # it may be on its way to the store still

@@ -1,4 +1,4 @@
-"""What can go wrong with a request, and how it is told: as a status at once, or as a promise that fails."""
+"""Failures of requests: as a status at once, or as a promise that fails."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Refused(Exception):
 
 
 class UserFault(ValueError):
-    """What was asked cannot be done, and asking again will not help."""
+    """A request that cannot be carried out, also not when it is repeated."""
 
 
 def refusal_of(problem: BaseException) -> Refused | None:
-    """How an exception from a handler is answered; None for what is the server's own fault.
+    """Return the answer to an exception of a handler, or None for a fault of the server.
 
     >>> refusal_of(UserFault("no such base model")).status
     400
@@ -52,7 +52,7 @@ def refusal_of(problem: BaseException) -> Refused | None:
 
 
 def unfit(problem: WireError) -> list[dict[str, Any]]:
-    """A body that does not fit, with the place of each thing, as servers of this protocol tell it."""
+    """Return the `detail` for a body that does not fit, with the place in it."""
     return [{"loc": ["body", *place(problem.path)], "msg": str(problem), "type": "value_error"}]
 
 
@@ -76,7 +76,7 @@ def failure_of(problem: BaseException) -> tuple[str, Category]:
         return f"{problem}; load its last checkpoint into a new one", "user"
     if isinstance(problem, (UserFault, InvalidInputError, Cancelled, Refused)):
         return str(problem), "user"
-    if isinstance(problem, ValueError):  # the engine says which input it is about
+    if isinstance(problem, ValueError):  # the engine names the input
         return str(problem), "user"
     if isinstance(problem, TinkerError):  # such as a package that is not installed
         return str(problem), "server"

@@ -1,8 +1,7 @@
-"""Promises: what was asked for and is not there yet, what is, and those who wait.
+"""Promises: requests under way, results, and the long polls that wait for them.
 
-All of it belongs to the loop's thread. Whoever waits is a future in a set and a timer, nothing more, so how
-many wait costs no threads. Results that were fetched are kept for a while, since the answer may have been
-lost on its way; which ones, a budget in bytes decides.
+All of it belongs to the thread of the loop. A long poll is a future in a set and a timer, and takes no
+thread. Fetched results are kept up to a budget in bytes, because the answer may have been lost on its way.
 """
 
 from __future__ import annotations
@@ -108,14 +107,14 @@ class Promises:
         return self._promises.get(request_id)
 
     def is_gone(self, request_id: str) -> bool:
-        """Whether an id was given out once, now or before a restart, and its promise is no more."""
+        """Return True for an id of a dropped promise, also from before a restart."""
         head, _, number = request_id.rpartition("-")
         if not (head.startswith("req-") and number.isdigit()):
             return False
         return f"{head}-" != self._prefix or int(number) < self._next
 
     def settle(self, promise: Promise, outcome: Result | Failure) -> None:
-        """The outcome is there: tell all who wait. The first one counts."""
+        """Set the outcome and wake all waiters. The first outcome counts."""
         if promise.outcome is not None:
             return
         promise.outcome = outcome
@@ -150,7 +149,7 @@ class Promises:
             self._promises.pop(oldest, None)
 
     def drop_session(self, session_id: str) -> None:
-        """Nobody will ask for what a session left behind; what is under way ends by itself."""
+        """Drop the results of a session. Work under way ends by itself."""
         for name in [name for name, one in self._promises.items() if one.session_id == session_id]:
             if self._promises[name].outcome is not None:
                 del self._promises[name]

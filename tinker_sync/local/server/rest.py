@@ -94,7 +94,7 @@ def checkpoint_model(row: CheckpointRow) -> Checkpoint:
 
 @calls.of("list_checkpoints")
 async def list_checkpoints(service: Service, ask: Ask) -> Any:
-    """Those of a run; not cut into pages."""
+    """Return all checkpoints of a run on one page."""
     rows = await service.on_disk(service.store.list_checkpoints, ask.ids["run"])
     return CheckpointsListResponse(checkpoints=[checkpoint_model(row) for row in rows])
 
@@ -119,7 +119,7 @@ async def list_user_checkpoints(service: Service, ask: Ask) -> Any:
 
 @calls.of("search_checkpoints")
 async def search_checkpoints(service: Service, ask: Ask) -> Any:
-    """Those that fit a description, the newest first. Experimental, as the call is."""
+    """Return the checkpoints that fit a description, the newest first. The call is experimental."""
     request = ask.read(CheckpointSearchRequest)
     rows, _ = await service.on_disk(service.store.list_user_checkpoints, 1 << 40, 0)
     found = [row for row in _after(rows, request.cursor) if _fits(row, request)]
@@ -132,7 +132,7 @@ async def search_checkpoints(service: Service, ask: Ask) -> Any:
 
 
 def _after(rows: list[CheckpointRow], cursor: CheckpointSearchCursor | None) -> list[CheckpointRow]:
-    """What comes behind a cursor, also when the checkpoint that it names is gone."""
+    """Return the rows behind a cursor, also when the checkpoint that it names is gone."""
     if cursor is None:
         return rows
     for index, row in enumerate(rows):
@@ -152,7 +152,7 @@ def _fits(row: CheckpointRow, request: CheckpointSearchRequest) -> bool:
 
 
 async def _named(service: Service, ask: Ask) -> tuple[str, CheckpointKind, str]:
-    """The checkpoint a path means. A bare name, as older clients send it, is looked for among all kinds.
+    """Return the checkpoint of a path. A bare name, as older clients send it, may have any kind.
 
     Raises:
         Refused: it is no checkpoint id.
@@ -185,7 +185,7 @@ async def delete_checkpoint(service: Service, ask: Ask) -> Any:
 
 @calls.of("publish_checkpoint")
 async def publish_checkpoint(service: Service, ask: Ask) -> Any:
-    """Everybody may read it."""
+    """Let every user read a checkpoint."""
     return await _publish(service, ask, published=True)
 
 

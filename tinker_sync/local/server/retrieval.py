@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING, Any
 from tinker_sync.local.server.calls import Answer, Calls
 from tinker_sync.local.server.problems import Refused
 from tinker_sync.local.server.promises import Failure, Result, held, wake
-from tinker_sync.types.future import (
+from tinker_sync.types.completion import (
     FutureFailed,
     FutureFinished,
-    FutureRetrieveRequest,
     FuturesRetrieveRequest,
     FuturesRetrieveResponse,
-    QueueState,
 )
+from tinker_sync.types.future import FutureRetrieveRequest, QueueState
 from tinker_sync.wire import json as json_codec
 
 if TYPE_CHECKING:
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.promises import Promise
     from tinker_sync.local.server.service import LiveSampler, Service
-    from tinker_sync.types.future import FutureCompletion
+    from tinker_sync.types.completion import FutureCompletion
 
 calls = Calls()
 
@@ -86,7 +85,7 @@ def _outcome(service: Service, ask: Ask, promise: Promise, *, allow_metadata_onl
 
 @calls.of("retrieve_futures")
 async def retrieve_futures(service: Service, ask: Ask) -> Any:
-    """Which requests of a sampler have come to an end since a cursor."""
+    """Return the requests of a sampler that have ended since a cursor."""
     request = ask.read(FuturesRetrieveRequest)
     sampler = await service.sampler(request.target.sampling_session_id)
     clone = request.target.cloned_sampler_id
@@ -132,7 +131,7 @@ def _since(sampler: LiveSampler, clone: int, cursor: int) -> list[tuple[int, Fut
 
 
 def _forget(sampler: LiveSampler, clone: int, fetched: set[str]) -> None:
-    """What was fetched is of no interest to anybody any more."""
+    """Drop the entries of fetched results."""
     log = sampler.finished.get(clone)
     if log and fetched:
         kept = [entry for entry in log if entry[1].request_id not in fetched]
@@ -141,7 +140,7 @@ def _forget(sampler: LiveSampler, clone: int, fetched: set[str]) -> None:
 
 
 def note_finished(service: Service, sampler: LiveSampler, clone: int, promise: Promise) -> None:
-    """Tell those who ask for all of a sampler, if clients were told that they may."""
+    """Answer the clients that ask for all results of a sampler, if the server offers that call."""
     if not service.flags.client.sample_use_retrieve_futures:
         return
     completion: FutureCompletion
@@ -158,7 +157,7 @@ def note_finished(service: Service, sampler: LiveSampler, clone: int, promise: P
 
 @calls.of("cancel_future")
 async def cancel_future(service: Service, ask: Ask) -> Any:
-    """Nobody wants the result any more. What is done, or cannot be stopped, is left as it is."""
+    """Cancel a request. Finished work, and work that cannot be stopped, stays as it is."""
     request_id = ask.tree("request_id").get("request_id")
     if not isinstance(request_id, str):
         raise Refused(422, "request_id must be text")

@@ -17,15 +17,15 @@ from tinker_sync.local.server.retrieval import CLONE, note_finished
 from tinker_sync.local.server.sampler_weights import load_params
 from tinker_sync.local.server.service import UNSAVED, LiveSampler, adapter_key
 from tinker_sync.local.server.weights import parse
+from tinker_sync.types.described import GetSamplerResponseInternal
 from tinker_sync.types.future import UntypedAPIFuture
-from tinker_sync.types.sampling import SampleRequest
-from tinker_sync.types.session import (
+from tinker_sync.types.sampler import (
     CreateSamplingSessionRequest,
     CreateSamplingSessionResponse,
-    GetSamplerResponseInternal,
     JoinSamplingSessionRequest,
     JoinSamplingSessionResponse,
 )
+from tinker_sync.types.sampling import SampleRequest
 from tinker_sync.wire.proto.samples import encode_sample_response
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ async def join_sampling_session(service: Service, ask: Ask) -> Any:
 
 @calls.of("get_sampler")
 async def get_sampler(service: Service, ask: Ask) -> Any:
-    """What a sampler samples from."""
+    """Return the weights of a sampler."""
     row = await service.on_disk(service.store.sampler, ask.ids["sampler"])
     path = None if (row.model_path or "").startswith(UNSAVED) else row.model_path
     base = service.host.models.get(row.base_model)
@@ -212,7 +212,7 @@ class _Sampling:
 
     def _hand_over(self, future: Future[SampleResult]) -> None:
         """From the sampler's thread to the loop."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended; nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             self._service.loop.call_soon_threadsafe(self._computed, future)
 
     def _computed(self, future: Future[SampleResult]) -> None:

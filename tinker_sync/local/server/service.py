@@ -1,4 +1,4 @@
-"""What all handlers share: the store, the host, the flags, and everything that is alive.
+"""The shared state of all handlers: the store, the host, the flags, sessions, models and samplers.
 
 Belongs to the loop's thread. What blocks (files, the database, large bodies) goes to a small executor; what
 computes goes to the host. Both come back as awaitables.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.flags import Flags
     from tinker_sync.local.store import Store
-    from tinker_sync.types.future import FutureCompletion
+    from tinker_sync.types.completion import FutureCompletion
 
 T = TypeVar("T")
 
@@ -65,17 +65,17 @@ class LiveModel:
 
 @attrs.define(eq=False)
 class LiveSampler:
-    """What somebody samples from.
+    """A sampler in memory.
 
     Attributes:
         adapter: Key of the adapter; None for the base model itself.
         model_path: The checkpoint it comes from; None also for weights that were never saved.
         follows: The model whose inflight saves move `adapter`; None for a sampler that keeps its weights.
-        clones: How many processes joined.
-        seen: What was answered under which number.
-        finished: By clone, what came to an end: cursor, and how.
-        news: Those who wait for something to come to an end.
-        unnumbered: How many requests came without a number.
+        clones: The number of processes that joined.
+        seen: The answers by number.
+        finished: By clone, the ended requests: cursor and outcome.
+        news: The long polls that wait for the end of a request.
+        unnumbered: The number of requests without a number.
     """
 
     sampler_id: str
@@ -181,7 +181,7 @@ class Service:
         return await self.loop.run_in_executor(self.disk, lambda: work(*arguments, **options))
 
     async def computed(self, future: Future[T]) -> T:
-        """What the host computes."""
+        """Await the result of the host."""
         return await asyncio.wrap_future(future)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -245,7 +245,7 @@ class Service:
         self.trace(promise, started)
 
     def failure(self, problem: BaseException, kind: str) -> Failure:
-        """What becomes of a promise that this made fail; what nobody expected is logged."""
+        """Return the failure of a promise for an exception. Faults of the server are logged."""
         text, category = failure_of(problem)
         if category == "server":
             logger.error("%s failed: %s", kind, text, exc_info=problem)
@@ -284,10 +284,11 @@ class Service:
     # ------------------------------------------------------------------------------------ what is alive
 
     async def session(self, session_id: str) -> LiveSession:
-        """The session of an id, which may still be used.
+        """Return an open session by its id.
 
         Raises:
-            Refused: there is none, or it is over.
+            Refused: it is over.
+            StoreError: it does not exist.
         """
         live = self.sessions.get(session_id)
         if live is None:
@@ -312,10 +313,10 @@ class Service:
         return model
 
     async def sampler(self, sampler_id: str) -> LiveSampler:
-        """A sampler that can be used. One of before a restart is made again, if its weights were saved.
+        """Return a sampler, restored after a restart if its weights were saved.
 
         Raises:
-            StoreError: there is none.
+            StoreError: it does not exist.
             Refused: its weights are gone.
         """
         live = self.samplers.get(sampler_id)

@@ -69,14 +69,14 @@ async def serve(
     max_body_bytes: int | None = None,
     listening: socket.socket | None = None,
 ) -> None:
-    """Serve until `stopped` is set, then end in order: held questions are answered, connections closed.
+    """Serve until `stopped` is set, then end in order: held polls are answered, then connections close.
 
     Args:
-        app: The application, with whatever is wrapped around it.
-        stopped: Ends it.
-        host: Where to listen.
+        app: The application.
+        stopped: Ends the server.
+        host: The address to listen on.
         port: 0 for a free one.
-        ready: Called with the port once requests are taken.
+        ready: Called with the port once the server accepts requests.
         max_body_bytes: The most bytes of one request.
         listening: A socket that has an address already, instead of `host` and `port`.
     """
@@ -98,9 +98,9 @@ class ServerThread:
     """A server in a thread of this process. Thread-safe; `stop` may be called more than once.
 
     Args:
-        app: What `build` made, with whatever is wrapped around it.
-        key: The key clients need, so that it can be asked for here.
-        host: Where to listen.
+        app: The application.
+        key: The key for clients, as an attribute for tests.
+        host: The address to listen on.
         port: 0 for a free one.
 
     Example::
@@ -126,10 +126,10 @@ class ServerThread:
         return f"http://{self._host}:{self.port}"
 
     def start(self) -> ServerThread:
-        """Start, and return when requests are taken.
+        """Start, and return when the server accepts requests.
 
         Raises:
-            OSError: the port is taken, or whatever else kept it from starting.
+            OSError: the port is taken.
         """
         self._thread.start()
         if not self._ready.wait(START_S):

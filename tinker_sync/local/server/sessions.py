@@ -8,12 +8,11 @@ from tinker_sync.local.server.calls import Calls
 from tinker_sync.local.server.problems import Refused
 from tinker_sync.local.server.service import RELEASE_S, LiveSession
 from tinker_sync.local.server.signing import USER
+from tinker_sync.types.described import GetSessionResponse, ListSessionsResponse
 from tinker_sync.types.search import SessionSearchRequest, SessionSearchResponse, SessionSummary
 from tinker_sync.types.session import (
     CreateSessionRequest,
     CreateSessionResponse,
-    GetSessionResponse,
-    ListSessionsResponse,
     SessionHeartbeatRequest,
     SessionHeartbeatResponse,
 )
@@ -64,7 +63,7 @@ async def session_heartbeat(service: Service, ask: Ask) -> Any:
 
 @calls.of("finish_session")
 async def finish_session(service: Service, ask: Ask) -> Any:
-    """The client says it is done; the first time counts."""
+    """End a session. The first end counts."""
     tree, session_id = ask.tree("reason", "detail"), ask.ids["session"]
     reason, detail = tree.get("reason"), tree.get("detail")
     kind = reason.get("type") if isinstance(reason, dict) else None
@@ -101,7 +100,7 @@ async def list_sessions(service: Service, ask: Ask) -> Any:
 
 @calls.of("search_sessions")
 async def search_sessions(service: Service, ask: Ask) -> Any:
-    """Those that fit a description."""
+    """Return the sessions that fit a description."""
     request = ask.read(SessionSearchRequest)
     rows, cursor = await service.on_disk(service.store.search_sessions, request)
     return SessionSearchResponse(sessions=[_summary(row) for row in rows], next_cursor=cursor)

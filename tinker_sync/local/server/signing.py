@@ -20,8 +20,8 @@ class Signer:
     """Checks keys, makes and checks tokens and signatures. Immutable; any thread may use it.
 
     Args:
-        key: The key that clients have.
-        clock: Tells what has expired.
+        key: The key of the clients.
+        clock: Decides what has expired.
         seed: Makes signatures repeatable, for tests; None takes a secret of this process.
     """
 
@@ -32,14 +32,14 @@ class Signer:
         self._secret = hmac.new(self._key, salt, hashlib.sha256).digest()
 
     def knows(self, credential: str) -> bool:
-        """Whether this is the key, or a token that was made for it and is still valid."""
+        """Return True for the key, and for a valid token that was made for it."""
         if hmac.compare_digest(credential.encode("utf-8", "replace"), self._key):
             return True
         claims = self._claims(credential)
         return claims is not None and claims.get("exp", 0) > self._clock.time()
 
     def token(self, life_s: float) -> str:
-        """A token in place of the key."""
+        """Return a token in place of the key."""
         now = int(self._clock.time())
         claims = {
             "iss": "passport-local",
@@ -65,12 +65,12 @@ class Signer:
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode("ascii")
 
     def query(self, path: str, life_s: float) -> tuple[str, int]:
-        """What to put behind a path, so that it may be fetched without a key; and until when, as seconds."""
+        """Return the query that opens a path without a key, and the time of its end in seconds."""
         expires = int(self._clock.time() + life_s)
         return f"expires={expires}&signature={self._mac(f'{path} {expires}')}", expires
 
     def allows(self, path: str, expires: str, signature: str) -> bool:
-        """Whether such an address is genuine and not too old."""
+        """Return True if a signed address is genuine and has not expired."""
         genuine = hmac.compare_digest(
             signature.encode("utf-8", "replace"), self._mac(f"{path} {expires}").encode()
         )

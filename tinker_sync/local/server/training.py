@@ -59,7 +59,7 @@ def submit(
 
 @calls.of("forward_backward")
 async def forward_backward(service: Service, ask: Ask) -> Any:
-    """A pass with gradients, or without where it says so."""
+    """Run a pass, with gradients unless the request turns them off."""
     if ask.sends_protobuf:
         if service.flags.json_only:
             raise Refused(
@@ -127,7 +127,7 @@ def compute(
         output = custom_losses.compute(service, run, model, given, data, backward=backward)
     else:
         one_pass = run.forward_backward if backward else run.forward
-        # Texts among the settings are refused by the loss, which says which one it was.
+        # The loss refuses texts among its settings, by name.
         config: Any = given.loss_fn_config
         output = one_pass(data, given.loss_fn, config)
     tokens = sum(len(example.tokens) for example in data)

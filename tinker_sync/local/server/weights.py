@@ -72,7 +72,7 @@ def parse(path: str) -> tuple[str, CheckpointKind, str]:
 
 
 def info_of(base_model: str, lora: LoraSettings) -> dict[str, Any]:
-    """What a checkpoint must say to be loaded."""
+    """Return the facts in a checkpoint that loading it needs."""
     return {
         "base_model": base_model,
         "rank": lora.rank,
@@ -122,7 +122,7 @@ def about(row: CheckpointRow) -> dict[str, Any]:
 
 
 def name_of(service: Service, request: SaveWeightsRequest | SaveWeightsForSamplerRequest) -> str:
-    """What a checkpoint is to be called, also where nobody says."""
+    """Return the name of a checkpoint, also for a request without one."""
     return request.path or f"checkpoint-{request.seq_id or service.new_id()}"
 
 
@@ -172,7 +172,7 @@ async def save_weights_external(service: Service, ask: Ask) -> Any:
 async def read_checkpoint(
     service: Service, path: str, purpose: str
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """What was saved under a path.
+    """Return what was saved under a path.
 
     Raises:
         UserFault: it is no path.
@@ -283,7 +283,7 @@ async def _create_and_load(service: Service, ask: Ask, request: LoadWeightsReque
 
 @calls.of("get_weights_info")
 async def get_weights_info(service: Service, ask: Ask) -> Any:
-    """What a model must look like to load a checkpoint."""
+    """Describe the model that can load a checkpoint."""
     path = ask.tree("tinker_path").get("tinker_path")
     if not isinstance(path, str):
         raise Refused(422, "tinker_path must be text")

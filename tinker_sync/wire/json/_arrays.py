@@ -8,15 +8,16 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tinker_sync._numpy import AnyArray, BoolArray, Int32Array, np
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.types import SampledSequence, SampleResponse, TensorData, TopkLogprobs
 from tinker_sync.types._arrays import plain_array, to_float32, to_int32, tokens_as_int32, wire_array
 from tinker_sync.types._structured import Unfit
-from tinker_sync.types.sampling import NO_LOGPROB
 from tinker_sync.wire.json._unfit import at
+
+if TYPE_CHECKING:
+    from tinker_sync.types import SampledSequence, SampleResponse, TensorData, TopkLogprobs
 
 # ------------------------------------------------------------------------------------------------- writing
 
@@ -126,6 +127,8 @@ def topk_in(given: Any) -> TopkLogprobs:
     """Return two padded matrices of lists of [token id, log-probability] pairs, or nulls, by position."""
     if not isinstance(given, list):
         raise Unfit("expected a list of positions", given)
+    from tinker_sync.types.sampling import NO_LOGPROB, TopkLogprobs
+
     rows = [at(index, _row, row) for index, row in enumerate(given)]
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     # A list of positions without pairs is still a list of positions.

@@ -11,32 +11,19 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime, time
-from decimal import Decimal
 from enum import Enum
 from functools import cache
 from itertools import islice
-from pathlib import PurePath
 from typing import Any, cast, get_args
-from uuid import UUID
 
 import attrs
 from cattrs import Converter, ForbiddenExtraKeysError, override
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
+from tinker_sync import types
 from tinker_sync._numpy import np
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.types import (
-    Datum,
-    EncodedTextChunk,
-    ForwardBackwardInput,
-    OptimStepRequest,
-    SampledSequence,
-    SampleResponse,
-    SamplingParams,
-    TensorData,
-    _convert,
-    _structured,
-)
+from tinker_sync.types import _convert, _structured
 from tinker_sync.types._model import Model
 from tinker_sync.types._moment import format_moment
 from tinker_sync.types._structured import ABSENT, Unfit
@@ -73,7 +60,7 @@ def make_converter(*, answers: bool, unknown: Unknown | None = None) -> Converte
         reading.list_in, reading.mapping_in, reading.model_of, reading.union_of
     )
     converter.register_structure_hook(int, _whole_number)
-    converter.register_structure_hook(TensorData, reading.tensor)
+    converter.register_structure_hook_func(_is_tensor, reading.tensor)
     _Writing(converter, answers)
     return converter
 
@@ -104,24 +91,28 @@ def _array(name: str, read: Callable[[Any], Any]) -> Any:
     return override(rename=name, struct_hook=lambda tree, _: read(tree))
 
 
-_SPECIAL: dict[tuple[type, str], Any] = {
+_SPECIAL: dict[tuple[str, str], Any] = {
     # The model's own converter reads these.
-    (EncodedTextChunk, "tokens"): override(struct_hook=lambda tree, _: _list(tree)),
-    (SamplingParams, "stop"): override(struct_hook=lambda tree, _: tree),
-    (ForwardBackwardInput, "loss_fn_config"): override(struct_hook=lambda tree, _: tree),
+    ("EncodedTextChunk", "tokens"): override(struct_hook=lambda tree, _: _list(tree)),
+    ("SamplingParams", "stop"): override(struct_hook=lambda tree, _: tree),
+    ("ForwardBackwardInput", "loss_fn_config"): override(struct_hook=lambda tree, _: tree),
     # Only protobuf bodies carry provenance.
-    (Datum, "model_input_spans"): override(omit=True),
-    (Datum, "loss_fn_input_spans"): override(omit=True),
-    (SampledSequence, "_tokens"): _array("tokens", tokens_in),
-    (SampledSequence, "_logprobs"): _array("logprobs", float32_in),
-    (SampledSequence, "topk_logprobs_np"): _array("topk_logprobs", topk_in),
-    (SampleResponse, "_prompt_logprobs"): _array("prompt_logprobs", float32_in),
-    (SampleResponse, "topk_prompt_logprobs_np"): _array("topk_prompt_logprobs", topk_in),
+    ("Datum", "model_input_spans"): override(omit=True),
+    ("Datum", "loss_fn_input_spans"): override(omit=True),
+    ("SampledSequence", "_tokens"): _array("tokens", tokens_in),
+    ("SampledSequence", "_logprobs"): _array("logprobs", float32_in),
+    ("SampledSequence", "topk_logprobs_np"): _array("topk_logprobs", topk_in),
+    ("SampleResponse", "_prompt_logprobs"): _array("prompt_logprobs", float32_in),
+    ("SampleResponse", "topk_prompt_logprobs_np"): _array("topk_prompt_logprobs", topk_in),
 }
 """Fields that have another name on the wire, or more in them than their annotation describes."""
 
 _OPTIM_NAMES = ("optim_params", "adam_params", "optimizer_params")
 _SIZES: Any = list[int] | None
+
+
+def _is_tensor(kind: Any) -> bool:
+    return _structured.is_model(kind) and kind.__name__ == "TensorData"
 
 
 class _Reading:
@@ -173,7 +164,7 @@ class _Reading:
 
         def read(tree: Any, _: Any) -> Any:
             given = {**if_absent, **_object(tree)}
-            if cls is OptimStepRequest:
+            if cls.__name__ == "OptimStepRequest":
                 given = _one_name(given)
             if self._unknown is not None and (unknown := given.keys() - known.keys()):
                 self._unknown(cls, unknown)
@@ -212,7 +203,7 @@ class _Reading:
 
         return read
 
-    def tensor(self, tree: Any, _: Any) -> TensorData:
+    def tensor(self, tree: Any, _: Any) -> types.TensorData:
         """Read a tensor, its numbers in one step."""
         given = _object(tree).get
         structure = self.converter.structure
@@ -222,10 +213,10 @@ class _Reading:
             arguments[name] = at(name, structure, given(name), _SIZES)
         if unknown := tree.keys() - arguments.keys():
             if self._unknown is not None:
-                self._unknown(TensorData, unknown)
+                self._unknown(types.TensorData, unknown)
             elif not self._answers:
-                raise ForbiddenExtraKeysError("", TensorData, unknown)
-        return TensorData(**arguments)
+                raise ForbiddenExtraKeysError("", types.TensorData, unknown)
+        return types.TensorData(**arguments)
 
 
 def _null_is_default(field: attrs.Attribute[Any]) -> bool:
@@ -233,7 +224,7 @@ def _null_is_default(field: attrs.Attribute[Any]) -> bool:
 
 
 def _override(cls: type, name: str) -> Any:
-    return _SPECIAL.get((cls, name)) or override(omit=name.startswith("_"))
+    return _SPECIAL.get((cls.__name__, name)) or override(omit=name.startswith("_"))
 
 
 def _one_name(fields: dict[str, Any]) -> dict[str, Any]:
@@ -251,6 +242,8 @@ def _takes_none(kind: Any) -> bool:
 
 # ------------------------------------------------------------------------------------------------- writing
 
+_WRITTEN_AS_TEXT = (("uuid", "UUID"), ("decimal", "Decimal"), ("pathlib", "PurePath"))
+"""Classes whose values leave as their text, by module: a module that is not loaded has no values here."""
 _AS_THEY_ARE = frozenset({str, int, bool, type(None)})
 _WITH_FLOATS = _AS_THEY_ARE | {float}
 
@@ -275,7 +268,6 @@ class _Writing:
             (datetime, format_moment),
             ((date, time), lambda moment: moment.isoformat()),
             ((bytes, bytearray), _text_of),
-            ((UUID, Decimal, PurePath), str),
             (object, _refuse),
         )
         converter.register_unstructure_hook(float, self.number)
@@ -292,6 +284,8 @@ class _Writing:
 
     def _choose_writer(self, kind: type) -> Callable[[Any], Any]:
         table = [*self._of_numpy(), *self._table] if "numpy" in sys.modules else self._table
+        if any(issubclass(kind, getattr(sys.modules.get(home), name, ())) for home, name in _WRITTEN_AS_TEXT):
+            return str
         return next(writer for base, writer in table if issubclass(kind, base))
 
     def _of_numpy(self) -> Iterator[tuple[Any, Callable[[Any], Any]]]:
@@ -325,7 +319,7 @@ class _Writing:
         parts, write = _parts_of(cls), self.free
         if parts is Model._fields_out:
             tokens = override(unstruct_hook=self.free)
-            overrides: dict[str, Any] = {"tokens": tokens} if issubclass(cls, EncodedTextChunk) else {}
+            overrides: dict[str, Any] = {"tokens": tokens} if cls.__name__ == "EncodedTextChunk" else {}
             parts = make_dict_unstructure_fn(cls, self._converter, _cattrs_use_linecache=False, **overrides)
             write = _as_it_is
 
@@ -345,23 +339,24 @@ def _is_finite(value: Any) -> bool:
     return type(value) is not float or math.isfinite(value)
 
 
-def _datum_out(datum: Datum) -> dict[str, Any]:
+def _datum_out(datum: types.Datum) -> dict[str, Any]:
     if datum.model_input_spans is not None or datum.loss_fn_input_spans is not None:
         raise Unfit("has provenance spans, which only protobuf bodies carry")
     return {"model_input": datum.model_input, "loss_fn_inputs": datum.loss_fn_inputs}
 
 
-_PARTS: dict[type, Callable[[Any], dict[str, Any]]] = {
-    TensorData: tensor_out,
-    SampledSequence: sampled_sequence_out,
-    SampleResponse: sample_response_out,
-    Datum: _datum_out,
+_PARTS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "TensorData": tensor_out,
+    "SampledSequence": sampled_sequence_out,
+    "SampleResponse": sample_response_out,
+    "Datum": _datum_out,
 }
 """The fields, as they travel, of models that hold arrays."""
 
 
 def _parts_of(cls: Any) -> Callable[[Any], dict[str, Any]]:
-    return next((parts for base, parts in _PARTS.items() if issubclass(cls, base)), cls._fields_out)
+    named = (base.__name__ for base in cls.__mro__)
+    return next((_PARTS[name] for name in named if name in _PARTS), cls._fields_out)
 
 
 def problems_of(value: Any, write: Callable[[Any], Any], steps: Steps = ()) -> list[tuple[Steps, Exception]]:

@@ -1,0 +1,81 @@
+"""Progress bars: where they are drawn, and what they count."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import pytest
+
+from tinker_sync import gather
+from tinker_sync.batch.bar import ProgressBar
+from tinker_sync.runtime.futures import APIFuture
+
+pytest.importorskip("tqdm")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Put a terminal in place of the standard error stream; after fixtures, pytest replaces the stream."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    return stream
+
+
+def done(outcome: Any) -> APIFuture[Any]:
+    future: APIFuture[Any] = APIFuture()
+    future.fail(outcome) if isinstance(outcome, Exception) else future.resolve(outcome)
+    return future
+
+
+def test_a_bar_counts_and_names_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = a_terminal(monkeypatch)
+    gather([done(1), done(KeyError("a")), done(2)], return_exceptions=True, progress=True)
+    last = terminal.getvalue().rsplit("\r", 1)[-1]
+    assert "3/3" in last
+    assert "failed=1" in last
+
+
+@pytest.mark.parametrize("word", ["0", "false", "no", "OFF"])
+def test_one_switch_turns_every_bar_off(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = a_terminal(monkeypatch)
+    monkeypatch.setenv("TINKER_PROGRESS", word)
+    gather([done(1)], progress=True)
+    assert terminal.getvalue() == ""
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), None])
+def test_there_is_no_bar_without_a_terminal(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    gather([done(1)], progress=True)
+    assert stream is None or stream.getvalue() == ""
+
+
+def test_there_is_no_bar_without_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = a_terminal(monkeypatch)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    gather([done(1)], progress=True)
+    assert terminal.getvalue() == ""
+
+
+def test_a_bar_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = a_terminal(monkeypatch)
+    gather([done(1)])
+    assert terminal.getvalue() == ""
+
+
+def test_what_was_done_before_does_not_count_for_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = a_terminal(monkeypatch)
+    bar = ProgressBar(True, 10, "samples")
+    for _ in range(9):
+        bar.skip()
+    made = bar._bar.format_dict
+    assert (made["n"], made["initial"], made["total"]) == (9, 9, 10)
+    bar.advance()
+    bar.close()
+    assert "10/10" in terminal.getvalue()

@@ -1,0 +1,84 @@
+"""`as_completed` and `gather`."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tinker_sync import APIFuture, InvalidInputError, as_completed, gather
+
+
+def ended(outcome: Any) -> APIFuture[Any]:
+    future: APIFuture[Any] = APIFuture()
+    if isinstance(outcome, Exception):
+        future.fail(outcome)
+    else:
+        future.resolve(outcome)
+    return future
+
+
+def test_futures_come_as_they_end() -> None:
+    late, early = APIFuture[str](), ended("early")
+    found = as_completed([late, early])
+    assert next(found) is early
+    late.resolve("late")
+    assert [future.result() for future in found] == ["late"]
+
+
+def test_keys_of_a_dictionary_are_futures_too() -> None:
+    prompts = {ended(1): "a", ended(2): "b"}
+    assert sorted(prompts[future] for future in as_completed(prompts)) == ["a", "b"]
+
+
+def test_results_are_in_the_order_of_the_futures() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        assert gather([ended("a"), pool.submit(str, 7), ended(None)]) == ["a", "7", None]
+    assert gather([]) == []
+    assert gather(ended(n) for n in range(3)) == [0, 1, 2]
+    same = ended("twice")
+    assert gather([same, same]) == ["twice", "twice"]
+
+
+def test_the_first_failure_is_raised_while_others_go_on() -> None:
+    waits: APIFuture[str] = APIFuture()
+    with pytest.raises(KeyError):
+        gather([waits, ended(KeyError("a"))])
+    assert not waits.done()
+
+
+def test_failures_as_values() -> None:
+    cancelled: APIFuture[str] = APIFuture()
+    cancelled.cancel()
+    got = gather([ended(KeyError("a")), ended("b"), cancelled], return_exceptions=True)
+    assert [type(value).__name__ for value in got] == ["KeyError", "str", "CancelledError"]
+
+
+def test_time_runs_out_and_the_work_goes_on() -> None:
+    waits: APIFuture[str] = APIFuture()
+    with pytest.raises(TimeoutError, match=r"1 \(of 2\) futures unfinished; their work goes on"):
+        gather([waits, ended(1)], timeout=0)
+    assert not waits.cancelled()
+
+
+async def a_coroutine() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("futures", "complaint"),
+    [
+        (Future[int](), r"gather: expected a list of futures, got one; write gather\(\[future\]\)"),
+        ([7], r"gather: futures\[0\] is of class int, expected a future$"),
+    ],
+)
+def test_what_is_no_list_of_futures_is_refused(futures: Any, complaint: str) -> None:
+    with pytest.raises(InvalidInputError, match=complaint):
+        gather(futures)
+
+
+def test_coroutines_are_for_event_loops() -> None:
+    made = a_coroutine()
+    with pytest.raises(InvalidInputError, match="await coroutines in an event loop"):
+        list(as_completed([made]))  # type: ignore[type-var]
+    made.close()

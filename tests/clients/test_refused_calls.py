@@ -1,0 +1,126 @@
+"""One bad request does not end a run: its number goes to the next call, on every kind of server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import open_servers
+from support.embedded import BASE, running
+from support.hasty import FLAGS, hasty_service
+from support.open_servers import OpenServer
+from support.tinker_stub import Answer, StubServer
+
+from tinker_sync import types
+from tinker_sync.clients.service import ServiceClient
+from tinker_sync.clients.training import TrainingClient
+from tinker_sync.errors import (
+    APIStatusError,
+    ConflictError,
+    EarlierCallFailedError,
+    RequestFailedError,
+    TinkerError,
+)
+
+PATIENCE_S = 20.0
+STEP = types.AdamParams(learning_rate=1e-3)
+
+
+def data(count: int = 1) -> list[types.Datum]:
+    inputs = {"target_tokens": [2, 3], "weights": [1.0, 1.0]}
+    return [types.Datum(types.ModelInput.from_ints([1, 2]), inputs) for _ in range(count)]
+
+
+def train(trainer: TrainingClient) -> Any:
+    """A pass and a step that must succeed; how many steps there were is in their metrics on the stub."""
+    passed = trainer.forward_backward(data(), "cross_entropy")
+    stepped = trainer.optim_step(STEP)
+    assert passed.result(PATIENCE_S).loss_fn_outputs
+    return stepped.result(PATIENCE_S)
+
+
+def test_on_the_embedded_server(tmp_path: Path) -> None:
+    with running(tmp_path) as server, ServiceClient(base_url=server.url, api_key=server.key) as service:
+        trainer = service.create_lora_training_client(BASE, rank=4, seed=1)
+        train(trainer)
+        trainer.save_state("taken").result(PATIENCE_S)
+        again = trainer.save_state("taken")
+        wrong_loss = trainer.forward_backward(data(), "no_such_loss")
+        last = trainer.optim_step(STEP)
+        with pytest.raises((ConflictError, RequestFailedError)):
+            again.result(PATIENCE_S)
+        with pytest.raises(TinkerError, match="no_such_loss"):
+            wrong_loss.result(PATIENCE_S)
+        last.result(PATIENCE_S)
+        train(trainer)
+        recovered = trainer.recover().result(PATIENCE_S)
+        assert recovered.model_id != trainer.model_id
+        train(recovered)
+
+
+@pytest.mark.parametrize("kind", open_servers.ALL, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("status", [400, 401, 404, 409, 413, 422])
+def test_on_open_servers(kind: type[OpenServer], status: int) -> None:
+    with StubServer(kind()) as stub, hasty_service(stub, api_key="tml-open", open_server=True) as service:
+        trainer = service.create_lora_training_client("stub/model").result()
+        train(trainer)
+        refusal = Answer(status, {"detail": "no"})
+        stub.script("/save_weights", *[refusal] * (3 if status == 409 else 1))
+        refused, stepped = trainer.save_state("a"), trainer.optim_step(STEP)
+        with pytest.raises(APIStatusError):
+            refused.result(PATIENCE_S)
+        stepped.result(PATIENCE_S)
+        numbers = [asked.json()["seq_id"] for asked in stub.asked("/optim_step")]
+        assert numbers == [2, 3]
+        train(trainer)
+
+
+def world(**flags: Any) -> StubServer:
+    return StubServer(config={**FLAGS, **flags})
+
+
+@pytest.mark.parametrize(
+    ("answers", "goes_on"),
+    [
+        ([Answer(429)] * 60, True),
+        ([Answer(503)] * 60, True),
+        ([Answer(402)], True),
+        ([Answer(500)] * 60, False),
+        ([Answer(abort="after")] * 60, False),
+        # The answer to the first try is lost, so the refusal of the second proves nothing.
+        ([Answer(abort="after"), Answer(401)], False),
+        ([Answer(500), Answer(422)], False),
+    ],
+    ids=["429", "503", "402", "500", "no answer", "401 after a lost answer", "422 after a 500"],
+)
+def test_only_what_cannot_be_known_ends_the_client(answers: list[Answer], goes_on: bool) -> None:
+    with world(billing_exception_max_pause_duration_sec=0) as stub, hasty_service(stub) as service:
+        trainer = service.create_lora_training_client("stub/model").result()
+        trainer.save_state("before").result(PATIENCE_S)
+        service.holder.http.forget_idle()
+        stub.script("/optim_step", *answers)
+        first, second = trainer.optim_step(STEP), trainer.save_state("a")
+        assert first.exception(PATIENCE_S) is not None
+        if goes_on:
+            stub._scripts.clear()
+            second.result(PATIENCE_S)
+            return
+        with pytest.raises(EarlierCallFailedError, match=r"training\.recover\(\)"):
+            second.result(PATIENCE_S)
+        stub._scripts.clear()
+        recovered = trainer.recover()
+        train(recovered)
+        loaded = stub.asked("/load_weights")[-1].json()
+        assert (loaded["path"].rpartition("/")[2], loaded["optimizer"]) == ("before", True)
+
+
+def test_there_is_nothing_to_recover_from() -> None:
+    with world() as stub, hasty_service(stub) as service:
+        trainer = service.create_lora_training_client("stub/model")
+        with pytest.raises(TinkerError, match="has saved no state"):
+            trainer.recover()
+        loaded = service.create_training_client_from_state("tinker://run/weights/a")
+        loaded.result(PATIENCE_S)
+        loaded.recover().result(PATIENCE_S)
+        assert [asked.json()["optimizer"] for asked in stub.asked("/load_weights")] == [False, False]

@@ -1,0 +1,271 @@
+"""What notebooks show: escaped, complete, without waiting, and loaded only then."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import subprocess
+import sys
+from datetime import datetime, timezone
+from types import ModuleType
+from typing import Any
+
+import pytest
+from support.clock import FakeClock
+
+import tinker_sync
+from tinker_sync import types
+from tinker_sync.display import frame_of, html_of, shade
+from tinker_sync.display.page import curve, table
+from tinker_sync.display.tokens import pieces
+from tinker_sync.local import tiny
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.testing import LocalServer
+from tinker_sync.usage import PriceTable, TokenCounts, Usage
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
+CHECKPOINT = types.Checkpoint(
+    checkpoint_id="weights/<b>",
+    checkpoint_type="training",
+    time=NOON,
+    tinker_path="tinker://run-1/weights/<b>",
+    size_bytes=505_917,
+    user_metadata={"step": "3"},
+)
+RUN = types.TrainingRun(
+    training_run_id="run-1",
+    base_model="org/base",
+    model_owner="me",
+    is_lora=True,
+    lora_rank=8,
+    last_request_time=NOON,
+    last_checkpoint=CHECKPOINT,
+)
+
+
+def test_a_value_without_a_display_keeps_its_plain_repr() -> None:
+    assert types.AdamParams()._repr_html_() is None
+
+
+def test_displays_load_with_the_first_one() -> None:
+    code = (
+        "import sys, tinker_sync; from tinker_sync import types; types.AdamParams(); "
+        "assert 'tinker_sync.display' not in sys.modules; types.AdamParams()._repr_html_(); "
+        "assert 'tinker_sync.display' in sys.modules and 'tinker_sync.display.tables' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+# ---------------------------------------------------------------------------------- samples
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return tinker_sync.get_tokenizer(str(tiny.directory()))
+
+
+def test_tokens_are_shaded_by_their_log_probability(tokenizer: Any) -> None:
+    tokens = tokenizer.encode("The <cat>.\nIt sat.")
+    sequence = types.SampledSequence("stop", None, tokens, [0.0, -9.0, *[-1.0] * (len(tokens) - 2)])
+    shown = shade(sequence, tokenizer)._repr_html_()
+    assert "&lt;" in shown
+    assert "<cat>" not in shown
+    assert "↵\n" in shown
+    assert shown.count("<span") == len(tokens)
+    assert "rgba(239,68,68,0.00)" in shown
+    assert "rgba(239,68,68,0.60)" in shown  # no darker than that
+    assert "stopped by itself" in shown
+
+
+@pytest.mark.parametrize("text", ["plain words 12+30=42", "äöü € 😀 unicode 日本", "", "\n\n  two  "])
+def test_pieces_of_tokens_join_to_the_text(tokenizer: Any, text: str) -> None:
+    assert "".join(pieces(tokenizer.encode(text), tokenizer)) == text
+
+
+def test_a_sample_shows_ids_where_the_tokenizer_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinker_sync.text.loading.find_only_tokenizer", lambda: None)
+    response = types.SampleResponse([types.SampledSequence("length", None, [20, 21], None)])
+    shown = response._repr_html_()
+    assert shown is not None
+    assert ">20</span> <span" in shown
+    assert "stopped by max_tokens" in shown
+
+
+def test_the_plain_repr_shows_tokens_shortened() -> None:
+    sequence = types.SampledSequence("length", None, list(range(500)), None)
+    assert repr(sequence) == (
+        "SampledSequence(stop_reason='length', sequence_id=None, tokens=[0, 1, 2, … 500 items])"
+    )
+
+
+# ---------------------------------------------------------------------------------- tables
+
+
+def test_metrics_are_a_table() -> None:
+    output = types.ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 1234.5678, "<m>:mean": 2.0})
+    shown = html_of(output)
+    assert shown is not None
+    assert "1,234.6" in shown
+    assert "&lt;m&gt;" in shown
+    assert "over 0 examples" in shown
+
+
+def test_runs_and_checkpoints_are_tables() -> None:
+    runs = types.TrainingRunsResponse(
+        training_runs=[RUN], cursor=types.Cursor(offset=20, limit=20, total_count=21)
+    )
+    shown = html_of(runs)
+    assert shown is not None
+    assert "1 training runs of 21, from number 20 on" in shown
+    listed = html_of(types.CheckpointsListResponse(checkpoints=[CHECKPOINT]))
+    assert listed is not None
+    assert "505.9 kB" in listed
+    assert "step=3" in listed
+    assert "<b>" not in listed
+    assert "2026-01-31 12:00" in str(html_of(CHECKPOINT))
+    assert "org/base" in str(html_of(RUN))
+
+
+def test_long_tables_say_how_much_they_show() -> None:
+    shown = table([{"n": n} for n in range(100)], "a hundred")
+    assert shown.count("<tr>") == 61
+    assert "a hundred (the first 60 are shown)" in shown
+
+
+def test_usage_is_a_table() -> None:
+    usage = Usage.of({"org/base": TokenCounts(trained=1_000_000)}, PriceTable.of({}))
+    assert "1,000,000" in str(usage._repr_html_())
+    assert "unknown price" in str(usage._repr_html_())
+
+
+class Pandas(ModuleType):
+    """Stands in for the library: keeps the rows."""
+
+    DataFrame = staticmethod(list)
+
+
+def test_lists_become_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", Pandas("pandas"))
+    [run] = types.TrainingRunsResponse(
+        training_runs=[RUN], cursor=types.Cursor(offset=0, limit=20, total_count=1)
+    ).to_pandas()
+    assert run["last_checkpoint"] == "tinker://run-1/weights/<b>"
+    [saved] = types.CheckpointsListResponse(checkpoints=[CHECKPOINT]).to_pandas()
+    assert saved["size_bytes"] == 505_917
+    assert Usage.of({"org/base": TokenCounts(trained=7)}, PriceTable.of({})).to_pandas()[0]["trained"] == 7
+    assert frame_of(iter(["session-1"])) == [{"id": "session-1"}]
+
+
+def test_frames_without_pandas_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(tinker_sync.MissingExtraError, match=r"tinker-sync\[notebook\]"):
+        types.CheckpointsListResponse(checkpoints=[CHECKPOINT]).to_pandas()
+
+
+# ---------------------------------------------------------------------------------- futures and clients
+
+
+def test_a_future_shows_its_state_and_what_the_server_reported() -> None:
+    clock = FakeClock()
+    future: APIFuture[int] = APIFuture(clock=clock)
+    assert "queued here" in str(future._repr_html_())
+    future.mark_sending()
+    future.mark_accepted("req-7")
+    future.mark_paused("all machines <are> busy")
+    clock.advance(2.5)
+    shown = str(future._repr_html_())
+    assert "paused by the server: all machines &lt;are&gt; busy" in shown
+    assert "request req-7" in shown
+    assert "2.5 s at the server" in shown
+    future.fail(KeyError("lost"))
+    assert "failed: KeyError" in str(future._repr_html_())
+
+
+def test_a_future_that_is_done_shows_its_result() -> None:
+    future: APIFuture[Any] = APIFuture()
+    future.resolve(types.ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 3.0}))
+    assert ">loss<" in str(future._repr_html_())
+    cancelled: APIFuture[Any] = APIFuture()
+    cancelled.cancel()
+    assert "cancelled" in str(cancelled._repr_html_())
+
+
+def test_a_training_client_shows_its_curve() -> None:
+    datum = types.Datum(types.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+    with LocalServer(model="tinker-sync/random") as server, server.service() as service:
+        training = service.create_lora_training_client("tinker-sync/random", rank=2)
+        assert "no pass yet" in str(training._repr_html_())
+        for _ in range(3):
+            training.forward_backward([datum], "cross_entropy").result()
+            training.optim_step(types.AdamParams(learning_rate=0.01)).result()
+        training.forward([datum], "cross_entropy").result()
+        shown = str(training._repr_html_())
+        assert len(training.curve) == 3
+    assert "<polyline" in shown
+    assert "loss of 3 passes" in shown
+
+
+def test_a_curve_leaves_out_what_is_not_finite() -> None:
+    assert "of 2 passes" in curve([1.0, float("nan"), 2.0, float("inf")], "loss")
+
+
+def test_completion_lists_no_internals() -> None:
+    assert not {"mark_sending", "resolve", "when_done", "begin"} & set(dir(APIFuture()))
+    assert {"result", "status", "timeline", "cancel"} <= set(dir(APIFuture()))
+
+
+def test_awaited_methods_show_the_real_signature() -> None:
+    for client in (tinker_sync.SamplingClient, tinker_sync.TrainingClient, tinker_sync.RestClient):
+        for name in (name for name in dir(client) if name.endswith("_async") and name != "result_async"):
+            plain = inspect.signature(getattr(client, name.removesuffix("_async")))
+            assert inspect.signature(getattr(client, name)).parameters == plain.parameters
+    shown = inspect.signature(tinker_sync.SamplingClient.sample_async)
+    assert shown.return_annotation == "SampleResponse"
+
+
+# ---------------------------------------------------------------------------------- awaiting in a cell
+
+
+class Woken(asyncio.SelectorEventLoop):
+    """Counts the timers that wake it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timers = 0
+
+    def call_later(self, *args: Any, **kwargs: Any) -> Any:
+        self.timers += 1
+        return super().call_later(0, *args[1:], **kwargs)
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_the_loop_of_a_notebook_wakes_while_futures_are_awaited(
+    kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernel:
+        monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    else:
+        monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    loop = Woken()
+
+    async def main() -> None:
+        futures: list[APIFuture[int]] = [APIFuture() for _ in range(5)]
+        tasks = [asyncio.ensure_future(future.result_async()) for future in futures]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert bool(loop.timers) is kernel
+        tasks[0].cancel()
+        for future in futures[1:]:
+            future.resolve(1)
+        assert await asyncio.gather(*tasks[1:]) == [1] * 4
+        for _ in range(5):  # the pulse ends with the last of them
+            await asyncio.sleep(0)
+        beats = loop.timers
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert loop.timers == beats
+
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()

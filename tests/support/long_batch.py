@@ -1,0 +1,73 @@
+"""One run of `SamplingClient.map` in a process of its own, to be killed and started again.
+
+python -m support.long_batch MODEL FILE COUNT [DIE_AFTER]
+
+The server is that of the environment.
+It prints the number of items at every tenth one, and at the end its memory in MB after a tenth of the items
+and at the end. With DIE_AFTER it kills itself in the middle of the line after so many.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import tinker_sync
+from tinker_sync.batch.results import ResultsFile
+
+
+def prompts(count: int) -> Iterator[list[int]]:
+    """Yield a few prompts again and again, so that equal ones must be told apart."""
+    for index in range(count):
+        yield [1, 2 + index % 7]
+
+
+def say(*words: object) -> None:
+    """Write a line for the test."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def memory_mb() -> int:
+    """Return the most memory that this process has used."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def die_in_line(number: int) -> None:
+    """Have this process killed when half of a line is written."""
+    add = ResultsFile.add
+    left = [number]
+
+    def torn(self: ResultsFile, *arguments: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            self._file.write(b'{"index":9,"key"')
+            os.kill(os.getpid(), signal.SIGKILL)
+        add(self, *arguments)
+
+    ResultsFile.add = torn  # type: ignore[method-assign]
+
+
+def main(model: str, path: str, count: int) -> None:
+    """Run the batch."""
+    with tinker_sync.ServiceClient() as service:
+        sampling = service.create_sampling_client(base_model=model)
+        params = tinker_sync.SamplingParams(max_tokens=1)
+        early = 0
+        for done, item in enumerate(sampling.map(prompts(count), params, save_to=path), 1):
+            assert item.ok, item
+            if done % 10 == 0:
+                say(done)
+            if done == count // 10:
+                early = memory_mb()
+        say("end", early, memory_mb())
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 4:
+        die_in_line(int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

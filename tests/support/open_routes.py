@@ -1,0 +1,103 @@
+"""The routes of open servers beyond training and sampling, and the descriptions that they publish.
+
+Taken from their public code: a path that fits a route of another method is answered 405 with that route's
+methods in `Allow`, any other path 404 with the framework's own words.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from support.tinker_stub import API, Answer
+
+Routes = tuple[tuple[str, str], ...]
+
+_RUN = "/training_runs/{id}"
+_LISTS: Routes = (
+    ("GET", _RUN),
+    ("GET", "/training_runs"),
+    ("GET", _RUN + "/checkpoints/{id}/archive"),
+    ("GET", _RUN + "/checkpoints/{id}/download"),
+)
+TX: Routes = (*_LISTS, ("GET", _RUN + "/checkpoints"), ("GET", "/models/{id}/checkpoints"))
+SKY: Routes = (
+    *_LISTS,
+    ("DELETE", _RUN + "/checkpoints/{path:path}"),
+    ("GET", _RUN + "/checkpoints"),
+    ("GET", "/models/{id}/checkpoints"),
+    ("GET", "/samplers/{id}"),
+    ("POST", "/unload_model"),
+)
+TUFT: Routes = (
+    ("GET", "/training_runs"),
+    ("GET", _RUN),
+    ("GET", _RUN + "/checkpoints"),
+    ("DELETE", _RUN + "/checkpoints/{path:path}"),
+    ("POST", _RUN + "/checkpoints/{path:path}/publish"),
+    ("DELETE", _RUN + "/checkpoints/{path:path}/publish"),
+    ("GET", _RUN + "/checkpoints/{path:path}/archive"),
+    ("GET", "/checkpoints"),
+    ("GET", "/sessions/{id}"),
+    ("GET", "/sessions"),
+    ("GET", "/samplers/{id}"),
+    ("POST", "/unload_model"),
+)
+OPEN_RL: Routes = (("GET", "/list_adapters"),)
+
+_ADAM = ("learning_rate", "beta1", "beta2", "eps")
+_COMMON = {
+    "create_model": {"session_id": {}, "base_model": {}, "lora_config": ("rank", "seed")},
+    "optim_step": {"model_id": {}, "seq_id": {}, "adam_params": _ADAM},
+    "save_weights": {"model_id": {}, "path": {}, "seq_id": {}, "type": {}},
+    "save_weights_for_sampler": {"model_id": {}, "path": {}, "seq_id": {}, "sampling_session_seq_id": {}},
+}
+TX_BODIES: dict[str, Any] = {**_COMMON}
+SKY_BODIES: dict[str, Any] = {
+    **_COMMON,
+    "optim_step": {"model_id": {}, "seq_id": {}, "adam_params": (*_ADAM, "weight_decay")},
+}
+
+
+def match(routes: Routes, method: str, name: str) -> Answer | None:
+    """Return the refusal of a request that no route takes, or None if one does."""
+    allowed = ""
+    for way, template in routes:
+        pattern = re.sub(r"\{(\w+)(:path)?\}", lambda slot: ".*" if slot[2] else "[^/]+", template)
+        if re.fullmatch(pattern, name):
+            if way == method:
+                return None
+            allowed = allowed or way
+    if allowed:
+        return Answer(405, {"detail": "Method Not Allowed"}, headers={"Allow": allowed})
+    return Answer(404, {"detail": "Not Found"})
+
+
+def describe(posts: tuple[str, ...], routes: Routes, bodies: dict[str, Any]) -> dict[str, Any]:
+    """Return the description of a server: its routes, and the fields of the bodies that have a model."""
+    paths: dict[str, Any] = {}
+    schemas: dict[str, Any] = {}
+    for method, template in (*(("POST", name) for name in posts), *routes):
+        call = template.strip("/")
+        operation: dict[str, Any] = {"responses": {}}
+        if call in bodies:
+            schema: dict[str, Any] = {"$ref": f"#/components/schemas/{call}"}
+            schemas[call] = _object(bodies[call], call, schemas)
+            operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
+        published = API + template.replace(":path", "")
+        paths.setdefault(published, {})[method.lower()] = operation
+    return {"openapi": "3.1.0", "paths": paths, "components": {"schemas": schemas}}
+
+
+def _object(fields: Any, name: str, schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a body; the fields of a model within it are in a tuple."""
+    properties: dict[str, Any] = {}
+    for key, inner in fields.items():
+        if isinstance(inner, tuple):
+            schemas[f"{name}.{key}"] = {"type": "object", "properties": {each: {} for each in inner}}
+            reference = {"$ref": f"#/components/schemas/{name}.{key}"}
+            # A model that may be absent is one of two.
+            properties[key] = {"anyOf": [reference, {"type": "null"}]} if key == "lora_config" else reference
+        else:
+            properties[key] = {"title": key}
+    return {"type": "object", "properties": properties, "title": name}

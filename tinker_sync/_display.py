@@ -1,0 +1,22 @@
+"""The seam between values and their displays in notebooks, which load when the first one is displayed.
+
+A class takes part with `_repr_html_ = repr_html`, a list of entries with `to_pandas = to_pandas`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def repr_html(self: object) -> str | None:
+    """Return the display of a value for a notebook, or None where the plain repr is best."""
+    from tinker_sync.display import html_of
+
+    return html_of(self)
+
+
+def to_pandas(self: object) -> Any:
+    """Return the entries as a `pandas.DataFrame`, one row for each. Needs pandas."""
+    from tinker_sync.display import frame_of
+
+    return frame_of(self)

@@ -1,0 +1,221 @@
+"""`ResultsFile`: the responses of a batch as JSON lines, appended as they arrive and read by a restart.
+
+A line begins with the position of its prompt and a key, a hash of the prompt and of all that was asked for.
+Each line is one `write` to a file that is open for appending, so lines of several threads do not mix, and a
+process that is killed leaves at most one torn line, the last; the next run removes it. Where the lock of the
+file can be taken, two processes cannot write it at once.
+
+Threads: one opens, reads and closes; any may add. The last of them closes the descriptor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import operator
+import os
+import re
+import sys
+import threading
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from tinker_sync._numpy import np
+from tinker_sync.errors import InvalidInputError, TinkerError, WireError
+from tinker_sync.types import SampleRequest, SampleResponse
+from tinker_sync.wire import json as wire_json
+
+_HEAD: Final = re.compile(rb'\{"index": ?(\d{1,18}), ?"key": ?"([0-9a-f]{16})", ?.*\}\s*\Z', re.DOTALL)
+_BEGINNING: Final = b'{"index":'
+
+_log = logging.getLogger("tinker_sync.batch")
+
+
+def key_of(request: SampleRequest) -> str:
+    """Return a hash of what a request asks for; the sampler and numbers of the request do not count.
+
+    >>> from tinker_sync.types import ModelInput, SamplingParams
+    >>> prompt, params = ModelInput.from_ints([1, 2]), SamplingParams(max_tokens=4)
+    >>> first = key_of(SampleRequest(prompt=prompt, sampling_params=params, sampling_session_id="a"))
+    >>> first == key_of(SampleRequest(prompt=prompt, sampling_params=params, sampling_session_id="b"))
+    True
+    >>> first == key_of(SampleRequest(prompt=prompt.append_int(3), sampling_params=params))
+    False
+    """
+    asked = request.model_dump(
+        mode="json",
+        exclude={"sampling_session_id", "seq_id", "model_path", "base_model", "record_stability_info"},
+        # A field that a later version adds does not change the key of those that do without it.
+        exclude_none=True,
+        exclude_defaults=True,
+    )
+    text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class ForeignResultError(InvalidInputError):
+    """The file belongs to another batch."""
+
+
+class ResultsFile:
+    """A file of responses. Any thread may add one.
+
+    Args:
+        path: the file; it and its directory are made where they are missing.
+
+    Raises:
+        InvalidInputError: the file holds something else; it is left as it is.
+        TinkerError: another process writes it.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> results = ResultsFile(f"{folder.name}/out.jsonl")
+    >>> results.hold(); results.add(7, "00" * 8, SampleResponse([]), {}); results.close()
+    >>> again = ResultsFile(f"{folder.name}/out.jsonl")
+    >>> again.find(7, "00" * 8), again.find(8, "00" * 8)
+    (SampleResponse(sequences=[], ...), None)
+    >>> again.close(); folder.cleanup()
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        if os.path.exists(self.path) and not os.path.isfile(self.path):
+            raise InvalidInputError(f"save_to: {self.path} is not a file")
+        Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._holders = 1  # guarded by _lock: this object, and each response that is still to come
+        self._file = io.FileIO(self.path, "a+")
+        try:
+            _refuse_second_writer(self._file, self.path)
+            # Sorted by position, 16 bytes a line, however many there are.
+            self._positions, self._offsets = self._read()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __len__(self) -> int:
+        """Return how many responses earlier runs left."""
+        return len(self._positions)
+
+    def find(self, index: int, key: str) -> SampleResponse | None:
+        """Return the response that an earlier run left for a prompt, or None.
+
+        Raises:
+            ForeignResultError: the file holds another prompt or other parameters at this position.
+        """
+        place = bisect_left(self._positions, index)
+        if place == len(self._positions) or self._positions[place] != index:
+            return None
+        with open(self.path, "rb") as file:
+            file.seek(self._offsets[place])
+            tree = wire_json.loads(file.readline())
+        if tree["key"] != key:
+            raise ForeignResultError(
+                f"save_to: {self.path} holds another prompt, or other parameters, for prompts[{index}]; "
+                "give the same prompts in the same order, or another file"
+            )
+        return wire_json.from_plain(tree, SampleResponse)
+
+    def hold(self) -> None:
+        """Keep the file open until one more `add` or `release`."""
+        with self._lock:
+            self._holders += 1
+
+    def add(self, index: int, key: str, response: SampleResponse, more: Mapping[str, Any]) -> None:
+        """Append a response, then release the file.
+
+        Args:
+            index: the position of the prompt.
+            key: its `key_of`.
+            response: the response.
+            more: further fields of the line.
+
+        Raises:
+            OSError: the line cannot be written.
+        """
+        try:
+            tree = {"index": index, "key": key, **more, **wire_json.to_plain(response)}
+            line = wire_json.dumps(tree) + b"\n"
+            if (written := self._file.write(line)) != len(line):
+                raise OSError(f"{self.path}: wrote {written} bytes of {len(line)}; the disk may be full")
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Give up one hold."""
+        with self._lock:
+            self._holders -= 1
+            last = self._holders == 0
+        if last:
+            self._file.close()
+
+    def close(self) -> None:
+        """Close the file when the last response that was announced has been added."""
+        self.release()
+
+    # -------------------------------------------------------------------------------------- the earlier runs
+
+    def _read(self) -> tuple[array[int], array[int]]:
+        """Return the positions in the file, sorted, and the offset of the line of each."""
+        positions, offsets = array("q"), array("q")
+        for offset, index in self._lines():
+            positions.append(index)
+            offsets.append(offset)
+        if all(map(operator.le, positions, positions[1:])):
+            return positions, offsets
+        order = np.argsort(positions, kind="stable")
+        first, second = (array("q", np.asarray(each)[order].tobytes()) for each in (positions, offsets))
+        return first, second
+
+    def _lines(self) -> Iterator[tuple[int, int]]:
+        offset = 0
+        with open(self.path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                matched = _HEAD.match(line)
+                last = not line.endswith(b"\n")
+                if last and not self._mend(offset, line):
+                    return
+                if matched is None:
+                    raise InvalidInputError(
+                        f"save_to: line {number} of {self.path} is not a result of map; give another file"
+                    )
+                yield offset, int(matched[1])
+                if last:
+                    return  # the next line would be the end that was just added
+                offset += len(line)
+
+    def _mend(self, offset: int, line: bytes) -> bool:
+        """Complete the last line, or take it away where it was cut short. Return whether it stays."""
+        with suppress(WireError):
+            wire_json.loads(line)
+            if _HEAD.match(line):
+                self._file.write(b"\n")
+                return True
+        text = line.rstrip(b"\0")
+        if text[: len(_BEGINNING)] != _BEGINNING[: len(text)]:
+            raise InvalidInputError(
+                f"save_to: the last line of {self.path} is not a result of map; give another file"
+            )
+        self._file.truncate(offset)
+        _log.warning("%s: removed the last line, which was cut short; its prompt is sampled again", self.path)
+        return False
+
+
+def _refuse_second_writer(file: io.FileIO, path: str) -> None:
+    """Take the lock of the file; the system releases it when the process ends. Windows has none that fits."""
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise TinkerError(f"save_to: another map writes {path}; wait for it, or give another file") from None
+    except OSError as error:  # a file system without locks
+        _log.debug("%s cannot be locked: %s", path, error)

@@ -1,0 +1,319 @@
+"""`map_samples`: a window that moves over the prompts, however many there are.
+
+A prompt is *out* from the moment it is pulled until its item is yielded. At most `max_in_flight` prompts are
+out, so neither memory nor the number of requests grows with the input.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
+
+from attrs import define, field, frozen
+
+from tinker_sync._clock import slice_of
+from tinker_sync.batch.bar import ProgressBar
+from tinker_sync.batch.item import BatchItem, decode_all
+from tinker_sync.batch.results import ForeignResultError, ResultsFile, key_of
+from tinker_sync.errors import (
+    AuthenticationError,
+    BudgetExceededError,
+    ClientClosedError,
+    InvalidInputError,
+    SessionLostError,
+    TinkerError,
+    UnsupportedByServerError,
+    with_words,
+)
+from tinker_sync.runtime.failures import fresh
+from tinker_sync.types import ModelInput, SampleRequest, SampleResponse, SamplingParams
+
+if TYPE_CHECKING:
+    import os
+    from typing import TypeAlias
+
+    from tinker_sync.runtime.futures import APIFuture
+
+Chat: TypeAlias = Sequence[Mapping[str, Any]]
+Prompt: TypeAlias = ModelInput | str | Sequence[int] | Chat
+OnError: TypeAlias = Literal["return", "raise"]
+
+_ENDS_ALL: Final = (AuthenticationError, BudgetExceededError, ClientClosedError, SessionLostError)
+"""Errors that every later prompt would meet too."""
+_OF_THE_PROMPT: Final = (InvalidInputError, UnsupportedByServerError, TypeError, ValueError)
+
+
+class Samples(Protocol):
+    """A sampling client, as far as a batch uses it."""
+
+    @property
+    def sample(self) -> Callable[..., APIFuture[SampleResponse]]:
+        """Start a sample."""
+
+    def get_tokenizer(self) -> Any:
+        """Return the tokenizer of the model."""
+
+
+@define
+class Order:
+    """What is sampled of each prompt, and how: the arguments of `SamplingClient.map`."""
+
+    client: Samples
+    sampling_params: SamplingParams
+    num_samples: int
+    options: Mapping[str, Any]
+    """Further arguments of `sample`."""
+    tokenizer: Any = None
+
+    def model_input(self, prompt: Prompt) -> ModelInput:
+        """Return a prompt as the input of the model; text and chats are encoded."""
+        if isinstance(prompt, ModelInput):
+            return prompt
+        if isinstance(prompt, str):
+            return ModelInput.from_text(prompt, self._known_tokenizer())
+        if _is_chat(prompt):
+            return ModelInput.from_chat(cast("Chat", prompt), self._known_tokenizer())
+        return ModelInput.from_ints(prompt)  # type: ignore[arg-type]  # it refuses what is no row of tokens
+
+    def _known_tokenizer(self) -> Any:
+        if self.tokenizer is None:
+            self.tokenizer = self.client.get_tokenizer()
+        return self.tokenizer
+
+    def key(self, prompt: ModelInput) -> str:
+        """Return the key of a prompt in the file."""
+        asked = dict(self.options)
+        asked.pop("deadline", None)
+        asked["prompt_logprobs"] = asked.pop("include_prompt_logprobs", False)
+        return key_of(
+            SampleRequest(
+                prompt=prompt, num_samples=self.num_samples, sampling_params=self.sampling_params, **asked
+            )
+        )
+
+    def start(self, prompt: ModelInput) -> Future[SampleResponse]:
+        """Start the sample of a prompt."""
+        return self.client.sample(prompt, self.num_samples, self.sampling_params, **self.options)
+
+    def readable(self, prompt: Prompt, response: SampleResponse) -> dict[str, Any]:
+        """Return the fields of a line for people: the prompt where it is text, and the sampled texts."""
+        shown = {} if isinstance(prompt, ModelInput) or not _is_text(prompt) else {"prompt": prompt}
+        return shown if self.tokenizer is None else {**shown, "texts": decode_all(self.tokenizer, response)}
+
+
+def _is_chat(prompt: Any) -> bool:
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def _is_text(prompt: Any) -> bool:
+    return isinstance(prompt, str) or _is_chat(prompt)
+
+
+@frozen
+class Window:
+    """How far prompts are pulled ahead, and what becomes of items."""
+
+    max_in_flight: int
+    ordered: bool
+    on_error: OnError
+
+
+def map_samples(
+    prompts: Iterable[Prompt],
+    order: Order,
+    window: Window,
+    *,
+    save_to: str | os.PathLike[str] | None,
+    progress: bool,
+    total: int | None,
+) -> Generator[BatchItem, None, None]:
+    """Check the arguments of `SamplingClient.map`, and return the items as a generator.
+
+    Raises:
+        InvalidInputError: an argument is wrong; nothing was sent.
+    """
+    _check(prompts, order, window)
+    if total is None and isinstance(prompts, Sized):
+        total = len(prompts)
+    return _run(iter(prompts), order, window, save_to, partial(ProgressBar, progress, total, "samples"))
+
+
+def _check(prompts: Any, order: Order, window: Window) -> None:
+    if isinstance(prompts, (str, bytes, ModelInput)):
+        kind = type(prompts).__name__
+        raise InvalidInputError(f"map: prompts is one {kind}; give a list or a generator, or use sample")
+    if not isinstance(prompts, Iterable):
+        raise InvalidInputError(
+            f"map: prompts: expected a list or a generator of prompts, got {type(prompts).__name__}"
+        )
+    if not isinstance(order.sampling_params, SamplingParams):
+        raise InvalidInputError(
+            f"map: sampling_params: expected SamplingParams, got {type(order.sampling_params).__name__}"
+        )
+    if type(window.max_in_flight) is not int or window.max_in_flight < 1:
+        raise InvalidInputError(f"map: max_in_flight: expected 1 or more, got {window.max_in_flight!r}")
+    if window.on_error not in ("return", "raise"):
+        raise InvalidInputError(f"map: on_error: expected 'return' or 'raise', got {window.on_error!r}")
+
+
+def _run(
+    prompts: Iterator[Prompt],
+    order: Order,
+    window: Window,
+    save_to: str | os.PathLike[str] | None,
+    open_bar: Callable[[], ProgressBar],
+) -> Generator[BatchItem, None, None]:
+    batch = _Batch(prompts, order, window, None if save_to is None else ResultsFile(save_to))
+    bar = open_bar()
+    try:
+        while (item := batch.next_item()) is not None:
+            if item.saved:
+                bar.skip()
+            else:
+                bar.advance(failed=not item.ok)
+            if window.on_error == "raise" and item.error is not None:
+                raise _placed(item)
+            batch.fill()  # the server works while the caller does
+            yield item
+            del item
+        if batch.end is not None:
+            raise batch.end
+    finally:
+        batch.close()
+        bar.close()
+
+
+def _placed(item: BatchItem) -> Exception:
+    """Return the error of an item with the position of its prompt in the text."""
+    assert item.error is not None  # noqa: S101  # the caller looked
+    error = fresh(item.error)
+    if isinstance(error, TinkerError):
+        with_words(error, f"prompts[{item.index}]")
+    return error
+
+
+@define(eq=False)
+class _Batch:
+    """The prompts that are out. Belongs to the thread of the caller, except for `_arrived`."""
+
+    prompts: Iterator[Prompt]
+    order: Order
+    window: Window
+    file: ResultsFile | None
+    end: Exception | None = None
+    """The reason why no more prompts are pulled, to be raised after the last item."""
+    _arrived: queue.SimpleQueue[BatchItem | Exception] = field(factory=queue.SimpleQueue, init=False)
+    _under_way: dict[int, Future[SampleResponse]] = field(factory=dict, init=False)
+    _early: dict[int, BatchItem] = field(factory=dict, init=False)  # arrived before their turn
+    _pulled: int = field(default=0, init=False)
+    _yielded: int = field(default=0, init=False)
+    _exhausted: bool = field(default=False, init=False)
+
+    def next_item(self) -> BatchItem | None:
+        """Return the next item, or None after the last. Waits."""
+        self.fill()
+        if self._yielded == self._pulled:
+            return None
+        if self.window.ordered:
+            while self._yielded not in self._early:
+                arrived = self._receive()
+                self._early[arrived.index] = arrived
+            item = self._early.pop(self._yielded)
+        else:
+            item = self._receive()
+        self._yielded += 1
+        return item
+
+    def fill(self) -> None:
+        """Pull prompts and start their samples, until the window is full or the prompts end."""
+        while not self._exhausted and self._pulled - self._yielded < self.window.max_in_flight:
+            try:
+                prompt = next(self.prompts)
+            except StopIteration:
+                self._exhausted = True
+            except Exception as error:  # noqa: BLE001  # raised when what was sampled has been yielded
+                self._stop(error)
+            else:
+                self._take_in(prompt)
+
+    def close(self) -> None:
+        """Cancel what is under way. Results that are there are still written."""
+        self._exhausted = True
+        for future in self._under_way.values():
+            future.cancel()
+        self._under_way = {}
+        if self.file is not None:
+            self.file.close()
+
+    def _stop(self, reason: Exception) -> None:
+        self._exhausted = True
+        self.end = self.end or reason
+
+    # -------------------------------------------------------------------------------------- into the window
+
+    def _take_in(self, prompt: Prompt) -> None:
+        try:
+            self._start(self._pulled, prompt)
+        except ForeignResultError as error:
+            self._stop(error)
+        except _OF_THE_PROMPT as error:
+            self._arrived.put(BatchItem(index=self._pulled, prompt=prompt, error=error))
+            self._pulled += 1
+        except TinkerError as error:  # the client cannot go on
+            self._stop(error)
+        else:
+            self._pulled += 1
+
+    def _start(self, index: int, prompt: Prompt) -> None:
+        """Find the response of a prompt in the file, or start its sample."""
+        file, key = self.file, ""
+        model_input = self.order.model_input(prompt)
+        if file is not None:
+            key = self.order.key(model_input)
+            if (saved := file.find(index, key)) is not None:
+                self._arrived.put(self._item(index, prompt, response=saved, saved=True))
+                return
+        future = self._under_way[index] = self.order.start(model_input)
+        if file is not None:
+            file.hold()
+        future.add_done_callback(partial(self._hand_over, index, prompt, key))
+
+    # -------------------------------------------------------------------------------------- out of the window
+
+    def _item(self, index: int, prompt: Prompt, **outcome: Any) -> BatchItem:
+        return BatchItem(index=index, prompt=prompt, tokenizer=self.order.tokenizer, **outcome)
+
+    def _hand_over(self, index: int, prompt: Prompt, key: str, future: Future[SampleResponse]) -> None:
+        """Save a result and hand it to the caller's thread. On a callback worker."""
+        arrived: BatchItem | Exception
+        try:
+            response = future.result()
+        except Exception as error:  # noqa: BLE001  # it becomes the item's
+            if self.file is not None:
+                self.file.release()
+            arrived = self._item(index, prompt, error=error)
+        else:
+            arrived = self._item(index, prompt, response=response)
+            if self.file is not None:
+                try:
+                    self.file.add(index, key, response, self.order.readable(prompt, response))
+                except Exception as error:  # noqa: BLE001  # without its file the batch is worth nothing
+                    arrived = error
+        self._arrived.put(arrived)
+
+    def _receive(self) -> BatchItem:
+        """Wait for an arrival, a slice at a time, so that Ctrl-C gets through."""
+        while True:
+            try:
+                arrived = self._arrived.get(timeout=slice_of(float("inf")))
+            except queue.Empty:
+                continue
+            if isinstance(arrived, Exception):
+                raise arrived
+            self._under_way.pop(arrived.index, None)
+            if isinstance(arrived.error, _ENDS_ALL):
+                self._stop(arrived.error)
+            return arrived

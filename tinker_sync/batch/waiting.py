@@ -1,0 +1,125 @@
+"""`as_completed` and `gather`: waits for many futures, with a progress bar."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from typing import Any, Literal, TypeVar, cast, overload
+
+from tinker_sync.batch.bar import ProgressBar
+from tinker_sync.errors import InvalidInputError
+
+T = TypeVar("T")
+FutureT = TypeVar("FutureT", bound="Future[Any]")
+
+
+def as_completed(
+    futures: Iterable[FutureT], *, timeout: float | None = None, progress: bool = False
+) -> Iterator[FutureT]:
+    """Yield each future when it is done, in the order in which they end.
+
+    It is the function of `concurrent.futures` with a progress bar. Leaving the loop cancels nothing.
+
+    Args:
+        futures: of any client, or of another executor.
+        timeout: the seconds to wait for all of them; None waits as long as it takes.
+        progress: show a bar, where tqdm and a terminal are there; `TINKER_PROGRESS=0` turns it off.
+
+    Raises:
+        TimeoutError: some futures are not done in time. Their work goes on.
+        InvalidInputError: an argument is not a future.
+
+    >>> from tinker_sync import APIFuture
+    >>> first, second = APIFuture(), APIFuture()
+    >>> waiting = as_completed([first, second])
+    >>> second.resolve("b"), next(waiting) is second
+    (True, True)
+    """
+    return _as_completed(_listed(futures, "as_completed"), timeout, progress)
+
+
+def _as_completed(futures: list[FutureT], timeout: float | None, progress: bool) -> Iterator[FutureT]:
+    bar = ProgressBar(progress, len(set(futures)), "done")
+    try:
+        for future in concurrent.futures.as_completed(futures, timeout):
+            bar.advance(failed=_has_failed(future))
+            yield cast("FutureT", future)
+    except concurrent.futures.TimeoutError as error:  # before 3.11 it was not the built-in one
+        raise TimeoutError(f"{error}; their work goes on") from None
+    finally:
+        bar.close()
+
+
+@overload
+def gather(
+    futures: Iterable[Future[T]],
+    *,
+    return_exceptions: Literal[False] = False,
+    timeout: float | None = None,
+    progress: bool = False,
+) -> list[T]: ...
+@overload
+def gather(
+    futures: Iterable[Future[T]],
+    *,
+    return_exceptions: Literal[True],
+    timeout: float | None = None,
+    progress: bool = False,
+) -> list[T | Exception]: ...
+def gather(
+    futures: Iterable[Future[Any]],
+    *,
+    return_exceptions: bool = False,
+    timeout: float | None = None,
+    progress: bool = False,
+) -> list[Any]:
+    """Wait for futures, and return their results in the order in which they were given.
+
+    Args:
+        futures: of any client, or of another executor.
+        return_exceptions: put the error of a failed future in its place. Without it, the first error is
+            raised when it happens; the other futures go on.
+        timeout: the seconds to wait for all of them; None waits as long as it takes.
+        progress: show a bar, where tqdm and a terminal are there; `TINKER_PROGRESS=0` turns it off.
+
+    Raises:
+        TimeoutError: some futures are not done in time. Their work goes on.
+        InvalidInputError: an argument is not a future.
+
+    >>> from tinker_sync import APIFuture
+    >>> first, second = APIFuture(), APIFuture()
+    >>> second.resolve("b"), first.fail(KeyError("a"))
+    (True, True)
+    >>> gather([first, second], return_exceptions=True)
+    [KeyError('a'), 'b']
+    """
+    listed = _listed(futures, "gather")
+    for future in _as_completed(listed, timeout, progress):
+        if not return_exceptions:
+            future.result()
+    return [_outcome(future) if return_exceptions else future.result() for future in listed]
+
+
+def _listed(futures: Iterable[FutureT], caller: str) -> list[FutureT]:
+    if isinstance(futures, Future):
+        raise InvalidInputError(f"{caller}: expected a list of futures, got one; write {caller}([future])")
+    given: list[Any] = list(futures)
+    for index, future in enumerate(given):
+        if not isinstance(future, Future):
+            hint = "; await coroutines in an event loop" if hasattr(future, "__await__") else ""
+            raise InvalidInputError(
+                f"{caller}: futures[{index}] is of class {type(future).__name__}, expected a future{hint}"
+            )
+    return given
+
+
+def _has_failed(future: Future[Any]) -> bool:
+    return future.cancelled() or future.exception() is not None
+
+
+def _outcome(future: Future[T]) -> T | Exception:
+    try:
+        return future.result()
+    except Exception as error:  # noqa: BLE001  # the caller asked for it as a value
+        return error

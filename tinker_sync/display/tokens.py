@@ -1,0 +1,116 @@
+"""A sample as text, each token shaded by its log-probability."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any, Final
+
+from tinker_sync.display import page
+
+if TYPE_CHECKING:
+    from tinker_sync.types import SampledSequence, SampleResponse
+
+# A token of one chance in 400 or less has the darkest shade.
+_DARKEST: Final = 6.0
+_MOST_TOKENS: Final = 2000
+# So many tokens before one decide how it is written.
+_CONTEXT: Final = 6
+
+
+class Shaded:
+    """A display that was asked for, with a tokenizer of the caller's choice."""
+
+    def __init__(self, html: str) -> None:
+        self._html = html
+
+    def _repr_html_(self) -> str:
+        return self._html
+
+
+def shade(sampled: SampleResponse | SampledSequence, tokenizer: Any) -> Shaded:
+    """Return a sample as a display, decoded with a tokenizer.
+
+    Without this, a sample is decoded where the process has loaded one tokenizer, and shown as ids elsewhere.
+
+    >>> from tinker_sync import SampledSequence, get_tokenizer
+    >>> from tinker_sync.local import tiny
+    >>> tokenizer = get_tokenizer(str(tiny.directory()))
+    >>> sequence = SampledSequence("length", None, tokenizer.encode("cat"), [-0.1, -3.0])
+    >>> "cat" in "".join(pieces(sequence.tokens, tokenizer)), type(shade(sequence, tokenizer)).__name__
+    (True, 'Shaded')
+    """
+    sequences: list[SampledSequence] | None = getattr(sampled, "sequences", None)
+    given: list[Any] = [sampled] if sequences is None else list(sequences)
+    return Shaded("".join(_shaded(one, tokenizer) for one in given))
+
+
+def sequence_html(sequence: SampledSequence) -> str:
+    """Return one sampled sequence."""
+    return _shaded(sequence, _known_tokenizer())
+
+
+def response_html(response: SampleResponse) -> str:
+    """Return all sequences of a response."""
+    tokenizer = _known_tokenizer()
+    parts = [_shaded(sequence, tokenizer) for sequence in response.sequences[:20]]
+    more = len(response.sequences) - len(parts)
+    return "".join(parts) + (page.note(f"and {more} more sequences") if more else "")
+
+
+def pieces(tokens: Sequence[int], tokenizer: Any) -> list[str]:
+    """Return the text that each token adds to the tokens before it.
+
+    >>> pieces([5, 6], None)
+    ['5', '6']
+    """
+    if tokenizer is None:
+        return [str(token) for token in tokens]
+    found = []
+    for at in range(len(tokens)):
+        begin = max(0, at - _CONTEXT)
+        before = tokenizer.decode(tokens[begin:at]) if at > begin else ""
+        through = tokenizer.decode(tokens[begin : at + 1])
+        # Bytes of one character come in several tokens; the last of them shows it.
+        complete = not through.endswith("\ufffd")
+        found.append(through[len(before.rstrip("\ufffd")) :] if complete else "")
+    return found
+
+
+def _known_tokenizer() -> Any:
+    from tinker_sync.text.loading import find_only_tokenizer
+
+    return find_only_tokenizer()
+
+
+def _shaded(sequence: SampledSequence, tokenizer: Any) -> str:
+    tokens, logprobs = sequence.tokens, sequence.logprobs
+    shown = tokens[:_MOST_TOKENS]
+    gap = "" if tokenizer is not None else " "
+    body = gap.join(
+        _span(text, token, None if logprobs is None else logprobs[at])
+        for at, (token, text) in enumerate(zip(shown, pieces(shown, tokenizer), strict=True))
+    )
+    ending = {"length": "stopped by max_tokens", "stop": "stopped by itself"}[sequence.stop_reason]
+    words = [f"{len(tokens)} tokens", ending]
+    if logprobs:
+        words.append(f"mean log-probability {sum(logprobs) / len(logprobs):.3f}")
+    if tokenizer is None:
+        words.append("token ids; load the model's tokenizer to see text")
+    if len(tokens) > len(shown):
+        words.append(f"the first {len(shown)} are shown")
+    return (
+        '<div style="border-left:3px solid #3b82f6;padding:2px 10px;margin:4px 0">'
+        '<div style="white-space:pre-wrap;overflow-wrap:anywhere;font-family:monospace">'
+        f"{body}</div>{page.note(', '.join(words))}</div>"
+    )
+
+
+def _span(text: str, token: int, logprob: float | None) -> str:
+    visible = escape(text).replace("\n", "↵\n")
+    if logprob is None or logprob != logprob:
+        return f'<span title="token {token}">{visible}</span>'
+    shade_of_it = min(1.0, max(0.0, -logprob / _DARKEST)) * 0.6
+    chance = 2.718281828 ** min(logprob, 0.0)
+    title = f"token {token}: log-probability {logprob:.3f}, probability {chance:.2%}"
+    return f'<span title="{title}" style="background:rgba(239,68,68,{shade_of_it:.2f})">{visible}</span>'

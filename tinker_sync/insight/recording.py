@@ -1,0 +1,210 @@
+"""`Recording`: what the calls of one service client do, from its start to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import frozen
+
+from tinker_sync._observe import Event, ReplyReceived, RequestLost, RetryScheduled
+from tinker_sync.insight import perfetto, report
+from tinker_sync.runtime.naming import current
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.futures import APIFuture
+    from tinker_sync.runtime.notices import QueueReport
+
+# Some hundred bytes each; what comes later is counted only.
+MOST_RECORDS: Final = 200_000
+
+
+@frozen
+class CallRecord:
+    """One request of the user, with the moments of the clock at which it got where."""
+
+    method: str
+    thread: str
+    """The thread that made the call."""
+    queued_s: float
+    sending_s: float | None
+    accepted_s: float | None
+    decoding_s: float | None
+    completed_s: float
+    outcome: str
+    """"ok", "cancelled", or the name of the failure's class."""
+
+
+@frozen
+class SpanRecord:
+    """Work of one thread: the encoding of a request, or an attempt on the wire."""
+
+    name: str
+    kind: str
+    """"encode" or "wire"."""
+    thread: str
+    began_s: float
+    ended_s: float
+    status: int | str = ""
+    """The status of the answer, or the reason why there was none."""
+
+
+@frozen
+class PauseRecord:
+    """A pause before another try, or one that the server reported."""
+
+    path: str
+    at_s: float
+    delay_s: float
+    reason: str
+
+
+class Recording:
+    """Records where the time of a service client goes. Thread-safe; made by `ServiceClient.explain`.
+
+    Print it for an explanation, also while it goes on. It ends with its `with` block, with `close`, or with
+    the client.
+    """
+
+    def __init__(self, core: Core, path: str | os.PathLike[str] | None = None) -> None:
+        self._core = core
+        self._path = None if path is None else Path(path)
+        self._local = threading.local()
+        self._ended_s: float | None = None
+        self.began_s = core.clock.now()
+        self.calls: list[CallRecord] = []
+        self.spans: list[SpanRecord] = []
+        self.pauses: list[PauseRecord] = []
+        self.polls = 0
+        self.dropped = 0
+        """Records that were left out because there were too many."""
+        core.stopwatches = (*core.stopwatches, self)
+        self._stops: list[Callable[[], None]] = [
+            core.connection.journal.listen(self),
+            core.notices.listen(self._on_report),
+        ]
+
+    @property
+    def ended_s(self) -> float:
+        """The moment of its end; now while it goes on."""
+        return self._core.clock.now() if self._ended_s is None else self._ended_s
+
+    # ---------------------------------------------------------------------------------- for users
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the recording, and write the trace where a file was named. Idempotent."""
+        if self._ended_s is not None:
+            return
+        self._ended_s = self._core.clock.now()
+        self._core.stopwatches = tuple(one for one in self._core.stopwatches if one is not self)
+        for stop in self._stops:
+            stop()
+        if self._path is not None:
+            self.save(self._path)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what was recorded as a trace, for https://ui.perfetto.dev or chrome://tracing."""
+        Path(path).write_text(json.dumps(perfetto.trace_events(self)), encoding="utf-8")
+
+    @property
+    def advice(self) -> list[str]:
+        """What to change, the most important first; empty where nothing stands out."""
+        return report.advise(self)
+
+    def __str__(self) -> str:
+        return report.explain(self)
+
+    def __repr__(self) -> str:
+        return f"<Recording of {len(self.calls)} requests in {self.ended_s - self.began_s:.1f} s>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+    # ---------------------------------------------------------------------------------- for the runtime
+
+    def follow(self, future: APIFuture[Any]) -> None:
+        """Record a request when its future ends."""
+        method, thread = current(), threading.current_thread().name
+        future.when_done(lambda ended: self._add_call(method, thread, ended))
+
+    def encoded(self, method: str, began_s: float) -> None:
+        """Record that this thread has encoded a request."""
+        self._add_span(SpanRecord(method, "encode", _thread(), began_s, self._core.clock.now()))
+
+    def observe(self, event: Event) -> None:
+        """Record an attempt on the wire, or a pause."""
+        now = self._core.clock.now()
+        if isinstance(event, (ReplyReceived, RequestLost)):
+            if "/retrieve_future" in event.path:
+                self.polls += 1
+                self._local.reply_s = now
+            status = event.status if isinstance(event, ReplyReceived) else event.reason
+            self._add_span(SpanRecord(event.path, "wire", _thread(), now - event.duration_s, now, status))
+        elif isinstance(event, RetryScheduled):
+            self.pauses.append(PauseRecord(event.path, now, event.delay_s, event.reason))
+
+    def _on_report(self, notice: QueueReport) -> None:
+        if notice.state.paused:
+            self.pauses.append(
+                PauseRecord(notice.request_type, self._core.clock.now(), 0.0, notice.reason or "")
+            )
+
+    def _add_call(self, method: str, thread: str, ended: APIFuture[Any]) -> None:
+        """Add a request, in the thread that ended it."""
+        if self._ended_s is not None:
+            return
+        if len(self.calls) >= MOST_RECORDS:
+            self.dropped += 1
+            return
+        timeline = ended.timeline
+        completed_s = timeline.completed or self._core.clock.now()
+        reply_s = getattr(self._local, "reply_s", None)
+        if reply_s is not None and reply_s < (timeline.accepted or completed_s):
+            reply_s = None  # the answer to another request
+        if ended.cancelled():
+            outcome = "cancelled"
+        else:
+            failure = ended.exception()
+            outcome = "ok" if failure is None else type(failure).__name__
+        self.calls.append(
+            CallRecord(
+                method or "in the background",
+                thread,
+                timeline.queued,
+                timeline.sending,
+                timeline.accepted,
+                reply_s,
+                completed_s,
+                outcome,
+            )
+        )
+
+    def _add_span(self, span: SpanRecord) -> None:
+        if len(self.spans) < MOST_RECORDS:
+            self.spans.append(span)
+        else:
+            self.dropped += 1
+
+
+def _thread() -> str:
+    return threading.current_thread().name

@@ -1,0 +1,155 @@
+"""`Published`: the description that an open server gives of itself, fetched at the first question.
+
+Any thread may ask; the first one fetches, others wait for it. Servers that speak the whole protocol are not
+asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from tinker_sync._policy import NO_SUCH_CALL
+from tinker_sync.config import Settings
+from tinker_sync.errors import APIStatusError, TinkerError, UnsupportedByServerError
+from tinker_sync.runtime import _fork
+from tinker_sync.runtime.calls import make_call, read_reply
+from tinker_sync.runtime.once import Once
+from tinker_sync.transport.call import Call, Reply
+from tinker_sync.types._model import Model
+from tinker_sync.wire.dialect import CURRENT, Dialect
+from tinker_sync.wire.endpoints import row_of
+from tinker_sync.wire.published import PATH, PublishedApi, used_fields
+
+if TYPE_CHECKING:
+    from tinker_sync.types.model import SupportedModel
+
+_CAPABILITIES: Final = "get_server_capabilities"
+_READ_S: Final = 10.0
+# The answer of the framework that most open servers are built on, for a path without a route.
+_NO_ROUTE: Final = {"detail": "Not Found"}
+
+_log = logging.getLogger("tinker_sync.session")
+
+
+class Published:
+    """Questions about what one server offers, beyond its settings. Thread-safe.
+
+    Args:
+        send: makes a call.
+        settings: the server's address and the timeouts.
+    """
+
+    def __init__(self, send: Callable[[Call], Reply], settings: Settings) -> None:
+        self._send = send
+        self._settings = settings
+        # In lists, for Once holds no None.
+        self._api: Once[list[PublishedApi]] = Once()
+        self._models: Once[list[SupportedModel]] = Once()
+        self._lock = threading.Lock()
+        self._warned: set[str] = set()  # guarded by _lock
+        _fork.renew_in_child(self)
+
+    def api(self) -> PublishedApi | None:
+        """Return what the server publishes, or None."""
+        return next(iter(self._api.get(self._fetch)), None)
+
+    def lacks_route(self, name: str, error: APIStatusError, dialect: Dialect) -> bool:
+        """Return True if an error answers a call for which the server has no route.
+
+        Without a published description, 405 and 501 prove it, and so does a 404 that names no object.
+        """
+        if error.status_code not in NO_SUCH_CALL or dialect.vendor:
+            return False
+        api = None if knows_all(dialect) else self.api()
+        if api is not None:
+            return not api.offers(row_of(name))
+        return error.status_code != 404 or error.body == _NO_ROUTE
+
+    def check_fields(self, name: str, request: Model, dialect: Dialect) -> None:
+        """Refuse or report the fields of a request that the server would skip without a word.
+
+        Raises:
+            UnsupportedByServerError: the call would do something else without one of them.
+        """
+        used = [] if knows_all(dialect) else used_fields(name, request)
+        api = self.api() if used else None
+        if api is None:
+            return
+        for each in used:
+            if not api.drops(row_of(name), each.place):
+                continue
+            if each.changes_result:
+                raise UnsupportedByServerError(
+                    f"this server does not know {each.name} of {name} and would leave it out silently",
+                    feature=each.name,
+                )
+            self.warn_once(f"this server does not know {each.name} of {name} and leaves it out")
+
+    def check_model(self, base_model: str | None, dialect: Dialect) -> None:
+        """Report a base model that the server does not list: some train another one then."""
+        if base_model is None or knows_all(dialect):
+            return
+        listed = [model.model_name for model in self.models()]
+        if listed and base_model not in listed:
+            self.warn_once(
+                f"this server does not list the base model {base_model!r}, and may use another one: "
+                f"it lists {', '.join(map(str, listed))}"
+            )
+
+    def context_length(self, base_model: str | None) -> int | None:
+        """Return the context length of a model, or None if the server does not give it."""
+        found = [model for model in self.models() if base_model in (None, model.model_name)]
+        return found[0].max_context_length if len(found) == 1 else None
+
+    def models(self) -> list[SupportedModel]:
+        """Return the models that the server lists; none if it cannot be asked."""
+        return self._models.get(self._list_models)
+
+    def warn_once(self, text: str) -> None:
+        """Log a warning, the first time."""
+        with self._lock:
+            new = text not in self._warned
+            self._warned.add(text)
+        if new:
+            _log.warning("%s", text)
+
+    def renew_after_fork(self) -> None:
+        """Replace the lock, which another thread of the parent may have held."""
+        self._lock = threading.Lock()
+
+    def _fetch(self) -> list[PublishedApi]:
+        call = Call(method="GET", path=PATH, read_s=_READ_S, deadline_s=2 * _READ_S, max_retries=1)
+        try:
+            api = PublishedApi.read(self._send(call).body)
+        except TinkerError as error:
+            _log.debug("the server publishes no description of itself: %s", error)
+            return []
+        return [] if api is None else [api]
+
+    def _list_models(self) -> list[SupportedModel]:
+        call = make_call(_CAPABILITIES, self._settings, deadline_s=2 * _READ_S)
+        try:
+            return list(read_reply(_CAPABILITIES, self._send(call)).supported_models)
+        except TinkerError as error:
+            _log.debug("the server does not list its models: %s", error)
+            return []
+
+
+def knows_all(dialect: Dialect) -> bool:
+    """Return True if a server speaks the protocol as it is now, and so refuses what it does not know.
+
+    >>> knows_all(Dialect.of_vendor()), knows_all(Dialect.forced("json"))
+    (True, False)
+    """
+    return dialect.vendor or dialect.version >= CURRENT
+
+
+def explain_missing_route(name: str, error: APIStatusError, instead: str) -> UnsupportedByServerError:
+    """Return the error for a call for which the server has no route."""
+    allowed = error.response.headers.get("allow") if error.response is not None else None
+    says = f"it answers {error.status_code}" + (f" and allows {allowed}" if allowed else "")
+    text = f"this server has no call {name} ({says}); the object may well exist"
+    return UnsupportedByServerError(f"{text}. {instead}" if instead else text, feature=name)

@@ -1,0 +1,88 @@
+"""Freeing the place of a model at its server, by a call of the user or at the close of the client.
+
+Servers that finish sessions free the places themselves. Open servers have few places, and free them minutes
+after the last heartbeat.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from tinker_sync.errors import ClientClosedError, UnsupportedByServerError
+from tinker_sync.runtime.calls import make_call
+from tinker_sync.runtime.published import knows_all
+from tinker_sync.runtime.training_calls import OrderedCall
+from tinker_sync.types.model import UnloadModelRequest, UnloadModelResponse
+from tinker_sync.wire.endpoints import ENDPOINTS
+
+if TYPE_CHECKING:
+    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.training_calls import Operations, TrainingLine
+    from tinker_sync.transport.call import Call
+
+_NAME: Final = "unload_model"
+
+
+class ModelPlace:
+    """The place that a model has at its server. Thread-safe. The lifecycle of the client asks it at the end.
+
+    Args:
+        core: the shared parts.
+        line: the calls of the model.
+    """
+
+    def __init__(self, core: Core, line: TrainingLine) -> None:
+        self._server = core.server
+        self._settings = core.settings
+        self._line = line
+        self._freed = threading.Event()
+        core.lifecycle.owe(self)
+
+    def refuse_freed(self) -> None:
+        """Raise when the model was unloaded.
+
+        Raises:
+            ClientClosedError: it was.
+        """
+        if self._freed.is_set():
+            raise ClientClosedError("the model of this training client was unloaded; make a new one")
+
+    def call(self, deadline_at: float) -> UnloadCall:
+        """Return the call that unloads the model; later calls of the client are refused."""
+        request = UnloadModelRequest(model_id=self._line.model_id)
+        call = UnloadCall(self._line, _NAME, request, UnloadModelResponse, deadline_at)
+        self._freed.set()
+        return call
+
+    def last_call(self) -> Call | None:
+        """Return the call that frees the place when the client is closed, or None where none is needed."""
+        made, model_id = self._server.made.made, self._line.model_id
+        if not model_id or self._freed.is_set() or made is None:
+            return None
+        dialect = made.facts.dialect
+        if dialect.offers("finish_session"):
+            return None
+        request = UnloadModelRequest(model_id=model_id)
+        return make_call(_NAME, self._settings, request, dialect=dialect).but(max_retries=0, patient=False)
+
+
+class UnloadCall(OrderedCall):
+    """The call that unloads a model: behind the others, and without a number, for none follows."""
+
+    numbered = False
+
+    def prepare(self) -> Operations:
+        """Return the operation.
+
+        Raises:
+            UnsupportedByServerError: the server has no such call; nothing was sent.
+        """
+        server, dialect = self.line.core.server, self.line.core.ready().facts.dialect
+        api = None if knows_all(dialect) else server.published.api()
+        if api is not None and not api.offers(ENDPOINTS[_NAME]):
+            raise UnsupportedByServerError(
+                "this server has no call unload_model; it frees the place some time after the session's end",
+                feature=_NAME,
+            )
+        return super().prepare()

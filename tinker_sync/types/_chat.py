@@ -1,0 +1,63 @@
+"""The check of chat messages, for every function that takes some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from tinker_sync.errors import InvalidInputError
+
+_OTHER_FORMATS: Final = {"from": "role", "value": "content", "speaker": "role", "text": "content"}
+"""Keys of other chat formats, and ours."""
+
+
+def refuse_odd_messages(messages: Any) -> None:
+    """Refuse what is no list of messages with roles, and name the keys that other formats use.
+
+    Raises:
+        InvalidInputError: `problems` lists each message that is wrong.
+
+    >>> refuse_odd_messages([{"from": "human", "value": "2 + 3?"}])
+    Traceback (most recent call last):
+    tinker_sync.errors.InvalidInputError: messages[0]: has no 'role'; rename 'from' to 'role', 'value' to \
+'content', and 'human' to 'user'
+    """
+    if isinstance(messages, Mapping):
+        raise InvalidInputError("messages: expected a list of messages, got one; write [message]")
+    if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
+        kind = type(messages).__name__
+        raise InvalidInputError(
+            f"messages: expected a list of dictionaries with role and content, got {kind}"
+        )
+    problems = [problem for index, message in enumerate(messages) for problem in _problems(index, message)]
+    if not messages:
+        problems = ["messages: is empty"]
+    if problems:
+        raise InvalidInputError(problems)
+
+
+def _problems(index: int, message: Any) -> Iterator[str]:
+    if not isinstance(message, Mapping):
+        # Objects of other libraries have the keys as attributes.
+        if not hasattr(message, "role"):
+            kind = type(message).__name__
+            yield f"messages[{index}]: expected a dictionary with role and content, got a {kind}"
+        return
+    if "role" not in message:
+        yield f"messages[{index}]: has no 'role'{_advice(message)}"
+    elif not isinstance(message["role"], str):
+        yield f"messages[{index}]['role']: expected text, got {message['role']!r}"
+    elif "content" not in message and "value" in message:
+        yield f"messages[{index}]: has no 'content'{_advice(message)}"
+
+
+def _advice(message: Mapping[str, Any]) -> str:
+    renames = [f"{old!r} to {new!r}" for old, new in _OTHER_FORMATS.items() if old in message]
+    if not renames:
+        return "; a message is {'role': 'user', 'content': '...'}"
+    roles = {"human": "user", "gpt": "assistant", "bot": "assistant"}
+    given = message.get("from", message.get("speaker"))
+    if given in roles:
+        renames.append(f"{given!r} to {roles[given]!r}")
+    listed = ", ".join(renames[:-1]) + f", and {renames[-1]}" if len(renames) > 2 else " and ".join(renames)
+    return f"; rename {listed}"

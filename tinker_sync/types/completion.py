@@ -1,0 +1,78 @@
+"""The ends of all samples of a session, asked for in one request."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import attrs
+
+from tinker_sync.types._model import Model, model
+from tinker_sync.types.scalars import RequestID
+
+
+@model
+class SamplingSessionFuturesTarget(Model):
+    """A sampling session, and the number of the process among those that share it."""
+
+    type: Literal["sampling_session"] = "sampling_session"
+    sampling_session_id: str
+    cloned_sampler_id: int = 0
+
+
+@model
+class FuturesRetrieveRequest(Model):
+    """A request for the requests that have ended since a cursor.
+
+    Attributes:
+        timeout: the longest time the server may hold the request, in seconds; None leaves it to the server.
+        retrieved_request_ids: the requests whose results were fetched since the last such request.
+
+    >>> target = SamplingSessionFuturesTarget(sampling_session_id="s-1:sample:0")
+    >>> FuturesRetrieveRequest(target=target).prev_cursor
+    0
+    """
+
+    target: SamplingSessionFuturesTarget
+    prev_cursor: int = 0
+    timeout: float | None = None
+    retrieved_request_ids: list[str] = attrs.field(factory=list)
+
+
+@model
+class FutureFinished(Model):
+    """A request succeeded; the size is that of its result before compression."""
+
+    __response__ = True
+
+    state: Literal["finished"] = "finished"
+    request_id: RequestID
+    response_payload_uncompressed_size: int | None = None
+
+
+@model
+class FutureFailed(Model):
+    """A request failed; its result holds the reason."""
+
+    __response__ = True
+
+    state: Literal["failed"] = "failed"
+    request_id: RequestID
+
+
+FutureCompletion: TypeAlias = FutureFinished | FutureFailed
+"""The end of a request."""
+
+
+@model
+class FuturesRetrieveResponse(Model):
+    """The ended requests, and the cursor for the next poll.
+
+    >>> reply = FuturesRetrieveResponse(completions=[{"state": "failed", "request_id": "req-1"}], cursor=1)
+    >>> reply.completions
+    [FutureFailed(state='failed', request_id='req-1')]
+    """
+
+    __response__ = True
+
+    completions: list[FutureCompletion]
+    cursor: int

@@ -1,0 +1,32 @@
+"""The results of training requests, as one type."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from tinker_sync.types.future import RequestFailedResponse, TryAgainResponse
+from tinker_sync.types.model import CreateModelResponse, UnloadModelResponse
+from tinker_sync.types.optim import OptimStepResponse
+from tinker_sync.types.training import ForwardBackwardOutput
+from tinker_sync.types.weights import (
+    LoadWeightsResponse,
+    SaveWeightsExternalResponse,
+    SaveWeightsForSamplerResponse,
+    SaveWeightsResponse,
+)
+
+__all__ = ["FutureRetrieveResponse"]
+
+FutureRetrieveResponse: TypeAlias = (
+    TryAgainResponse
+    | ForwardBackwardOutput
+    | OptimStepResponse
+    | SaveWeightsResponse
+    | LoadWeightsResponse
+    | SaveWeightsForSamplerResponse
+    | SaveWeightsExternalResponse
+    | CreateModelResponse
+    | UnloadModelResponse
+    | RequestFailedResponse
+)
+"""The possible results of a training request."""

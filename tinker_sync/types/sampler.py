@@ -1,0 +1,49 @@
+"""Sampling sessions: creation, and processes that share one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tinker_sync.types._model import Model, model
+
+
+@model
+class CreateSamplingSessionRequest(Model):
+    """A request for a sampling session on a base model or a checkpoint.
+
+    `sampling_session_seq_id` counts these requests, and unnamed saves to sample from, from 0 in a session.
+    """
+
+    session_id: str
+    sampling_session_seq_id: int
+    base_model: str | None = None
+    model_path: str | None = None
+    type: Literal["create_sampling_session"] = "create_sampling_session"
+
+
+@model
+class CreateSamplingSessionResponse(Model):
+    """The new sampling session."""
+
+    __response__ = True
+
+    type: Literal["create_sampling_session"] = "create_sampling_session"
+    sampling_session_id: str
+
+
+@model
+class JoinSamplingSessionRequest(Model):
+    """A request to share a sampling session of another process."""
+
+    sampling_session_id: str
+    type: Literal["join_sampling_session"] = "join_sampling_session"
+
+
+@model
+class JoinSamplingSessionResponse(Model):
+    """The number that distinguishes this process's samples from those of others in the session."""
+
+    __response__ = True
+
+    type: Literal["join_sampling_session"] = "join_sampling_session"
+    client_counter: int

@@ -1,0 +1,157 @@
+"""The routes and body fields that a server publishes at `/openapi.json`. Pure.
+
+Open servers skip fields of requests that they do not know, and answer for a route that they lack as for an
+object that does not exist. Most of them publish a description of themselves, which tells both apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from attrs import field, frozen
+
+from tinker_sync.errors import WireError
+from tinker_sync.types._model import Model
+from tinker_sync.wire import json as wire_json
+from tinker_sync.wire.endpoints import API, JSON, Endpoint
+
+PATH: Final = "/openapi.json"
+_SLOT: Final = re.compile(r"\{[^}]*\}")
+_MAX_DEPTH: Final = 8  # of references to references
+
+Place = tuple[str, ...]
+"""The names on the way to a field of a body: ("adam_params", "grad_clip_norm")."""
+
+# Fields that change what a call does, with the value under which they change nothing.
+_EFFECTS: Final[Mapping[str, Mapping[Place, object]]] = {
+    "optim_step": {("adam_params", "grad_clip_norm"): 0.0, ("adam_params", "weight_decay"): 0.0},
+    "create_model": {
+        ("lora_config", "seed"): None,
+        ("lora_config", "train_attn"): True,
+        ("lora_config", "train_mlp"): True,
+        ("lora_config", "train_unembed"): True,
+    },
+}
+# Fields without which a call still does its work.
+_NOTES: Final[Mapping[str, Mapping[Place, object]]] = {
+    "create_model": {("user_metadata",): None},
+    "save_weights": {("ttl_seconds",): None, ("overwrite",): False, ("user_metadata",): None},
+    "save_weights_for_sampler": {("ttl_seconds",): None, ("user_metadata",): None},
+}
+
+
+@frozen
+class UsedField:
+    """A field that a request gives a value, though a server may not know it.
+
+    >>> UsedField(("adam_params", "grad_clip_norm"), changes_result=True).name
+    'adam_params.grad_clip_norm'
+    """
+
+    place: Place
+    changes_result: bool
+    """True where the call does something else without the field."""
+
+    @property
+    def name(self) -> str:
+        """The place as text."""
+        return ".".join(self.place)
+
+
+def used_fields(call: str, request: Model) -> list[UsedField]:
+    """Return the fields of a request that a server may not know and that have an effect here.
+
+    >>> from tinker_sync.types import SaveWeightsRequest
+    >>> used_fields("save_weights", SaveWeightsRequest(model_id="m", path="a", ttl_seconds=60))
+    [UsedField(place=('ttl_seconds',), changes_result=False)]
+    """
+    places = [(place, idle, True) for place, idle in _EFFECTS.get(call, {}).items()]
+    places += [(place, idle, False) for place, idle in _NOTES.get(call, {}).items()]
+    if not places:
+        return []
+    tree = wire_json.to_plain(request)
+    return [
+        UsedField(place, changes_result)
+        for place, idle, changes_result in places
+        if _value_at(tree, place) not in (None, idle)
+    ]
+
+
+def _value_at(tree: Any, place: Place) -> Any:
+    for name in place:
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree
+
+
+@frozen
+class PublishedApi:
+    """What one server publishes. Immutable.
+
+    >>> api = PublishedApi.read(b'{"paths": {"/api/v1/training_runs/{id}": {"get": {}}}}')
+    >>> from tinker_sync.wire.endpoints import ENDPOINTS
+    >>> api.offers(ENDPOINTS["get_training_run"]), api.offers(ENDPOINTS["list_sessions"])
+    (True, False)
+    """
+
+    _routes: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    _schemas: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def read(cls, body: bytes) -> PublishedApi | None:
+        """Return what a server publishes, or None if it is not a description of this API."""
+        try:
+            tree = wire_json.loads(body)
+        except WireError:
+            return None
+        paths = tree.get("paths") if isinstance(tree, Mapping) else None
+        if not isinstance(paths, Mapping):
+            return None
+        routes = {
+            _SLOT.sub("{}", path): methods
+            for path, methods in paths.items()
+            if path.startswith(API) and isinstance(methods, Mapping)
+        }
+        return cls(routes, tree) if routes else None
+
+    def offers(self, endpoint: Endpoint) -> bool:
+        """Return True if the server has a route for a call."""
+        return self._operation(endpoint) is not None
+
+    def drops(self, endpoint: Endpoint, place: Place) -> bool:
+        """Return True if the server takes bodies of a call, but skips a field of them without a word.
+
+        A server that refuses unknown fields skips none. A body without a published form proves nothing.
+        """
+        operation = self._operation(endpoint)
+        schema = _value_at(operation, ("requestBody", "content", JSON, "schema"))
+        for name in place:
+            fields = self._fields(schema)
+            if fields is None:
+                return False
+            if name not in fields:
+                return True
+            schema = fields[name]
+        return False
+
+    def _operation(self, endpoint: Endpoint) -> Mapping[str, Any] | None:
+        methods = self._routes.get(_SLOT.sub("{}", endpoint.path.text), {})
+        found = methods.get(endpoint.method.lower())
+        return found if isinstance(found, Mapping) else None
+
+    def _fields(self, schema: Any, depth: int = 0) -> Mapping[str, Any] | None:
+        """Return the fields that a body has, or None where others may be understood or are refused."""
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+            return None
+        if isinstance(schema.get("$ref"), str):
+            place = schema["$ref"].removeprefix("#/").split("/")
+            return self._fields(_value_at(self._schemas, tuple(place)), depth + 1)
+        branches = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf")
+        if isinstance(branches, Sequence):
+            objects = [branch for branch in branches if branch != {"type": "null"}]
+            return self._fields(objects[0], depth + 1) if len(objects) == 1 else None
+        if "additionalProperties" in schema:
+            return None
+        fields = schema.get("properties")
+        return fields if isinstance(fields, Mapping) else None
