@@ -57,6 +57,7 @@ ON_A_LOOP = (
     "local/server/",
     "local/process/running.py",
     "testing/_middleware.py",
+    "testing/tapes.py",
     "local/process/forward.py",
 )
 

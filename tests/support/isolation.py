@@ -163,7 +163,8 @@ def loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return real_connect_ex(self, address)
 
     def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(host, str) and host.rstrip(".").endswith(".invalid"):
+        name = host.decode("ascii") if isinstance(host, bytes) else host
+        if isinstance(name, str) and name.rstrip(".").endswith(".invalid"):
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         check((host, 0))
         return real_getaddrinfo(host, *args, **kwargs)

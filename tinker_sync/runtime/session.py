@@ -6,6 +6,7 @@ its sampler here or that was forked: it gets heartbeats from us too, and is neve
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import uuid
@@ -20,7 +21,6 @@ from tinker_sync.errors import APIStatusError, SessionLostError, TinkerError
 from tinker_sync.runtime.calls import make_call
 from tinker_sync.runtime.failures import fresh
 from tinker_sync.runtime.heartbeat import Heartbeat
-from tinker_sync.runtime.numbers import numbers
 from tinker_sync.types.future import FutureRetrieveRequest
 from tinker_sync.types.session import CreateSessionRequest, SessionHeartbeatRequest
 
@@ -78,9 +78,9 @@ class Session:
         self._number_from(0 if self.owned else _somewhere_far())
 
     def _number_from(self, first: int) -> None:
-        self.next_model_seq_id: Callable[[], int] = numbers(first)
-        self.next_sampling_session_seq_id: Callable[[], int] = numbers(first)
-        self.next_custom_loss_seq_id: Callable[[], int] = numbers(first)
+        self.next_model_seq_id: Callable[[], int] = itertools.count(first).__next__
+        self.next_sampling_session_seq_id: Callable[[], int] = itertools.count(first).__next__
+        self.next_custom_loss_seq_id: Callable[[], int] = itertools.count(first).__next__
 
     @property
     def heartless(self) -> bool:
