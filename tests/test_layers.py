@@ -28,7 +28,7 @@ ROOMS = (
     ),
     *("config", "types", "wire", "transport", "auth", "journal", "runtime", "telemetry", "usage", "insight"),
     *("losses", "transfer", "text", "data", "batch", "display"),
-    *("clients", "diagnose", "local", "testing", "demo", "cli"),
+    *("clients", "ray", "diagnose", "local", "testing", "demo", "cli"),
     *("__main__", "lib"),
 )
 # Rooms above that are closed all the same: values and codecs are pure, the embedded server knows no client.
@@ -45,6 +45,7 @@ CLOSED = {
     "usage": {"config", "wire", "transport", "auth", "telemetry"},
     "display": {"config", "wire", "transport", "auth", "telemetry", "transfer", "losses"},
     "insight": {"config", "wire", "transport", "auth", "telemetry", "usage"},
+    "ray": {"wire", "transport", "auth", "telemetry"},
     "cli": {"transport", "runtime", "telemetry"},
     "lib": {"transport", "telemetry", "local", "testing", "demo", "cli"},
 }

@@ -73,7 +73,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         self._record_stability_info = record_stability_info
         self._described: Once[GetSamplerResponseInternal] = Once()
         # Known from the base model that was asked for, or from a handle; "" and None where it is not.
-        self._base_model = base_model
+        self._base_model = self._line.base_model = base_model
 
     @classmethod
     def create(

@@ -429,6 +429,26 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         saved.when_done(self._line.note_saved)
         return saved
 
+    def take_over(self) -> None:
+        """Go on with this client in a forked child, as its only owner.
+
+        A forked child has a copy of the client, whose calls are refused: both copies would send different
+        calls under the same numbers. The parent cannot know that the child has taken over, so it must not
+        use its copy any more. In the process that made the client this method does nothing.
+
+        Raises:
+            TinkerError: the client was not ready when the process was forked.
+            EarlierCallFailedError: calls were under way then; `recover` goes on from the last checkpoint.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4).result()
+        ...     training.take_over()
+        """
+        if not self._held.open:
+            self._refuse_foreign_wait()
+        self._line.queue.take_over()
+
     def recover(self, *, deadline: float | None = None) -> TrainingClient:
         """Return a new training client for the last state that this client saved, or was made of, at once.
 
@@ -719,8 +739,9 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         return self._line.submit(OrderedCall(self._line, name, request, kind, self._until(deadline, usual_s)))
 
     def _refuse(self) -> None:
-        """Refuse a call from inside a loss, or on a client whose model could not be made."""
+        """Refuse a call from inside a loss, in a forked child, or on a client without a model."""
         refuse_inside_loss(self._line.queue)
+        self._line.queue.refuse_inherited()
         self._place.refuse_freed()
         self._goes_ahead()
 
