@@ -26,8 +26,8 @@ ROOMS = (
         "_embedded",
         "_display",
     ),
-    *("config", "types", "wire", "transport", "auth", "runtime", "telemetry", "usage", "insight", "losses"),
-    *("transfer", "text", "data", "batch", "display"),
+    *("config", "types", "wire", "transport", "auth", "journal", "runtime", "telemetry", "usage", "insight"),
+    *("losses", "transfer", "text", "data", "batch", "display"),
     *("clients", "ray", "diagnose", "local", "testing", "demo", "examples", "cli"),
     *("__main__", "lib"),
 )
@@ -35,6 +35,7 @@ ROOMS = (
 CLOSED = {
     "types": {"config"},
     "wire": {"config"},
+    "journal": {"config", "types", "wire", "transport", "auth"},
     "text": {"config", "wire", "transport", "auth", "telemetry"},
     "data": {"config", "wire", "transport", "auth", "runtime", "telemetry"},
     "batch": {"config", "transport", "auth", "telemetry", "usage", "losses", "transfer", "text", "data"},
