@@ -99,10 +99,8 @@ def violations(package: Path) -> Iterator[str]:
                 on_a_loop = place.as_posix().startswith(ON_A_LOOP)
                 if top in NOT_AT_IMPORT and id(node) not in later and not on_a_loop:
                     yield f"{place}:{node.lineno}: imports {name} when it is loaded"
-                # The front door lists everything by name and loads nothing.
-                if top != package.name or room in ("__init__", target):
-                    continue
-                if room == "examples" and not target:  # programs of users come in by the front door
+                # The front door lists everything by name and loads nothing; programs of users come in by it.
+                if top != package.name or room in ("__init__", target) or (room, target) == ("examples", ""):
                     continue
                 if target in SEAMS.get(room, ()) and (id(node) in later or is_for_types(tree, node)):
                     continue
