@@ -17,7 +17,7 @@ from tinker_sync.demo import RECIPE, DemoResult, Steps, course, crash, main, run
 from tinker_sync.errors import ConfigurationError, InvalidInputError, TinkerError
 from tinker_sync.testing import LocalServer
 
-SHORT = Steps(supervised=8, reinforced=2)
+SHORT = Steps(supervised=8, reinforced=1)
 
 
 def run_short(**options: Any) -> tuple[DemoResult, str]:
@@ -72,7 +72,7 @@ def twice(drawn: dict[str, Any]) -> tuple[Any, Any]:
 def test_equal_seeds_give_equal_curves(twice: tuple[Any, Any]) -> None:
     (one, _), (two, _) = twice
     assert len(one.losses) == 8
-    assert len(one.rewards) == 2
+    assert len(one.rewards) == 1
     assert (one.losses, one.rewards, one.lost) == (two.losses, two.rewards, two.lost)
     assert (one.stories_before, one.stories_after) == (two.stories_before, two.stories_after)
     assert one.checkpoint != two.checkpoint
@@ -124,7 +124,7 @@ def test_png_draws_both_curves(twice: tuple[Any, Any], drawn: dict[str, Any]) ->
     (result, text), (_, without) = twice
     assert "the curves are drawn in curves.png\n" in text
     assert "curves.png" not in without
-    assert list(drawn.values()) == [(list(range(1, 9)), result.losses), ([1, 2], result.rewards)]
+    assert list(drawn.values()) == [(list(range(1, 9)), result.losses), ([1], result.rewards)]
 
 
 def test_the_printed_program_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,10 +54,14 @@ builtins.BEFORE = set(sys.modules)
 """
 
 
+_WITHOUT = [f"-pno:{name}" for name in ("hypothesispytest", "xdist", "xdist.looponfail")]
+
+
 def run(folder: Path, *arguments: str, path: tuple[Path, ...] = ()) -> str:
     """Run pytest in a folder and return its output."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-W", "error", *arguments],
+        # Other plugins take most of the start.
+        [sys.executable, "-m", "pytest", "-q", "-W", "error", *_WITHOUT, *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, *path)))},
         capture_output=True,

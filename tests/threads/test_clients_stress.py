@@ -28,8 +28,8 @@ from tinker_sync.runtime.rate_limiter import RateLimiter
 THREADS = 64
 ROUNDS = int(os.environ.get("STRESS_ROUNDS", "0"))
 # With the suite there is less of everything, for other tests want to run too.
-CALLS = 50 if ROUNDS else 8
-SAMPLES = 4000 if ROUNDS else 1000
+CALLS = 50 if ROUNDS else 5
+SAMPLES = 4000 if ROUNDS else 512
 SEEDS = range(ROUNDS or 3)
 PATIENCE_S = 120.0
 

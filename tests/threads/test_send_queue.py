@@ -23,7 +23,7 @@ from tinker_sync.runtime.workers import Workers
 THREADS = 64
 CALLS = 50
 # Of each of the two kinds, with and without a call that cannot be sent. The full measure is 100.
-REPETITIONS = int(os.environ.get("STRESS_REPETITIONS", "6"))
+REPETITIONS = int(os.environ.get("STRESS_REPETITIONS", "3"))
 
 
 @contextmanager
@@ -314,7 +314,7 @@ def answer_to(made: Operation[FakePart], number_of: dict[str, int]) -> Any:
     return answers if len(answers) > 1 else answers[0]
 
 
-@pytest.mark.parametrize("batch", range(10))
+@pytest.mark.parametrize("batch", range(min(10, REPETITIONS)))
 def test_w2_64_threads_with_50_calls_each(batch: int) -> None:
     """Numbers dense and ordered, each future its own answer, cancelled ones without a trace."""
     for repetition in range(batch, REPETITIONS, 10):
@@ -352,7 +352,7 @@ def outcome_of(made: Operation[FakePart], refuses: str, number_of: dict[str, int
     return "failed"
 
 
-@pytest.mark.parametrize("batch", range(10))
+@pytest.mark.parametrize("batch", range(min(10, REPETITIONS)))
 def test_w1_w3_a_call_that_cannot_be_sent_ends_all_later_ones(batch: int) -> None:
     """Every future ends; what was accepted before has its answer, the rest names the failure."""
     for repetition in range(batch, REPETITIONS, 10):

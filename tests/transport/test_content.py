@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tinker_sync.transport import content
 from tinker_sync.transport.content import accepted_encodings, decode
-from tinker_sync.transport.http1 import MalformedReply, ReplyTooLarge
+from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 
 try:
     import zstandard
@@ -70,7 +70,7 @@ def test_several_members_are_one_body() -> None:
 
 @pytest.mark.parametrize("encoding", ["br", "zstandard", "gzip, br", "gzip," * 3 + "gzip"])
 def test_what_nobody_asked_for_is_refused(encoding: str) -> None:
-    with pytest.raises(MalformedReply):
+    with pytest.raises(MalformedMessage):
         decode(gzip.compress(b"x"), encoding, limit=100)
 
 
@@ -79,9 +79,9 @@ def test_damage_and_truncation_are_seen(encoding: str) -> None:
     pack = {"gzip": gzip.compress, "deflate": zlib.compress}.get(encoding)
     packed = pack(b"hello" * 50) if pack else zstandard.ZstdCompressor().compress(b"hello" * 50)
     for cut in range(1, len(packed)):
-        with pytest.raises(MalformedReply):
+        with pytest.raises(MalformedMessage):
             decode(packed[:cut], encoding, limit=1000)
-    with pytest.raises(MalformedReply):
+    with pytest.raises(MalformedMessage):
         decode(b"not compressed at all", encoding, limit=1000)
 
 
@@ -99,7 +99,7 @@ def test_a_bomb_costs_no_more_than_the_limit(encoding: str) -> None:
     packed = bomb(encoding, 200 * MEGABYTE)
     tracemalloc.start()
     try:
-        with pytest.raises(ReplyTooLarge):
+        with pytest.raises(MessageTooLarge):
             decode(packed, encoding, limit=MEGABYTE)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -110,17 +110,17 @@ def test_a_bomb_costs_no_more_than_the_limit(encoding: str) -> None:
 
 
 def test_a_bomb_in_a_bomb_is_seen() -> None:
-    with pytest.raises(ReplyTooLarge):
+    with pytest.raises(MessageTooLarge):
         decode(gzip.compress(bomb("gzip", 50 * MEGABYTE)), "gzip, gzip", limit=MEGABYTE)
 
 
 def test_a_million_empty_members_are_refused() -> None:
-    with pytest.raises(MalformedReply, match="members"):
+    with pytest.raises(MalformedMessage, match="members"):
         decode(gzip.compress(b"") * 1000, "gzip", limit=1000)
 
 
 def test_zstd_is_only_asked_for_where_it_can_be_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content, "_zstandard", lambda: None)
     assert accepted_encodings() == "gzip, deflate"
-    with pytest.raises(MalformedReply):
+    with pytest.raises(MalformedMessage):
         decode(b"x", "zstd", limit=10)

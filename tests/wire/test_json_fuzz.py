@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import zlib
 from typing import Any
@@ -13,7 +14,7 @@ from support.json_cases import BACKENDS, answer_kinds, mangled, random_answer, s
 from tinker_sync.errors import InvalidInputError, WireError
 from tinker_sync.wire.json import MAX_DEPTH, STANDARD_LIBRARY, decode, encode
 
-ROUNDS = 200
+ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "100"))
 
 ANSWERS = {name: cls for name, cls in answer_kinds().items() if name != "SamplingParams"}
 

@@ -4,6 +4,7 @@
     FaultPlan     the faults of one test, as one readable value
     faults        the kinds of faults
     latency       the time that calls take
+    record        keep the answers of any server in a file, for `replay`
     fixtures      `tinker_server` and `tinker_service`, which pytest finds where the package is installed
 
 Calls arrive on the server's own thread; tests read them from any thread. `LocalServer(process=True)` starts
@@ -19,6 +20,7 @@ _HOMES = {
     "tinker_sync.testing.calls": "RecordedCall",
     "tinker_sync.testing.faults": "Fault",
     "tinker_sync.testing.plan": "FaultPlan",
+    "tinker_sync.testing.tapes": "record replay",
     "tinker_sync.testing.server": "LocalServer",
 }
 

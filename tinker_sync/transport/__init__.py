@@ -5,7 +5,7 @@
     http, exchange         one attempt: open it, let a poller or the caller read the answer, follow redirects
     hop, headers           one request to one address: what may go along, and in which headers
     launch, pools          over an idle connection or a new one
-    socket_line, http1     bytes on a socket, and their framing
+    socket_line            bytes on a socket, framed by `wire.http1`
     content, scheme        compressed bodies; ports that speak another scheme than the address
     session                the user's `requests.Session`: proxies, certificates, headers, cookies
     auth, tokens, challenge, credential_command   the key, and tokens in exchange for it

@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, Final
 
-from tinker_sync.transport.http1 import MalformedReply, ReplyTooLarge
+from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 
 # Nobody honest stacks more than two encodings.
 _MAX_CODINGS: Final = 3
@@ -50,8 +50,8 @@ def decode(body: bytes, encoding: str | None, *, limit: int) -> bytes:
     """Undo the encodings of a `Content-Encoding` header.
 
     Raises:
-        MalformedReply: The body does not fit its encoding, ends too early, or is in one nobody asked for.
-        ReplyTooLarge: More than `limit` bytes would come out.
+        MalformedMessage: The body does not fit its encoding, ends too early, or is in one nobody asked for.
+        MessageTooLarge: More than `limit` bytes would come out.
 
     >>> import gzip
     >>> decode(gzip.compress(b"hello"), "gzip", limit=100)
@@ -61,7 +61,7 @@ def decode(body: bytes, encoding: str | None, *, limit: int) -> bytes:
         return body
     codings = [name.strip().lower() for name in encoding.split(",")]
     if len(codings) > _MAX_CODINGS:
-        raise MalformedReply(f"{len(codings)} content encodings on top of each other")
+        raise MalformedMessage(f"{len(codings)} content encodings on top of each other")
     for coding in reversed(codings):
         body = _undo(body, coding, limit)
     return body
@@ -80,7 +80,7 @@ def _undo(body: bytes, coding: str, limit: int) -> bytes:
     zstandard = _zstandard()
     if coding == "zstd" and zstandard:
         return _undo_zstd(zstandard, body, limit)
-    raise MalformedReply(f"content encoding {coding[:20]!r} was not asked for")
+    raise MalformedMessage(f"content encoding {coding[:20]!r} was not asked for")
 
 
 def _has_zlib_header(body: bytes) -> bool:
@@ -101,8 +101,8 @@ def _undo_zlib(body: bytes, window_bits: int, limit: int) -> bytes:
             if not rest.startswith(_GZIP_MAGIC):  # servers pad, and only gzip goes on with another member
                 return b"".join(pieces)
     except zlib.error as error:
-        raise MalformedReply(f"the compressed answer is damaged: {error}") from error
-    raise MalformedReply(f"the compressed answer has over {_MAX_MEMBERS} members")
+        raise MalformedMessage(f"the compressed answer is damaged: {error}") from error
+    raise MalformedMessage(f"the compressed answer has over {_MAX_MEMBERS} members")
 
 
 def _undo_zstd(zstandard: Any, body: bytes, limit: int) -> bytes:
@@ -121,13 +121,13 @@ def _undo_zstd(zstandard: Any, body: bytes, limit: int) -> bytes:
             room -= len(pieces[-1])
             _check(room, limit, ended=True)
     except zstandard.ZstdError as error:
-        raise MalformedReply(f"the compressed answer is damaged: {error}") from error
+        raise MalformedMessage(f"the compressed answer is damaged: {error}") from error
     _check(room, limit, ended=frame.eof)
     return b"".join(pieces)
 
 
 def _check(room: int, limit: int, *, ended: bool) -> None:
     if room < 0:
-        raise ReplyTooLarge(f"the answer unfolds to more than the limit of {limit} bytes")
+        raise MessageTooLarge(f"the answer unfolds to more than the limit of {limit} bytes")
     if not ended:
-        raise MalformedReply("the compressed answer ends too early")
+        raise MalformedMessage("the compressed answer ends too early")

@@ -25,10 +25,10 @@ from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.challenge import rejects_token
 from tinker_sync.transport.headers import API_KEY
 from tinker_sync.transport.hop import MAX_REDIRECTS, REDIRECTS, Hop, RedirectRefused, redirected
-from tinker_sync.transport.http1 import MalformedReply, ReplyTooLarge
 from tinker_sync.transport.journal import Journal
 from tinker_sync.transport.launch import Launcher
 from tinker_sync.transport.socket_line import Limits, RawReply, SocketLine
+from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 
 
 class Exchange:
@@ -142,8 +142,8 @@ class Exchange:
         try:
             encoding = raw.fields.get("content-encoding")
             body = content.decode(raw.body, encoding, limit=self._limits.max_body_bytes)
-        except (MalformedReply, ReplyTooLarge) as error:
-            final = isinstance(error, ReplyTooLarge)
+        except (MalformedMessage, MessageTooLarge) as error:
+            final = isinstance(error, MessageTooLarge)
             raise self._lost(SendFailed(str(error), maybe_received=True, final=final)) from error
         # A compressed body shows a cut by itself.
         may_be_cut = raw.lasts_until_close and not encoding
@@ -183,7 +183,7 @@ class Exchange:
         self._begin()
 
     def _lost(self, failed: SendFailed) -> SendFailed:
-        failed.maybe_received = failed.maybe_received or self._taken
+        failed.maybe_received = failed.maybe_received or self._taken or self._resent
         self._journal.lost(self._call, failed, self._clock.now() - self._began_s)
         return failed
 

@@ -21,13 +21,13 @@ from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.exchange import Exchange
 from tinker_sync.transport.headers import HeaderLayers
 from tinker_sync.transport.hop import Hop
-from tinker_sync.transport.http1 import Unanswered
 from tinker_sync.transport.journal import Journal
 from tinker_sync.transport.launch import Launcher
 from tinker_sync.transport.pools import MAX_IDLE, Origin, Pools
 from tinker_sync.transport.scheme import speaks_tls, with_tls
 from tinker_sync.transport.session import SessionRules
 from tinker_sync.transport.socket_line import Limits
+from tinker_sync.wire.http1.client import Unanswered
 
 __all__ = ["Call", "Credentials", "Exchange", "Http", "Reply", "SendFailed"]
 
@@ -147,6 +147,10 @@ class Http:
         direct = self._rules.way_to(origin).route.proxy is None
         left_s = _GREETING_S if call.deadline_s is None else min(_GREETING_S, call.deadline_s)
         return direct and speaks_tls(origin.host, origin.port, left_s)
+
+    def has_idle_connection(self) -> bool:
+        """Return True if the next request need not open a connection, as far as can be known."""
+        return self._pools.has_idle()
 
     def forget_idle(self) -> None:
         """Let the next requests go over new connections."""

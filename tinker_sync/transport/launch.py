@@ -11,10 +11,10 @@ from typing import Final
 from tinker_sync._clock import Clock
 from tinker_sync.transport.call import SendFailed
 from tinker_sync.transport.hop import Headers, Hop
-from tinker_sync.transport.http1 import request_head
 from tinker_sync.transport.pools import ConnectFailed, Connection, Pools, Route, connect
 from tinker_sync.transport.session import SessionRules, Way
 from tinker_sync.transport.socket_line import Limits, RawReply, SocketLine
+from tinker_sync.wire.http1.client import request_head
 
 # The usual Python server closes what was idle for 5 s. A call that must not be repeated does not ride a
 # connection near that age: if it broke, nobody could tell what happened.

@@ -18,21 +18,11 @@ else:
 
 # What OpenSSL calls the first bytes of an answer that is no TLS; its versions differ.
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")
-_HANDSHAKE, _ALERT, _MAJOR_VERSION = 0x16, 0x15, 3
 
 
 def answered_without_tls(error: BaseException) -> bool:
     """Whether a handshake failed because the other side does not know what that is."""
     return isinstance(error, ssl.SSLError) and error.reason in _NO_TLS
-
-
-def begins_as_tls(answer: bytes | bytearray) -> bool:
-    """Whether these first bytes are those of TLS.
-
-    >>> begins_as_tls(bytes([0x15, 3, 1, 0, 2])), begins_as_tls(b"HTTP/1.1 200")
-    (True, False)
-    """
-    return len(answer) > 1 and answer[0] in (_HANDSHAKE, _ALERT) and answer[1] == _MAJOR_VERSION
 
 
 def speaks_tls(host: str, port: int, timeout_s: float) -> bool:

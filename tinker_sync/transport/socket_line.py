@@ -15,9 +15,10 @@ from attrs import field, frozen
 
 from tinker_sync._clock import Clock, slice_of
 from tinker_sync.transport.call import SendFailed
-from tinker_sync.transport.http1 import MalformedReply, ReplyParser, ReplyTooLarge, SpeaksTls
 from tinker_sync.transport.pools import Connection, Pools, never_block
 from tinker_sync.transport.scheme import with_tls
+from tinker_sync.wire.http1.client import ReplyParser, SpeaksTls
+from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 
 # A socket's timeout covers one whole `sendall`: in pieces it limits standing still, not the upload.
 _SEND_BYTES: Final = 256 * 1024
@@ -120,7 +121,7 @@ class SocketLine:
             if self._clock.now() >= self.expires_at_s:
                 self._fail(TimeoutError("timed out"))
             return None
-        except (OSError, MalformedReply, ReplyTooLarge) as error:
+        except (OSError, MalformedMessage, MessageTooLarge) as error:
             self._fail(error)
         return self._conclude()
 
@@ -133,7 +134,7 @@ class SocketLine:
         try:
             while not self._parser.done:
                 self._take(self._receive())
-        except (OSError, MalformedReply, ReplyTooLarge) as error:
+        except (OSError, MalformedMessage, MessageTooLarge) as error:
             self._fail(error)
         except BaseException:  # Ctrl-C leaves half an answer on the connection
             self.abort()
@@ -182,7 +183,7 @@ class SocketLine:
             never_block(sock)
             while not self._parser.done:
                 self._take(sock.recv(self._parser.wants))
-        except (OSError, MalformedReply, ReplyTooLarge):
+        except (OSError, MalformedMessage, MessageTooLarge):
             return False
         self._parser.keep_alive = False
         return True
@@ -213,7 +214,7 @@ class SocketLine:
             maybe_received=self._sent,
             timed_out=timed_out,
             stale=unheard and self._connection.requests > 0 and not self._pools.closed,
-            final=isinstance(error, ReplyTooLarge) or self._pools.closed,
+            final=isinstance(error, MessageTooLarge) or self._pools.closed,
         ) from error
 
     def _describe(self, error: Exception) -> str:
@@ -223,7 +224,7 @@ class SocketLine:
             if not self._sent:
                 return "the server stopped reading the request"
             return "the answer stopped coming" if self._parser.started else "no answer came in time"
-        if isinstance(error, (MalformedReply, ReplyTooLarge)):
+        if isinstance(error, (MalformedMessage, MessageTooLarge)):
             return str(error)
         return (
             f"the connection broke: {error.strerror or error}" if isinstance(error, OSError) else str(error)

@@ -6,6 +6,7 @@
     json/                  the converter (cattrs) and its hooks for arrays
     proto/                 tables of fields, a reader and a writer for protobuf
     paths                  paths and queries, encoded
+    http1/                 the framing of HTTP/1.1, for clients and servers
 
 The embedded server uses the same rows and codecs; golden bytes in `tests/wire/golden` judge both.
 """

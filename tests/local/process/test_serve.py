@@ -134,7 +134,7 @@ def test_allow_remote_and_stop_from_a_thread(tmp_path: Path) -> None:
         address = url.replace("0.0.0.0", "127.0.0.1")
         with ServiceClient(base_url=address, api_key=key.reveal()) as client:
             assert client.get_server_capabilities().supported_models
-            assert not client.holder.dialect.protobuf
+            assert not client.holder.start().facts.dialect.protobuf
         assert _embedded.find_key(address) is None  # a remote server publishes no key file
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tinker_sync.local.server import http1
-from tinker_sync.local.server.http1 import ABORT, BadRequest, parse_head
+from tinker_sync.local.server.http1 import ABORT
 from tinker_sync.local.server.serving import ServerThread, serve
 
 PATIENCE_S = 5.0
@@ -258,21 +258,3 @@ def test_an_application_that_cannot_start() -> None:
 
     with pytest.raises(RuntimeError, match="no disk"):
         asyncio.run(main())
-
-
-@pytest.mark.parametrize(
-    ("lines", "keeps"),
-    [
-        (b"GET / HTTP/1.1", True),
-        (b"GET / HTTP/1.1\r\nConnection: Close", False),
-        (b"GET / HTTP/1.0", False),
-        (b"GET / HTTP/1.0\r\nConnection: keep-alive", True),
-    ],
-)
-def test_keeping_alive(lines: bytes, keeps: bool) -> None:
-    assert parse_head(lines).keeps_alive is keeps
-
-
-def test_a_malformed_head() -> None:
-    with pytest.raises(BadRequest, match="first line"):
-        parse_head(b"\x00\x01")

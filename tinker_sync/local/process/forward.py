@@ -10,13 +10,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from tinker_sync.local.server.http1 import ABORT
+from tinker_sync.wire.http1.client import ReplyParser, request_head
+from tinker_sync.wire.http1.framing import MalformedMessage
 
 if TYPE_CHECKING:
     from tinker_sync.local.server.http1 import Message, Receive, Send
 
 _HOST: Final = "127.0.0.1"
+MAX_BODY_BYTES: Final = 1 << 30
 # These headers belong to one connection, and a forwarded request passes through two.
-_OF_THE_CONNECTION: Final = frozenset({b"connection", b"content-length", b"transfer-encoding", b"expect"})
+_OF_THE_CONNECTION: Final = frozenset({"connection", "content-length", "transfer-encoding", "expect"})
 
 
 class Forward:
@@ -47,18 +50,18 @@ class Forward:
                 task.cancel()
             await asyncio.gather(reply, disconnected, return_exceptions=True)
 
-    async def _request(self, scope: Message, body: bytes) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    async def _request(self, scope: Message, body: bytes) -> ReplyParser:
         reader, writer = await asyncio.open_connection(_HOST, self._port)
+        parser = ReplyParser(scope["method"], max_body_bytes=MAX_BODY_BYTES)
         try:
             writer.write(_encode_head(scope, len(body)) + body)
-            lines = (await reader.readuntil(b"\r\n\r\n")).rstrip(b"\r\n").split(b"\r\n")
-            headers = [
-                (name.lower(), value.strip())
-                for name, _, value in (line.partition(b":") for line in lines[1:])
-            ]
-            length = dict(headers).get(b"content-length")
-            content = await (reader.read() if length is None else reader.readexactly(int(length)))
-            return int(lines[0].split(b" ")[1]), headers, content
+            while not parser.done:
+                data = await reader.read(parser.wants)
+                if data:
+                    parser.feed(data)
+                else:
+                    parser.eof()
+            return parser
         finally:
             writer.close()
             with suppress(OSError):
@@ -67,20 +70,22 @@ class Forward:
 
 def _encode_head(scope: Message, length: int) -> bytes:
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-    lines = [b"%b: %b" % pair for pair in scope["headers"] if pair[0] not in _OF_THE_CONNECTION]
-    own = [b"connection: close", b"content-length: %d" % length]
-    return b"\r\n".join([scope["method"].encode() + b" " + target + b" HTTP/1.1", *lines, *own, b"", b""])
+    given = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+    kept = [pair for pair in given if pair[0] not in _OF_THE_CONNECTION]
+    own = [("connection", "close"), ("content-length", str(length))]
+    return request_head(scope["method"], target.decode("ascii"), [*kept, *own])
 
 
-async def _send_reply(
-    reply: asyncio.Future[tuple[int, list[tuple[bytes, bytes]], bytes]], send: Send
-) -> None:
+async def _send_reply(reply: asyncio.Future[ReplyParser], send: Send) -> None:
     try:
-        status, headers, content = reply.result()
-    except (OSError, asyncio.IncompleteReadError):
+        parser = reply.result()
+    except (OSError, MalformedMessage):
         await send({"type": ABORT, "reset": True})
         return
+    content = parser.body()
+    headers = [(name.lower(), value) for name, value in parser.headers]
     kept = [pair for pair in headers if pair[0] not in _OF_THE_CONNECTION]
+    lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in kept]
     length = (b"content-length", b"%d" % len(content))
-    await send({"type": "http.response.start", "status": status, "headers": [*kept, length]})
+    await send({"type": "http.response.start", "status": parser.status, "headers": [*lines, length]})
     await send({"type": "http.response.body", "body": content})

@@ -1,6 +1,6 @@
 """The embedded server over HTTP: every call of the protocol, on one event loop.
 
-    http1, chunked   bytes of connections to ASGI and back
+    http1            bytes of connections to ASGI and back, framed by `wire.http1`
     serving          the life of a server: in a thread, or as long as a process
     app              which call a request is, who may ask, what becomes of errors
     flags            what kind of server this is

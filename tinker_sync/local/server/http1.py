@@ -14,16 +14,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import socket
 import struct
 from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
-from tinker_sync.local.server.chunked import BadChunk, ChunkedBody
+from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
+from tinker_sync.wire.http1.server import RequestHead, RequestParser
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -45,83 +43,8 @@ STALL_S = 60.0
 """How long a request may come to a standstill before it is complete."""
 
 _CLOSING_ROUNDS = 3
-_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_TARGET = re.compile(rb"[\x21-\x7e]+")
 
 logger = logging.getLogger(__name__)
-
-
-class BadRequest(Exception):
-    """A request that is no HTTP, or more than is taken."""
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
-
-
-@attrs.frozen
-class Head:
-    """The head of a request, taken apart. Header names are in lower case."""
-
-    method: str
-    target: bytes
-    minor: int
-    headers: list[tuple[bytes, bytes]]
-
-    def all(self, name: bytes) -> list[bytes]:
-        """The values of a header."""
-        return [value for each, value in self.headers if each == name]
-
-    @property
-    def keeps_alive(self) -> bool:
-        """True if another request may follow on the connection."""
-        said = b",".join(self.all(b"connection")).lower()
-        return b"close" not in said and (self.minor == 1 or b"keep-alive" in said)
-
-    @property
-    def chunked(self) -> bool:
-        """True if the body comes in chunks."""
-        return bool(self.all(b"transfer-encoding"))
-
-    @property
-    def length(self) -> int:
-        """The length of the body, 0 without a header for it."""
-        return int(next(iter(self.all(b"content-length")), b"0"))
-
-
-def parse_head(raw: bytes) -> Head:
-    """Take the lines before the empty one apart.
-
-    Raises:
-        BadRequest: they are no head of HTTP/1.x, or leave open where the body ends.
-
-    >>> head = parse_head(b"POST /a?b=1 HTTP/1.1\\r\\nContent-Length: 3")
-    >>> head.method, head.target, head.length, head.keeps_alive
-    ('POST', b'/a?b=1', 3, True)
-    """
-    first, *lines = raw.split(b"\r\n")
-    parts = first.split(b" ")
-    if len(parts) != 3 or not _TOKEN.fullmatch(parts[0]) or not _TARGET.fullmatch(parts[1]):
-        raise BadRequest(400, "the first line is no request")
-    if parts[2] not in (b"HTTP/1.1", b"HTTP/1.0"):
-        raise BadRequest(505, "this server speaks HTTP/1.1")
-    headers = []
-    for line in lines:
-        name, colon, value = line.partition(b":")
-        if not colon or not _TOKEN.fullmatch(name) or b"\n" in value or b"\r" in value or b"\0" in value:
-            raise BadRequest(400, "a header is malformed")
-        headers.append((name.lower(), value.strip(b" \t")))
-    head = Head(parts[0].decode("ascii"), parts[1], int(parts[2][-1:]), headers)
-    _check_framing(head)
-    return head
-
-
-def _check_framing(head: Head) -> None:
-    lengths, codings = set(head.all(b"content-length")), head.all(b"transfer-encoding")
-    if codings and (lengths or [coding.lower() for coding in codings] != [b"chunked"]):
-        raise BadRequest(400, "where the body ends is unclear")
-    if len(lengths) > 1 or any(not length.isdigit() for length in lengths):
-        raise BadRequest(400, "content-length is malformed")
 
 
 class Connection(asyncio.Protocol):
@@ -130,9 +53,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: HttpServer) -> None:
         self._server = server
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # set when it is made
-        self._buffer = bytearray()
-        self._head: Head | None = None
-        self._chunks: ChunkedBody | None = None
+        self._parser = RequestParser(max_head_bytes=HEAD_LIMIT_BYTES, max_body_bytes=server.max_body_bytes)
         self._exchange: Exchange | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -147,11 +68,11 @@ class Connection(asyncio.Protocol):
         self._limit(IDLE_S)
 
     def data_received(self, data: bytes) -> None:
-        self._buffer += data
+        self._parser.feed(data)
         if self._exchange is None:
             self._limit(STALL_S)
             self._advance()
-        elif len(self._buffer) > HEAD_LIMIT_BYTES:
+        elif self._parser.buffered > HEAD_LIMIT_BYTES:
             self._transport.pause_reading()  # the next request waits where it is
 
     def eof_received(self) -> bool:
@@ -179,50 +100,20 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------------------------- requests
 
     def _advance(self) -> None:
-        """Look at what has come; start an exchange as soon as a request is complete."""
+        """Start an exchange if a request is complete."""
         try:
-            if self._head is None and not self._read_head():
-                return
-            body = self._read_body()
-        except (BadRequest, BadChunk) as problem:
-            self._refuse(getattr(problem, "status", 400), str(problem))
+            request = self._parser.take()
+        except (MalformedMessage, MessageTooLarge) as problem:
+            self._refuse(problem.status, str(problem))
             return
-        if body is not None:
-            self._start(body)
-
-    def _read_head(self) -> bool:
-        end = self._buffer.find(b"\r\n\r\n")
-        if (end < 0 and len(self._buffer) > HEAD_LIMIT_BYTES) or end > HEAD_LIMIT_BYTES:
-            raise BadRequest(431, "the head of the request is too large")
-        if end < 0:
-            return False
-        head = parse_head(bytes(self._buffer[:end]).lstrip(b"\r\n"))
-        del self._buffer[: end + 4]
-        if head.length > self._server.max_body_bytes:
-            raise BadRequest(413, f"at most {self._server.max_body_bytes} bytes are taken")
-        if head.chunked:
-            self._chunks = ChunkedBody(self._server.max_body_bytes)
-        if b"100-continue" in head.all(b"expect") and not self._buffer:
+        if request is not None:
+            self._start(*request)
+        elif self._parser.wants_continue:
+            self._parser.wants_continue = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._head = head
-        return True
 
-    def _read_body(self) -> bytes | None:
-        """The body, once all of it is there."""
-        assert self._head is not None  # noqa: S101
-        if self._chunks is not None:
-            return self._chunks.feed(self._buffer)
-        length = self._head.length
-        if len(self._buffer) < length:
-            return None
-        body = bytes(memoryview(self._buffer)[:length]) if length else b""
-        del self._buffer[:length]
-        return body
-
-    def _start(self, body: bytes) -> None:
-        assert self._head is not None  # noqa: S101
+    def _start(self, head: RequestHead, body: bytes) -> None:
         self._limit(None)
-        head, self._head, self._chunks = self._head, None, None
         self._exchange = Exchange(self, head, body, self._server.scope_of(head, self._transport))
         self._server.spawn(self._exchange.run(self._server.app))
 
@@ -234,7 +125,7 @@ class Connection(asyncio.Protocol):
             return
         self._transport.resume_reading()
         self._limit(IDLE_S)
-        if self._buffer:
+        if self._parser.buffered:
             self._advance()
 
     def _refuse(self, status: int, detail: str) -> None:
@@ -276,7 +167,7 @@ class Connection(asyncio.Protocol):
 class Exchange:
     """One request and its answer: the `receive` and `send` of an application."""
 
-    def __init__(self, connection: Connection, head: Head, body: bytes, scope: Message) -> None:
+    def __init__(self, connection: Connection, head: RequestHead, body: bytes, scope: Message) -> None:
         self._connection = connection
         self._head = head
         self._body: bytes | None = body
@@ -419,7 +310,7 @@ class HttpServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def scope_of(self, head: Head, transport: asyncio.BaseTransport) -> Message:
+    def scope_of(self, head: RequestHead, transport: asyncio.BaseTransport) -> Message:
         """Return the ASGI scope of a request."""
         path, _, query = head.target.partition(b"?")
         return {

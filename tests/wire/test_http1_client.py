@@ -13,13 +13,8 @@ from hypothesis import strategies as st
 from support.servers import answer, chunked
 
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.transport.http1 import (
-    MAX_HEAD_BYTES,
-    MalformedReply,
-    ReplyParser,
-    ReplyTooLarge,
-    request_head,
-)
+from tinker_sync.wire.http1.client import ReplyParser, request_head
+from tinker_sync.wire.http1.framing import MAX_HEAD_BYTES, MalformedMessage, MessageTooLarge
 
 
 def parsed(*pieces: bytes, method: str = "GET", limit: int = 10_000_000, closes: bool = False) -> ReplyParser:
@@ -87,7 +82,7 @@ def test_whatever_comes_only_its_own_errors_are_raised(noise: bytes, index: int,
         try:
             parser.feed(damaged)
             parser.eof()
-        except (MalformedReply, ReplyTooLarge):
+        except (MalformedMessage, MessageTooLarge):
             continue
         assert len(parser.body()) <= 1000
 
@@ -178,32 +173,32 @@ def test_two_lengths_spoil_the_connection() -> None:
     ],
 )
 def test_what_is_no_answer_is_refused_at_once(raw: bytes) -> None:
-    with pytest.raises(MalformedReply):
+    with pytest.raises(MalformedMessage):
         parsed(raw)
 
 
 @pytest.mark.parametrize("raw", [*ANSWERS.values()], ids=ANSWERS)
 def test_an_answer_cut_short_is_no_answer(raw: bytes) -> None:
     for cut in range(len(raw)):
-        with pytest.raises(MalformedReply):
+        with pytest.raises(MalformedMessage):
             parsed(*([raw[:cut]] if cut else []), closes=True)
 
 
 def test_a_truncated_body_says_how_far_it_got() -> None:
-    with pytest.raises(MalformedReply, match="after 3 of 10 bytes"):
+    with pytest.raises(MalformedMessage, match="after 3 of 10 bytes"):
         parsed(answer(b"abc", length=10), closes=True)
 
 
 def test_announced_and_actual_sizes_are_limited() -> None:
-    with pytest.raises(ReplyTooLarge):
+    with pytest.raises(MessageTooLarge):
         parsed(answer(b"", length=11), limit=10)
-    with pytest.raises(ReplyTooLarge):
+    with pytest.raises(MessageTooLarge):
         parsed(chunked(b"x" * 6, b"x" * 6), limit=10)
-    with pytest.raises(ReplyTooLarge):
+    with pytest.raises(MessageTooLarge):
         parsed(
             answer(b"", headers={"Transfer-Encoding": "chunked"}, length=None) + b"fffffffffff\r\n", limit=10
         )
-    with pytest.raises(ReplyTooLarge):
+    with pytest.raises(MessageTooLarge):
         parsed(answer(b"x" * 11, length=None), limit=10)
     assert whole(answer(b"x" * 10), limit=10) == b"x" * 10
 
@@ -211,10 +206,10 @@ def test_announced_and_actual_sizes_are_limited() -> None:
 def test_heads_are_limited() -> None:
     large = b"HTTP/1.1 200 OK\r\nX: " + b"x" * (MAX_HEAD_BYTES - 100) + b"\r\nContent-Length: 0\r\n\r\n"
     assert parsed(large).done
-    with pytest.raises(ReplyTooLarge):
+    with pytest.raises(MessageTooLarge):
         parsed(b"HTTP/1.1 200 OK\r\nX: " + b"x" * MAX_HEAD_BYTES)
     trailer = chunked(b"hi")[:-2] + b"X: " + b"x" * 4000 + b"\r\n"
-    with pytest.raises(ReplyTooLarge):
+    with pytest.raises(MessageTooLarge):
         parsed(trailer, *[b"X: " + b"x" * 4000 + b"\r\n"] * 70)
 
 

@@ -1,12 +1,4 @@
-"""HTTP/1.1 as bytes: the head of a request, and a parser that takes an answer piece by piece.
-
-Pure: no socket, no thread, no clock. One poller can so hold thousands of half-received answers, which
-`http.client` cannot, and a blocking reader uses the same code. It reads what RFC 9112 allows and refuses the
-rest.
-
-Guarantees: whatever the bytes, `feed` and `eof` raise only `MalformedReply` or `ReplyTooLarge`, keep no more
-than the limits allow, and take time linear in the input. A parser belongs to one thread at a time.
-"""
+"""The side of the client: the head of a request, and a parser for an answer."""
 
 from __future__ import annotations
 
@@ -17,42 +9,36 @@ from functools import lru_cache
 from typing import Final
 
 from tinker_sync.errors import InvalidInputError
-from tinker_sync.transport.scheme import begins_as_tls
+from tinker_sync.wire.http1.framing import (
+    MAX_HEAD_BYTES,
+    TARGET,
+    TOKEN,
+    ChunkedBody,
+    MalformedMessage,
+    MessageTooLarge,
+)
 
-# Signed redirect addresses and security policies make heads of 20 KB real; 256 KB is nobody's head.
-MAX_HEAD_BYTES: Final = 256 * 1024
 # Interim answers (1xx) are rare; a server that sends a hundred is not going to answer.
 _MAX_INTERIM: Final = 100
-_MAX_CHUNK_LINE_BYTES: Final = 4096
 _RECEIVE_BYTES: Final = 64 * 1024
 _MAX_RECEIVE_BYTES: Final = 1024 * 1024
 
 _HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
 _FOLD: Final = re.compile(r"\r?\n[ \t]+")
 _STATUS_LINE: Final = re.compile(r"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\x00]*)?")
-_TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_TARGET: Final = re.compile(r"[\x21-\x7e]+")
 # Line ends would let a value add headers of its own; NUL ends the value in some servers.
 _BAD_VALUE: Final = re.compile(r"[\r\n\x00]")
 _NOT_LATIN1: Final = re.compile(r"[^\x00-\xff]")
 _DIGITS: Final = re.compile(r"[0-9]{1,18}")
-_CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?")
+_TLS_HANDSHAKE, _TLS_ALERT, _TLS_MAJOR_VERSION = 0x16, 0x15, 3
 
 
-class MalformedReply(Exception):
-    """The bytes are no HTTP answer, or end before the answer does."""
-
-
-class Unanswered(MalformedReply):
+class Unanswered(MalformedMessage):
     """There are no bytes at all."""
 
 
-class SpeaksTls(MalformedReply):
-    """The bytes are TLS, which nobody asked for."""
-
-
-class ReplyTooLarge(Exception):
-    """An answer is, or says it is, larger than the limit."""
+class SpeaksTls(MalformedMessage):
+    """The bytes are TLS instead of HTTP."""
 
 
 def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -> bytes:
@@ -64,7 +50,7 @@ def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -
     >>> request_head("GET", "/x?a=1", [("Host", "h")])
     b'GET /x?a=1 HTTP/1.1\\r\\nHost: h\\r\\n\\r\\n'
     """
-    if not _TOKEN.fullmatch(method) or not _TARGET.fullmatch(target):
+    if not TOKEN.fullmatch(method) or not TARGET.fullmatch(target):
         raise InvalidInputError(f"{method!r} {target!r} is no request line")
     lines = list(headers)
     # All values at once; one by one only where that finds something to look at.
@@ -78,7 +64,7 @@ def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -
 
 @lru_cache(maxsize=256)
 def _is_name(name: str) -> bool:
-    return _TOKEN.fullmatch(name) is not None
+    return TOKEN.fullmatch(name) is not None
 
 
 def _is_plain(text: str) -> bool:
@@ -97,17 +83,13 @@ def _check_line(name: str, value: str) -> None:
 class _State(Enum):
     """Where the parser stands.
 
-    HEAD -> LENGTH | CHUNK_SIZE | UNTIL_CLOSE | DONE, and HEAD again after an interim answer;
-    CHUNK_SIZE -> CHUNK_DATA -> CHUNK_END -> CHUNK_SIZE; after the last chunk CHUNK_SIZE -> TRAILER -> DONE;
-    LENGTH -> DONE; UNTIL_CLOSE -> DONE by `eof` alone. DONE is final.
+    HEAD -> LENGTH | CHUNKS | UNTIL_CLOSE | DONE, and HEAD again after an interim answer;
+    LENGTH -> DONE; CHUNKS -> DONE; UNTIL_CLOSE -> DONE by `eof` alone. DONE is final.
     """
 
     HEAD = auto()
     LENGTH = auto()
-    CHUNK_SIZE = auto()
-    CHUNK_DATA = auto()
-    CHUNK_END = auto()
-    TRAILER = auto()
+    CHUNKS = auto()
     UNTIL_CLOSE = auto()
     DONE = auto()
 
@@ -138,10 +120,10 @@ class ReplyParser:
         self._method = method
         self._max_body_bytes = max_body_bytes
         self._state = _State.HEAD
-        self._text = bytearray()  # an unfinished head, chunk line or trailer
-        self._trailer_bytes = 0
+        self._text = bytearray()  # an unfinished head
+        self._chunks: ChunkedBody | None = None
         self._interim = 0
-        self._remaining = 0  # of the body or the chunk, where its length is known
+        self._remaining = 0  # of a body of known length
         self._size = 0
         self._pieces: list[bytes] = []
 
@@ -152,20 +134,22 @@ class ReplyParser:
     @property
     def wants(self) -> int:
         """How many bytes a receive should ask for."""
-        if self._state is _State.LENGTH or self._state is _State.CHUNK_DATA:
-            return min(max(self._remaining, _RECEIVE_BYTES), _MAX_RECEIVE_BYTES)
-        return _RECEIVE_BYTES
+        if self._state is _State.HEAD:
+            return _RECEIVE_BYTES
+        remaining = self._remaining if self._chunks is None else self._chunks.remaining
+        return min(max(remaining, _RECEIVE_BYTES), _MAX_RECEIVE_BYTES)
 
     def body(self) -> bytes:
         """The body as received, its content encoding not undone."""
-        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        pieces = self._pieces if self._chunks is None else self._chunks.pieces
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the connection; what comes after the answer makes it unfit for another.
 
         Raises:
-            MalformedReply: No answer can begin with the bytes so far.
-            ReplyTooLarge: The head or the body is larger than allowed, or announces to be.
+            MalformedMessage: No answer can begin with the bytes so far.
+            MessageTooLarge: The head or the body is larger than allowed, or announces to be.
         """
         self.started = True
         at = 0
@@ -180,7 +164,7 @@ class ReplyParser:
         if self._state is _State.UNTIL_CLOSE:
             self._state = _State.DONE
         elif self._state is not _State.DONE:
-            kind = MalformedReply if self.started else Unanswered
+            kind = MalformedMessage if self.started else Unanswered
             raise kind(f"the connection was closed {self._place()}")
 
     def _place(self) -> str:
@@ -190,19 +174,20 @@ class ReplyParser:
             return "within the head of the answer"
         if self._state is _State.LENGTH:
             return f"after {self._size} of {self._size + self._remaining} bytes"
-        return f"after {self._size} bytes of a chunked answer, before its end"
+        size = self._size if self._chunks is None else self._chunks.size
+        return f"after {size} bytes of a chunked answer, before its end"
 
     def _take_head(self, data: bytes, at: int) -> int:
         text = self._text
         searched = max(0, len(text) - 3)  # the empty line may have begun in the piece before
         text += data[at:]
-        if begins_as_tls(text):
+        if _begins_as_tls(text):
             raise SpeaksTls(f"the answer is not HTTP, it begins with {bytes(text[:12])!r}")
         if not text.startswith(b"HTTP/"[: len(text)]):
-            raise MalformedReply(f"the answer is not HTTP, it begins with {bytes(text[:12])!r}")
+            raise MalformedMessage(f"the answer is not HTTP, it begins with {bytes(text[:12])!r}")
         found = _HEAD_END.search(text, searched)
         if (found.start() if found else len(text)) > MAX_HEAD_BYTES:
-            raise ReplyTooLarge(f"the head of the answer is over {MAX_HEAD_BYTES} bytes")
+            raise MessageTooLarge(f"the head of the answer is over {MAX_HEAD_BYTES} bytes")
         if found is None:
             return len(data)
         self._text = bytearray()
@@ -216,7 +201,7 @@ class ReplyParser:
         first, *lines = head.split("\n")
         match = _STATUS_LINE.fullmatch(first.rstrip("\r"))
         if match is None:
-            raise MalformedReply(f"no status line: {first[:12]!r}")
+            raise MalformedMessage(f"no status line: {first[:12]!r}")
         self.status = int(match[2])
         if 100 <= self.status < 200:
             self._skip_interim()
@@ -230,7 +215,7 @@ class ReplyParser:
     def _skip_interim(self) -> None:
         self._interim += 1
         if self.status == 101 or self._interim > _MAX_INTERIM:
-            raise MalformedReply(f"interim answers ({self.status}) in place of an answer")
+            raise MalformedMessage(f"interim answers ({self.status}) in place of an answer")
 
     def _framing(self) -> _State:
         if self._method == "HEAD" or self.status in (204, 304):
@@ -239,10 +224,11 @@ class ReplyParser:
         codings = [coding for coding in _tokens(self.fields.get("transfer-encoding")) if coding != "identity"]
         if codings:
             if codings != ["chunked"]:
-                raise MalformedReply(f"transfer coding {', '.join(codings)[:40]!r} was not asked for")
+                raise MalformedMessage(f"transfer coding {', '.join(codings)[:40]!r} was not asked for")
             if lengths:
-                self.keep_alive = False  # two lengths: whoever stands between may have believed the other one
-            return _State.CHUNK_SIZE
+                self.keep_alive = False  # two lengths: a proxy in between may have used the other one
+            self._chunks = ChunkedBody(self._max_body_bytes)
+            return _State.CHUNKS
         if lengths:
             return self._known_length(lengths)
         self.keep_alive = False
@@ -252,14 +238,14 @@ class ReplyParser:
     def _known_length(self, lengths: set[str]) -> _State:
         (length, *others) = lengths
         if others or not _DIGITS.fullmatch(length):
-            raise MalformedReply("the answer has no sensible Content-Length")
+            raise MalformedMessage("the answer has no sensible Content-Length")
         self._remaining = int(length)
         self._refuse_over(self._remaining)
         return _State.LENGTH if self._remaining else _State.DONE
 
     def _refuse_over(self, size: int) -> None:
         if size > self._max_body_bytes:
-            raise ReplyTooLarge(f"the answer is over the limit of {self._max_body_bytes} bytes")
+            raise MessageTooLarge(f"the answer is over the limit of {self._max_body_bytes} bytes")
 
     def _keep(self, data: bytes, at: int, end: int) -> int:
         end = min(end, len(data))
@@ -272,72 +258,44 @@ class ReplyParser:
         end = self._keep(data, at, at + self._remaining)
         self._remaining -= end - at
         if not self._remaining:
-            self._state = _State.CHUNK_END if self._state is _State.CHUNK_DATA else _State.DONE
+            self._state = _State.DONE
         return end
 
     def _take_all(self, data: bytes, at: int) -> int:
         return self._keep(data, at, len(data))
 
-    def _line(self, data: bytes, at: int) -> tuple[bytes | None, int]:
-        """A whole line without its end, or None until there is one; and where the next begins."""
-        found = data.find(b"\n", at)
-        end = found if found >= 0 else len(data)
-        self._text += data[at:end]
-        if len(self._text) > _MAX_CHUNK_LINE_BYTES:
-            raise MalformedReply("a line of a chunked answer does not end")
-        if found < 0:
-            return None, end
-        line, self._text = bytes(self._text), bytearray()
-        return line.rstrip(b"\r"), end + 1
-
-    def _take_chunk_size(self, data: bytes, at: int) -> int:
-        line, at = self._line(data, at)
-        if line is None:
-            return at
-        match = _CHUNK_SIZE.fullmatch(line)
-        if match is None:
-            raise MalformedReply("a chunk begins with something else than its size")
-        self._remaining = int(match[1], 16)
-        self._refuse_over(self._size + self._remaining)
-        self._state = _State.CHUNK_DATA if self._remaining else _State.TRAILER
-        return at
-
-    def _take_chunk_end(self, data: bytes, at: int) -> int:
-        line, at = self._line(data, at)
-        if line:
-            raise MalformedReply("a chunk is longer than it said")
-        if line is not None:
-            self._state = _State.CHUNK_SIZE
-        return at
-
-    def _take_trailer(self, data: bytes, at: int) -> int:
-        begin = at
-        line, at = self._line(data, at)
-        self._trailer_bytes += at - begin
-        if self._trailer_bytes > MAX_HEAD_BYTES:
-            raise ReplyTooLarge(f"the trailer of the answer is over {MAX_HEAD_BYTES} bytes")
-        if line == b"":
+    def _take_chunks(self, data: bytes, at: int) -> int:
+        chunks = self._chunks
+        assert chunks is not None  # noqa: S101  # made with the state
+        end = chunks.feed(data, at)
+        if chunks.done:
             self._state = _State.DONE
-        return at
+        return end
 
 
 _STEPS: Final = {
     _State.HEAD: ReplyParser._take_head,
     _State.LENGTH: ReplyParser._take_counted,
-    _State.CHUNK_SIZE: ReplyParser._take_chunk_size,
-    _State.CHUNK_DATA: ReplyParser._take_counted,
-    _State.CHUNK_END: ReplyParser._take_chunk_end,
-    _State.TRAILER: ReplyParser._take_trailer,
+    _State.CHUNKS: ReplyParser._take_chunks,
     _State.UNTIL_CLOSE: ReplyParser._take_all,
 }
+
+
+def _begins_as_tls(answer: bytes | bytearray) -> bool:
+    """Return True if these first bytes are those of TLS.
+
+    >>> _begins_as_tls(bytes([0x15, 3, 1, 0, 2])), _begins_as_tls(b"HTTP/1.1 200")
+    (True, False)
+    """
+    return len(answer) > 1 and answer[0] in (_TLS_HANDSHAKE, _TLS_ALERT) and answer[1] == _TLS_MAJOR_VERSION
 
 
 def _header_pairs(lines: list[str]) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     for line in lines:
         name, colon, value = line.partition(":")
-        if not colon or not _TOKEN.fullmatch(name):
-            raise MalformedReply("a line of the head is no header")
+        if not colon or not TOKEN.fullmatch(name):
+            raise MalformedMessage("a line of the head is no header")
         pairs.append((name, value.strip(" \t\r")))
     return pairs
 

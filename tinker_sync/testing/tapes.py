@@ -1,0 +1,336 @@
+"""`record` and `replay`: a run against any server becomes a test without one.
+
+Both are servers on this machine that clients are pointed at: one passes requests on and keeps the answers,
+the other answers from a cassette. Requests arrive on the server's own thread; a pool passes them on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+import weakref
+from collections import defaultdict, deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+import requests
+
+from tinker_sync import _embedded
+from tinker_sync.errors import ConfigurationError, InvalidInputError
+from tinker_sync.local.server.http1 import ABORT
+from tinker_sync.local.server.serving import ServerThread
+from tinker_sync.testing.cassette import (
+    PLAIN_SETTINGS,
+    Cassette,
+    RecordedExchange,
+    RecordedReply,
+    comparable,
+    difference,
+    kept_reply,
+    key_of,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from tinker_sync.clients.service import ServiceClient
+    from tinker_sync.local.server.http1 import Message, Receive, Send
+
+_REPLAY_KEY: Final = "tml-replayed"
+_UPSTREAM_S: Final = 600.0
+# Each request that waits for a result holds one of them.
+_AT_ONCE: Final = 128
+# These headers belong to one connection, or are made anew.
+_OF_THE_CONNECTION: Final = frozenset(
+    {"connection", "content-length", "transfer-encoding", "expect", "host", "accept-encoding"}
+)
+
+
+def record(
+    path: str | os.PathLike[str], *, base_url: str | None = None, api_key: str | None = None
+) -> RecordingProxy:
+    """Record a run into a file that `replay` answers from.
+
+    In the `with` block `ServiceClient()` and other clients without a `base_url` of their own are recorded,
+    also those of the reference client; `service()` makes one. Keys, tokens and signatures of addresses are
+    masked in the file; prompts and answers are in it. Downloads of files are not recorded.
+
+    Args:
+        path: the file; it is replaced when the block ends without an exception.
+        base_url: the server; "local" is the embedded one; None: `TINKER_BASE_URL`, else the hosted service.
+        api_key: the key; None: as a new client finds one.
+
+    >>> import pathlib, tempfile, tinker_sync
+    >>> file = pathlib.Path(tempfile.mkdtemp(), "capabilities.cassette")
+    >>> def count_models():
+    ...     with tinker_sync.ServiceClient() as service:
+    ...         return len(service.get_server_capabilities().supported_models)
+    >>> with record(file, base_url="local"):
+    ...     count_models()
+    1
+    >>> with replay(file):
+    ...     count_models()
+    1
+    """
+    from tinker_sync.config import Settings
+
+    settings = Settings.resolve(base_url=base_url, api_key=api_key)
+    return RecordingProxy(Path(path), settings)
+
+
+def replay(path: str | os.PathLike[str], *, strict: bool = True) -> ReplayServer:
+    """Answer from a file that `record` has made; see there.
+
+    Args:
+        path: the file.
+        strict: raise at the end of the block when a request had no answer in the file, also where the program
+            has caught that error.
+    """
+    return ReplayServer(Cassette.load(path), str(path), strict=strict)
+
+
+class CassetteServer:
+    """A server that clients of this process are pointed at for the time of a `with` block."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        """The key for its clients."""
+        self._thread: ServerThread | None = None
+        self._before: dict[str, str | None] = {}
+        self._services: weakref.WeakSet[ServiceClient] = weakref.WeakSet()
+
+    def __enter__(self) -> Self:
+        if self._thread is not None:
+            raise ConfigurationError("this server is running already")
+        self._begin()
+        self._thread = ServerThread(self, key=self.key)
+        self._thread.start()
+        for name, value in self.environment().items():
+            self._before[name] = os.environ.get(name)
+            os.environ[name] = value
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        for service in list(self._services):
+            service.close().result()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.stop()
+        self._end(failed=exc_type is not None)
+
+    @property
+    def url(self) -> str:
+        """The base URL of the server."""
+        if self._thread is None:
+            raise ConfigurationError("this server is not running: use it in a `with` block")
+        return self._thread.url
+
+    def environment(self) -> dict[str, str]:
+        """Return environment variables that point clients of any kind at this server."""
+        return {"TINKER_BASE_URL": self.url, "TINKER_API_KEY": self.key, "TINKER_TELEMETRY": "0"}
+
+    def service(self, **options: Any) -> ServiceClient:
+        """Create a client of this server; the end of the block also closes the client.
+
+        Args:
+            options: arguments of `ServiceClient`.
+        """
+        from tinker_sync.clients.service import ServiceClient
+
+        service = ServiceClient(**{"base_url": self.url, "api_key": self.key, **options})
+        self._services.add(service)
+        return service
+
+    def _begin(self) -> None:
+        """Get ready before the server listens."""
+
+    def _end(self, *, failed: bool) -> None:
+        """Finish after the last request."""
+
+    async def _answer(
+        self, method: str, target: str, headers: dict[str, str], body: bytes
+    ) -> RecordedReply | None:
+        """Return the answer to a request; None drops the connection."""
+        raise NotImplementedError
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one request, as ASGI has it."""
+        if scope["type"] == "lifespan":
+            for kind in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{kind}.complete"})
+            return
+        body = (await receive()).get("body", b"")
+        query = scope["query_string"].decode("ascii")
+        target = scope["raw_path"].decode("ascii") + (f"?{query}" if query else "")
+        received = {
+            name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        reply = await self._answer(scope["method"], target, received, body)
+        if reply is None:
+            await send({"type": ABORT, "reset": True})
+            return
+        head = {**reply.headers, "content-length": str(len(reply.content))}
+        sent = [(name.encode(), value.encode("latin-1")) for name, value in head.items()]
+        await send({"type": "http.response.start", "status": reply.status, "headers": sent})
+        await send({"type": "http.response.body", "body": reply.content})
+
+
+class RecordingProxy(CassetteServer):
+    """Passes requests on to a server and keeps the answers. Made by `record`."""
+
+    def __init__(self, path: Path, settings: Any) -> None:
+        super().__init__("" if settings.api_key is None else settings.api_key.reveal())
+        self._path = path
+        self._settings = settings
+        self._lock = threading.Lock()
+        self.cassette = Cassette()  # guarded by _lock
+        self._local = threading.local()
+        self._sessions: list[requests.Session] = []  # guarded by _lock
+        self._hold: Any = None
+
+    def _begin(self) -> None:
+        self._pool = ThreadPoolExecutor(_AT_ONCE, "tinker-record")
+        self._hold = _embedded.hold_server(self._settings.base_url, self._settings.api_key)
+        if self._hold is not None:
+            self._hold.start()
+
+    def _end(self, *, failed: bool) -> None:
+        self._pool.shutdown()
+        for session in self._sessions:
+            session.close()
+        if self._hold is not None:
+            self._hold.release()
+        if not failed:
+            self.cassette.save(self._path)
+
+    async def _answer(
+        self, method: str, target: str, headers: dict[str, str], body: bytes
+    ) -> RecordedReply | None:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._pass_on, method, target, headers, body)
+
+    def _pass_on(
+        self, method: str, target: str, headers: dict[str, str], body: bytes
+    ) -> RecordedReply | None:
+        """Make the request of a client to the server, on a worker."""
+        sent = {name: value for name, value in headers.items() if name not in _OF_THE_CONNECTION}
+        sent["accept-encoding"] = "identity"
+        try:
+            got = self._session().request(
+                method,
+                self._settings.base_url + target,
+                data=body,
+                headers=sent,
+                timeout=_UPSTREAM_S,
+                allow_redirects=False,
+            )
+        except requests.RequestException:
+            return None  # the client tries again, as it does without the proxy
+        secrets = [] if self._settings.api_key is None else [self._settings.api_key]
+        received = {name.lower(): value for name, value in got.headers.items()}
+        content = got.content
+        if target.endswith("/client/config"):
+            content = _plain(content)
+        asked = comparable(headers.get("content-type", ""), body, secrets)
+        exchange = RecordedExchange(
+            method, target, asked, kept_reply(target, got.status_code, received, content, secrets)
+        )
+        with self._lock:
+            self.cassette.exchanges.append(exchange)
+        passed = {name: value for name, value in received.items() if name not in _OF_THE_CONNECTION}
+        passed.pop("content-encoding", None)
+        return RecordedReply(got.status_code, passed, content)
+
+    def _session(self) -> requests.Session:
+        """Return the session of this thread."""
+        session: requests.Session | None = getattr(self._local, "session", None)
+        if session is None:
+            session = self._local.session = requests.Session()
+            session.auth = _leave_headers_alone
+            with self._lock:
+                self._sessions.append(session)
+        return session
+
+
+class ReplayServer(CassetteServer):
+    """Answers from a cassette. Made by `replay`. Requests arrive on one thread, which owns the answers."""
+
+    def __init__(self, cassette: Cassette, name: str, *, strict: bool = True) -> None:
+        super().__init__(_REPLAY_KEY)
+        self._name = name
+        self._strict = strict
+        self._exchanges = cassette.exchanges
+        self._answers: dict[str, deque[RecordedReply]] = defaultdict(deque)
+        for exchange in cassette.exchanges:
+            self._answers[exchange.key].append(exchange.reply)
+        self._asked: set[str] = set()
+        self.misses: list[str] = []
+        """The requests without an answer, described."""
+
+    @property
+    def unused(self) -> list[str]:
+        """The recorded requests that the run did not make."""
+        return [key for key in self._answers if key not in self._asked]
+
+    def _end(self, *, failed: bool) -> None:
+        if self._strict and self.misses and not failed:
+            raise InvalidInputError(self.misses[0])
+
+    async def _answer(
+        self, method: str, target: str, headers: dict[str, str], body: bytes
+    ) -> RecordedReply | None:
+        asked = comparable(headers.get("content-type", ""), body)
+        key = key_of(method, target, asked)
+        answers = self._answers.get(key)
+        if not answers:
+            return self._miss(method, target, asked)
+        self._asked.add(key)
+        # The last answer stays: a client may ask again, and polls go on.
+        return answers.popleft() if len(answers) > 1 else answers[0]
+
+    def _miss(self, method: str, target: str, asked: Any) -> RecordedReply:
+        path = target.partition("?")[0]
+        if path.endswith(("/telemetry", "/session_heartbeat", "/finish", "/cancel_future")):
+            return RecordedReply(200, {"content-type": "application/json"}, b"{}")
+        same_place = [one for one in self._exchanges if (one.method, one.target) == (method, target)]
+        text = f"{self._name} has no answer to {method} {path}"
+        if same_place:
+            nearest = min(same_place, key=lambda one: len(difference(asked, one.request)))
+            text += f"; the nearest request of the recording differs: {difference(asked, nearest.request)}"
+        else:
+            text += "; nothing was asked there when it was recorded"
+        self.misses.append(f"{text}. Record it again if the program has changed.")
+        content = json.dumps({"detail": self.misses[-1]}).encode()
+        return RecordedReply(400, {"content-type": "application/json"}, content)
+
+
+def _plain(content: bytes) -> bytes:
+    """Return the settings of a server without what cannot be recorded."""
+    tree = None
+    with suppress(ValueError):
+        tree = json.loads(content)
+    if not isinstance(tree, dict):
+        return content
+    kept = {name: value for name, value in PLAIN_SETTINGS.items() if name != "pjwt_auth_enabled"}
+    return json.dumps(tree | kept).encode()
+
+
+def _leave_headers_alone(request: Any) -> Any:
+    """Keep `requests` from adding a user name and password of its own."""
+    return request

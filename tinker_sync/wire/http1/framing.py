@@ -1,0 +1,123 @@
+"""The parts of HTTP/1.1 that both sides share: errors, limits, tokens, and bodies in chunks."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+# Signed redirect addresses and security policies make heads of 20 KB real; 256 KB is too much.
+MAX_HEAD_BYTES: Final = 256 * 1024
+_MAX_CHUNK_LINE_BYTES: Final = 4096
+
+TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+TARGET: Final = re.compile(r"[\x21-\x7e]+")
+_CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?")
+
+
+class MalformedMessage(Exception):
+    """The bytes are no HTTP message, or end before the message does.
+
+    Attributes:
+        status: the status for a request like this.
+    """
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class MessageTooLarge(Exception):
+    """A message is larger than the limit, or announces it.
+
+    Attributes:
+        status: the status for a request like this.
+    """
+
+    def __init__(self, message: str, status: int = 413) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ChunkedBody:
+    """Reads a body in chunks, up to its last line. For one thread at a time.
+
+    >>> body = ChunkedBody(100)
+    >>> body.feed(b"3\\r\\nabc\\r\\n2\\r\\nde\\r\\n0\\r\\n\\r\\nnext", 0)
+    20
+    >>> body.done, b"".join(body.pieces)
+    (True, b'abcde')
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.done = False
+        self.pieces: list[bytes] = []
+        self.size = 0
+        """The bytes so far."""
+        self.remaining = 0
+        """The missing bytes of the present chunk."""
+        self._max_bytes = max_bytes
+        self._step = ChunkedBody._take_size  # a bound method would be a reference cycle
+        self._text = bytearray()  # an unfinished line
+        self._trailer_bytes = 0
+
+    def feed(self, data: bytes, at: int) -> int:
+        """Take bytes from `at` on; return the index behind those that belong to the body.
+
+        Raises:
+            MalformedMessage: the bytes are no chunks.
+            MessageTooLarge: the body is larger than allowed, or announces it.
+        """
+        while at < len(data) and not self.done:
+            at = self._step(self, data, at)
+        return at
+
+    def _take_size(self, data: bytes, at: int) -> int:
+        line, at = self._line(data, at)
+        if line is None:
+            return at
+        match = _CHUNK_SIZE.fullmatch(line)
+        if match is None:
+            raise MalformedMessage("a chunk begins with something else than its size")
+        self.remaining = int(match[1], 16)
+        if self.size + self.remaining > self._max_bytes:
+            raise MessageTooLarge(f"the body is over the limit of {self._max_bytes} bytes")
+        self._step = ChunkedBody._take_data if self.remaining else ChunkedBody._take_trailer
+        return at
+
+    def _take_data(self, data: bytes, at: int) -> int:
+        end = min(at + self.remaining, len(data))
+        self.pieces.append(data if end - at == len(data) else data[at:end])
+        self.size += end - at
+        self.remaining -= end - at
+        if not self.remaining:
+            self._step = ChunkedBody._take_end
+        return end
+
+    def _take_end(self, data: bytes, at: int) -> int:
+        line, at = self._line(data, at)
+        if line:
+            raise MalformedMessage("a chunk is longer than its size")
+        if line is not None:
+            self._step = ChunkedBody._take_size
+        return at
+
+    def _take_trailer(self, data: bytes, at: int) -> int:
+        begin = at
+        line, at = self._line(data, at)
+        self._trailer_bytes += at - begin
+        if self._trailer_bytes > MAX_HEAD_BYTES:
+            raise MessageTooLarge(f"the trailer is over {MAX_HEAD_BYTES} bytes")
+        self.done = line == b""
+        return at
+
+    def _line(self, data: bytes, at: int) -> tuple[bytes | None, int]:
+        """Return a whole line without its end, or None before its end has come; and the index behind it."""
+        found = data.find(b"\n", at)
+        end = found if found >= 0 else len(data)
+        self._text += data[at:end]
+        if len(self._text) > _MAX_CHUNK_LINE_BYTES:
+            raise MalformedMessage("a line between chunks does not end")
+        if found < 0:
+            return None, end
+        line, self._text = bytes(self._text), bytearray()
+        return line.rstrip(b"\r"), end + 1
