@@ -213,7 +213,9 @@ class ServiceClient:
         return capabilities
 
     def get_console_url(self) -> str:
-        """Where this session, or before there is one all of them, is shown in a browser.
+        """Return the address that shows this session in a browser, or all sessions before there is one.
+
+        Only the hosted service has such pages. For another server it is the address of the server.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -221,6 +223,9 @@ class ServiceClient:
         >>> url.startswith("http")
         True
         """
+        settings = self._core.settings
+        if not settings.is_vendor_host:
+            return settings.base_url
         session_id = self._core.known_session_id
         return sessions_url() if session_id is None else session_url(session_id)
 
