@@ -163,7 +163,7 @@ def signature_of(value: Any) -> str:
         if each.kind is each.KEYWORD_ONLY and not star:
             parts.append("*")
             star = True
-        stars = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+        stars = "*" * ((each.kind is each.VAR_POSITIONAL) + 2 * (each.kind is each.VAR_KEYWORD))
         star = star or stars == "*"
         note = "" if each.annotation is each.empty else f": {_type_text(each.annotation)}"
         default = "" if each.default is each.empty else f" = {_short(repr(each.default))}"
