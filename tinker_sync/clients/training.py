@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from tinker_sync.clients.sampling import SamplingClient
     from tinker_sync.runtime.core import Core
     from tinker_sync.text.tokenizer import Tokenizer
+    from tinker_sync.types import LossFnType
 
 T = TypeVar("T")
 LossFnConfig = Mapping[str, float | str]
@@ -191,6 +192,11 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         """The results that had not arrived when the process of before ended, in the order of the requests.
 
         A pass that was sent in several requests has several. For clients of `ServiceClient.attach`.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.create_lora_training_client("tinker-sync/tiny", rank=4).unread
+        ()
         """
         from tinker_sync.clients._recorded import fetch_unread
 
@@ -198,7 +204,13 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
     @property
     def settled(self) -> tuple[str, ...]:
-        """What became of requests that the journal could not know, in words; see `ServiceClient.attach`."""
+        """What became of requests that the journal could not know, in words; see `ServiceClient.attach`.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.create_lora_training_client("tinker-sync/tiny", rank=4).settled
+        ()
+        """
         record = self.result()._line.record
         return () if record is None else record.settled
 
@@ -207,7 +219,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     def forward_backward(
         self,
         data: Sequence[Datum],
-        loss_fn: str | LossHandle,
+        loss_fn: LossFnType | LossHandle | str,
         loss_fn_config: LossFnConfig | None = None,
         *,
         deadline: float | None = None,
@@ -240,7 +252,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     def forward(
         self,
         data: Sequence[Datum],
-        loss_fn: str,
+        loss_fn: LossFnType | str,
         loss_fn_config: LossFnConfig | None = None,
         *,
         deadline: float | None = None,
