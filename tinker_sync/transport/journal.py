@@ -21,8 +21,8 @@ from tinker_sync._observe import (
 )
 from tinker_sync._secret import Secret
 from tinker_sync.transport.call import Call, Reply, SendFailed
-from tinker_sync.transport.hop import Headers
 from tinker_sync.transport.redact import curl, redact_body, redact_headers, redact_text
+from tinker_sync.transport.request import Headers
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -58,6 +58,10 @@ class Journal:
             self._observers = tuple(one for one in self._observers if one is not observer)
 
         return stop
+
+    def is_read(self) -> bool:
+        """Return True if there is an observer, or the log takes DEBUG lines."""
+        return bool(self._observers) or _logger.isEnabledFor(logging.DEBUG)
 
     def sent(self, call: Call, headers: Headers) -> None:
         """A request has left, with these headers."""
