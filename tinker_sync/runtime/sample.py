@@ -295,7 +295,7 @@ class SampleJob:
         self._ticket = self._scheduler.poller.start(call, self._on_outcome)
 
     def _on_outcome(self, outcome: Reply | SendFailed) -> None:
-        if isinstance(outcome, Reply) and outcome.ok:
+        if isinstance(outcome, Reply) and 200 <= outcome.status < 300:
             self._on_promise(outcome)
             return
         call, scheduler = self._call, self._scheduler

@@ -14,6 +14,7 @@ An exchange belongs to one thread at a time.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Final
@@ -63,6 +64,7 @@ class Launcher:
         self._pools = pools
         self._clock = clock
         self._before_connecting = before_connecting
+        self._routes: dict[Origin, Route] = {}  # of those that no proxy serves; they do not change
 
     def launch(self, hop: Hop, limits: Limits, *, repeatable: bool, fresh: bool) -> SocketLine:
         """Send a request.
@@ -90,9 +92,12 @@ class Launcher:
         Raises:
             SendFailed: It was not sent, or not to its end.
         """
-        route = self._rules.way_to(origin).route
-        if route.proxy is not None:
-            return None
+        route = self._routes.get(origin)
+        if route is None:
+            route = self._rules.way_to(origin).route
+            if route.proxy is not None:
+                return None
+            self._routes[origin] = route
         return self._send(
             route, call.method, head, call.body, limits, repeatable=call.repeatable, fresh=fresh
         )
@@ -263,8 +268,9 @@ class Exchange:
         if line is None:
             line = self._launcher.launch(self._hop, self._limits, repeatable=self._repeatable, fresh=fresh)
         self._line = line
-        if self._journal.is_read():
-            self._journal.sent(self._call, self._hop.headers)
+        journal = self._journal
+        if journal.observers or journal.log.isEnabledFor(logging.DEBUG):
+            journal.sent(self._call, self._hop.headers)
 
     def _ask(self, line: Callable[[], RawReply | None]) -> Reply | None:
         try:
@@ -302,8 +308,9 @@ class Exchange:
         # A compressed body shows a cut by itself.
         may_be_cut = raw.lasts_until_close and not encoding
         reply = Reply(raw.status, raw.fields, body, resent=self._resent, may_be_cut=may_be_cut)
-        if self._journal.is_read():
-            self._journal.answered(self._call, reply, self._clock.now() - self._began_s)
+        journal = self._journal
+        if journal.observers or journal.log.isEnabledFor(logging.DEBUG):
+            journal.answered(self._call, reply, self._clock.now() - self._began_s)
         if reply.status == 401 and self._has_new_credential(reply):
             self._begin()
             return None
