@@ -109,8 +109,14 @@ def test_chunks_of_a_pass_a_step_and_another_pass(parallel: bool, batches: list[
 
 
 def refuse_number(number: int) -> Any:
+    """Refuse the first request under a number; another one may have it."""
+    refused: list[Asked] = []
+
     def script(asked: Asked) -> Answer | None:
-        return Answer(422, {"detail": "no"}) if number_of(asked) == number else None
+        if refused or number_of(asked) != number:
+            return None
+        refused.append(asked)
+        return Answer(422, {"detail": "no"})
 
     return script
 
