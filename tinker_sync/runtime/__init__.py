@@ -45,10 +45,10 @@ is no second lock, no I/O and no callback; the suite fails where that is broken.
 Steps without a lock rely on operations of the interpreter that are one step, also without a global lock:
 
     set.add, set.discard, list(set)   the calls of a client that have not ended (`lifecycle`)
-    dict.pop, list.pop                what a sample holds, the reaction of a ticket: the thread that pops it acts
+    dict.pop, list.pop                what a sample holds, the reaction of a ticket: the one that pops acts
     deque.extend, deque.popleft       the readable sockets that wait for a worker (`poller`)
     reading or setting one attribute or one entry of a dict: a whole tuple replaces another (`sample_bodies`)
 
-`next` of an `itertools.count`, by which numbers and keys are drawn, is one step under the global lock only. An
-interpreter without it may draw a number twice; there the counts need a lock.
+`next` of an `itertools.count`, by which numbers and keys are drawn, is one step under the global lock only.
+An interpreter without it may draw a number twice; there the counts need a lock.
 """
