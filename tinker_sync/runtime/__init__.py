@@ -30,7 +30,8 @@ What owns what:
     workers                the pools: send 8, fetch 16, callback 8, loss 4, create 32, await 32, enter 1
     sample_line            the sampler, the numbers and the form of the bodies of one client's samples
     sample_scheduler       the queue of a client's samples, and the policy for submits that are not taken
-    poller, readiness      the thread that watches the sockets of all requests under way, and the timers
+    poller, tickets        the thread that watches the sockets of all requests under way, and the timers
+    readiness, drain       which sockets are readable; the few workers that read them
     rate_limiter, byte_budget   the limits; samples and chunks wait there
     held_calls             calls on a client that is not ready yet
     session_poll           one poll for all samples of a session, where the server offers that
