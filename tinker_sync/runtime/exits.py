@@ -17,6 +17,7 @@ from typing import Final, Literal, Protocol
 
 from tinker_sync import _embedded
 from tinker_sync.runtime import _fork
+from tinker_sync.runtime.pending import PENDING_LIMIT_S
 
 EXIT_LIMIT_S: Final = 1.0
 
@@ -24,7 +25,10 @@ _log = logging.getLogger("tinker_sync.session")
 
 
 class Finishable(Protocol):
-    """Something that can tell the server that its session is over."""
+    """A client with calls that have not ended, or with a session that the server keeps."""
+
+    def settle(self, limit_s: float) -> None:
+        """Wait for the calls that change something at the server."""
 
     def finish(
         self,
@@ -102,9 +106,15 @@ def how_it_ended() -> Literal["success", "errored", "interrupted"]:
 
 @atexit.register
 def finish_all() -> None:
-    """Finish everything, within the limit."""
+    """Wait for calls that change something at a server, then finish the sessions, each within a limit.
+
+    Ctrl-C ends the wait at once.
+    """
     try:
         status = how_it_ended()
+        settle_until = time.monotonic() + PENDING_LIMIT_S
+        for member in _open.all():
+            member.settle(max(settle_until - time.monotonic(), 0.0))
         under_way = [member.finish(status, None, EXIT_LIMIT_S, quiet=True) for member in _open.all()]
         give_up_at = time.monotonic() + EXIT_LIMIT_S
         for done in under_way:

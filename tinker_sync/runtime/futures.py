@@ -84,6 +84,9 @@ class APIFuture(Future[T]):
 
     _advice = "; call .result() first, which waits for it"
 
+    only_reads = False
+    """The call changes nothing at the server, so the end of its client does not wait for it."""
+
     def __init__(
         self,
         *,

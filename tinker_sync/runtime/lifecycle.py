@@ -21,6 +21,7 @@ from tinker_sync.runtime import exits
 from tinker_sync.runtime.failures import fresh
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried
+from tinker_sync.runtime.pending import PendingChanges
 
 if TYPE_CHECKING:
     from tinker_sync.config import Settings
@@ -70,8 +71,11 @@ class Lifecycle:
     """
 
     def __init__(self, connection: Connection, poller: Poller, pools: Sequence[Workers]) -> None:
+        self.leaving = False
+        """True from the first `close` on; final. Calls of the user are refused."""
         self.closed = False
-        """True from the first `close` on; final."""
+        """True when the calls that change something have ended, or are given up; final."""
+        self.pending = PendingChanges()
         self.closing = threading.Event()
         self.session: Session | None = None
         self.companion: Companion | None = None
@@ -146,6 +150,19 @@ class Lifecycle:
 
     # -------------------------------------------------------------------------------------- the end
 
+    def note_change(self, future: APIFuture[Any], name: str = "") -> None:
+        """Have the end of the client wait for a call that changes something at the server."""
+        self.pending.add(future, name)
+        exits.remember(self)
+
+    def settle(self, limit_s: float) -> None:
+        """Wait for the calls that change something; end those that only read."""
+        if self.pending:
+            for future in list(self._unfinished):
+                if future.only_reads:
+                    future.fail(ClientClosedError())
+            self.pending.wait(limit_s)
+
     def finish(
         self, status: str, detail: str | None, limit_s: float, *, quiet: bool = False
     ) -> threading.Event | None:
@@ -216,6 +233,7 @@ class Lifecycle:
         self._lock = threading.Lock()
         self._acknowledging = weakref.WeakSet()
         self._unfinished = set()
+        self.pending.forget()
         ended, self.closing = self.closing.is_set(), threading.Event()
         if ended:
             self.closing.set()

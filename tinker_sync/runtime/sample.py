@@ -170,6 +170,7 @@ class SampleJob:
     def make_future(self) -> APIFuture[SampleResponse]:
         """Make the future that the user holds."""
         self._future = future = self._line.core.future(self._on_done)
+        future.only_reads = True
         return future
 
     def start(self) -> None:

@@ -228,7 +228,7 @@ def _beat(core_ref: weakref.ref[Core], session_id: str) -> Callable[[], None]:
 
     def beat() -> None:
         core = core_ref()
-        if core is not None and not core.closed:
+        if core is not None and not core.lifecycle.closed:
             core.caller.call(make_call("session_heartbeat", core.settings, request))
 
     return beat

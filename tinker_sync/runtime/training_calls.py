@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -68,7 +69,9 @@ class TrainingLine:
     def __init__(self, core: Core) -> None:
         self.core = core
         self._send = core.training_sender()
-        self.queue: SendQueue[TrainingPart] = SendQueue(self._send, core.run_sending, self._send_nothing)
+        # Weakly: the line holds the queue, and a client that is dropped must not wait for the collector.
+        send_nothing = partial(_send_nothing, weakref.ref(self))
+        self.queue: SendQueue[TrainingPart] = SendQueue(self._send, core.run_sending, send_nothing)
         self.held = HeldCalls()
         self.model_id = ""
         """Empty until the model exists; set once."""
@@ -86,8 +89,8 @@ class TrainingLine:
         Raises:
             TinkerError: the server cannot do it, or the client is closed; nothing was sent.
         """
+        self.core.refuse_closed()
         if not self.held.open:
-            self.core.refuse_closed()
             future = call.wait_for_model(self.core.admission.limiters)
             if not self.held.hold(call):
                 call.start()
@@ -105,7 +108,7 @@ class TrainingLine:
         self.core.enter(partial(self.queue.append, *operations))
         return call.future
 
-    def _send_nothing(self, number: int) -> None:
+    def send_nothing(self, number: int) -> None:
         """Send a forward pass over one token under a number that a refused request leaves unused.
 
         Servers that keep to the numbers hold back what comes after the hole.
@@ -121,6 +124,12 @@ class TrainingLine:
         deadline_at = self.core.clock.now() + _NOTHING_S
         (forward,) = PassCall(self, "forward", whole, deadline_at, forward_only=True).prepare()
         self._send(forward.parts[0], number)
+
+
+def _send_nothing(line_ref: weakref.ref[TrainingLine], number: int) -> None:
+    line = line_ref()
+    if line is not None:  # else no call follows
+        line.send_nothing(number)
 
 
 class TrainingCall(ABC):
@@ -198,8 +207,15 @@ class OrderedCall(TrainingCall):
 
     def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
         del limiters  # it uses no tokens
-        self._future = self.line.core.future()
-        return self._future
+        return self._make_future()
+
+    def _make_future(self) -> APIFuture[Any]:
+        core = self.line.core
+        self._future = future = core.future()
+        # Weights saved without a name end with the session.
+        if self.name == "optim_step" or (self.name.startswith("save_") and self._request.path is not None):
+            core.lifecycle.note_change(future)
+        return future
 
     def prepare(self) -> Operations:
         core, request, kind, name = self.line.core, self._request, self._kind, self.name
@@ -211,7 +227,7 @@ class OrderedCall(TrainingCall):
         core.server.published.check_fields(self.name, request, dialect)
         if self.name in _NAMED and request.path is not None:
             check_checkpoint_name(request.path, dialect)
-        self._future = future = self._future or core.future()
+        future = self._future or self._make_future()
         part = TrainingPart(
             future,
             self.name,

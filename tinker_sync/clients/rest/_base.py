@@ -81,13 +81,24 @@ class RestBase:
         """Make a call on a worker."""
         del kind  # for the type checker: what the endpoint's row promises
         core = self._core
-        return self._later(lambda: call_offered(core, name, request, path=path, query=query, headers=headers))
+        return self._later(
+            lambda: call_offered(core, name, request, path=path, query=query, headers=headers),
+            changes=name in _CHANGES,
+        )
 
-    def _later(self, work: Callable[[], T]) -> APIFuture[T]:
-        """Do `work` on a worker; its future cannot be cancelled once it has begun."""
+    def _later(self, work: Callable[[], T], *, changes: bool = False) -> APIFuture[T]:
+        """Do `work` on a worker; its future cannot be cancelled once it has begun.
+
+        Args:
+            work: makes the call.
+            changes: it changes something at the server, so the end of the client waits for it.
+        """
         core = self._core
         core.refuse_closed()
         future: APIFuture[T] = core.future()
+        future.only_reads = not changes
+        if changes:
+            core.lifecycle.note_change(future)
 
         def run() -> None:
             if not future.begin():
@@ -103,6 +114,16 @@ class RestBase:
         core.send_pool.run(carried(run))
         return future
 
+
+_CHANGES: Final = frozenset(
+    {
+        "assign_session_project",
+        "delete_checkpoint",
+        "publish_checkpoint",
+        "set_checkpoint_ttl",
+        "unpublish_checkpoint",
+    }
+)
 
 # What a server without a route of the key offers in its place.
 _INSTEAD: Final[Mapping[str, str]] = {
