@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from tinker_sync import types
 from tinker_sync._spelling import describe_unknown_parameter, find_closest
 from tinker_sync.clients import _deadlines
+from tinker_sync.clients._arguments import check_credential, check_service
 from tinker_sync.clients._spending import Spending
 from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.sampling import SamplingClient
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from tinker_sync.clients.retry_config import RetryConfig
     from tinker_sync.clients.training import TrainingClient
     from tinker_sync.insight.recording import Recording
+    from tinker_sync.journal.record import RunJournal
     from tinker_sync.losses.handle import LossHandle, PerDatumLossFn
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.notices import QueueReport
@@ -76,6 +80,8 @@ class ServiceClient:
         rate_limiter: a limiter of its own; None: shared with every client of the same server and key.
         telemetry: tell the service of failures, by kind and place, never by content; None: the vendor's alone
             is told, unless `TINKER_TELEMETRY` says no.
+        journal: a file that records what was sent, so that the same script, started again after any death,
+            goes on; see `TrainingClient.steps`. None: none.
         pace: pauses before another try are multiplied by this; None: `TINKER_PACE`, else 1. For tests.
     """
 
@@ -97,8 +103,9 @@ class ServiceClient:
         on_queue_state: Callable[[QueueReport], object] | None = None,
         rate_limiter: RateLimiter | None = None,
         telemetry: bool | None = None,
+        journal: str | PathLike[str] | None = None,
         pace: float | None = None,
-        **unknown: Any,
+        **unknown: NoReturn,  # so that checkers find every keyword that is not above
     ) -> None:
         if unknown:
             _refuse_mistyped(unknown)
@@ -107,6 +114,13 @@ class ServiceClient:
                 FutureWarning,
                 stacklevel=2,
             )
+        check_service(
+            user_metadata=user_metadata,
+            api_key=api_key,
+            timeout=timeout,
+            deadline=deadline,
+            on_queue_state=on_queue_state,
+        )
         settings = Settings.resolve(
             base_url=base_url,
             api_key=api_key,
@@ -120,6 +134,7 @@ class ServiceClient:
             telemetry=telemetry,
             pace=pace,
         )
+        check_credential(settings)
         if settings.base_url.endswith("/api/v1"):
             # Not refused: behind a proxy with such a prefix it may be right.
             warnings.warn(
@@ -128,7 +143,10 @@ class ServiceClient:
         self._core = Core(
             settings,
             session=Session(
-                user_metadata=user_metadata, project_id=settings.project_id, display_name=display_name
+                user_metadata=user_metadata,
+                project_id=settings.project_id,
+                display_name=display_name,
+                journal=None if journal is None else _open_journal(journal, settings),
             ),
             limiter=rate_limiter,
         )
@@ -140,6 +158,45 @@ class ServiceClient:
             self._core.notices.listen(on_queue_state)
         self._spending = Spending(self._core)
         self._recordings: list[Recording] = []
+        self._trainings: tuple[TrainingClient, ...] | None = None
+
+    @classmethod
+    def attach(cls, journal: str | PathLike[str], **options: Any) -> Self:
+        """Go on with the session of a journal, in any process, without the script that began it.
+
+        `trainings` are its training clients; each knows its next number, and `unread` has its results. Where
+        the session is gone, each is restored from its last checkpoint, and a log line lists the steps lost.
+
+        Args:
+            journal: the file.
+            options: as for `ServiceClient`; the address is that of the journal.
+
+        Raises:
+            JournalError: there is nothing to go on with, or another process uses the journal.
+        """
+        from tinker_sync.journal.record import find_session
+
+        last = find_session(Path(journal))
+        service = cls(journal=journal, **{"base_url": last.url, **options})
+        opened = service._core.session.journal
+        assert opened is not None  # noqa: S101  # it was given
+        opened.replays = False
+        return service
+
+    @property
+    def trainings(self) -> tuple[TrainingClient, ...]:
+        """The training clients of the journal's session, in the order in which they were made."""
+        journal = self._core.session.journal
+        if self._trainings is None:
+            from tinker_sync.clients._recorded import RecordedModel
+            from tinker_sync.clients.training import TrainingClient
+
+            models = () if journal is None or journal.replays else journal.models
+            self._trainings = tuple(
+                TrainingClient._make(self._core, RecordedModel(number, self._until(None)))
+                for number in models
+            )
+        return self._trainings
 
     # -------------------------------------------------------------------------------------- the service
 
@@ -157,7 +214,9 @@ class ServiceClient:
         return capabilities
 
     def get_console_url(self) -> str:
-        """Where this session, or before there is one all of them, is shown in a browser.
+        """Return the address that shows this session in a browser, or all sessions before there is one.
+
+        Only the hosted service has such pages. For another server it is the address of the server.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -165,6 +224,9 @@ class ServiceClient:
         >>> url.startswith("http")
         True
         """
+        settings = self._core.settings
+        if not settings.is_vendor_host:
+            return settings.base_url
         session_id = self._core.known_session_id
         return sessions_url() if session_id is None else session_url(session_id)
 
@@ -632,6 +694,12 @@ class ServiceClient:
         del timeout
         return self
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a ServiceClient belongs to its process and cannot be pickled or copied; "
+            "make one in the other process, or send a SamplingClient, which can be pickled"
+        )
+
     def __repr__(self) -> str:
         core = getattr(self, "_core", None)  # None if the constructor has failed
         return f"<ServiceClient {core.settings.base_url}>" if core else "<ServiceClient>"
@@ -650,6 +718,12 @@ class ServiceClient:
         create_training_client_from_state_with_optimizer
     )
     create_sampling_client_async = result_twin(create_sampling_client)
+
+
+def _open_journal(path: str | PathLike[str], settings: Settings) -> RunJournal:
+    from tinker_sync.journal.record import RunJournal
+
+    return RunJournal(Path(path), "local" if settings.api_key_source == "local" else settings.base_url)
 
 
 def _status_after(exc_type: type[BaseException] | None) -> Literal["success", "errored", "interrupted"]:

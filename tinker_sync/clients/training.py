@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, overload
 
 from tinker_sync.clients import _deadlines
+from tinker_sync.clients._arguments import check_loss_name, check_saving, check_step
 from tinker_sync.clients._creation import ClientFuture, start
 from tinker_sync.clients._twins import blocking_twin, future_twin, result_twin
 from tinker_sync.errors import APIResponseValidationError, InvalidInputError, TinkerError
@@ -49,10 +51,12 @@ from tinker_sync.types.training import listed_data
 if TYPE_CHECKING:
     from tinker_sync._clock import Clock
     from tinker_sync.clients._models import LoadedModel, NewModel
+    from tinker_sync.clients._recorded import RecordedModel
     from tinker_sync.clients.retry_config import RetryConfig
     from tinker_sync.clients.sampling import SamplingClient
     from tinker_sync.runtime.core import Core
     from tinker_sync.text.tokenizer import Tokenizer
+    from tinker_sync.types import LossFnType
 
 T = TypeVar("T")
 LossFnConfig = Mapping[str, float | str]
@@ -95,7 +99,8 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     """
 
     def __init__(self, core: Core, model_seq_id: int) -> None:
-        self._line = TrainingLine(core)
+        journal = core.session.journal
+        self._line = TrainingLine(core, None if journal is None else journal.record_of(model_seq_id))
         super().__init__(core, self._line.held)
         self._place = ModelPlace(core, self._line)
         self._model_seq_id = model_seq_id
@@ -103,7 +108,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         self._curve: deque[tuple[float, float]] = deque(maxlen=_CURVE_POINTS)
 
     @classmethod
-    def _make(cls, core: Core, asked: NewModel | LoadedModel) -> TrainingClient:
+    def _make(cls, core: Core, asked: NewModel | LoadedModel | RecordedModel) -> TrainingClient:
         """Return a client at once, and have its model made."""
         client = cls(core, asked.model_seq_id)
         client._user_metadata = asked.request.user_metadata
@@ -143,15 +148,67 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         passed.when_done(partial(_note_loss, self._curve, self._core.clock))
         return passed
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a TrainingClient belongs to the threads of its process and cannot be pickled or copied; "
+            "save_state here, and create_training_client_from_state_with_optimizer in the other process"
+        )
+
     def _name(self) -> str:
         return self._line.model_id
+
+    # -------------------------------------------------------------------------------------- steps
+
+    def steps(self, stop: int) -> Iterator[int]:
+        """Yield the numbers of the steps up to `stop`, for the loop of a training.
+
+        With a journal, a script that is started again begins with the step that was under way: the calls that
+        it had made in that step are not done twice. Where the session is gone, it begins behind the last
+        checkpoint that was saved in a step. Without a journal this is `range(stop)`.
+
+        Args:
+            stop: the number of steps in all.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4, seed=1)
+        ...     [step for step in training.steps(3)]
+        [0, 1, 2]
+        """
+        record = self._line.record
+        first = 0
+        if record is not None:
+            self.result()
+            for future in record.early:  # numbers are settled once these have ended
+                wait([future])
+            first = record.first_step(self._line.queue.next_number) if record.step is None else record.step
+        for step in range(first, stop):
+            if record is not None:
+                record.step = step
+            yield step
+
+    @property
+    def unread(self) -> tuple[APIFuture[Any], ...]:
+        """The results that had not arrived when the process of before ended, in the order of the requests.
+
+        A pass that was sent in several requests has several. For clients of `ServiceClient.attach`.
+        """
+        from tinker_sync.clients._recorded import fetch_unread
+
+        return tuple(fetch_unread(self.result()._line, self._until(None)))
+
+    @property
+    def settled(self) -> tuple[str, ...]:
+        """What became of requests that the journal could not know, in words; see `ServiceClient.attach`."""
+        record = self.result()._line.record
+        return () if record is None else record.settled
 
     # -------------------------------------------------------------------------------------- passes
 
     def forward_backward(
         self,
         data: Sequence[Datum],
-        loss_fn: str | LossHandle,
+        loss_fn: LossFnType | LossHandle | str,
         loss_fn_config: LossFnConfig | None = None,
         *,
         deadline: float | None = None,
@@ -184,7 +241,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     def forward(
         self,
         data: Sequence[Datum],
-        loss_fn: str,
+        loss_fn: LossFnType | str,
         loss_fn_config: LossFnConfig | None = None,
         *,
         deadline: float | None = None,
@@ -300,6 +357,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
                     "a loss of create_custom_loss is for forward_backward, without loss_fn_config"
                 )
             return self._drawn(self._line.submit(custom_call(self._line, data, loss_fn, deadline_at)))
+        check_loss_name(loss_fn)
         listed = listed_data(data)
         if loss_fn != "custom":
             listed = without_reference(listed)
@@ -338,9 +396,14 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         """
         if optim_params is not None and adam_params is not None:
             raise ValueError("optim_step: give optim_params or adam_params, not both")
-        params = optim_params if optim_params is not None else adam_params
+        params: Any = optim_params if optim_params is not None else adam_params
         if not isinstance(params, (AdamParams, OptimParamsBase)):
-            raise TypeError(f"optim_step: expected AdamParams or other optimizer settings, got {params!r}")
+            hint = f"; write AdamParams(learning_rate={params!r})" if isinstance(params, float) else ""
+            raise TypeError(
+                f"optim_step: expected AdamParams or other optimizer settings, got {params!r}{hint}"
+            )
+        if isinstance(params, AdamParams):
+            check_step(params)
         request = OptimStepRequest(optim_params=params, model_id=self._line.model_id)
         return self._ordered("optim_step", request, OptimStepResponse, deadline, _deadlines.TRAIN_S)
 
@@ -369,6 +432,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         ...     saved.path.rpartition(":")[2]
         '0/weights/step-100'
         """
+        check_saving(name, ttl_seconds, "save_state")
         request = SaveWeightsRequest(
             model_id=self._line.model_id,
             path=name,
@@ -453,6 +517,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         ...     service.create_sampling_client(path).get_base_model()
         'tinker-sync/tiny'
         """
+        check_saving(name, ttl_seconds, "save_weights_for_sampler")
         request = SaveWeightsForSamplerRequest(
             model_id=self._line.model_id, path=name, ttl_seconds=ttl_seconds, user_metadata=user_metadata
         )

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tinker_sync._observe import TokensUsed
@@ -156,7 +157,8 @@ class SampleJob:
             self._max_submissions = 1
         dialect = machinery.facts.dialect
         refuse_unsupported(request, dialect)
-        self._wire_request = normalise_sample_request(request, dialect)
+        context = partial(core.server.published.context_length, self._line.base_model)
+        self._wire_request = normalise_sample_request(request, dialect, context)
         with core.admission.admitted(self._plan, self.limiters) as self._pledge:
             future = self._future or self.make_future()
             self._pledge.follow(future)

@@ -46,6 +46,8 @@ class SampleLine:
         """Empty until the sampler exists; set once."""
         self.run_id = ""
         """The training run of the weights; empty where it is not known. Set once."""
+        self.base_model: str | None = None
+        """The base model; None where it is not known. Set once."""
         # The original counts from 0 and asks no server; a copy first needs a block of its own.
         self._numbers: Once[Callable[[], int]] = Once()
         if not copied:

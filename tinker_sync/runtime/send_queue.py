@@ -239,6 +239,12 @@ class SendQueue(Generic[PartT]):
             for part in parts:
                 part.future.cancel()
 
+    @property
+    def next_number(self) -> int:
+        """Return the number of the next request that leaves the queue."""
+        with self._lock:
+            return self._next_number
+
     def close(self, failure: Exception) -> None:
         """Send nothing more; fail with `failure` what is queued and whatever comes later. The first close
         counts.

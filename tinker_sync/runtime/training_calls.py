@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from tinker_sync._lazy import LazyModule
 from tinker_sync._observe import TokensUsed
 from tinker_sync.runtime.admission import Limiter, Plan, Pledge, length_of
 from tinker_sync.runtime.answers import ExpectedOutputs, check_kind, check_model, check_saved
@@ -26,7 +27,7 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
 from tinker_sync.runtime.merge import add_loss, add_mean_loss, merge_outputs
 from tinker_sync.runtime.naming import current, named
-from tinker_sync.runtime.send_queue import Operation, SendQueue
+from tinker_sync.runtime.send_queue import NotTaken, Operation, SendQueue
 from tinker_sync.runtime.training_part import TrainingPart
 from tinker_sync.types.datum import Datum, count_trained
 from tinker_sync.types.model_input import ModelInput
@@ -46,15 +47,19 @@ from tinker_sync.wire.adapt import (
     refuse_unsupported,
 )
 from tinker_sync.wire.endpoints import ENDPOINTS, JSON, PROTOBUF
-from tinker_sync.wire.proto import outputs, requests
 from tinker_sync.wire.proto._varint import varint
 from tinker_sync.wire.proto._writer import Buffers
 
 if TYPE_CHECKING:
+    from tinker_sync.journal.record import TrainingRecord
     from tinker_sync.runtime.core import Core
     from tinker_sync.types.tensor_data import TensorData
     from tinker_sync.types.weights import SaveWeightsResponse
     from tinker_sync.wire.dialect import Dialect
+    from tinker_sync.wire.proto import outputs, requests
+else:  # they need numpy
+    outputs = LazyModule("tinker_sync.wire.proto.outputs")
+    requests = LazyModule("tinker_sync.wire.proto.requests")
 
 _SEQ_ID_TAG: Final = b"\x10"  # field 2, varint; a message may hold its fields in any order
 _FORWARD: Final = "Forward"
@@ -66,9 +71,12 @@ Operations = Sequence[Operation[TrainingPart]]
 class TrainingLine:
     """The way of the calls of one training client: held until its model exists, then queued. Thread-safe."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, record: TrainingRecord | None = None) -> None:
         self.core = core
-        self._send = core.training_sender()
+        self.record = record
+        """What a journal keeps of the calls; None where there is no journal."""
+        send = core.training_sender()
+        self._send = send if record is None else record.around(send, NotTaken)
         # Weakly: the line holds the queue, and a client that is dropped must not wait for the collector.
         send_nothing = partial(_send_nothing, weakref.ref(self))
         self.queue: SendQueue[TrainingPart] = SendQueue(self._send, core.run_sending, send_nothing)
@@ -103,10 +111,15 @@ class TrainingLine:
         Raises:
             TinkerError: the server cannot do it, or the client is closed; nothing was sent.
         """
-        operations = call.prepare()
+        self.enter(call, call.prepare())
+        return call.future
+
+    def enter(self, call: TrainingCall, operations: Operations) -> None:
+        """Put what was prepared into the queue."""
+        if self.record is not None:
+            self.record.mark(call, [part for operation in operations for part in operation.parts])
         # Until it ends, the future holds the queue, and thereby the client: nothing in use is dropped.
         self.core.enter(partial(self.queue.append, *operations))
-        return call.future
 
     def send_nothing(self, number: int) -> None:
         """Send a forward pass over one token under a number that a refused request leaves unused.
@@ -146,6 +159,8 @@ class TrainingCall(ABC):
         self.name = name
         self.deadline_at = deadline_at
         self.sdk_method = current()
+        self.step = line.record.step if line.record is not None else None
+        """The step of the user's loop, where a journal counts them."""
         self._limiters: tuple[Limiter, ...] | None = None
         self._future: APIFuture[Any] | None = None
 
@@ -175,7 +190,7 @@ class TrainingCall(ABC):
             future.fail(failure)
             return
         try:
-            self.line.core.enter(partial(self.line.queue.append, *operations))
+            self.line.enter(self, operations)
         except Exception as failure:  # noqa: BLE001  # closed meanwhile
             future.fail(failure)
 
@@ -421,7 +436,8 @@ def zstd_compressor() -> Callable[[bytes], bytes] | None:
 
 
 _read_pass: Final = decode_with(
-    outputs.decode_forward_backward_output, lambda tree: wire_json.from_plain(tree, ForwardBackwardOutput)
+    lambda data: outputs.decode_forward_backward_output(data),  # noqa: PLW0108  # its module loads with use
+    lambda tree: wire_json.from_plain(tree, ForwardBackwardOutput),
 )
 
 
