@@ -801,7 +801,7 @@ def _note_loss(
     curve: deque[tuple[float, float]], clock: Clock, passed: APIFuture[ForwardBackwardOutput]
 ) -> None:
     """Keep the loss of a pass, in the thread that ended it. Nothing of the client is held until then."""
-    if passed.cancelled() or passed.exception() is not None:
+    if passed.cancelled() or passed.failure is not None:
         return
     metrics = passed.result().metrics
     loss = metrics.get("loss:mean", metrics.get("loss:sum"))

@@ -22,6 +22,7 @@ from tinker_sync.runtime.failures import fresh
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.pending import PendingChanges
+from tinker_sync.runtime.unread import note_failure
 
 if TYPE_CHECKING:
     from tinker_sync.config import Settings
@@ -146,6 +147,7 @@ class Lifecycle:
         self._unfinished.discard(future)
         failure = future.failure
         if failure is not None:
+            note_failure(future)
             self.report(failure)
 
     # -------------------------------------------------------------------------------------- the end

@@ -20,6 +20,7 @@ from tinker_sync.runtime.naming import current
 PENDING_LIMIT_S: Final = 60.0
 """The longest time for which the end of a client is delayed."""
 _NOTICE_AFTER_S: Final = 2.0
+_LOOK_S: Final = 1.0
 
 _log = logging.getLogger("tinker_sync.session")
 
@@ -80,8 +81,9 @@ class PendingChanges:
                 noticed = True
                 self._notify(limit_s)
             next_s = limit_s if noticed else min(limit_s, _NOTICE_AFTER_S)
-            self._news.wait(next_s - waited_s)
+            self._news.wait(min(next_s - waited_s, _LOOK_S))
             self._news.clear()
+            self._forget_ended()
 
     def give_up(self) -> None:
         """End the wait now."""
@@ -91,6 +93,11 @@ class PendingChanges:
     def forget(self) -> None:
         """Drop the calls, which belong to the parent of a forked child."""
         self._names, self._news, self._given_up = {}, threading.Event(), False
+
+    def _forget_ended(self) -> None:
+        """Forget calls that have ended: Ctrl-C may have come before their callback was added."""
+        for future in [each for each in list(self._names) if each.done()]:
+            self._names.pop(future, None)
 
     def _on_ended(self, future: APIFuture[Any]) -> None:
         self._names.pop(future, None)

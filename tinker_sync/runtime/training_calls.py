@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +30,7 @@ from tinker_sync.runtime.merge import add_loss, add_mean_loss, merge_outputs
 from tinker_sync.runtime.naming import current, named
 from tinker_sync.runtime.send_queue import NotTaken, Operation, SendQueue
 from tinker_sync.runtime.training_part import TrainingPart
+from tinker_sync.runtime.unread import Unread, asked_here, watch
 from tinker_sync.types.datum import Datum, count_trained
 from tinker_sync.types.model_input import ModelInput
 from tinker_sync.types.training import (
@@ -83,6 +85,8 @@ class TrainingLine:
         self.held = HeldCalls()
         self.model_id = ""
         """Empty until the model exists; set once."""
+        self._steps = 0
+        self._failed_passes: deque[Unread] = deque()
         self.last_state: LoadWeightsRequest | None = None
         """Loads the last state that was saved, or the one the model was made of; None if there is none."""
 
@@ -98,12 +102,37 @@ class TrainingLine:
             TinkerError: the server cannot do it, or the client is closed; nothing was sent.
         """
         self.core.refuse_closed()
-        if not self.held.open:
+        if call.name == "optim_step":
+            self._report_passes()
+        if self.held.open:
+            future = self.submit_first(call)
+        else:
             future = call.wait_for_model(self.core.admission.limiters)
             if not self.held.hold(call):
                 call.start()
-            return future
-        return self.submit_first(call)
+        # Not before: Ctrl-C may keep a call from being queued, and then its future never ends.
+        if call.lasting:
+            self.core.lifecycle.note_change(future)
+        watch(future, asked_here())
+        if call.name.startswith("forward_backward"):
+            future.when_done(partial(self._note_pass, self._steps))
+        return future
+
+    def _note_pass(self, steps: int, passed: APIFuture[Any]) -> None:
+        """Keep the failure of a pass for the next step, or log it if a step was made behind the pass."""
+        unread = passed.overlooked
+        if unread is None:
+            return
+        if self._steps > steps:
+            unread.log()
+        else:
+            self._failed_passes.append(unread)
+
+    def _report_passes(self) -> None:
+        """Log the failures of passes that were never looked at: a step applies gradients without theirs."""
+        self._steps += 1
+        while self._failed_passes:
+            self._failed_passes.popleft().log()
 
     def submit_first(self, call: TrainingCall) -> APIFuture[Any]:
         """Queue a call now, also before those that are held. Return its future.
@@ -170,6 +199,11 @@ class TrainingCall(ABC):
         assert self._future is not None  # noqa: S101  # made when the call is prepared, at the latest
         return self._future
 
+    @property
+    def lasting(self) -> bool:
+        """True if the call leaves something behind, so the end of the client waits for it."""
+        return False
+
     @abstractmethod
     def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
         """Make the future before there are requests. Keep the limits that are in force now."""
@@ -225,12 +259,14 @@ class OrderedCall(TrainingCall):
         return self._make_future()
 
     def _make_future(self) -> APIFuture[Any]:
-        core = self.line.core
-        self._future = future = core.future()
-        # Weights saved without a name end with the session.
-        if self.name == "optim_step" or (self.name.startswith("save_") and self._request.path is not None):
-            core.lifecycle.note_change(future)
+        self._future = future = self.line.core.future()
         return future
+
+    @property
+    def lasting(self) -> bool:
+        # Weights saved without a name end with the session.
+        named = self.name.startswith("save_") and self._request.path is not None
+        return named or self.name == "optim_step"
 
     def prepare(self) -> Operations:
         core, request, kind, name = self.line.core, self._request, self._kind, self.name

@@ -21,6 +21,7 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.published import explain_missing_route
 from tinker_sync.runtime.rate_limiter import key_fingerprint
+from tinker_sync.runtime.unread import asked_here
 from tinker_sync.types import ParsedCheckpointTinkerPath
 from tinker_sync.wire.endpoints import NEWER
 
@@ -96,9 +97,7 @@ class RestBase:
         core = self._core
         core.refuse_closed()
         future: APIFuture[T] = core.future()
-        future.only_reads = not changes
-        if changes:
-            core.lifecycle.note_change(future)
+        future.only_reads, future.asked = not changes, asked_here()
 
         def run() -> None:
             if not future.begin():
@@ -112,6 +111,8 @@ class RestBase:
                 future.resolve(value)
 
         core.send_pool.run(carried(run))
+        if changes:
+            core.lifecycle.note_change(future)
         return future
 
 

@@ -144,9 +144,9 @@ class BulkCalls(RestBase):
 
         core.refuse_closed()
         future: APIFuture[list[CheckpointOutcome]] = core.future()
-        core.lifecycle.note_change(future)
         wanted = [path if isinstance(path, str) else path.tinker_path for path in paths]
         _Bulk(wanted, call, parallel, progress, future).start(core.callback_pool.run)
+        core.lifecycle.note_change(future)
         return future
 
 
