@@ -147,7 +147,7 @@ class TrainingLine:
         """Put what was prepared into the queue."""
         if self.record is not None:
             self.record.mark(call, [part for operation in operations for part in operation.parts])
-        # Until it ends, the future holds the queue, and thereby the client: nothing in use is dropped.
+        # Until it ends, the future holds the queue and thereby the client, which is not dropped meanwhile.
         self.core.enter(partial(self.queue.append, *operations))
 
     def send_nothing(self, number: int) -> None:
