@@ -87,18 +87,13 @@ class RestBase:
             changes=name in _CHANGES,
         )
 
-<<<<<<< HEAD
     def _later(self, work: Callable[[], T], *, changes: bool = False) -> APIFuture[T]:
-        """Do `work` on a worker; its future cannot be cancelled once it has begun.
+        """Run `work` on a worker; its future cannot be cancelled once it has begun.
 
         Args:
             work: makes the call.
             changes: it changes something at the server, so the end of the client waits for it.
         """
-=======
-    def _later(self, work: Callable[[], T]) -> APIFuture[T]:
-        """Run `work` on a worker; its future cannot be cancelled once it has begun."""
->>>>>>> main
         core = self._core
         core.refuse_closed()
         future: APIFuture[T] = core.future()
@@ -121,7 +116,6 @@ class RestBase:
         return future
 
 
-<<<<<<< HEAD
 _CHANGES: Final = frozenset(
     {
         "assign_session_project",
@@ -132,10 +126,7 @@ _CHANGES: Final = frozenset(
     }
 )
 
-# What a server without a route of the key offers in its place.
-=======
 # For a route that a server may lack: a call that works in its place.
->>>>>>> main
 _INSTEAD: Final[Mapping[str, str]] = {
     "list_user_checkpoints": "iter_checkpoints(run) lists the checkpoints of one run",
     "list_sessions": "iter_training_runs() lists the runs of all sessions",
