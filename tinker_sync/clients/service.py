@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tinker_sync.clients.training import TrainingClient
     from tinker_sync.insight.recording import Recording
     from tinker_sync.journal.record import RunJournal
+    from tinker_sync.loop.recorder import StepRecorder
     from tinker_sync.losses.handle import LossHandle, PerDatumLossFn
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.notices import QueueReport
@@ -526,6 +527,25 @@ class ServiceClient:
         recording = Recording(self._core, path)
         self._recordings.append(recording)
         return recording
+
+    def recorder(self, directory: str | os.PathLike[str]) -> StepRecorder:
+        """Return a recorder of a training loop: a line of JSON for each step, in ``metrics.jsonl``.
+
+        Each line has metrics, timings and the tokens used. `tinker-sync plot DIRECTORY` draws the curves.
+
+        Args:
+            directory: of the run, such as "runs/x"; a run that is there goes on.
+
+        >>> import tempfile, tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service, tempfile.TemporaryDirectory() as to:
+        ...     with service.recorder(f"{to}/runs/x") as recorder:
+        ...         line = recorder.log(0, {"loss": 2.0}, reward=0.5)
+        ...     recorder.path.name, line["loss"], line["reward"]
+        ('metrics.jsonl', 2.0, 0.5)
+        """
+        from tinker_sync.loop.recorder import StepRecorder
+
+        return StepRecorder(directory, lambda: self.usage().tokens, clock=self._core.clock)
 
     # -------------------------------------------------------------------------------------- losses
 
