@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from tinker_sync import types
 from tinker_sync._spelling import describe_unknown_parameter, find_closest
@@ -104,7 +104,7 @@ class ServiceClient:
         telemetry: bool | None = None,
         journal: str | PathLike[str] | None = None,
         pace: float | None = None,
-        **unknown: Any,
+        **unknown: NoReturn,  # so that checkers find every keyword that is not above
     ) -> None:
         if unknown:
             _refuse_mistyped(unknown)

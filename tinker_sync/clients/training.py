@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from tinker_sync.clients.sampling import SamplingClient
     from tinker_sync.runtime.core import Core
     from tinker_sync.text.tokenizer import Tokenizer
+    from tinker_sync.types import LossFnType
 
 T = TypeVar("T")
 LossFnConfig = Mapping[str, float | str]
@@ -207,7 +208,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     def forward_backward(
         self,
         data: Sequence[Datum],
-        loss_fn: str | LossHandle,
+        loss_fn: LossFnType | LossHandle | str,
         loss_fn_config: LossFnConfig | None = None,
         *,
         deadline: float | None = None,
@@ -240,7 +241,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     def forward(
         self,
         data: Sequence[Datum],
-        loss_fn: str,
+        loss_fn: LossFnType | str,
         loss_fn_config: LossFnConfig | None = None,
         *,
         deadline: float | None = None,
