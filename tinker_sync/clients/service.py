@@ -172,6 +172,13 @@ class ServiceClient:
 
         Raises:
             JournalError: there is nothing to go on with, or another process uses the journal.
+
+        >>> import tinker_sync
+        >>> try:
+        ...     service = tinker_sync.ServiceClient.attach("no-such.journal")
+        ... except tinker_sync.errors.JournalError as error:
+        ...     print("no-such.journal" in str(error))
+        True
         """
         from tinker_sync.journal.record import find_session
 
@@ -184,7 +191,15 @@ class ServiceClient:
 
     @property
     def trainings(self) -> tuple[TrainingClient, ...]:
-        """The training clients of the journal's session, in the order in which they were made."""
+        """The training clients of the journal's session, in the order in which they were made.
+
+        Those of `attach`; a script that makes its own finds none here.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.trainings
+        ()
+        """
         journal = self._core.session.journal
         if self._trainings is None:
             from tinker_sync.clients._recorded import RecordedModel
