@@ -179,7 +179,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         first = 0
         if record is not None:
             self.result()
-            for future in record.early:  # numbers are settled once these have ended
+            for future in list(record.early):  # numbers are settled once these have ended
                 wait([future])
             first = record.first_step(self._line.queue.next_number) if record.step is None else record.step
         for step in range(first, stop):
