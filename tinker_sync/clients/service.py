@@ -172,6 +172,20 @@ class ServiceClient:
 
         Raises:
             JournalError: there is nothing to go on with, or another process uses the journal.
+
+        >>> import tempfile
+        >>> import tinker_sync
+        >>> from tinker_sync.testing import LocalServer
+        >>> path = f"{tempfile.mkdtemp()}/run.journal"
+        >>> with LocalServer(model="tinker-sync/random") as server:
+        ...     service = server.service(journal=path)
+        ...     training = service.create_lora_training_client("tinker-sync/random", rank=4)
+        ...     stepped = training.optim_step(tinker_sync.AdamParams()).result()
+        ...     closed = service.close("errored").result()  # the session stays open
+        ...     with tinker_sync.ServiceClient.attach(path, api_key=server.key) as service:
+        ...         [again] = service.trainings
+        ...         again.model_id == training.model_id, again.unread, again.settled
+        (True, (), ())
         """
         from tinker_sync.journal.record import find_session
 
@@ -184,7 +198,14 @@ class ServiceClient:
 
     @property
     def trainings(self) -> tuple[TrainingClient, ...]:
-        """The training clients of the journal's session, in the order in which they were made."""
+        """The training clients of the journal's session, in the order in which they were made.
+
+        Empty but for clients of `attach`.
+
+        >>> import tinker_sync
+        >>> tinker_sync.ServiceClient(base_url="local").trainings
+        ()
+        """
         journal = self._core.session.journal
         if self._trainings is None:
             from tinker_sync.clients._recorded import RecordedModel

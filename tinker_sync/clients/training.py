@@ -192,14 +192,26 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         """The results that had not arrived when the process of before ended, in the order of the requests.
 
         A pass that was sent in several requests has several. For clients of `ServiceClient.attach`.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.create_lora_training_client("tinker-sync/tiny", rank=4, seed=1).unread
+        ()
         """
         from tinker_sync.clients._recorded import fetch_unread
 
-        return tuple(fetch_unread(self.result()._line, self._until(None)))
+        line = self.result()._line
+        return () if line.record is None else tuple(fetch_unread(line, self._until(None)))
 
     @property
     def settled(self) -> tuple[str, ...]:
-        """What became of requests that the journal could not know, in words; see `ServiceClient.attach`."""
+        """What became of requests that the journal could not know, in words; see `ServiceClient.attach`.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.create_lora_training_client("tinker-sync/tiny", rank=4, seed=1).settled
+        ()
+        """
         record = self.result()._line.record
         return () if record is None else record.settled
 
