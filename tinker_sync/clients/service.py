@@ -200,10 +200,11 @@ class ServiceClient:
     def trainings(self) -> tuple[TrainingClient, ...]:
         """The training clients of the journal's session, in the order in which they were made.
 
-        Empty but for clients of `attach`.
+        Those of `attach`; a script that makes its own finds none here.
 
         >>> import tinker_sync
-        >>> tinker_sync.ServiceClient(base_url="local").trainings
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.trainings
         ()
         """
         journal = self._core.session.journal

@@ -195,7 +195,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
-        ...     service.create_lora_training_client("tinker-sync/tiny", rank=4, seed=1).unread
+        ...     service.create_lora_training_client("tinker-sync/tiny", rank=4).unread
         ()
         """
         from tinker_sync.clients._recorded import fetch_unread
@@ -209,7 +209,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
-        ...     service.create_lora_training_client("tinker-sync/tiny", rank=4, seed=1).settled
+        ...     service.create_lora_training_client("tinker-sync/tiny", rank=4).settled
         ()
         """
         record = self.result()._line.record
