@@ -202,7 +202,7 @@ def test_blocking_calls_are_interrupted_too(stub: Stub) -> None:
     ],
     ids=["call", "result", "exception"],
 )
-def test_a_ctrl_c_that_wakes_nobody_is_noticed_all_the_same(stub: Stub, wait: str, path: str) -> None:
+def test_a_ctrl_c_that_wakes_no_thread_is_noticed(stub: Stub, wait: str, path: str) -> None:
     """As one that comes just before the main thread begins to wait; here it meets another thread."""
     stub.script("/get_server_capabilities", Answer(status=0))
     text = f"""

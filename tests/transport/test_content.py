@@ -69,7 +69,7 @@ def test_several_members_are_one_body() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstandard", "gzip, br", "gzip," * 3 + "gzip"])
-def test_what_nobody_asked_for_is_refused(encoding: str) -> None:
+def test_an_unrequested_coding_is_refused(encoding: str) -> None:
     with pytest.raises(MalformedMessage):
         decode(gzip.compress(b"x"), encoding, limit=100)
 
