@@ -76,6 +76,7 @@ def as_json(tree: Any, status: int = 200) -> bytes:
     return answer(json.dumps(tree).encode(), status=status, headers={"Content-Type": "application/json"})
 
 
+RUNS = "/api/v1/training_runs?limit=1"
 CONFIG, TOKEN, CAPABILITIES = "/api/v1/client/config", "/api/v1/auth/token", "/api/v1/get_server_capabilities"
 
 GOOD: dict[str, bytes] = {
@@ -88,10 +89,12 @@ GOOD: dict[str, bytes] = {
 def ask(monkeypatch: pytest.MonkeyPatch, **replace: bytes) -> list[Seen]:
     """Ask a server that answers as it should but for the replaced calls; what it saw."""
     table = {**GOOD, **{globals()[name]: reply for name, reply in replace.items()}}
-    with AnsweringServer(lambda seen: table[seen.target]) as server:
+    missing = as_json({"detail": "Not Found"}, 404)
+    with AnsweringServer(lambda seen: table.get(seen.target, missing)) as server:
         monkeypatch.setenv("TINKER_BASE_URL", server.url)
         raise_if_tinker_not_accessible()
-        return server.seen
+        assert server.seen[-1].target == RUNS  # the one call that open servers want a key for
+        return server.seen[:-1]
 
 
 def test_a_service_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

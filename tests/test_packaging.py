@@ -65,7 +65,7 @@ def test_the_core_needs_six_packages() -> None:
 
 
 def test_the_extras_are_the_promised_ones() -> None:
-    optional = {"speed", "cli", "local", "chat", "progress", "notebook", "torch"}
+    optional = {"speed", "cli", "local", "chat", "progress", "notebook", "ray", "torch"}
     assert set(EXTRAS) == optional | {"test", "interop", "all"}
     assert {name_of(line) for line in EXTRAS["speed"]} == {"orjson", "zstandard"}
     assert {name_of(line) for line in EXTRAS["cli"]} == {"click", "rich"}
@@ -75,11 +75,11 @@ def test_the_extras_are_the_promised_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", ["core", "speed", "cli", "local", "chat", "progress", "notebook", "torch", "test"]
+    "extra", ["core", "speed", "cli", "local", "chat", "progress", "notebook", "ray", "torch", "test"]
 )
 def test_every_requirement_has_a_lower_bound_and_no_upper(extra: str) -> None:
     for line in CORE if extra == "core" else EXTRAS[extra]:
-        assert re.fullmatch(r"[A-Za-z0-9_-]+>=[0-9.]+", line), line
+        assert re.fullmatch(r"[A-Za-z0-9_-]+(\[[a-z]+\])?>=[0-9.]+", line), line
 
 
 def third_party(path: Path) -> Iterator[tuple[str, bool]]:
@@ -114,7 +114,7 @@ def test_what_a_module_imports_is_declared(path: Path) -> None:
     own |= {"pytest"} if path.name == "pytest_plugin.py" else set()
     offered = {
         name_of(line)
-        for extra in ("speed", "cli", "local", "chat", "progress", "notebook", "torch")
+        for extra in ("speed", "cli", "local", "chat", "progress", "notebook", "ray", "torch")
         for line in EXTRAS[extra]
     }
     for name, needed in third_party(path):
@@ -140,7 +140,7 @@ def test_every_module_has_a_docstring(path: Path) -> None:
 def test_the_core_loads_without_any_extra() -> None:
     extras = [
         name_of(line)
-        for extra in ("speed", "cli", "local", "chat", "progress", "notebook", "torch", "test")
+        for extra in ("speed", "cli", "local", "chat", "progress", "notebook", "ray", "torch", "test")
         for line in EXTRAS[extra]
     ]
     code = (

@@ -24,8 +24,8 @@ _HOMES = {
         APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError
         AuthenticationError BadRequestError BillingError BudgetExceededError ClientClosedError
         ConfigurationError ConflictError CredentialError DeadlineError EarlierCallFailedError
-        ExperimentalWarning InternalServerError InvalidInputError MissingExtraError NotFoundError
-        PermissionDeniedError RateLimitError RequestErrorCategory RequestFailedError RequestInfo
+        ExperimentalWarning InternalServerError InvalidInputError JournalError MissingExtraError
+        NotFoundError PermissionDeniedError RateLimitError RequestErrorCategory RequestFailedError RequestInfo
         ResponseInfo SessionLostError TinkerError TokenizerError TransferError UnprocessableEntityError
         UnsafeArchiveError UnsupportedByServerError WireError
     """,

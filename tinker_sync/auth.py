@@ -15,7 +15,13 @@ from attrs import evolve, frozen
 from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync._secret import Secret, mask_text
 from tinker_sync.config import CredentialsFile, Settings
-from tinker_sync.errors import APIResponseValidationError, APIStatusError, TinkerError
+from tinker_sync.errors import (
+    APIResponseValidationError,
+    APIStatusError,
+    AuthenticationError,
+    PermissionDeniedError,
+    TinkerError,
+)
 from tinker_sync.transport.auth import KeyRing, choose_source, static_key
 from tinker_sync.transport.call import Call, Reply
 from tinker_sync.transport.caller import Caller
@@ -155,6 +161,23 @@ def _ask(settings: Settings) -> None:
     with _calling(settings) as (caller, keys):
         _prepare(caller, keys, settings.sdk_version)
         caller.call(Call(method="GET", path="/api/v1/get_server_capabilities"))
+        if not settings.is_vendor_host:
+            _refuse_wrong_key(caller)
+
+
+def _refuse_wrong_key(caller: Caller) -> None:
+    """Make a call that needs a key. Some open servers list their models to every caller.
+
+    Raises:
+        AuthenticationError, PermissionDeniedError: the server does not take the key.
+    """
+    call = Call(method="GET", path="/api/v1/training_runs", query="limit=1")
+    try:
+        caller.call(call)
+    except (AuthenticationError, PermissionDeniedError):
+        raise
+    except TinkerError:  # the server has no such list, or no news of it
+        return
 
 
 @contextmanager

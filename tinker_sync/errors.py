@@ -61,6 +61,7 @@ __all__ = [
     "ExperimentalWarning",
     "InternalServerError",
     "InvalidInputError",
+    "JournalError",
     "MissingExtraError",
     "NotFoundError",
     "PermissionDeniedError",
@@ -726,6 +727,14 @@ last checkpoint.
     def __str__(self) -> str:
         statement = f"the server no longer keeps session {self.session_id}: {self.reason}"
         return _sentence(statement, "Make a new ServiceClient, and continue from the last checkpoint.")
+
+
+class JournalError(TinkerError):
+    """A journal cannot be used, or does not fit the calls that a script makes; those calls were not sent.
+
+    >>> print(JournalError("another process uses the journal run.journal"))
+    another process uses the journal run.journal
+    """
 
 
 class EarlierCallFailedError(TinkerError):

@@ -60,6 +60,8 @@ def threads():
 say(sample(), trainer.optim_step(types.AdamParams()).result(20).metrics)
 """
 
+ERRORS = "from tinker_sync.errors import TinkerError as types_error\n"
+
 
 def test_w40_a_forked_child_has_threads_connections_and_numbers_of_its_own(stub: Stub) -> None:
     text = """
@@ -87,8 +89,7 @@ def test_w40_a_forked_child_has_threads_connections_and_numbers_of_its_own(stub:
         say(sample(), [future.result(20).sequences[0].tokens for future in slow] == [[6, 7]] * 10)
         say(trainer.optim_step(types.AdamParams()).result(20).metrics)
     """
-    head = "from tinker_sync.errors import TinkerError as types_error\n"
-    with Script(FORK + head + dedent(text), URL=stub.url) as script:
+    with Script(FORK + ERRORS + dedent(text), URL=stub.url) as script:
         assert script.hear() == "[6, 7] {'step:max': 1.0}"
         release = threading.Event()
         stub.script("/retrieve_future", *[Answer(gate=release, usual=True)] * 10)
@@ -129,17 +130,67 @@ def test_a_child_may_take_over_when_its_parent_leaves(stub: Stub) -> None:
     hear()
     if os.fork():
         os._exit(0)
+    try:
+        trainer.optim_step(types.AdamParams())
+    except types_error as error:
+        say(error)
+    trainer.take_over()
     say(trainer.optim_step(types.AdamParams()).result(20).metrics, threads())
     sampler = trainer.save_weights_and_get_sampling_client()
     say(sample())
     """
-    with Script(FORK + dedent(text), URL=stub.url) as script:
+    with Script(FORK + ERRORS + dedent(text), URL=stub.url) as script:
         script.hear()
         script.say("fork")
+        assert "training.take_over()" in script.hear()
         said = script.hear()
         assert said.startswith("{'step:max': 2.0}")
         assert "tinker-heartbeat" in said
         assert script.hear() == "[6, 7]"
+
+
+def test_two_copies_of_a_training_client_never_send_under_one_number(stub: Stub) -> None:
+    text = """
+    def attempt(call):
+        try:
+            return call().result(20).metrics
+        except types_error as error:
+            return type(error).__name__
+    def step():
+        return trainer.optim_step(types.AdamParams())
+    pid = os.fork()
+    if pid == 0:
+        say(attempt(step), attempt(lambda: trainer.save_state("a")), sample())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    say(attempt(step))
+    hear()
+    pending = step()
+    hear()
+    if os.fork() == 0:
+        try:
+            trainer.take_over()
+        except types_error as error:
+            say(type(error).__name__, "under way" in str(error), attempt(step))
+        os._exit(0)
+    os.wait()
+    say(attempt(lambda: pending), attempt(step))
+    """
+    with Script(FORK + ERRORS + dedent(text), URL=stub.url) as script:
+        script.hear()
+        assert script.hear() == "TinkerError TinkerError [6, 7]"
+        assert script.hear() == "{'step:max': 2.0}"
+        release = threading.Event()
+        stub.script("/optim_step", Answer(gate=release, usual=True))
+        script.say("step")
+        stub.await_asked("/optim_step", 3)
+        script.say("fork")
+        assert script.hear() == "EarlierCallFailedError True EarlierCallFailedError"
+        release.set()
+        assert script.hear() == "{'step:max': 3.0} {'step:max': 4.0}"
+        assert script.wait().code == 0
+    assert numbers(stub.asked("/optim_step")) == [1, 2, 3, 4]
+    assert stub.asked("/save_weights") == []
 
 
 def test_a_fork_in_the_midst_of_sending_leaves_a_working_child(stub: Stub) -> None:

@@ -655,9 +655,24 @@ def test_checkpoint_names_are_checked_before_they_take_a_number(kind: type[OpenS
 def test_max_tokens_has_to_be_given_where_servers_need_it() -> None:
     with StubServer(open_servers.TxLike()) as stub, service(stub) as client:
         sampler = client.create_sampling_client(base_model="stub/model").result()
-        with pytest.raises(UnsupportedByServerError, match="max_tokens"):
+        with pytest.raises(UnsupportedByServerError, match=r"SamplingParams\(max_tokens=\.\.\.\)"):
             sampler.sample(PROMPT, 1, types.SamplingParams())
         assert stub.asked("/asample") == []
+
+
+def test_the_rest_of_the_context_is_the_default_of_max_tokens_where_it_is_known() -> None:
+    with StubServer(open_servers.SkyLike()) as stub, service(stub) as client:
+        stub.context = 16
+        trainer = client.create_lora_training_client("stub/model").result()
+        for sampler in (
+            client.create_sampling_client(base_model="stub/model"),
+            trainer.save_weights_and_get_sampling_client(),
+        ):
+            response = sampler.result().sample(PROMPT, 1, types.SamplingParams()).result(PATIENCE_S)
+            assert len(response.sequences[0].tokens) == 13
+            with pytest.raises(InvalidInputError, match="leave no room"):
+                sampler.sample(types.ModelInput.from_ints(range(16)), 1, types.SamplingParams())
+        assert len(stub.asked("/get_server_capabilities")) == 1
 
 
 def test_paths_of_one_and_two_segments() -> None:

@@ -109,8 +109,14 @@ def test_chunks_of_a_pass_a_step_and_another_pass(parallel: bool, batches: list[
 
 
 def refuse_number(number: int) -> Any:
+    """Refuse the first request under a number; another one may have it."""
+    refused: list[Asked] = []
+
     def script(asked: Asked) -> Answer | None:
-        return Answer(422, {"detail": "no"}) if number_of(asked) == number else None
+        if refused or number_of(asked) != number:
+            return None
+        refused.append(asked)
+        return Answer(422, {"detail": "no"})
 
     return script
 
@@ -237,7 +243,7 @@ def test_no_sample_is_sent_into_a_paused_queue(state: str) -> None:
         stub.script("/retrieve_future", said)
         first = sampler.sample(PROMPT, 1, ONE_TOKEN)
         until(lambda: heard)
-        assert not client.holder.ready().lane.gate.limiter._open.is_set()
+        assert not client.holder.ready().scheduler.gate.limiter._open.is_set()
         second = sampler.sample(PROMPT, 1, ONE_TOKEN)
         assert [future.result(PATIENCE_S).sequences[0].tokens for future in (first, second)] == [[6], [6]]
         assert sum(paused(client)) > 0.999

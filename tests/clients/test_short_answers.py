@@ -16,7 +16,7 @@ from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import APIResponseValidationError, UnsupportedByServerError
 from tinker_sync.losses import numpy_loss
 from tinker_sync.types import SampleResponse
-from tinker_sync.wire import proto
+from tinker_sync.wire.proto import samples as proto
 
 PATIENCE_S = 20.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.embedded import running
+from support.open_servers import TuftLike
 from support.servers import unused_port
 from support.tinker_stub import Answer, Stub, StubServer
 
@@ -71,6 +72,35 @@ def test_a_missing_and_a_refused_key(stub: Stub, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "echo tml-other")
     found = findings()
     assert (found["key"].what, found["access"].state) == ("from TINKER_CREDENTIAL_CMD", "ok")
+
+
+def test_a_server_that_needs_no_key(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TINKER_API_KEY")
+    found = findings()
+    assert (found["key"].state, found["key"].what) == ("warning", "there is none")
+    assert (found["access"].state, found["access"].what) == ("ok", "the server answers without a key")
+
+
+def test_variables_that_are_not_used(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "echo tml-of-the-command")
+    key = findings()["key"]
+    assert (key.state, key.what) == (
+        "warning",
+        "from TINKER_API_KEY; TINKER_CREDENTIAL_CMD is not used",
+    )
+    monkeypatch.setenv("TINKER_BASE_URL", "local")
+    assert findings()["key"].what == (
+        "of the server on this machine; TINKER_API_KEY and TINKER_CREDENTIAL_CMD are not used"
+    )
+
+
+def test_a_wrong_key_on_a_server_that_lists_its_models_to_every_caller() -> None:
+    with StubServer(TuftLike(lists_openly=True)) as stub:
+        url = stub.url
+        for key, state in (("tml-wrong", "failure"), ("tml-open", "ok")):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("TINKER_API_KEY", key)
+                assert findings(url)["access"].state == state
 
 
 def test_unusable_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
-from support.tinker_stub import Answer, Asked, Stub, StubServer
+from support import open_servers
+from support.tinker_stub import _POSTS, Answer, Asked, Stub, StubServer
 
 from tinker_sync.diagnose import ProbeReport, probe
 from tinker_sync.errors import APIConnectionError, AuthenticationError
@@ -54,6 +56,25 @@ def test_a_probe_sends_only_harmless_requests(stub: Stub) -> None:
         # Of what can be read, nothing that exists: ids are "probe".
         assert hit is None or not hit[1] or set(hit[1].values()) == {"probe"}
     assert len(methods) > 40
+
+
+@pytest.mark.parametrize("published", [True, False])
+@pytest.mark.parametrize("kind", open_servers.ALL, ids=lambda kind: kind.name)
+def test_open_servers_have_no_calls_that_they_lack(
+    kind: type[open_servers.OpenServer], published: bool
+) -> None:
+    with StubServer(kind()) as stub:
+        stub.publishes = published
+        found = there(probe(stub.url, api_key="tml-open"))  # type: ignore[attr-defined]
+    routes = {(method, re.sub(r"{[^}]*}", "{}", path)) for method, path in kind.routes}
+    for row in ENDPOINTS.values():
+        name = row.path.text.removeprefix("/api/v1")
+        if row.name == "client_config" or name in ("/healthz", "/get_server_capabilities"):
+            continue
+        posted = row.method == "POST" and name in set(_POSTS) - stub.missing()
+        has = posted or (row.method, re.sub(r"{[^}]*}", "{}", name)) in routes
+        expected = {"yes" if has else "no"} | (set() if published else {"unknown"})
+        assert found[row.name] in expected, row.name
 
 
 def test_a_refused_key_raises(stub: Stub) -> None:

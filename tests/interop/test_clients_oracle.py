@@ -35,7 +35,7 @@ from support.tinker_stub import Behaviour, StubServer
 
 SCRIPT = Path(__file__).with_name("acceptance_script.py")
 ROOT = SCRIPT.parents[2]
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 @frozen

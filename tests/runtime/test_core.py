@@ -166,7 +166,12 @@ def test_a_client_may_be_dropped_while_any_lock_is_held(stub: Stub) -> None:
     """The garbage collector runs between any two steps of any thread; what it drops must not wait there."""
     core = core_of(stub)
     core.session_id()
-    locks = [exits._open._lock, core.poller._lock, core.fetch_pool._shutdown_lock, core.ready().lane._lock]
+    locks = [
+        exits._open._lock,
+        core.poller._lock,
+        core.fetch_pool._shutdown_lock,
+        core.ready().scheduler._lock,
+    ]
     held = weakref.ref(core)
     for lock in locks:
         lock.acquire()

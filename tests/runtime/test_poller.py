@@ -418,7 +418,7 @@ def test_a_thread_that_fails_fails_those_who_wait(
         held.start()
         server.await_seen(1)
         until(lambda: bool(held.poller._watched))  # what comes to it later is for the next thread
-        monkeypatch.setattr(held.poller, "_hand_over", lambda *_: 1 / 0)
+        monkeypatch.setattr(held.poller, "_fire_timers", lambda *_: 1 / 0)
         held.poller.after(0.0, lambda: None)  # wakes the thread
         assert held.failure().final
         assert broken.wait(PATIENCE_S)
@@ -430,7 +430,7 @@ def test_a_thread_that_fails_ends_timed_waits_too(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(threading, "excepthook", lambda _: broken.set())
     with AnsweringServer(lambda seen: answer(b"ok")) as server, closing(Held(server.url)) as held:
         held.poller.after(3600.0, fired.set)
-        monkeypatch.setattr(held.poller, "_hand_over", lambda *_: 1 / 0)
+        monkeypatch.setattr(held.poller, "_fire_timers", lambda *_: 1 / 0)
         held.poller.after(0.0, lambda: None)  # wakes the thread
         assert broken.wait(PATIENCE_S)
         assert fired.wait(PATIENCE_S)

@@ -333,3 +333,71 @@ class TestShared:
 
     def test_delays(self) -> None:
         assert [default_delay_s(size) for size in (0, 128 * 1024, 128 * 1024 + 1)] == [1.0, 1.0, 5.0]
+
+
+class TestSharing:
+    """Limiters of several processes that announce their refusals to each other."""
+
+    def test_one_refusal_of_many_requests_is_announced_once(self) -> None:
+        _, limiter, gate = limiter_and_gate()
+        announced: list[float] = []
+        limiter.share(announced.append)
+        permits = [gate.acquire() for _ in range(50)]
+        for permit in permits:
+            assert permit is not None
+            gate.throttled(permit, delay_s=5)
+        assert announced == [5]
+
+    def test_an_announcement_holds_no_lock(self) -> None:
+        _, limiter, gate = limiter_and_gate()
+        free: list[bool] = []
+        limiter.share(lambda _: free.append(not limiter._lock.locked()))
+        permit = gate.acquire()
+        assert permit is not None
+        gate.throttled(permit, delay_s=5)
+        limiter.close_for(5)
+        assert free == [True, True]
+
+    def test_what_another_process_met_closes_this_one_and_is_not_announced_again(self) -> None:
+        clock, limiter, gate = limiter_and_gate()
+        announced: list[float] = []
+        limiter.share(announced.append)
+        limiter.follow(5)
+        clock.advance(4.9)
+        assert gate.try_acquire() is None
+        clock.advance(0.1)
+        assert len(take_all(gate)) == FIRST_WINDOW
+        assert announced == []
+
+    @pytest.mark.parametrize(("processes", "window"), [(1, 10), (2, 5), (3, 3), (10, 1), (100, 1)])
+    def test_processes_share_the_first_window(self, processes: int, window: int) -> None:
+        for refuse in ("here", "elsewhere"):
+            clock, limiter, gate = limiter_and_gate()
+            limiter.count_sharers(processes)
+            permit = gate.acquire()
+            assert permit is not None
+            if refuse == "here":
+                gate.throttled(permit, delay_s=1)
+            else:
+                limiter.follow(1)
+            clock.advance(1)
+            assert len(take_all(gate)) == window
+
+    def test_refusals_of_one_storm_halve_the_window_once(self) -> None:
+        clock, limiter, gate = throttled_once()
+        permits = take_all(gate)
+        gate.throttled(permits[0], delay_s=2)
+        limiter.follow(2)
+        limiter.follow(2)
+        for permit in permits[1:]:
+            gate.failed(permit)
+        clock.advance(2)
+        assert len(take_all(gate)) == FIRST_WINDOW // 2
+
+    def test_a_refusal_elsewhere_halves_a_window_that_is_opening(self) -> None:
+        clock, limiter, gate = throttled_once()
+        for permit in take_all(gate):
+            gate.succeeded(permit)
+        limiter.follow(1)
+        clock.advance(1)
+        assert len(take_all(gate)) == FIRST_WINDOW

@@ -686,7 +686,7 @@ class TestNoLockIsHeld:
 
 
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="needs fork")
-def test_a_forked_child_goes_on_only_after_an_idle_queue() -> None:
+def test_a_forked_child_goes_on_only_after_an_idle_queue_that_it_takes_over() -> None:
     code = (
         "import os\n"
         "from types import SimpleNamespace\n"
@@ -702,11 +702,16 @@ def test_a_forked_child_goes_on_only_after_an_idle_queue() -> None:
         "call(idle), call(busy), call(busy)\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
+        "    foreign = call(idle).exception(0)\n"
+        "    idle.take_over()\n"
         "    call(idle)\n"
-        "    refused = call(busy).exception(0)\n"
+        "    try:\n"
+        "        busy.take_over()\n"
+        "    except Exception as error:\n"
+        "        refused = error\n"
         "    again = call(busy).exception(0)\n"
         "    ok = wire == [1, 2] and 'forked while calls were under way' in str(refused)\n"
-        "    ok = ok and str(again) == str(refused)\n"
+        "    ok = ok and str(again) == str(refused) and 'take_over' in str(foreign)\n"
         "    ok = ok and repr(busy) == '<SendQueue broken, 0 queued, next number 2>'\n"
         "    os._exit(0 if ok else 1)\n"
         "assert os.waitpid(pid, 0)[1] == 0\n"

@@ -6,6 +6,7 @@ ledger reads the marks where the engine computes, behind the wire, the retries a
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,15 +20,14 @@ from tinker_sync.local.host.host import Host
 from tinker_sync.local.server import sampler_weights, weights
 
 VOCABULARY = 256
-MARKS = VOCABULARY**2
-"""How many marks two tokens can carry."""
 _STEP = 1e-9
 _BASE = 1e-3
 
 
 def datum_of(mark: int, length: int = 3) -> types.Datum:
-    """Return a datum that carries a mark in its first two tokens."""
-    tokens = [*divmod(mark, VOCABULARY), *[(mark + number) % VOCABULARY for number in range(length - 2)]]
+    """Return a datum that carries a mark in its first three tokens."""
+    high, low = divmod(mark, VOCABULARY)
+    tokens = [*divmod(high, VOCABULARY), low, *[(mark + number) % VOCABULARY for number in range(length - 3)]]
     targets = [(token + mark) % VOCABULARY for token in tokens]
     return types.Datum(
         types.ModelInput.from_ints(tokens), {"target_tokens": targets, "weights": [1.0] * length}
@@ -56,6 +56,8 @@ class Ledger:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._runs: dict[str, list[Applied]] = defaultdict(list)  # guarded by _lock
+        self.saved: dict[str, str] = {}
+        """A digest of the numbers in each checkpoint, by its path; only the server's thread writes."""
 
     def note(self, run_id: str, applied: Applied) -> None:
         with self._lock:
@@ -90,7 +92,7 @@ class _Watched:
 
     def _pass(self, kind: str, work: Callable[..., Any], data: Sequence[Any], args: Any) -> Any:
         output = work(data, *args)
-        marks = tuple(int(one.tokens[0]) * VOCABULARY + int(one.tokens[1]) for one in data)
+        marks = tuple(_mark_of(one.tokens) for one in data)
         logprobs = tuple(tuple(map(float, one)) for one in output.logprobs)
         self._ledger.note(self._run_id, Applied(kind, marks, logprobs))
         return output
@@ -100,6 +102,11 @@ class _Watched:
         mark = round((settings.learning_rate - _BASE) / _STEP)
         self._ledger.note(self._run_id, Applied("optim_step", (mark,)))
         return norm
+
+
+def _mark_of(tokens: Any) -> int:
+    high, middle, low = (int(token) for token in tokens[:3])
+    return (high * VOCABULARY + middle) * VOCABULARY + low
 
 
 @contextmanager
@@ -114,6 +121,9 @@ def engine_ledger() -> Iterator[Ledger]:
     async def watched_save(service: Any, model: Any, kind: Any, name: str, **options: Any) -> Any:
         row = await save(service, model, kind, name, **options)
         ledger.note(model.run_id, Applied("save", (name,)))
+        _, arrays = service.store.load_checkpoint(model.run_id, kind, name)
+        numbers = b"".join(arrays[each].tobytes() for each in sorted(arrays))
+        ledger.saved[row.tinker_path] = hashlib.sha256(numbers).hexdigest()
         return row
 
     Host.train = watched_train  # type: ignore[method-assign, assignment]

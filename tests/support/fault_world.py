@@ -12,6 +12,7 @@ are broken, judged by the ledger of the engine:
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import random
 import threading
@@ -102,6 +103,8 @@ class Ground:
     def __init__(self, server: LocalServer, ledger: Ledger) -> None:
         self.server = server
         self.ledger = ledger
+        self.marks = itertools.count(1)
+        """No two worlds share a mark: what one has left under way must not be taken for the other's."""
         with server.service() as service:
             sampler = service.create_sampling_client(base_model=MODEL)
             sampled = [sampler.sample(prompt, 2, GREEDY) for prompt in PROMPTS]
@@ -143,7 +146,6 @@ class World:
         self._proxy = proxy
         self.passing = passing
         self._lock = threading.Lock()
-        self._mark = 0  # guarded by _lock
         self.services: list[Served] = []
         self.models: list[Model] = []
         self.samplers: list[Sampler] = []
@@ -152,9 +154,7 @@ class World:
         self._histories: list[History] = []
 
     def next_mark(self) -> int:
-        with self._lock:
-            self._mark += 1
-            return self._mark
+        return next(self._ground.marks)
 
     # -------------------------------------------------------------------------------------- clients
 

@@ -7,6 +7,7 @@ inside the package.
 
 from __future__ import annotations
 
+import importlib.util
 import ipaddress
 import itertools
 import os
@@ -14,6 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +42,12 @@ def foreign_settings(names: Iterator[str] | list[str]) -> list[str]:
         for name in names
         if name.upper() in _FOREIGN_SETTINGS or name.upper().startswith(_FOREIGN_PREFIXES)
     ]
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out the examples of a room whose extra is not installed."""
+    absent = "tinker_sync/ray/" in collection_path.as_posix() and importlib.util.find_spec("ray") is None
+    return True if absent else None
 
 
 @pytest.fixture(autouse=True)

@@ -62,6 +62,8 @@ class OpenServer(Stub):
     """The fields of the bodies that have a published form."""
     publishes = True
     lists_models = ("stub/model",)
+    context: int | None = None
+    """The context length of its models, where it gives one."""
 
     def __init__(self, **behaviour: Any) -> None:
         options: dict[str, Any] = {"sequence_ids": False, "proto_results": False, "hold_s": 300.0}
@@ -80,7 +82,8 @@ class OpenServer(Stub):
         return self.absent | without_config | (set() if self.offers_forward else {"/forward"})
 
     def on_capabilities(self, asked: Asked) -> Any:
-        return {"supported_models": [{"model_name": name} for name in self.lists_models]}
+        length = {} if self.context is None else {"max_context_length": self.context}
+        return {"supported_models": [{"model_name": name, **length} for name in self.lists_models]}
 
     def on_unload_model(self, asked: Asked) -> Any:
         model_id = asked.json()["model_id"]
@@ -92,6 +95,8 @@ class OpenServer(Stub):
             return Answer(body=self.description())
         if name in self.missing():
             return Answer(404, {"detail": "Not Found"})
+        if name in _POSTS and asked.method != "POST":
+            return Answer(405, {"detail": "Method Not Allowed"}, headers={"Allow": "POST"})
         refusal = self.refusal(asked, name)
         if refusal is not None:
             return refusal
@@ -239,7 +244,7 @@ class OpenServer(Stub):
             return self.on_unload_model(asked)
         if parts[0] == "samplers" and parts[-1] not in self.samplers:
             return Answer(404, {"detail": "Sampler not found"})
-        if parts[0] == "training_runs" and len(parts) > 1 and parts[1] not in self._models:
+        if parts[0] in ("training_runs", "models") and len(parts) > 1 and parts[1] not in self._models:
             return Answer(404, {"detail": "Model not found"})
         return super().on_other(asked, name)
 
@@ -321,7 +326,8 @@ class SkyLike(OpenServer):
         self._by_number: dict[tuple[str, int], tuple[str, Answer]] = {}
 
     async def _answer_as_usual(self, asked: Asked, name: str) -> Answer:
-        number = self._number(asked) if name in (*_NUMBERED, "/load_weights") else None
+        counts = asked.method == "POST" and name in (*_NUMBERED, "/load_weights")
+        number = self._number(asked) if counts else None
         if number is None:
             return await super()._answer_as_usual(asked, name)
         digest = hashlib.sha256(asked.body).hexdigest()
@@ -402,7 +408,13 @@ class TuftLike(OpenServer):
     }
 
     def __init__(self, **behaviour: Any) -> None:
+        self.lists_openly = behaviour.pop("lists_openly", False)
         super().__init__(**{"proto_results": True, "key": "tml-open", **behaviour})
+
+    async def _answer_as_usual(self, asked: Asked, name: str) -> Answer:
+        if self.lists_openly and name == "/get_server_capabilities":
+            return Answer(body=self.on_capabilities(asked))
+        return await super()._answer_as_usual(asked, name)
 
     def failed(self, message: str) -> Answer:
         return Answer(422, {"detail": f"Future failed: {message}"})

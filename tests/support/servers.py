@@ -200,6 +200,12 @@ class ScriptedServer:
             for failure in self._failures:
                 raise failure
 
+    def stop_listening(self) -> None:
+        """Refuse new connections from now on; those that are open go on."""
+        self._wake_listener()
+        self._accepting.join(PATIENCE_S)
+        self._listener.close()
+
     def _wake_listener(self) -> None:
         try:
             self._listener.shutdown(socket.SHUT_RDWR)  # Linux

@@ -313,6 +313,19 @@ def test_the_error_of_a_lost_call_keeps_its_cause() -> None:
     assert "refused" in str(caught.value).lower()
 
 
+@pytest.mark.parametrize("failed", [REFUSED, RESET, SILENCE])
+def test_a_close_keeps_in_mind_what_the_server_may_have(failed: SendFailed) -> None:
+    class Closing(ScriptedHttp):
+        def send(self, call: Call) -> Reply:
+            caller.close()
+            return super().send(call)
+
+    caller = caller_for(Closing(failed))
+    with pytest.raises(APIConnectionError, match="closed") as caught:
+        caller.call(post())
+    assert caught.value.ambiguous is failed.maybe_received
+
+
 def test_closing_wakes_a_pause_and_refuses_what_follows() -> None:
     clock = FakeClock(automatic=False)
     caller = caller_for(ScriptedHttp(status(503)), clock)

@@ -461,6 +461,15 @@ def test_a_connection_lost_in_the_race_is_replaced_for_calls_that_may_be_repeate
     ]  # fmt: skip
 
 
+def test_a_connection_lost_in_the_race_may_have_carried_a_call_that_then_finds_no_server() -> None:
+    with ScriptedServer(drops_on_the_second_request) as server:
+        http = http_for(server)
+        assert http.send(post()).status == 200
+        server.stop_listening()
+        assert fails(http, post()).maybe_received
+        http.close()
+
+
 def test_a_connection_lost_in_the_race_is_an_error_for_calls_that_may_not() -> None:
     with ScriptedServer(drops_on_the_second_request, drops_after_each_answer) as server:
         http = http_for(server)

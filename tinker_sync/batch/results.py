@@ -68,6 +68,7 @@ class ResultsFile:
 
     Args:
         path: the file; it and its directory are made where they are missing.
+        writable: False reads what is there, beside a process that may be writing it.
 
     Raises:
         InvalidInputError: the file holds something else; it is left as it is.
@@ -83,16 +84,18 @@ class ResultsFile:
     >>> again.close(); folder.cleanup()
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, writable: bool = True) -> None:
+        self._writable = writable
         self.path = os.fspath(path)
         if os.path.exists(self.path) and not os.path.isfile(self.path):
             raise InvalidInputError(f"save_to: {self.path} is not a file")
         Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._holders = 1  # guarded by _lock: this object, and each response that is still to come
-        self._file = io.FileIO(self.path, "a+")
+        self._file = io.FileIO(self.path, "a+" if writable else "r")
         try:
-            _refuse_second_writer(self._file, self.path)
+            if writable:
+                _refuse_second_writer(self._file, self.path)
             # Sorted by position, 16 bytes a line, however many there are.
             self._positions, self._offsets = self._read()
         except BaseException:
@@ -179,7 +182,7 @@ class ResultsFile:
             for number, line in enumerate(file, 1):
                 matched = _HEAD.match(line)
                 last = not line.endswith(b"\n")
-                if last and not self._mend(offset, line):
+                if last and not (self._writable and self._mend(offset, line)):
                     return
                 if matched is None:
                     raise InvalidInputError(

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     import os
     from typing import TypeAlias
 
-    from tinker_sync.runtime.futures import APIFuture
 
 Chat: TypeAlias = Sequence[Mapping[str, Any]]
 Prompt: TypeAlias = ModelInput | str | Sequence[int] | Chat
@@ -50,7 +49,7 @@ class Samples(Protocol):
     """A sampling client, as far as a batch uses it."""
 
     @property
-    def sample(self) -> Callable[..., APIFuture[SampleResponse]]:
+    def sample(self) -> Callable[..., Future[SampleResponse]]:
         """Start a sample."""
 
     def get_tokenizer(self) -> Any:

@@ -4,7 +4,6 @@
     training, sampling     `TrainingClient`, `SamplingClient`: futures of themselves
     rest/                  `RestClient`, `AdminClient`: runs, checkpoints, sessions, account, transfers, bulk
     _creation, _models     clients that are made in the background; models, new or from checkpoints
-    _sampling_line         the calls of a sampling client, each an object
     _handles, _shared      samplers that travel to other processes, and what their copies share
     _twins                 the `..._async` methods
 

@@ -12,6 +12,7 @@ from tinker_sync._observe import ModelNamed
 from tinker_sync._secret import Secret
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._creation import check_path
+from tinker_sync.clients._recorded import make_recorded
 from tinker_sync.errors import (
     APIResponseValidationError,
     BadRequestError,
@@ -89,7 +90,14 @@ class NewModel:
 
     def make(self, line: TrainingLine) -> None:
         """Make it, and give the line its id. Blocks."""
-        line.model_id = create_model(line.core, self.request, self.deadline_at)
+        if line.record is not None:
+            make_recorded(line, self, self._create)
+        else:
+            self._create(line)
+
+    def _create(self, line: TrainingLine) -> str:
+        line.model_id, request_id = create_model(line.core, self.request, self.deadline_at)
+        return request_id
 
 
 @frozen
@@ -119,20 +127,27 @@ class LoadedModel:
 
     def make(self, line: TrainingLine) -> None:
         """Make it, and give the line its id. Blocks."""
+        if line.record is not None:
+            make_recorded(line, self, self.load)
+        else:
+            self.load(line)
+
+    def load(self, line: TrainingLine) -> str:
+        """Make it, whatever a journal records. Return the id of the request that does. Blocks."""
         core = line.core
         line.last_state = self.request
         if not core.ready(self.deadline_at).facts.dialect.loads_into_new_models:
-            self._make_in_three(line)
-            return
+            return self._make_in_three(line)
         try:
-            line.model_id = self._make_in_one(core)
+            line.model_id, request_id = self._make_in_one(core)
         except (BadRequestError, UnprocessableEntityError) as refusal:
             if "model_id" not in str(refusal):
                 raise
             # The server wants a model that exists, so it has made none.
-            self._make_in_three(line)
+            return self._make_in_three(line)
+        return request_id
 
-    def _make_in_one(self, core: Core) -> str:
+    def _make_in_one(self, core: Core) -> tuple[str, str]:
         session_id = core.session_id(self.deadline_at)
         request = self.request.model_copy(
             update={"session_id": session_id, "model_seq_id": self.model_seq_id}
@@ -140,9 +155,9 @@ class LoadedModel:
         promise, loaded = promised(core, "load_weights", request, LoadWeightsResponse, self.deadline_at)
         model_id = loaded.model_id or promise.model_id or f"{session_id}:train:{self.model_seq_id}"
         core.tell(ModelNamed(model=model_id, base_model=request.base_model))
-        return model_id
+        return model_id, promise.request_id
 
-    def _make_in_three(self, line: TrainingLine) -> None:
+    def _make_in_three(self, line: TrainingLine) -> str:
         core, asked = line.core, self.request
         info = self._weights_info(core)
         flags = {
@@ -159,12 +174,13 @@ class LoadedModel:
                 info.optimizer_config if asked.optimizer else asked.optimizer_config or AdamOptimizerConfig()
             ),
         )
-        line.model_id = create_model(core, request, self.deadline_at)
+        line.model_id, request_id = create_model(core, request, self.deadline_at)
         load = LoadWeightsRequest(
             path=asked.path, optimizer=asked.optimizer, weights_access_token=asked.weights_access_token
         )
         call = OrderedCall(line, "load_weights", load, LoadWeightsResponse, self.deadline_at)
         line.submit_first(call).result()
+        return request_id
 
     def _weights_info(self, core: Core) -> WeightsInfoResponse:
         """Return what the checkpoint holds, asked under the key that may read it."""
@@ -194,18 +210,18 @@ def refuse_unsendable(request: Any) -> None:
     wire_json.encode(request)
 
 
-def create_model(core: Core, asked: CreateModelRequest, deadline_at: float) -> str:
-    """Make a new model; return its id. Blocks."""
+def create_model(core: Core, asked: CreateModelRequest, deadline_at: float) -> tuple[str, str]:
+    """Make a new model; return its id, and that of the request that made it. Blocks."""
     request = asked.model_copy(update={"session_id": core.session_id(deadline_at)})
     dialect = core.ready().facts.dialect
     refuse_unsupported(request, dialect)
     core.server.published.check_fields("create_model", request, dialect)
     core.server.published.check_model(request.base_model, dialect)
-    _, made = promised(core, "create_model", request, CreateModelResponse, deadline_at)
+    promise, made = promised(core, "create_model", request, CreateModelResponse, deadline_at)
     if not made.model_id:
         raise APIResponseValidationError("create_model: the result names no model")
     core.tell(ModelNamed(model=made.model_id, base_model=request.base_model))
-    return made.model_id
+    return made.model_id, promise.request_id
 
 
 def promised(

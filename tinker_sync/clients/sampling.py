@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 from tinker_sync._observe import ModelNamed
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._creation import ClientFuture, check_path, ready, start, start_after
-from tinker_sync.clients._sampling_line import SamplingLine
 from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.retry_config import RetryConfig
 from tinker_sync.errors import InvalidInputError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.once import Once
+from tinker_sync.runtime.sample_line import SampleLine
 from tinker_sync.types.sampler import CreateSamplingSessionRequest
 from tinker_sync.types.sampling import SampleRequest, SamplingParams
 
@@ -68,12 +68,12 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         base_model: str | None = None,
     ) -> None:
         self._retry_config = retry_config or RetryConfig()
-        self._line = SamplingLine(core, self._retry_config.attempts, copied=copied)
+        self._line = SampleLine(core, self._retry_config.attempts, copied=copied)
         super().__init__(core, self._line.held)
         self._record_stability_info = record_stability_info
         self._described: Once[GetSamplerResponseInternal] = Once()
         # Known from the base model that was asked for, or from a handle; "" and None where it is not.
-        self._base_model = base_model
+        self._base_model = self._line.base_model = base_model
 
     @classmethod
     def create(
@@ -477,7 +477,7 @@ def _from_pickle(cls: type[SamplingClient], handle: str) -> SamplingClient:
     return cls.from_sampler_handle(handle)
 
 
-def _create_session(line: SamplingLine, asked: CreateSamplingSessionRequest) -> None:
+def _create_session(line: SampleLine, asked: CreateSamplingSessionRequest) -> None:
     """On a worker."""
     core = line.core
     request = asked.model_copy(update={"session_id": core.session_id()})
@@ -487,9 +487,7 @@ def _create_session(line: SamplingLine, asked: CreateSamplingSessionRequest) -> 
     line.sampling_session_id = created.sampling_session_id
 
 
-def _use_saved(
-    line: SamplingLine, trained: TrainingLine, saved: SaveWeightsForSamplerResponseInternal
-) -> None:
+def _use_saved(line: SampleLine, trained: TrainingLine, saved: SaveWeightsForSamplerResponseInternal) -> None:
     """On a worker: sample from what was saved; where servers give a path, through it."""
     core = line.core
     line.run_id = trained.model_id

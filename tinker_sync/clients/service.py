@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from tinker_sync.clients.retry_config import RetryConfig
     from tinker_sync.clients.training import TrainingClient
     from tinker_sync.insight.recording import Recording
+    from tinker_sync.journal.record import RunJournal
     from tinker_sync.losses.handle import LossHandle, PerDatumLossFn
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.notices import QueueReport
@@ -75,6 +78,8 @@ class ServiceClient:
         rate_limiter: a limiter of its own; None: shared with every client of the same server and key.
         telemetry: tell the service of failures, by kind and place, never by content; None: the vendor's alone
             is told, unless `TINKER_TELEMETRY` says no.
+        journal: a file that records what was sent, so that the same script, started again after any death,
+            goes on; see `TrainingClient.steps`. None: none.
         pace: pauses before another try are multiplied by this; None: `TINKER_PACE`, else 1. For tests.
     """
 
@@ -96,6 +101,7 @@ class ServiceClient:
         on_queue_state: Callable[[QueueReport], object] | None = None,
         rate_limiter: RateLimiter | None = None,
         telemetry: bool | None = None,
+        journal: str | PathLike[str] | None = None,
         pace: float | None = None,
         **unknown: Any,
     ) -> None:
@@ -127,7 +133,10 @@ class ServiceClient:
         self._core = Core(
             settings,
             session=Session(
-                user_metadata=user_metadata, project_id=settings.project_id, display_name=display_name
+                user_metadata=user_metadata,
+                project_id=settings.project_id,
+                display_name=display_name,
+                journal=None if journal is None else _open_journal(journal, settings),
             ),
             limiter=rate_limiter,
         )
@@ -139,6 +148,45 @@ class ServiceClient:
             self._core.notices.listen(on_queue_state)
         self._spending = Spending(self._core)
         self._recordings: list[Recording] = []
+        self._trainings: tuple[TrainingClient, ...] | None = None
+
+    @classmethod
+    def attach(cls, journal: str | PathLike[str], **options: Any) -> Self:
+        """Go on with the session of a journal, in any process, without the script that began it.
+
+        `trainings` are its training clients; each knows its next number, and `unread` has its results. Where
+        the session is gone, each is restored from its last checkpoint, and a log line lists the steps lost.
+
+        Args:
+            journal: the file.
+            options: as for `ServiceClient`; the address is that of the journal.
+
+        Raises:
+            JournalError: there is nothing to go on with, or another process uses the journal.
+        """
+        from tinker_sync.journal.record import find_session
+
+        last = find_session(Path(journal))
+        service = cls(journal=journal, **{"base_url": last.url, **options})
+        opened = service._core.session.journal
+        assert opened is not None  # noqa: S101  # it was given
+        opened.replays = False
+        return service
+
+    @property
+    def trainings(self) -> tuple[TrainingClient, ...]:
+        """The training clients of the journal's session, in the order in which they were made."""
+        journal = self._core.session.journal
+        if self._trainings is None:
+            from tinker_sync.clients._recorded import RecordedModel
+            from tinker_sync.clients.training import TrainingClient
+
+            models = () if journal is None or journal.replays else journal.models
+            self._trainings = tuple(
+                TrainingClient._make(self._core, RecordedModel(number, self._until(None)))
+                for number in models
+            )
+        return self._trainings
 
     # -------------------------------------------------------------------------------------- the service
 
@@ -637,6 +685,12 @@ class ServiceClient:
         create_training_client_from_state_with_optimizer
     )
     create_sampling_client_async = result_twin(create_sampling_client)
+
+
+def _open_journal(path: str | PathLike[str], settings: Settings) -> RunJournal:
+    from tinker_sync.journal.record import RunJournal
+
+    return RunJournal(Path(path), "local" if settings.api_key_source == "local" else settings.base_url)
 
 
 def _status_after(exc_type: type[BaseException] | None) -> Literal["success", "errored", "interrupted"]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, overload
 
@@ -49,6 +50,7 @@ from tinker_sync.types.training import listed_data
 if TYPE_CHECKING:
     from tinker_sync._clock import Clock
     from tinker_sync.clients._models import LoadedModel, NewModel
+    from tinker_sync.clients._recorded import RecordedModel
     from tinker_sync.clients.retry_config import RetryConfig
     from tinker_sync.clients.sampling import SamplingClient
     from tinker_sync.runtime.core import Core
@@ -95,7 +97,8 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     """
 
     def __init__(self, core: Core, model_seq_id: int) -> None:
-        self._line = TrainingLine(core)
+        journal = core.session.journal
+        self._line = TrainingLine(core, None if journal is None else journal.record_of(model_seq_id))
         super().__init__(core, self._line.held)
         self._place = ModelPlace(core, self._line)
         self._model_seq_id = model_seq_id
@@ -103,7 +106,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         self._curve: deque[tuple[float, float]] = deque(maxlen=_CURVE_POINTS)
 
     @classmethod
-    def _make(cls, core: Core, asked: NewModel | LoadedModel) -> TrainingClient:
+    def _make(cls, core: Core, asked: NewModel | LoadedModel | RecordedModel) -> TrainingClient:
         """Return a client at once, and have its model made."""
         client = cls(core, asked.model_seq_id)
         client._user_metadata = asked.request.user_metadata
@@ -145,6 +148,52 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
     def _name(self) -> str:
         return self._line.model_id
+
+    # -------------------------------------------------------------------------------------- steps
+
+    def steps(self, stop: int) -> Iterator[int]:
+        """Yield the numbers of the steps up to `stop`, for the loop of a training.
+
+        With a journal, a script that is started again begins with the step that was under way: the calls that
+        it had made in that step are not done twice. Where the session is gone, it begins behind the last
+        checkpoint that was saved in a step. Without a journal this is `range(stop)`.
+
+        Args:
+            stop: the number of steps in all.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4, seed=1)
+        ...     [step for step in training.steps(3)]
+        [0, 1, 2]
+        """
+        record = self._line.record
+        first = 0
+        if record is not None:
+            self.result()
+            for future in record.early:  # numbers are settled once these have ended
+                wait([future])
+            first = record.first_step(self._line.queue.next_number) if record.step is None else record.step
+        for step in range(first, stop):
+            if record is not None:
+                record.step = step
+            yield step
+
+    @property
+    def unread(self) -> tuple[APIFuture[Any], ...]:
+        """The results that had not arrived when the process of before ended, in the order of the requests.
+
+        A pass that was sent in several requests has several. For clients of `ServiceClient.attach`.
+        """
+        from tinker_sync.clients._recorded import fetch_unread
+
+        return tuple(fetch_unread(self.result()._line, self._until(None)))
+
+    @property
+    def settled(self) -> tuple[str, ...]:
+        """What became of requests that the journal could not know, in words; see `ServiceClient.attach`."""
+        record = self.result()._line.record
+        return () if record is None else record.settled
 
     # -------------------------------------------------------------------------------------- passes
 
@@ -379,6 +428,26 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         saved = self._ordered("save_weights", request, SaveWeightsResponse, deadline, _deadlines.SAVE_S)
         saved.when_done(self._line.note_saved)
         return saved
+
+    def take_over(self) -> None:
+        """Go on with this client in a forked child, as its only owner.
+
+        A forked child has a copy of the client, whose calls are refused: both copies would send different
+        calls under the same numbers. The parent cannot know that the child has taken over, so it must not
+        use its copy any more. In the process that made the client this method does nothing.
+
+        Raises:
+            TinkerError: the client was not ready when the process was forked.
+            EarlierCallFailedError: calls were under way then; `recover` goes on from the last checkpoint.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4).result()
+        ...     training.take_over()
+        """
+        if not self._held.open:
+            self._refuse_foreign_wait()
+        self._line.queue.take_over()
 
     def recover(self, *, deadline: float | None = None) -> TrainingClient:
         """Return a new training client for the last state that this client saved, or was made of, at once.
@@ -670,8 +739,9 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         return self._line.submit(OrderedCall(self._line, name, request, kind, self._until(deadline, usual_s)))
 
     def _refuse(self) -> None:
-        """Refuse a call from inside a loss, or on a client whose model could not be made."""
+        """Refuse a call from inside a loss, in a forked child, or on a client without a model."""
         refuse_inside_loss(self._line.queue)
+        self._line.queue.refuse_inherited()
         self._place.refuse_freed()
         self._goes_ahead()
 

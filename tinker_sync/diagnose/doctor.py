@@ -21,7 +21,7 @@ from attrs import frozen
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._version import __version__
-from tinker_sync.auth import raise_if_tinker_not_accessible
+from tinker_sync.auth import raise_if_tinker_not_accessible, tinker_has_credentials
 from tinker_sync.config import CredentialsFile, Settings
 from tinker_sync.config.address import DEFAULT_BASE_URL
 from tinker_sync.errors import TinkerError
@@ -31,6 +31,7 @@ from tinker_sync.transport.http import Http
 
 State = Literal["ok", "warning", "failure", "skipped"]
 
+_KEY_VARIABLES: Final = ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD")
 # Clients renew a token a minute before it expires; half of that is safe.
 _SKEW_S: Final = 30.0
 _CONNECT_S: Final = 5.0
@@ -163,17 +164,30 @@ def _key(settings: Settings) -> Finding:
         return Finding(name="key", state="failure", what=str(error), advice=advice)
     if source is None:
         state: State = "failure" if settings.is_vendor_host else "warning"
-        advice = "run tinker-sync auth login, or set TINKER_API_KEY"
+        advice = "set TINKER_API_KEY, if the server checks keys"
+        if settings.is_vendor_host:
+            advice = "run tinker-sync auth login, or set TINKER_API_KEY"
         return Finding(name="key", state=state, what="there is none", advice=advice)
+    used = "TINKER_CREDENTIAL_CMD" if source is settings.credential_cmd or settings.api_key is None else ""
+    what = f"from {used}" if used else _key_origin(settings)
+    ignored = [name for name in _KEY_VARIABLES if os.environ.get(name) and name not in (used, what[5:])]
+    if ignored:
+        what += f"; {' and '.join(ignored)} {'is' if len(ignored) == 1 else 'are'} not used"
+        advice = "unset what is not used, or pass api_key to use another key"
+        return Finding(name="key", state="warning", what=what, advice=advice)
+    return Finding(name="key", state="ok", what=what)
+
+
+def _key_origin(settings: Settings) -> str:
+    if settings.api_key_source == "stored":
+        stored = CredentialsFile().default_key()
+        return f"from the credentials file{f', {stored.name!r}' if stored and stored.name else ''}"
     origins = {
         "argument": "given",
         "environment": "from TINKER_API_KEY",
-        "stored": "from the credentials file",
         "local": "of the server on this machine",
     }
-    if settings.api_key is None:
-        return Finding(name="key", state="ok", what="from TINKER_CREDENTIAL_CMD")
-    return Finding(name="key", state="ok", what=origins[settings.api_key_source or "argument"])
+    return origins[settings.api_key_source or "argument"]
 
 
 def _key_file() -> Iterator[Finding]:
@@ -280,7 +294,8 @@ def _clocks(reply: Reply | None, clock: Clock) -> Finding:
 def _accepted(settings: Settings, reply: Reply | None) -> Finding:
     if reply is None:
         return Finding(name="access", state="skipped", what="the server cannot be reached")
-    return _try_access(lambda: raise_if_tinker_not_accessible(base_url=settings.base_url))
+    has_key = tinker_has_credentials(base_url=settings.base_url)
+    return _try_access(lambda: raise_if_tinker_not_accessible(base_url=settings.base_url), has_key=has_key)
 
 
 def _ignored(http: Http, settings: Settings, reply: Reply | None) -> Iterator[Finding]:
@@ -298,10 +313,11 @@ def _ignored(http: Http, settings: Settings, reply: Reply | None) -> Iterator[Fi
         yield Finding(name="fields", state="warning", what=what, advice=advice)
 
 
-def _try_access(ask: Callable[[], None]) -> Finding:
+def _try_access(ask: Callable[[], None], *, has_key: bool) -> Finding:
     try:
         ask()
     except TinkerError as error:
         advice = "tinker-sync auth login stores another key; billing is set up in the console"
         return Finding(name="access", state="failure", what=str(error), advice=advice)
-    return Finding(name="access", state="ok", what="the server accepts the key")
+    what = "the server accepts the key" if has_key else "the server answers without a key"
+    return Finding(name="access", state="ok", what=what)

@@ -1,7 +1,8 @@
 """`probe`: the calls and features that a server has.
 
-It is harmless: it sends only GET requests for things named "probe", which do not exist. For a POST call, a
-server that has it answers that the method is not allowed. The client's own start sends POST requests as
+It is harmless. Where an open server publishes its routes, they are the answer. Other servers get only GET
+requests for things named "probe", which do not exist. For a POST call, a server that has it answers that the
+method is not allowed, and names those that are. The client's own start sends POST requests as
 always: `client/config`, and, if the settings are not conclusive, a forward pass for a missing model.
 """
 
@@ -16,10 +17,12 @@ from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.runtime.core import Core
+from tinker_sync.runtime.published import knows_all
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.types.service import ClientConfigResponse
 from tinker_sync.wire.dialect import FEATURES, Dialect
 from tinker_sync.wire.endpoints import API, ENDPOINTS, Endpoint, find
+from tinker_sync.wire.published import PublishedApi
 
 Answer = Literal["yes", "no", "unknown"]
 
@@ -119,9 +122,10 @@ def _format_version(dialect: Dialect) -> str:
 
 
 def _probe_calls(core: Core, dialect: Dialect) -> Iterator[CallFound]:
+    api = None if knows_all(dialect) else core.server.published.api()
     nowhere = _send_get(core, _NOWHERE)
     for row in ENDPOINTS.values():
-        there, status = _probe_call(core, row, dialect, nowhere)
+        there, status = _probe_call(core, row, dialect, nowhere, api)
         yield CallFound(
             name=row.name,
             method=row.method,
@@ -134,24 +138,36 @@ def _probe_calls(core: Core, dialect: Dialect) -> Iterator[CallFound]:
 
 
 def _probe_call(
-    core: Core, row: Endpoint, dialect: Dialect, nowhere: Reply | None
+    core: Core, row: Endpoint, dialect: Dialect, nowhere: Reply | None, api: PublishedApi | None
 ) -> tuple[Answer, int | None]:
     if row.name == "client_config":  # the client has sent it already
         return ("yes" if dialect.client_config else "no"), None
+    if api is not None:
+        return ("yes" if api.offers(row) else "no"), None
     path = row.path_for(**{name.lstrip("*"): _NAME for name in row.path.names})
     if row.method != "GET" and find("GET", path) is not None:
         return "unknown", None  # another call would answer
     reply = _send_get(core, path)
-    return judge_reply(reply, nowhere, path), None if reply is None else reply.status
+    if row.name == "unpublish_checkpoint" and reply is not None and "allow" in reply.headers:
+        return "unknown", reply.status  # many servers take the path for that of a checkpoint to delete
+    return judge_reply(reply, nowhere, path, row.method), None if reply is None else reply.status
 
 
-def judge_reply(reply: Reply | None, nowhere: Reply | None, path: str) -> Answer:
+def judge_reply(reply: Reply | None, nowhere: Reply | None, path: str, method: str) -> Answer:
     """Judge an answer to GET by comparison with the answer for a call that does not exist.
 
+    Args:
+        reply: the answer.
+        nowhere: the answer for a call that does not exist.
+        path: the path of the request.
+        method: the method of the call.
+
     >>> nowhere = Reply(404, {}, b'{"detail":"Not Found"}')
-    >>> judge_reply(Reply(405, {}), nowhere, "/x"), judge_reply(nowhere, nowhere, "/x")
+    >>> judge_reply(Reply(405, {}), nowhere, "/x", "POST"), judge_reply(nowhere, nowhere, "/x", "GET")
     ('yes', 'no')
-    >>> judge_reply(Reply(404, {}, b'{"detail":"no run probe"}'), nowhere, "/x")
+    >>> judge_reply(Reply(405, {"allow": "DELETE"}), nowhere, "/x", "GET")
+    'no'
+    >>> judge_reply(Reply(404, {}, b'{"detail":"no run probe"}'), nowhere, "/x", "GET")
     'yes'
     """
     if reply is None or nowhere is None:
@@ -160,6 +176,11 @@ def judge_reply(reply: Reply | None, nowhere: Reply | None, path: str) -> Answer
         # Some servers repeat the path in their error.
         same = _remove_path(reply, path) == _remove_path(nowhere, _NOWHERE)
         return "yes" if not same else "no" if nowhere.status in NO_SUCH_CALL else "unknown"
+    if reply.status == 405:  # the path has a route, maybe of another call
+        if method == "GET":
+            return "no"
+        allowed = [each.strip().upper() for each in reply.headers.get("allow", method).split(",")]
+        return "yes" if method in allowed else "unknown"  # many servers name one route's methods only
     return "unknown" if reply.status in (401, 402, 403, 429) or reply.status >= 500 else "yes"
 
 

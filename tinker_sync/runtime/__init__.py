@@ -2,8 +2,8 @@
 
 The way of a sample, and of a training call:
 
-    sampling.sample()      clients/_sampling_line  SampleCall: checked, then prepared
-      schedule             sample_lane, sample     order, rate limit, bytes, number
+    sampling.sample()      sample_line, sample      SampleJob: checked, then prepared
+      schedule             sample_scheduler        order, rate limit, bytes, number
       submit               poller, transport       the request leaves; the answer is a promise
       poll                 fetcher, retrieval      until the promise has a result
       decode, resolve      sample, futures         on a worker

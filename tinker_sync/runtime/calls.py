@@ -5,7 +5,7 @@ Pure, but for the name of the public method under way, which goes into the call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from tinker_sync._secret import Secret, mask_headers, mask_text
@@ -15,6 +15,7 @@ from tinker_sync.runtime.failures import hush
 from tinker_sync.runtime.naming import current
 from tinker_sync.transport.call import Call, Reply
 from tinker_sync.types._model import Model
+from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.adapt import json_body
 from tinker_sync.wire.dialect import Dialect
@@ -113,6 +114,26 @@ def _refuse_empty_ids(answer: Any) -> None:
     for field in _IDS:
         if getattr(answer, field, None) == "":
             raise WireError("is empty", f"$.{field}")
+
+
+def read_promise(
+    name: str, reply: Reply, secrets: Callable[[], Iterable[Secret]] = tuple
+) -> tuple[str, Sequence[str] | None]:
+    """Return the request id of a promise, and the ids of the sequences of a sample, where it has some.
+
+    Raises:
+        APIResponseValidationError: it does not fit.
+    """
+    try:
+        tree = wire_json.loads(reply.body)
+    except WireError as error:
+        raise odd_answer(row_of(name), reply, error, secrets) from error
+    if type(tree) is dict and tree.get("model_id") is None and tree.get("sample_sequence_ids") is None:
+        request_id = tree.get("request_id")
+        if type(request_id) is str and request_id:  # the usual form needs no converter
+            return request_id, None
+    promise: UntypedAPIFuture = read_reply(name, reply, secrets)
+    return promise.request_id, promise.sample_sequence_ids
 
 
 def odd_answer(

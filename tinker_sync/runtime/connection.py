@@ -14,7 +14,7 @@ from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.errors import TinkerError
-from tinker_sync.runtime import _fork
+from tinker_sync.runtime import _fork, exits
 from tinker_sync.runtime.calls import make_call, read_reply
 from tinker_sync.transport.auth import KeyRing
 from tinker_sync.transport.caller import Caller
@@ -45,6 +45,7 @@ class Connection:
             base_url=settings.base_url, as_curl=settings.log_curl, secrets=secrets
         )
         self.http = Http(settings, self.keys, clock=clock, journal=journal)
+        exits.hang_up_at_exit(self.http)
         self.caller = Caller(self.http, settings, clock=clock, journal=journal, secrets=secrets)
 
     def mask(self, text: str | None) -> str | None:

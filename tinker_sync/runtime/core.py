@@ -172,10 +172,17 @@ class Core:
 
     # -------------------------------------------------------------------------------------- jobs
 
-    def future(self) -> APIFuture[Any]:
-        """Return a future for a call of the user; it ends when this is closed, at the latest."""
-        made: APIFuture[Any] = APIFuture(submit=self.callback_pool.run, clock=self.clock)
-        self.lifecycle.end_with_client(made)
+    def future(self, *when_done: Callable[[APIFuture[Any]], object]) -> APIFuture[Any]:
+        """Return a future for a call of the user; it ends when this is closed, at the latest.
+
+        Args:
+            when_done: called inline, one after the other, when it ends.
+        """
+        lifecycle = self.lifecycle
+        made: APIFuture[Any] = APIFuture(
+            submit=self.callback_pool.run, clock=self.clock, when_done=(lifecycle.on_ended, *when_done)
+        )
+        lifecycle.keep(made)
         for stopwatch in self.stopwatches:
             stopwatch.follow(made)
         return made

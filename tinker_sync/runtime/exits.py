@@ -63,7 +63,15 @@ class _Open:
         self._members = weakref.WeakSet()
 
 
+class Connected(Protocol):
+    """A holder of connections."""
+
+    def forget_idle(self) -> None:
+        """Close those that no request uses."""
+
+
 _open = _Open()
+_connected: weakref.WeakSet[Connected] = weakref.WeakSet()
 
 
 def remember(member: Finishable) -> None:
@@ -74,6 +82,11 @@ def remember(member: Finishable) -> None:
 def forget(member: Finishable) -> None:
     """It is finished."""
     _open.discard(member)
+
+
+def hang_up_at_exit(connected: Connected) -> None:
+    """Close the idle connections when the process ends, so that none is left to the garbage collector."""
+    _connected.add(connected)
 
 
 def how_it_ended() -> Literal["success", "errored", "interrupted"]:
@@ -97,6 +110,8 @@ def finish_all() -> None:
         for done in under_way:
             if done is not None:
                 done.wait(max(give_up_at - time.monotonic(), 0.0))
+        for connected in list(_connected):
+            connected.forget_idle()
         _embedded.stop_server()
     except BaseException:  # noqa: BLE001  # a second Ctrl-C means now; and nobody wants to read about it
         _log.debug("the sessions could not be finished", exc_info=True)

@@ -44,8 +44,7 @@ from tinker_sync.transport.caller import QUIET_S, Trouble
 if TYPE_CHECKING:
     from tinker_sync.runtime.byte_budget import ByteBudget
     from tinker_sync.runtime.futures import APIFuture
-    from tinker_sync.runtime.poller import Poller
-    from tinker_sync.runtime.tickets import Ticket
+    from tinker_sync.runtime.poller import Poller, Ticket
 
 T = TypeVar("T")
 

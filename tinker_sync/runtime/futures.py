@@ -84,14 +84,22 @@ class APIFuture(Future[T]):
 
     _advice = "; call .result() first, which waits for it"
 
-    def __init__(self, *, submit: Submit | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Make a future that nobody works on yet.
+    def __init__(
+        self,
+        *,
+        submit: Submit | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        when_done: tuple[Callable[[Any], object], ...] = (),
+    ) -> None:
+        """Make a future of work that has not begun.
 
         Args:
             submit: runs a job on a worker; used for callbacks that users add.
-            clock: what the timeline is measured with.
+            clock: measures the timeline.
+            when_done: called inline, one after the other, in the thread that ends the future.
         """
         super().__init__()
+        self._done_callbacks: list[Callable[[Any], object]] = [*when_done]
         self._submit = submit
         self._clock = clock
         self._generation = _fork.generation()
@@ -492,7 +500,7 @@ class APIFuture(Future[T]):
         `cancel`, would let a second cancel take them away from the first, which has not run them yet.
         """
         super()._invoke_callbacks()  # type: ignore[misc]  # not in typeshed, in every Python from 3.2 on
-        self._done_callbacks: list[Callable[[Any], object]] = []
+        self._done_callbacks = []
 
     def _complete(self) -> None:
         """Note when it ended; the first to say so counts."""

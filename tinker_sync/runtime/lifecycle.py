@@ -122,8 +122,13 @@ class Lifecycle:
 
     def end_with_client(self, future: APIFuture[Any]) -> None:
         """End a future when the client is closed, at the latest, and report its failure."""
+        future.when_done(self.on_ended)
+        if not future.done():
+            self.keep(future)
+
+    def keep(self, future: APIFuture[Any]) -> None:
+        """Do the same with a new future, which calls `on_ended` when it ends."""
         self._unfinished.add(future)
-        future.when_done(self._on_ended)
         if self._failure is not None:
             future.fail(fresh(self._failure))
 
@@ -132,7 +137,8 @@ class Lifecycle:
         """The number of calls that have not ended."""
         return len(self._unfinished)
 
-    def _on_ended(self, future: APIFuture[Any]) -> None:
+    def on_ended(self, future: APIFuture[Any]) -> None:
+        """Forget a future that has ended, and report its failure."""
         self._unfinished.discard(future)
         failure = future.failure
         if failure is not None:

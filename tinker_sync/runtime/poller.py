@@ -2,10 +2,11 @@
 
 A request is opened on a worker (connecting and writing may block), then waits here without a thread of its
 own. When its socket is readable a worker takes what has come; a whole answer, or the failure to get one, is
-handed to `on_done` on that worker, exactly once. An answer that is not whole yet comes back here.
+handed to `on_done` on that worker, exactly once. An answer that is not whole yet comes back here. The answers
+that are readable at the same time are read one after the other by few workers, at first by one.
 
 The thread is called `tinker-poll`. It starts with the first request and ends after `IDLE_S` without any. It
-never runs code of users, never connects, reads or decodes, and holds the lock for container work only.
+never runs code of users, never connects, reads or decodes. The lock is held for container work only.
 """
 
 from __future__ import annotations
@@ -15,44 +16,94 @@ import itertools
 import logging
 import math
 import os
-import selectors
 import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.runtime import _fork
-from tinker_sync.runtime.tickets import (
-    Opener,
-    Outcome,
-    Runner,
-    Ticket,
-    aborted,
-    closed_failure,
-    descriptor_of,
-    outcome_of,
-    wrapped,
-)
-from tinker_sync.transport.call import Call, SendFailed
+from tinker_sync.runtime.readiness import Readiness, make_readiness
+from tinker_sync.transport.call import Call, Reply, SendFailed
 
 IDLE_S: Final = 5.0
 # Each open request is a file; the rest of the program needs some too.
 _SHARE_OF_FILES: Final = 0.5
 _FEWEST_OPEN: Final = 16
 _UNLIMITED_FILES: Final = 65536
-# Ready sockets are handed over in batches: one queue operation for several short reads.
-_BATCH: Final = 8
+# One more worker reads for each so many readable answers that wait; threads that share one interpreter gain
+# nothing from more.
+_READABLE_PER_WORKER: Final = 32
+_MOST_READERS: Final = 8
+# A large answer, or a token to be renewed, may hold up a worker that reads. After this time another one takes
+# over the answers behind it.
+_HELD_UP_S: Final = 0.02
 # Requests that are over stay in the heap of expiries; above this many more than are alive, they go.
 _STALE_EXPIRIES: Final = 1024
 
 _log = logging.getLogger(__name__)
 
+Outcome = Reply | SendFailed
+"""An answer or the failure to get one, never an exception in flight: a call waits for it elsewhere."""
 
-class _Hand(threading.local):
-    """What the worker we are on will send itself once its present step is done."""
+
+class OpenRequest(Protocol):
+    """A request that has been sent; `step` never blocks."""
+
+    @property
+    def expires_at_s(self) -> float: ...
+    def fileno(self) -> int: ...
+    def step(self) -> Reply | None: ...
+    def abort(self) -> None: ...
+
+
+class Opener(Protocol):
+    """Sends a request and returns without waiting for the answer."""
+
+    def open(self, call: Call) -> OpenRequest: ...
+
+
+class Runner(Protocol):
+    """Runs a job on a worker."""
+
+    def run(self, job: Callable[[], object]) -> None: ...
+
+
+class Ticket:
+    """A request or a timer that can be called off."""
+
+    __slots__ = ("_action", "_poller", "call", "request")
+
+    def __init__(self, poller: Poller, action: Callable[..., object], call: Call | None) -> None:
+        self._poller = poller
+        self._action = [action]  # popped, in one step, by the thread that ends it
+        self.call = call
+        self.request: OpenRequest | None = None
+
+    def cancel(self) -> bool:
+        """Call it off. True: `on_done` or the action has not been and will not be called."""
+        if self.take() is None:
+            return False
+        self._poller.forget(self)
+        return True
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is done or called off."""
+        return not self._action
+
+    def take(self) -> Callable[..., object] | None:
+        """Return the action to the first that asks, and None to the others."""
+        try:
+            return self._action.pop()
+        except IndexError:
+            return None
+
+
+class _NextOnThisWorker(threading.local):
+    """The request that the present worker sends itself once its present step is done."""
 
     busy = False
     ticket: Ticket | None = None
@@ -64,10 +115,10 @@ class Poller:
     Args:
         http: sends requests.
         workers: run what may block: sending, reading, callbacks.
-        clock: what time it is.
-        max_open: how many requests may be under way; more wait their turn. None: half of the files this
-            process may open.
-        pace: what the pauses of `after` are multiplied by.
+        clock: measures time.
+        max_open: the most requests under way; more wait their turn. None: half of the files this process
+            may open.
+        pace: a factor for the pauses of `after`.
     """
 
     def __init__(
@@ -85,7 +136,7 @@ class Poller:
         self._pace = pace
         self._max_open = max_open or _files_to_use()
         self._sequence = itertools.count()
-        self._hand = _Hand()
+        self._next = _NextOnThisWorker()
         _fork.renew_in_child(self)
         self._begin()
 
@@ -93,25 +144,26 @@ class Poller:
         self._lock = threading.Lock()
         self._backlog: deque[Ticket] = deque()  # guarded by _lock; more than may be open
         self._open = 0  # guarded by _lock
-        self._arrivals: deque[Ticket] = deque()  # guarded by _lock; opened, not yet watched
+        self._watched: dict[int, Ticket] = {}  # guarded by _lock; by the number of the socket
+        self._expiries: list[tuple[float, int, Ticket]] = []  # guarded by _lock; a heap
+        self._arrivals: list[Ticket] = []  # guarded by _lock; to be watched once the thread is there
         self._called_off: list[Ticket] = []  # guarded by _lock; their sockets are to be closed
         self._timers: list[tuple[float, int, Ticket]] = []  # guarded by _lock; a heap
         self._thread: threading.Thread | None = None  # guarded by _lock
-        self._asleep = False  # guarded by _lock; the thread waits and must be woken
+        self._sleeps_until = -math.inf  # guarded by _lock; -inf while the thread does not sleep
         self._closed = False  # guarded by _lock; final
-        # Only the thread touches these; `step` is the thread in tests.
-        self._watched: dict[int, Ticket] = {}
-        self._expiries: list[tuple[float, int, Ticket]] = []
-        self._selector: selectors.BaseSelector | None = None
+        self._readiness: Readiness | None = None  # written under _lock
         self._wake_in, self._wake_out = -1, -1
+        self._readable: deque[Ticket] = deque()  # a worker takes the first, in one step
+        self._readers = 0  # guarded by _lock; the workers that read
 
     def renew_after_fork(self) -> None:
-        """The parent's thread does not exist here, and its requests are its own."""
-        inherited = _Leftovers({}, [], self._selector, (self._wake_in, self._wake_out))
+        """Leave the parent's requests to the parent; its thread does not exist here."""
+        inherited = _Leftovers([], self._readiness, (self._wake_in, self._wake_out))
         closed = self._closed
         self._begin()
         self._closed = closed
-        # Closing is safe, unregistering is not: epoll shares its set of sockets with the parent.
+        # Closing is safe, ending watches is not: the kernel's set of sockets is shared with the parent.
         inherited.close()
 
     # -------------------------------------------------------------------------------------- for the runtime
@@ -127,22 +179,22 @@ class Poller:
             elif not closed:
                 self._backlog.append(ticket)
         if closed:
-            self._end(ticket, closed_failure())
+            self._end(ticket, _closed_failure())
         elif begin:
-            self._have_sent(ticket)
+            self._schedule_send(ticket)
         return ticket
 
     def after(self, delay_s: float, action: Callable[[], object]) -> Ticket:
         """Run `action` on a worker once this much time has gone by. Not at all once the poller is closed."""
         ticket = Ticket(self, action, None)
-        entry = (self._clock.now() + max(delay_s, 0.0) * self._pace, next(self._sequence), ticket)
+        at = self._clock.now() + max(delay_s, 0.0) * self._pace
         with self._lock:
             if self._closed:
                 return ticket
-            heapq.heappush(self._timers, entry)
-            first = self._timers[0] is entry
+            heapq.heappush(self._timers, (at, next(self._sequence), ticket))
             start = self._wanted_locked()
-        self._start_or_wake(start, wake=first)
+            wake = self._wakes_locked(at)
+        self._start_or_wake(start, wake=wake)
         return ticket
 
     def step_on_worker(self, step: Callable[[], object]) -> None:
@@ -151,25 +203,25 @@ class Poller:
         For short steps that end where they start a request: no other worker need wake up for it, and the
         connection whose answer led to it is at hand.
         """
-        hand = self._hand
-        if hand.busy:
+        following = self._next
+        if following.busy:
             step()
             return
-        hand.busy = True
+        following.busy = True
         try:
             step()
-            while (ticket := hand.ticket) is not None:
-                hand.ticket = None
+            while (ticket := following.ticket) is not None:
+                following.ticket = None
                 self._send(ticket)
         finally:
-            hand.busy = False
-            ticket, hand.ticket = hand.ticket, None
+            following.busy = False
+            ticket, following.ticket = following.ticket, None
             if ticket is not None:
-                self._have_sent(ticket)
+                self._schedule_send(ticket)
 
     @property
     def under_way(self) -> int:
-        """How many requests are open or wait for their turn."""
+        """The number of requests that are open or wait for their turn."""
         with self._lock:
             return self._open + len(self._backlog)
 
@@ -195,6 +247,13 @@ class Poller:
                 with suppress(RuntimeError):  # about to be started; it will see that this is closed
                     thread.join(2.0)
 
+    def forget(self, ticket: Ticket) -> None:
+        """Have the socket of a ticket that was called off closed soon."""
+        if ticket.request is not None:
+            with self._lock:
+                self._called_off.append(ticket)
+            self._wake()
+
     def __repr__(self) -> str:
         with self._lock:
             timers = len(self._timers)
@@ -202,19 +261,16 @@ class Poller:
 
     # -------------------------------------------------------------------------------------- on workers
 
-    def _have_sent(self, ticket: Ticket) -> None:
-        hand = self._hand
-        if hand.busy and hand.ticket is None:
-            hand.ticket = ticket
+    def _schedule_send(self, ticket: Ticket) -> None:
+        following = self._next
+        if following.busy and following.ticket is None:
+            following.ticket = ticket
             return
-        self._on_worker(ticket, partial(self._send, ticket))
-
-    def _on_worker(self, ticket: Ticket, step: Callable[[], object]) -> None:
         try:
-            self._workers.run(partial(self.step_on_worker, step))
+            self._workers.run(partial(self.step_on_worker, partial(self._send, ticket)))
         except RuntimeError as error:
-            # The pool is closed: whoever waits must hear of it, on whichever thread is at hand.
-            self._conclude(ticket, closed_failure(error))
+            # The pool is closed: the call must learn of it, on whichever thread is at hand.
+            self._conclude(ticket, _closed_failure(error))
 
     def _send(self, ticket: Ticket) -> None:
         call = ticket.call
@@ -222,53 +278,102 @@ class Poller:
             self._release()
             return
         try:
-            exchange = self._http.open(call)
+            request = self._http.open(call)
         except SendFailed as failed:
             self._conclude(ticket, failed)
-            return
-        except Exception as error:  # noqa: BLE001  # whatever it was, somebody waits for an outcome
-            self._conclude(ticket, wrapped(error))
-            return
-        ticket.exchange = exchange
-        self._watch(ticket)
+        except Exception as error:  # noqa: BLE001  # whatever it was, a call waits for an outcome
+            self._conclude(ticket, _as_outcome(error))
+        else:
+            ticket.request = request
+            self._watch(ticket, request)
 
-    def _watch(self, ticket: Ticket) -> None:
-        start = None
+    def _watch(self, ticket: Ticket, request: OpenRequest) -> None:
+        descriptor, expires_at_s = request.fileno(), request.expires_at_s
+        start = readiness = None
+        wake = False
         with self._lock:
             closed = self._closed
             if not closed:
-                self._arrivals.append(ticket)
-                start = self._wanted_locked()
+                readiness = self._readiness
+                if readiness is None or not readiness.takes_effect_at_once:
+                    self._arrivals.append(ticket)
+                    start, wake, readiness = self._wanted_locked(), self._wakes_locked(-math.inf), None
+                else:
+                    self._keep_locked(ticket, descriptor, expires_at_s)
+                    wake = self._wakes_locked(expires_at_s)
         if closed:
-            self._conclude(ticket, aborted(ticket))
-        else:
-            self._start_or_wake(start, wake=True)
+            self._conclude(ticket, _abort(ticket))
+            return
+        if readiness is not None:
+            self._begin_watch(readiness, ticket, descriptor)
+            if not ticket._action:  # called off meanwhile
+                self.forget(ticket)
+        self._start_or_wake(start, wake=wake)
 
-    def _read_batch(self, batch: list[Ticket]) -> None:
-        for ticket in batch:
-            self.step_on_worker(partial(self._read, ticket))
+    def _keep_locked(self, ticket: Ticket, descriptor: int, expires_at_s: float) -> None:
+        self._watched[descriptor] = ticket
+        if expires_at_s < math.inf:
+            heapq.heappush(self._expiries, (expires_at_s, next(self._sequence), ticket))
+
+    def _begin_watch(self, readiness: Readiness, ticket: Ticket, descriptor: int) -> None:
+        try:
+            readiness.watch(descriptor)
+        except (ValueError, OSError):  # closed under our hands; reading it shows why
+            with self._lock:
+                watched = self._watched.get(descriptor) is ticket
+                if watched:
+                    del self._watched[descriptor]
+            if watched:
+                self._have_read([ticket])
+
+    def _read_on(self) -> None:
+        """Read what is readable until nothing is left, on one worker."""
+        readable = self._readable
+        while True:
+            try:
+                ticket = readable.popleft()
+            except IndexError:
+                with self._lock:
+                    if not readable:
+                        self._readers -= 1
+                        return
+            else:
+                try:
+                    self.step_on_worker(partial(self._read, ticket))
+                except BaseException:
+                    with self._lock:
+                        self._readers -= 1
+                    self._have_read([])
+                    raise
 
     def _read(self, ticket: Ticket) -> None:
-        exchange = ticket.exchange
-        if exchange is None or ticket.ended:
-            aborted(ticket)
+        request = ticket.request
+        if request is None or ticket.ended:
+            _abort(ticket)
             self._release()
             return
-        outcome = outcome_of(exchange.step)
-        if outcome is None:
-            self._watch(ticket)
+        try:
+            reply = request.step()
+        except SendFailed as failed:
+            self._conclude(ticket, failed)
+        except Exception as error:  # noqa: BLE001  # as above
+            self._conclude(ticket, _as_outcome(error))
         else:
-            self._conclude(ticket, outcome)
+            if reply is None:
+                self._watch(ticket, request)
+            else:
+                ticket.request = None
+                self._conclude(ticket, reply)
 
     def _conclude(self, ticket: Ticket, outcome: Outcome) -> None:
-        exchange, ticket.exchange = ticket.exchange, None
-        if exchange is not None:
-            exchange.abort()  # of no effect where the answer is whole; else nobody will read on
+        request, ticket.request = ticket.request, None
+        if request is not None:
+            request.abort()  # it is not read to its end
         self._release()
         self._end(ticket, outcome)
 
     def _release(self) -> None:
-        """A request is over: the next one's turn."""
+        """Let the next request have the turn of one that is over."""
         with self._lock:
             self._open -= 1
             following = None
@@ -278,7 +383,7 @@ class Poller:
             if following is not None:
                 self._open += 1
         if following is not None:
-            self._have_sent(following)
+            self._schedule_send(following)
 
     @staticmethod
     def _end(ticket: Ticket, *outcome: Outcome) -> None:
@@ -290,33 +395,37 @@ class Poller:
         except Exception:  # noqa: BLE001  # one request's trouble must not cost the others their worker
             _log.exception("a reaction to an answer failed")
 
-    def forget(self, ticket: Ticket) -> None:
-        """A ticket was called off: have its socket closed soon."""
-        if ticket.exchange is not None:
-            with self._lock:
-                self._called_off.append(ticket)
-            self._wake()
-
     # -------------------------------------------------------------------------------------- the thread
 
     def _wanted_locked(self) -> threading.Thread | None:
-        """A thread to start, if there is none."""
+        """Return a thread to start, if there is none."""
         if self._thread is not None:
             return None
         self._thread = threading.Thread(target=self._loop, name="tinker-poll", daemon=True)
         return self._thread
 
+    def _wakes_locked(self, at: float) -> bool:
+        """Return True if the thread sleeps beyond a moment. The caller then wakes it, and no other does."""
+        if self._sleeps_until <= at:
+            return False
+        self._sleeps_until = -math.inf
+        return True
+
     def _start_or_wake(self, start: threading.Thread | None, *, wake: bool) -> None:
         if start is not None:
             start.start()
         elif wake:
-            self._wake()
+            self._write_wake()
 
     def _wake(self) -> None:
         with self._lock:
-            asleep, self._asleep = self._asleep, False
-            descriptor = self._wake_out
-        if asleep and descriptor >= 0:
+            wake = self._wakes_locked(-math.inf)
+        if wake:
+            self._write_wake()
+
+    def _write_wake(self) -> None:
+        descriptor = self._wake_out
+        if descriptor >= 0:
             with suppress(OSError):  # full: it will wake anyway; closed: it has gone
                 os.write(descriptor, b".")
 
@@ -325,8 +434,8 @@ class Poller:
             while self.step(IDLE_S):
                 pass
         except BaseException:
-            # A loop that dies fails everyone who waits on it; the next request starts another. Who waits for
-            # a time goes on at once, or might never: without a request there is nobody to watch the clock.
+            # A loop that dies fails all that waits on it; the next request starts another. What waits for a
+            # time goes on at once, or it might never: without a request no thread watches the clock.
             _log.exception("the poller failed")
             with self._lock:
                 self._thread = None
@@ -339,108 +448,117 @@ class Poller:
             raise
 
     def step(self, timeout_s: float | None) -> bool:
-        """One turn: take arrivals, wait for sockets and timers, hand over what is ready.
+        """Take one turn: take arrivals, wait for sockets and timers, hand over what is ready.
 
         False: nothing is left, and the thread's things are put away.
 
         Args:
-            timeout_s: wait at most so long when there is nothing to wait for.
+            timeout_s: the longest wait when there is nothing to wait for.
         """
-        selector = self._selector or self._open_selector()
-        self._take_arrivals(selector)
+        readiness = self._readiness or self._open_readiness()
+        self._take_arrivals(readiness)
+        first = self._readable[0] if self._readable else None
         wait_s = self._time_to_wait(timeout_s)
-        ready = selector.select(wait_s)
+        if first is not None:
+            wait_s = _HELD_UP_S if wait_s is None else min(wait_s, _HELD_UP_S)
+        ready = readiness.wait(wait_s)
         with self._lock:
-            self._asleep = False
-        self._hand_over(selector, [key.data for key, _ in ready])
-        self._expire(selector)
+            self._sleeps_until = -math.inf
+            tickets = [
+                ticket for descriptor in ready if (ticket := self._watched.pop(descriptor, None)) is not None
+            ]
+        if len(tickets) < len(ready):  # one of them wakes this thread
+            with suppress(BlockingIOError):
+                os.read(self._wake_in, 4096)
+            readiness.watch(self._wake_in)
+        held_up = first is not None and not tickets and bool(self._readable) and self._readable[0] is first
+        self._have_read(tickets, held_up=held_up)
+        self._expire(readiness)
         self._fire_timers()
-        return self._go_on(idle=not ready and wait_s == timeout_s)
+        return self._go_on(idle=not ready and first is None and wait_s == timeout_s)
 
-    def _open_selector(self) -> selectors.BaseSelector:
-        selector = self._selector = selectors.DefaultSelector()
+    def _open_readiness(self) -> Readiness:
+        readiness = make_readiness()
         self._wake_in, self._wake_out = os.pipe()
         os.set_blocking(self._wake_in, False)
         os.set_blocking(self._wake_out, False)
-        selector.register(self._wake_in, selectors.EVENT_READ, None)
-        return selector
-
-    def _take_arrivals(self, selector: selectors.BaseSelector) -> None:
+        readiness.watch(self._wake_in)
         with self._lock:
-            arrivals, self._arrivals = self._arrivals, deque()
+            self._readiness = readiness
+        return readiness
+
+    def _take_arrivals(self, readiness: Readiness) -> None:
+        with self._lock:
+            if not self._arrivals:
+                return
+            arrivals, self._arrivals = self._arrivals, []
         for ticket in arrivals:
-            descriptor = descriptor_of(ticket)
-            if ticket.ended:  # called off between being sent and coming here
+            request = ticket.request  # read once: a worker may be ending it now
+            if request is None or ticket.ended:  # called off between being sent and coming here
                 self._have_read([ticket])
                 continue
-            try:
-                selector.register(descriptor, selectors.EVENT_READ, ticket)
-            except (ValueError, KeyError, OSError):  # closed under our hands; reading it will say why
-                self._have_read([ticket])
-                continue
-            self._watched[descriptor] = ticket
-            expiry = ticket.exchange.expires_at_s if ticket.exchange else math.inf
-            if math.isfinite(expiry):
-                heapq.heappush(self._expiries, (expiry, next(self._sequence), ticket))
+            descriptor, expires_at_s = request.fileno(), request.expires_at_s
+            with self._lock:
+                self._keep_locked(ticket, descriptor, expires_at_s)
+            self._begin_watch(readiness, ticket, descriptor)
 
     def _time_to_wait(self, timeout_s: float | None) -> float | None:
         now = self._clock.now()
-        if not self._watched:
-            self._expiries.clear()  # those of requests that are over would keep an idle thread
         with self._lock:
-            soonest = [heap[0][0] for heap in (self._timers, self._expiries) if heap]
-            self._asleep = not (self._arrivals or self._called_off or self._closed)
-            if not self._asleep:
+            if not self._watched:
+                self._expiries.clear()  # those of requests that are over would keep an idle thread
+            if self._arrivals or self._called_off or self._closed:
                 return 0.0
-        if not soonest:
-            return None if self._watched else timeout_s
-        return max(min(soonest) - now, 0.0)
+            soonest = min([heap[0][0] for heap in (self._timers, self._expiries) if heap], default=math.inf)
+            self._sleeps_until = math.inf if self._watched or timeout_s is None else now + timeout_s
+            self._sleeps_until = min(self._sleeps_until, soonest)
+            watched = bool(self._watched)
+        if soonest < math.inf:
+            return max(soonest - now, 0.0)
+        return None if watched else timeout_s
 
-    def _hand_over(self, selector: selectors.BaseSelector, ready: list[Ticket | None]) -> None:
-        tickets = []
-        for ticket in ready:
-            if ticket is None:
-                with suppress(BlockingIOError):
-                    os.read(self._wake_in, 4096)
-            else:
-                tickets.append(ticket)
-        for ticket in tickets:
-            self._unwatch(selector, ticket)
-        size = max(1, min(_BATCH, len(tickets) // 4))
-        for at in range(0, len(tickets), size):
-            self._have_read(tickets[at : at + size])
-
-    def _have_read(self, batch: list[Ticket]) -> None:
-        """Let a worker read these; nobody watches them meanwhile."""
-        try:
-            self._workers.run(partial(self._read_batch, batch))
-        except RuntimeError as error:
-            for ticket in batch:
-                self._conclude(ticket, closed_failure(error))
-
-    def _unwatch(self, selector: selectors.BaseSelector, ticket: Ticket) -> None:
-        descriptor = descriptor_of(ticket)
-        if self._watched.pop(descriptor, None) is not None:
-            with suppress(KeyError, ValueError, OSError):
-                selector.unregister(descriptor)
-
-    def _expire(self, selector: selectors.BaseSelector) -> None:
-        """Hand over what has been silent for too long, reading it will say so; and what was called off."""
-        now = self._clock.now()
+    def _have_read(self, tickets: list[Ticket], *, held_up: bool = False) -> None:
+        """Let a worker read these, or several if there are many or one is held up."""
+        self._readable.extend(tickets)
         with self._lock:
-            over, self._called_off = self._called_off, []
-        while self._expiries and self._expiries[0][0] <= now:
-            over.append(heapq.heappop(self._expiries)[2])
-        for ticket in over:
-            if self._is_watched(ticket):
-                self._unwatch(selector, ticket)
-                self._have_read([ticket])
-        if len(self._expiries) > 2 * len(self._watched) + _STALE_EXPIRIES:
-            self._expiries = [entry for entry in self._expiries if self._is_watched(entry[2])]
-            heapq.heapify(self._expiries)
+            start = self._readers < _MOST_READERS and (
+                held_up or len(self._readable) > self._readers * _READABLE_PER_WORKER
+            )
+            self._readers += start
+        if not start:
+            return
+        try:
+            self._workers.run(self._read_on)
+        except RuntimeError as error:
+            with self._lock:
+                self._readers -= 1
+                doomed = list(self._readable)
+                self._readable.clear()
+            for ticket in doomed:
+                self._conclude(ticket, _closed_failure(error))
 
-    def _is_watched(self, ticket: Ticket) -> bool:
-        return self._watched.get(descriptor_of(ticket)) is ticket
+    def _expire(self, readiness: Readiness) -> None:
+        """Hand over what has been silent for too long, which reading it shows; and what was called off."""
+        now = self._clock.now()
+        over: list[tuple[int, Ticket]] = []
+        with self._lock:
+            if not self._called_off and not (self._expiries and self._expiries[0][0] <= now):
+                return
+            ended, self._called_off = self._called_off, []
+            while self._expiries and self._expiries[0][0] <= now:
+                ended.append(heapq.heappop(self._expiries)[2])
+            for ticket in ended:
+                descriptor = _descriptor_of(ticket)
+                if self._watched.get(descriptor) is ticket:
+                    del self._watched[descriptor]
+                    over.append((descriptor, ticket))
+            if len(self._expiries) > 2 * len(self._watched) + _STALE_EXPIRIES:
+                alive = set(map(id, self._watched.values()))
+                self._expiries = [entry for entry in self._expiries if id(entry[2]) in alive]
+                heapq.heapify(self._expiries)
+        for descriptor, _ in over:
+            readiness.forget(descriptor)
+        self._have_read([ticket for _, ticket in over])
 
     def _fire_timers(self) -> None:
         now = self._clock.now()
@@ -460,7 +578,7 @@ class Poller:
 
     def _go_on(self, *, idle: bool) -> bool:
         with self._lock:
-            busy = bool(self._watched or self._arrivals or self._timers)
+            busy = bool(self._watched or self._arrivals or self._timers or self._readable)
             if not self._closed and (busy or not idle):
                 return True
             self._thread = None
@@ -471,47 +589,66 @@ class Poller:
 
     def _detach_locked(self) -> _Leftovers:
         """Take everything the thread works with, so that it ends with nothing in its hands."""
-        leftovers = _Leftovers(
-            self._watched, list(self._arrivals), self._selector, (self._wake_in, self._wake_out)
-        )
-        self._watched, self._expiries = {}, []
-        self._arrivals.clear()
-        self._selector = None
+        tickets = [*self._watched.values(), *self._arrivals]
+        leftovers = _Leftovers(tickets, self._readiness, (self._wake_in, self._wake_out))
+        self._watched, self._expiries, self._arrivals = {}, [], []
+        self._readiness = None
         self._wake_in, self._wake_out = -1, -1
-        self._asleep = False
+        self._sleeps_until = -math.inf
         return leftovers
 
     def _fail_leftovers(self, leftovers: _Leftovers) -> None:
         leftovers.close()
-        for ticket in leftovers.tickets():
-            self._conclude(ticket, aborted(ticket))
+        for ticket in leftovers.tickets:
+            self._conclude(ticket, _abort(ticket))
 
 
 class _Leftovers:
     """What a poller's thread leaves when it ends."""
 
     def __init__(
-        self,
-        watched: dict[int, Ticket],
-        arrivals: list[Ticket],
-        selector: selectors.BaseSelector | None,
-        descriptors: tuple[int, int],
+        self, tickets: list[Ticket], readiness: Readiness | None, descriptors: tuple[int, int]
     ) -> None:
-        self._watched = watched
-        self._arrivals = arrivals
-        self._selector = selector
+        self.tickets = tickets
+        self._readiness = readiness
         self._descriptors = descriptors
 
-    def tickets(self) -> list[Ticket]:
-        return [*self._watched.values(), *self._arrivals]
-
     def close(self) -> None:
-        if self._selector is not None:
-            self._selector.close()
+        if self._readiness is not None:
+            self._readiness.close()
         for descriptor in self._descriptors:
             if descriptor >= 0:
                 with suppress(OSError):
                     os.close(descriptor)
+
+
+# ------------------------------------------------------------------------------------------ outcomes
+
+
+def _descriptor_of(ticket: Ticket) -> int:
+    """Return the number of a request's socket; -1 where there is none any more."""
+    request = ticket.request  # read once: a worker may be ending it now
+    return -1 if request is None else request.fileno()
+
+
+def _as_outcome(error: Exception) -> SendFailed:
+    failed = SendFailed(f"{type(error).__name__}: {error}", maybe_received=True, final=True)
+    failed.__cause__ = error
+    return failed
+
+
+def _closed_failure(error: Exception | None = None) -> SendFailed:
+    failed = SendFailed("the client is closed", maybe_received=False, final=True)
+    failed.__cause__ = error
+    return failed
+
+
+def _abort(ticket: Ticket) -> SendFailed:
+    if ticket.request is not None:
+        ticket.request.abort()
+    return SendFailed(
+        "the client was closed while the request was under way", maybe_received=True, final=True
+    )
 
 
 def _files_to_use() -> int:

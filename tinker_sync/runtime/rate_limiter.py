@@ -26,6 +26,7 @@ import math
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
@@ -124,6 +125,8 @@ class RateLimiter:
         self._window = OPEN_WINDOW  # guarded by _lock
         self._in_flight = 0  # guarded by _lock; counted permits not given back
         self._line: deque[_Turn] = deque()  # guarded by _lock
+        self._first_window = FIRST_WINDOW  # written under _lock
+        self._announce: Callable[[float], None] | None = None  # written once
         _fork.renew_in_child(self)
 
     def gate(self) -> Gate:
@@ -155,7 +158,53 @@ class RateLimiter:
         with self._lock:
             if self._open.is_set():
                 self._epoch += 1
-            self._window = min(self._window, FIRST_WINDOW)
+            self._window = min(self._window, self._first_window)
+            watch = self._close_locked(delay_s)
+        if watch is not None:
+            watch.event.set()
+        if self._announce is not None:
+            self._announce(delay_s)
+
+    def share(self, announce: Callable[[float], None]) -> None:
+        """Call `announce` with the delay of each refusal, for limiters of other processes; no lock is held.
+
+        >>> limiter, heard = RateLimiter(), []
+        >>> limiter.share(heard.append)
+        >>> limiter.close_for(5)
+        >>> heard
+        [5]
+        """
+        self._announce = announce
+
+    def count_sharers(self, processes: int) -> None:
+        """Take one of `processes` equal parts of the first window, and at least 1.
+
+        >>> limiter = RateLimiter()
+        >>> limiter.count_sharers(4)
+        >>> limiter.follow(2)
+        >>> limiter
+        <RateLimiter closed, window 2, 0 in flight, 0 in line>
+        """
+        with self._lock:
+            self._first_window = max(1, FIRST_WINDOW // max(1, processes))
+
+    def follow(self, delay_s: float) -> None:
+        """Close for `delay_s`, because the server refused a request of another process.
+
+        Refusals that arrive while the limiter is closed belong together: they extend the time only.
+
+        >>> limiter = RateLimiter()
+        >>> limiter.follow(5)
+        >>> limiter.state()
+        <LimiterState.CLOSED: 'closed'>
+        """
+        with self._lock:
+            if self._open.is_set():
+                self._epoch += 1
+                self._window = self._first_window
+            elif self._clock.now() >= self._closed_until_s:
+                self._epoch += 1
+                self._window = max(1, self._window // 2)
             watch = self._close_locked(delay_s)
         if watch is not None:
             watch.event.set()
@@ -268,12 +317,15 @@ class RateLimiter:
             if permit.counted:
                 self._in_flight -= 1
             # All that were under way together are refused together; that counts as one refusal.
-            if permit.epoch == self._epoch:
+            first = permit.epoch == self._epoch
+            if first:
                 self._epoch += 1
-                self._window = max(1, self._window // 2) if permit.counted else FIRST_WINDOW
+                self._window = max(1, self._window // 2) if permit.counted else self._first_window
             watch = self._close_locked(delay_s)
         if watch is not None:
             watch.event.set()
+        if first and self._announce is not None:
+            self._announce(delay_s)
 
 
 class Gate:

@@ -1,7 +1,17 @@
-"""One sample on its way: admitted, submitted, and handed to a fetch that brings its result home.
+"""`SampleJob`: one sample, from the call of the user to its result.
 
-It keeps its number through every retry of its submit, so the server can tell a repetition; when the server
-has forgotten the promise it gets a new one and is submitted anew, a bounded number of times.
+The steps of a job, in order, each a method:
+
+    SampleJob()    checked: the constructor refuses what no server takes
+    put            prepared and queued, once the sampler exists, on the thread that made the call
+    admit          limits and number, on the one worker that admits
+    submit         the request leaves, on a worker
+    _on_promise    the server has the sample; the fetcher polls for the result
+    _decode        the result is read, counted and compared with the request
+    _on_done       what it holds is given back
+
+It keeps its number through every retry of its submit, so the server recognises a repetition. When the server
+has forgotten the promise it gets a new number and is submitted anew, a bounded number of times.
 """
 
 from __future__ import annotations
@@ -9,30 +19,39 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from tinker_sync._observe import TokensUsed
 from tinker_sync._policy import delay_s
 from tinker_sync._secret import HeaderMap
 from tinker_sync.errors import DeadlineError, TinkerError
-from tinker_sync.runtime.calls import read_reply
-from tinker_sync.runtime.fetcher import Promise
-from tinker_sync.runtime.rate_limiter import Permit
-from tinker_sync.runtime.sample_response import named
-from tinker_sync.runtime.sample_verdict import Refused, Throttled
+from tinker_sync.runtime import sample_response
+from tinker_sync.runtime.admission import Limiter, Plan, length_of
+from tinker_sync.runtime.calls import read_promise
+from tinker_sync.runtime.chunking import estimate_prompt_bytes
+from tinker_sync.runtime.fetcher import Promise, decode_with
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.naming import carried, current, named
+from tinker_sync.runtime.sample_scheduler import Refused, Throttled
 from tinker_sync.transport.call import Call, Reply, SendFailed
-from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.types.sampling import SampleRequest, SampleResponse
 from tinker_sync.wire import json as wire_json
+from tinker_sync.wire.adapt import normalise_sample_request, refuse_unsupported
+from tinker_sync.wire.proto.samples import decode_sample_response
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.futures import APIFuture
-    from tinker_sync.runtime.sample_lane import SampleLane
-    from tinker_sync.runtime.tickets import Ticket
+    from tinker_sync.runtime.admission import Pledge
+    from tinker_sync.runtime.poller import Ticket
+    from tinker_sync.runtime.rate_limiter import Permit
+    from tinker_sync.runtime.sample_line import SampleLine
+    from tinker_sync.runtime.sample_scheduler import SampleScheduler
+    from tinker_sync.runtime.server import Machinery
 
 PATH: Final = "/api/v1/asample"
 REQUEST_TYPE: Final = "Sample"
 MAX_ATTEMPTS: Final = 10
-"""How often one submit is tried, and how often a sample is submitted anew after the server forgot it."""
+"""The most tries of one submit, and the most submissions of a sample that the server forgets."""
 
 # After a refusal a large prompt weighs this much more, so that few of them go at once.
 _WEIGHT_AFTER_REFUSAL: Final = 20
@@ -40,59 +59,24 @@ _HEADERS: Final = HeaderMap({"X-Tinker-Sampling-Backpressure": "1"})
 
 _log = logging.getLogger(__name__)
 
+_read_response: Final = decode_with(
+    decode_sample_response, lambda tree: wire_json.from_plain(tree, SampleResponse)
+)
+
 
 class Abandonable(Protocol):
     """A retrieval under way."""
 
     def abandon(self) -> None:
-        """Nobody waits any more."""
+        """Stop: the result is not wanted any more."""
 
 
-class SampleOrder(Protocol):
-    """What one sample asks for. Its methods run on workers."""
+class SampleJob:
+    """One sample. Its steps follow each other; only `_on_done` may come from any thread.
 
-    @property
-    def request(self) -> SampleRequest:
-        """The request, complete but for its number."""
-
-    @property
-    def estimate_bytes(self) -> int:
-        """The weight of the prompt."""
-
-    @property
-    def deadline_at(self) -> float:
-        """The moment of the clock at which to give up."""
-
-    @property
-    def max_attempts(self) -> int:
-        """How often one submit is tried."""
-
-    @property
-    def max_submissions(self) -> int:
-        """How often the sample is submitted, each time under a new number."""
-
-    @property
-    def sdk_method(self) -> str:
-        """The public method that asks for it."""
-
-    def next_number(self) -> int:
-        """Draw a number in the sampling session."""
-
-    def encode(self, request: SampleRequest) -> bytes:
-        """Return the body of the request, which lacks only its number."""
-
-    def fetch(self, *promise: Any, **options: Any) -> Abandonable:
-        """Start the retrieval of the result."""
-
-    def decode(self, reply: Reply, tree: Any) -> SampleResponse:
-        """Return the response that a reply holds."""
-
-    def abandoned(self, request_id: str) -> object:
-        """Take note that the user has cancelled a sample that the server has."""
-
-
-class Sample:
-    """One sample on its way. Its steps follow each other; only `on_future_done` may come from anywhere."""
+    Raises:
+        InvalidInputError: it cannot be sent.
+    """
 
     # There may be tens of thousands.
     __slots__ = (
@@ -104,44 +88,129 @@ class Sample:
         "_future",
         "_held",
         "_key",
-        "_lane",
         "_last_words",
+        "_line",
+        "_machinery",
+        "_max_submissions",
+        "_may_forbid_retries",
         "_number",
-        "_order",
+        "_pledge",
+        "_request",
         "_resubmits",
+        "_scheduler",
+        "_sdk_method",
         "_sequence_ids",
         "_ticket",
+        "_wire_request",
+        "deadline_at",
+        "estimate_bytes",
+        "limiters",
     )
 
-    def __init__(self, lane: SampleLane, order: SampleOrder, future: APIFuture[SampleResponse]) -> None:
-        self._lane = lane
-        self._order = order
-        self._future = future
-        self._began_at = lane.clock.now()
+    _machinery: Machinery
+    _pledge: Pledge
+    _scheduler: SampleScheduler
+
+    def __init__(
+        self, line: SampleLine, request: SampleRequest, deadline_at: float, *, may_forbid_retries: bool
+    ) -> None:
+        request.validate()
+        self._line = line
+        self._request = self._wire_request = request
+        self._may_forbid_retries = may_forbid_retries
+        self._max_submissions = line.max_attempts
+        self._sdk_method = current()
+        self.deadline_at = deadline_at
+        self.estimate_bytes = estimate_prompt_bytes(request.prompt)
+        self.limiters: tuple[Limiter, ...] | None = None
+        self._future: APIFuture[SampleResponse] | None = None
         self._number: int | None = None
         self._body = b""
         self._key = ""
         self._call: Call | None = None
-        self._attempt = 0
-        self._resubmits = 0
+        self._attempt = self._resubmits = 0
+        self._began_at = 0.0
         self._sequence_ids: Sequence[str] | None = None
         self._last_words = ""
-        # What it holds, by kind. A cancel may come from any thread while a worker is at it: whoever pops an
-        # entry, which is one step, gives it back.
+        # What it holds, by kind. A cancel may come from any thread while a worker is in a step: the thread
+        # that pops an entry, which is one operation, gives it back.
         self._held: dict[str, Any] = {}
         self._ticket: Ticket | None = None
         self._fetch: Abandonable | None = None
 
-    @property
-    def over(self) -> bool:
-        return self._future.done()
+    # -------------------------------------------------------------------------------------- to the scheduler
+
+    def put(self) -> APIFuture[SampleResponse]:
+        """Prepare it and queue it. Return its future.
+
+        Raises:
+            TinkerError: the server cannot do it, the client is closed, or there is not so much left to spend.
+        """
+        line, request = self._line, self._request
+        core = line.core
+        self._machinery = machinery = core.ready(self.deadline_at)
+        self._scheduler = machinery.scheduler
+        if request.sampling_session_id != line.sampling_session_id:
+            request = request.model_copy(update={"sampling_session_id": line.sampling_session_id})
+            self._request = request
+        if self._may_forbid_retries and machinery.facts.config.sample_no_retries:
+            self._max_submissions = 1
+        dialect = machinery.facts.dialect
+        refuse_unsupported(request, dialect)
+        context = partial(core.server.published.context_length, self._line.base_model)
+        self._wire_request = normalise_sample_request(request, dialect, context)
+        with core.admission.admitted(self._plan, self.limiters) as self._pledge:
+            future = self._future or self.make_future()
+            self._pledge.follow(future)
+            self._began_at = core.clock.now()
+            if line.numbered:
+                self._scheduler.put(self)
+            else:
+                core.send_pool.run(carried(self._put_numbered))
+        return future
+
+    def make_future(self) -> APIFuture[SampleResponse]:
+        """Make the future that the user holds."""
+        self._future = future = self._line.core.future(self._on_done)
+        return future
+
+    def start(self) -> None:
+        """Go on after the wait for the sampler."""
+        if self.over:
+            return
+        try:
+            with named(self._sdk_method):
+                self.put()
+        except Exception as failure:  # noqa: BLE001  # it belongs to the future
+            self._fail_future(failure)
+
+    def _put_numbered(self) -> None:
+        """Ask for the numbers of a copy before its first sample; on a worker, so that no caller waits."""
+        try:
+            self._line.make_numbers()
+        except Exception as error:  # noqa: BLE001  # it belongs to the sample
+            self._fail_future(error)
+        else:
+            self._scheduler.put(self)
+
+    def _plan(self) -> Plan:
+        """Return what the sample takes at most."""
+        longest = self._request.sampling_params.max_tokens
+        return Plan(
+            model=self._line.sampling_session_id,
+            prompt=length_of(self._request.prompt),
+            sampled=None if longest is None else longest * self._request.num_samples,
+        )
 
     # -------------------------------------------------------------------------------------- admission
 
+    @property
+    def over(self) -> bool:
+        """Whether its future has ended."""
+        return self._future is not None and self._future.done()
+
     def admit(self) -> bool:
-        """Wait for room and take the number; whether it is to be submitted. Runs on the one worker that
-        admits.
-        """
+        """Wait for room and take the number; return True if it is to be submitted."""
         try:
             admitted = self._take_place() and self._take_bytes() and self._take_permit()
             if self._is_called_off():
@@ -149,148 +218,151 @@ class Sample:
             if not admitted:
                 self.fail(self._deadline_error())
             elif self._number is None:
-                self._number = self._order.next_number()
+                self._number = self._line.next_number()
         except Exception as error:  # noqa: BLE001  # it is this sample's; the next may fare better
             self.fail(error)
             return False
         return admitted
 
     def submit(self) -> None:
-        """Send it. Runs on a worker."""
+        """Send it."""
         try:
             if not self._is_called_off():
                 self._submit()
-        except Exception as error:  # noqa: BLE001  # whatever it was, somebody waits for the sample
+        except Exception as error:  # noqa: BLE001  # the sample must end in any case
             self.fail(error)
 
     def _is_called_off(self) -> bool:
-        """Whether it is over already; then it gives back what it holds."""
+        """Return True if it is over already; then it gives back what it holds."""
         over = self.over
         if over:
             self._give_back_permit(success=False)
-            self._give_back_sending()
+            self._give_back_bytes()
             self._give_back_place()
         return over
 
     def _take_place(self) -> bool:
         if "place" in self._held:
             return True
-        if not self._lane.places.acquire(1, self._left_s()):
+        if not self._scheduler.places.acquire(1, self._left_s()):
             return False
         self._held["place"] = True
         return True
 
     def _take_bytes(self) -> bool:
-        weight = self._order.estimate_bytes
-        if self._lane.gate.limiter.recently_closed():
+        weight = self.estimate_bytes
+        if self._scheduler.gate.limiter.recently_closed():
             weight *= _WEIGHT_AFTER_REFUSAL
-        if not self._lane.sending_bytes.acquire(weight, self._left_s()):
+        if not self._scheduler.sending_bytes.acquire(weight, self._left_s()):
             return False
         self._held["bytes"] = weight
         return True
 
     def _take_permit(self) -> bool:
-        permit = self._lane.gate.acquire(self._left_s())
+        permit = self._scheduler.gate.acquire(self._left_s())
         if permit is None:
             return False
         self._held["permit"] = permit
         return True
 
     def _left_s(self) -> float | None:
-        left_s = self._order.deadline_at - self._lane.clock.now()
+        left_s = self.deadline_at - self._scheduler.clock.now()
         return max(left_s, 0.0) if left_s < threading.TIMEOUT_MAX else None
 
+    # -------------------------------------------------------------------------------------- the request
+
     def _submit(self) -> None:
-        assert self._number is not None  # noqa: S101  # drawn when it was admitted
+        assert self._number is not None and self._future is not None  # noqa: S101, PT018  # it was admitted
         if not self._body:
-            self._body = wire_json.with_number(self._order.encode(self._order.request), self._number)
-            self._key = self._lane.next_key()
+            core = self._line.core
+            began_s = core.clock.now() if core.stopwatches else 0.0
+            bodies, _ = self._line.parts(self._machinery)
+            self._body = bodies.encode(self._wire_request, self._number)
+            if core.stopwatches:
+                core.note_encoded(self._sdk_method, began_s)
+            self._key = self._scheduler.next_key()
         self._attempt += 1
         self._future.mark_sending()
-        left_s = self._left_s()
         self._call = call = Call(
             method="POST",
             path=PATH,
             body=self._body,
             headers=_HEADERS,
-            sdk_method=self._order.sdk_method,
+            sdk_method=self._sdk_method,
             idempotency_key=self._key,
             attempt=self._attempt,
-            deadline_s=left_s,
+            deadline_s=self._left_s(),
             max_retries=0,
         )
-        self._ticket = self._lane.poller.start(call, self._on_outcome)
-
-    # -------------------------------------------------------------------------------------- the answer
+        self._ticket = self._scheduler.poller.start(call, self._on_outcome)
 
     def _on_outcome(self, outcome: Reply | SendFailed) -> None:
-        call = self._call
-        if call is None or (isinstance(outcome, Reply) and outcome.ok):
-            self._on_promise(cast("Reply", outcome))
+        if isinstance(outcome, Reply) and outcome.ok:
+            self._on_promise(outcome)
             return
+        call, scheduler = self._call, self._scheduler
+        assert call is not None and self._future is not None  # noqa: S101, PT018  # it was submitted
         self._last_words = (
             str(outcome) if isinstance(outcome, SendFailed) else f"status {outcome.status} on submit"
         )
-        order = self._order
-        verdict = self._lane.judge(outcome, call, order.estimate_bytes, order.max_attempts)
-        if isinstance(verdict, Throttled):
-            # Not an attempt: the server did not refuse this sample, it asked everybody to slow down.
+        decision = scheduler.policy.decide(outcome, call, self.estimate_bytes, self._line.max_attempts)
+        if isinstance(decision, Throttled):
+            # Not an attempt: the server did not refuse this sample, it asked for less of everything.
             self._attempt -= 1
             permit: Permit | None = self._held.pop("permit", None)
             if permit is not None:
-                self._lane.gate.throttled(permit, verdict.delay_s)
-            self._give_back_sending()
+                scheduler.gate.throttled(permit, decision.delay_s)
+            self._give_back_bytes()
             self._future.mark_paused(self._last_words)
-            self._lane._enqueue(self, first=True)
+            self._queue_again()
             return
         self._give_back_permit(success=False)
-        self._give_back_sending()
-        if isinstance(verdict, Refused):
-            self.fail(verdict.error)
-        elif self._left_s() is not None and verdict.delay_s >= (self._left_s() or 0.0):
+        self._give_back_bytes()
+        if isinstance(decision, Refused):
+            self.fail(decision.error)
+        elif self._left_s() is not None and decision.delay_s >= (self._left_s() or 0.0):
             self.fail(self._deadline_error())
         else:
-            self._ticket = self._lane.poller.after(verdict.delay_s, self._again)
+            self._ticket = scheduler.poller.after(decision.delay_s, self._queue_again)
 
-    def _again(self) -> None:
-        self._lane._enqueue(self, first=True)
+    def _queue_again(self) -> None:
+        self._scheduler.put(self, first=True)
 
     def _on_promise(self, reply: Reply) -> None:
         self._give_back_permit(success=True)
-        self._give_back_sending()
+        self._give_back_bytes()
+        line, scheduler, future = self._line, self._scheduler, self._future
+        assert future is not None  # noqa: S101  # it was submitted
         try:
-            promise: UntypedAPIFuture = read_reply("asample", reply, self._lane.fetcher.secrets)
+            request_id, self._sequence_ids = read_promise("asample", reply, scheduler.fetcher.secrets)
         except TinkerError as error:
             self.fail(error)
             return
-        if self.over:
-            self._order.abandoned(promise.request_id)
+        if future.done():
+            line.core.server.abandon(request_id)
             return
-        self._future.mark_accepted(promise.request_id)
+        future.mark_accepted(request_id)
         # It may take hours from here; only a submission under a new number would need these again.
         self._body, self._call, self._ticket = b"", None, None
-        self._sequence_ids = promise.sample_sequence_ids
-        self._fetch = self._order.fetch(
+        _, fetch = line.parts(self._machinery)
+        self._fetch = fetch(
             Promise(
-                promise.request_id,
+                request_id,
                 REQUEST_TYPE,
                 wants_proto=True,
-                roundtrip_s=self._lane.clock.now() - self._began_at,
-                sdk_method=self._order.sdk_method,
+                roundtrip_s=scheduler.clock.now() - self._began_at,
+                sdk_method=self._sdk_method,
             ),
-            self._future,
+            future,
             self._decode,
-            deadline_at=self._order.deadline_at,
+            deadline_at=self.deadline_at,
             on_gone=self._on_gone,
         )
 
-    def _decode(self, reply: Reply, tree: Any) -> SampleResponse:
-        return named(self._order.decode(reply, tree), self._sequence_ids)
-
     def _on_gone(self, error: Exception) -> None:
-        """The server has forgotten the promise: once more, as a new sample."""
+        """Submit it as a new sample, because the server has forgotten the promise."""
         self._resubmits += 1
-        if self._resubmits >= self._order.max_submissions:
+        if self._resubmits >= self._max_submissions:
             self.fail(error)
             return
         _log.info("the server has forgotten a sample; it is submitted again (%d)", self._resubmits)
@@ -298,44 +370,63 @@ class Sample:
         self._number = None
         self._attempt = 0
         pause_s = delay_s(self._resubmits, draw=1.0, longest_s=10.0)
-        self._ticket = self._lane.poller.after(pause_s, self._again)
+        self._ticket = self._scheduler.poller.after(pause_s, self._queue_again)
 
-    # -------------------------------------------------------------------------------------- ends
+    # -------------------------------------------------------------------------------------- the result
+
+    def _decode(self, reply: Reply, tree: Any) -> SampleResponse:
+        """Read the response, and count it before the user sees it."""
+        response = _read_response(reply, tree)
+        request = self._request
+        length = length_of(request.prompt)
+        cached = min(response.prompt_cache_hit_tokens, length)
+        used = TokensUsed(
+            model=self._line.sampling_session_id,
+            prompt=length - cached,
+            cached=cached,
+            sampled=sum([sequence.length for sequence in response.sequences]),
+        )
+        self._pledge.settle(used)  # also where the check finds something amiss: it was computed
+        return sample_response.named(sample_response.check_response(request, response), self._sequence_ids)
 
     def fail(self, error: Exception) -> None:
         """End without a result."""
         self._give_back_permit(success=False)
-        self._give_back_sending()
-        self._future.fail(error)
+        self._give_back_bytes()
+        self._fail_future(error)
 
-    def on_future_done(self, future: APIFuture[SampleResponse]) -> None:
-        """It has its result or failure, or its user has cancelled it."""
+    def _fail_future(self, error: Exception) -> None:
+        if self._future is not None:
+            self._future.fail(error)
+
+    def _on_done(self, future: APIFuture[SampleResponse]) -> None:
+        """Give back what it holds: it has its result or failure, or its user has cancelled it."""
         if future.cancelled():
             ticket, fetch = self._ticket, self._fetch
             if fetch is not None:
                 fetch.abandon()
             elif ticket is not None and ticket.cancel():
                 self._give_back_permit(success=False)
-                self._give_back_sending()
+                self._give_back_bytes()
             if future.request_id is not None:
-                self._order.abandoned(future.request_id)
-        # They know this sample: together they would wait for the garbage collector, client and all.
+                self._line.core.server.abandon(future.request_id)
+        # They know this job: together they would wait for the garbage collector, client and all.
         self._fetch = self._ticket = None
         self._give_back_place()
 
     def _give_back_permit(self, *, success: bool) -> None:
         permit: Permit | None = self._held.pop("permit", None)
         if permit is not None:
-            (self._lane.gate.succeeded if success else self._lane.gate.failed)(permit)
+            (self._scheduler.gate.succeeded if success else self._scheduler.gate.failed)(permit)
 
-    def _give_back_sending(self) -> None:
+    def _give_back_bytes(self) -> None:
         weight = self._held.pop("bytes", None)
         if weight is not None:
-            self._lane.sending_bytes.release(weight)
+            self._scheduler.sending_bytes.release(weight)
 
     def _give_back_place(self) -> None:
         if self._held.pop("place", None):
-            self._lane.places.release(1)
+            self._scheduler.places.release(1)
 
     def _deadline_error(self) -> Exception:
         return DeadlineError(
@@ -343,6 +434,6 @@ class Sample:
             method="POST",
             path=PATH,
             attempts=self._attempt,
-            waited_s=self._lane.clock.now() - self._began_at,
+            waited_s=self._scheduler.clock.now() - self._began_at,
             last_words=self._last_words or "it waited for its turn",
         )

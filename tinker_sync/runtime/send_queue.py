@@ -30,8 +30,7 @@ Assumptions
 
 Threads: any may append, cancel and close; sends run on the workers. No thread belongs to a queue, none waits
 for its turn: each end of a send launches what follows. Futures are ended and callbacks run with the lock
-free. A queue without anything under way may be used in a forked child; otherwise the child's copy refuses
-work.
+free. In a forked child the copy refuses work until `take_over`.
 """
 
 from __future__ import annotations
@@ -50,6 +49,12 @@ from tinker_sync.errors import EarlierCallFailedError, TinkerError, with_words
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import fresh
 from tinker_sync.runtime.futures import APIFuture, Submit
+
+_INHERITED: Final = (
+    "this training client belongs to the parent process of a fork: two copies would send different calls "
+    "under the same numbers. Call training.take_over() in this process if no other one uses it any more, or "
+    "make a training client here"
+)
 
 _log: Final = logging.getLogger(__name__)
 
@@ -97,7 +102,7 @@ class QueueState(Enum):
     SENDING -> IDLE      all its requests are accepted, one was refused, or it turned out to be cancelled; an
                          operation that is `alone` has ended as well
     SENDING -> BROKEN    the server may or may not have one of its requests
-    IDLE -> BROKEN       never in one process; in a forked child, when the parent was sending
+    any -> BROKEN        in a forked child, when calls of the parent were under way
     any -> CLOSED        `close`
 
     Illegal: every way out of CLOSED; BROKEN -> IDLE or SENDING, for nothing mends a hole; SENDING -> SENDING,
@@ -191,6 +196,7 @@ class SendQueue(Generic[PartT]):
         self._refusal: Exception | None = (
             None  # guarded by _lock; what new calls get; set once broken or closed
         )
+        self._inherited = False  # guarded by _lock; in a forked child that has not taken over
         _fork.renew_in_child(self)
 
     def append(self, operation: Operation[PartT], place: Operation[PartT] | None = None) -> None:
@@ -233,6 +239,12 @@ class SendQueue(Generic[PartT]):
             for part in parts:
                 part.future.cancel()
 
+    @property
+    def next_number(self) -> int:
+        """Return the number of the next request that leaves the queue."""
+        with self._lock:
+            return self._next_number
+
     def close(self, failure: Exception) -> None:
         """Send nothing more; fail with `failure` what is queued and whatever comes later. The first close
         counts.
@@ -253,13 +265,41 @@ class SendQueue(Generic[PartT]):
             _fail(operation, failure)
 
     def renew_after_fork(self) -> None:
-        """Go on in the child only if the parent left nothing half done; its futures belong to it."""
+        """Refuse work in a forked child until `take_over`: two queues would use the same numbers."""
         self._lock = threading.Lock()
-        if self._refusal is None and (self._state is not QueueState.IDLE or self._queue):
-            cause = "the process was forked while calls were under way"
-            self._state = QueueState.BROKEN
-            self._refusal = EarlierCallFailedError("a call of the parent process", None, cause)
+        if self._refusal is None:
+            if self._state is not QueueState.IDLE or self._queue:
+                self._state = QueueState.BROKEN
+            self._refusal, self._inherited = TinkerError(_INHERITED), True
         self._queue, self._sending = deque(), None
+
+    def refuse_inherited(self) -> None:
+        """Raise in a forked child that has not taken over.
+
+        Raises:
+            TinkerError: the queue belongs to the parent process.
+        """
+        if self._inherited:
+            raise TinkerError(_INHERITED)
+
+    def take_over(self) -> None:
+        """Go on with the numbers of the parent process, which must not use them any more.
+
+        Raises:
+            EarlierCallFailedError: calls were under way when the process was forked.
+        """
+        with self._lock:
+            if not self._inherited:
+                return
+            if self._state is QueueState.BROKEN:
+                cause = "the process was forked while calls were under way"
+                self._refusal = EarlierCallFailedError("a call of the parent process", None, cause)
+                self._inherited = False
+                refusal = fresh(self._refusal)
+            else:
+                self._refusal, self._inherited = None, False
+                return
+        raise refusal
 
     def __repr__(self) -> str:
         with self._lock:

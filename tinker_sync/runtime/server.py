@@ -42,8 +42,7 @@ from tinker_sync.runtime.rate_limiter import (
     shared_rate_limiter,
 )
 from tinker_sync.runtime.retrieval import QueueNotice
-from tinker_sync.runtime.sample_lane import SampleLane
-from tinker_sync.runtime.sample_verdict import SampleJudge
+from tinker_sync.runtime.sample_scheduler import SampleScheduler, SubmitPolicy
 from tinker_sync.runtime.workers import WorkerPools
 from tinker_sync.transport.call import Call, Reply
 from tinker_sync.types.service import ClientDynamicConfigResponse
@@ -60,7 +59,7 @@ class Machinery:
     facts: ServerFacts
     billing: BillingPause
     fetcher: Fetcher
-    lane: SampleLane
+    scheduler: SampleScheduler
     train_bytes: ByteBudget
 
 
@@ -182,19 +181,20 @@ class Server:
             pace=pace,
         )
         places = 2**31 if config.sample_use_retrieve_futures else config.sample_max_concurrent_requests
-        lane = SampleLane(
+        scheduler = SampleScheduler(
             fetcher,
             self._pools.fetch,
             gate,
             ByteBudget(config.sample_dispatch_bytes_semaphore_size, clock=clock),
             # A budget lets one more in while nothing is overdrawn: it holds one less than there are places.
             ByteBudget(max(places - 1, 0), clock=clock),
-            SampleJudge(self.connection.caller.judge, billing),
+            SubmitPolicy(self.connection.caller.judge, billing),
+            has_idle_connection=self.connection.http.has_idle_connection,
             clock=clock,
         )
         train_bytes = ByteBudget(min(config.fwdbwd_dispatch_bytes_semaphore_size, _TRAIN_BYTES), clock=clock)
-        self._lifecycle.waits = (lane, train_bytes, fetcher.inflight)
-        return Machinery(facts, billing, fetcher, lane, train_bytes)
+        self._lifecycle.waits = (scheduler, train_bytes, fetcher.inflight)
+        return Machinery(facts, billing, fetcher, scheduler, train_bytes)
 
     def _introduce(self, deadline_at: float) -> ServerFacts:
         introduction = self._introduction(lambda: finite(self.left_s(deadline_at)))

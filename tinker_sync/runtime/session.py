@@ -6,6 +6,7 @@ its sampler here or that was forked: it gets heartbeats from us too, and is neve
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import uuid
@@ -20,17 +21,19 @@ from tinker_sync.errors import APIStatusError, SessionLostError, TinkerError
 from tinker_sync.runtime.calls import make_call
 from tinker_sync.runtime.failures import fresh
 from tinker_sync.runtime.heartbeat import Heartbeat
-from tinker_sync.runtime.numbers import numbers
+from tinker_sync.types.future import FutureRetrieveRequest
 from tinker_sync.types.session import CreateSessionRequest, SessionHeartbeatRequest
 
 if TYPE_CHECKING:
     from tinker_sync._observe import Event
+    from tinker_sync.journal.record import RunJournal
     from tinker_sync.runtime.core import Core
     from tinker_sync.runtime.lifecycle import Lifecycle
     from tinker_sync.wire.dialect import Dialect
 
 # Servers that know no such call; there is nothing to finish there.
 # What a server says to calls in a session that it does not keep.
+_NOT_READY: Final = 408
 _SUSPICIOUS: Final = (401, 404, 410)
 # Numbers in a session count from 0. Who shares one with another process, and cannot ask it where it is,
 # starts far from there.
@@ -49,6 +52,7 @@ class Session:
         project_id: the project it belongs to.
         display_name: how it is listed.
         joined: the id of a session that exists already.
+        journal: records the session, and knows which one to go on with.
     """
 
     def __init__(
@@ -58,7 +62,9 @@ class Session:
         project_id: str | None = None,
         display_name: str | None = None,
         joined: str | None = None,
+        journal: RunJournal | None = None,
     ) -> None:
+        self.journal = journal
         self._user_metadata = dict(user_metadata or {})
         self._project_id = project_id
         self._display_name = display_name
@@ -72,9 +78,9 @@ class Session:
         self._number_from(0 if self.owned else _somewhere_far())
 
     def _number_from(self, first: int) -> None:
-        self.next_model_seq_id: Callable[[], int] = numbers(first)
-        self.next_sampling_session_seq_id: Callable[[], int] = numbers(first)
-        self.next_custom_loss_seq_id: Callable[[], int] = numbers(first)
+        self.next_model_seq_id: Callable[[], int] = itertools.count(first).__next__
+        self.next_sampling_session_seq_id: Callable[[], int] = itertools.count(first).__next__
+        self.next_custom_loss_seq_id: Callable[[], int] = itertools.count(first).__next__
 
     @property
     def heartless(self) -> bool:
@@ -85,7 +91,7 @@ class Session:
 
     def open(self, core: Core, dialect: Dialect, deadline_s: float | None = None) -> None:
         """Create it, unless it exists, and begin its heartbeats."""
-        session_id = self.session_id or self._create(core, deadline_s)
+        session_id = self.session_id or self._go_on(core) or self._create(core, deadline_s)
         self.session_id, self._finish_offered = session_id, dialect.offers("finish_session")
         self._core = weakref.ref(core)
         heartbeat = Heartbeat(
@@ -122,7 +128,25 @@ class Session:
             if message:
                 _log.log(level, "%s", mask_text(message, core.secrets()))
         session_id: str = created.session_id
+        if self.journal is not None:
+            self.journal.begin(session_id)
         return session_id
+
+    def _go_on(self, core: Core) -> str | None:
+        """Return the session of the journal if the server still has it, with its models."""
+        journal = self.journal
+        if journal is None or journal.session_id is None:
+            return None
+        heartbeat = SessionHeartbeatRequest(session_id=journal.session_id)
+        if not _is_known(core, "session_heartbeat", heartbeat):
+            return None
+        for request_id in journal.last_requests:
+            if not _is_known(core, "retrieve_future", FutureRetrieveRequest(request_id=request_id)):
+                return None
+        journal.go_on()
+        if not journal.replays:
+            self._number_from(_somewhere_far())
+        return journal.session_id
 
     def end(self, last: Callable[[], object] | None = None) -> threading.Event | None:
         """No more heartbeats; their thread does `last` and ends. What is returned tells when that is."""
@@ -136,6 +160,8 @@ class Session:
         """Wait for the thread of the heartbeats."""
         if self._heartbeat is not None:
             self._heartbeat.join(timeout_s)
+        if self.journal is not None:
+            self.journal.close()
 
     def finish(
         self, lifecycle: Lifecycle, status: str, detail: str | None, limit_s: float, *, quiet: bool = False
@@ -152,6 +178,12 @@ class Session:
         session_id = self.session_id
         if session_id is None or not self.owned:
             return
+        if self.journal is not None:
+            if status != "success":
+                # The next run goes on with it.
+                _log.warning("session %s stays open at the server for the next run", session_id)
+                return
+            self.journal.end(status)
         lifecycle.tell(SessionEnded(session_id=session_id, status=status))
         if not self._finish_offered or self._lost is not None:
             return
@@ -216,6 +248,18 @@ class Session:
         core = self._core() if self._core is not None else None
         if core is not None:
             core.tell(event)
+
+
+def _is_known(core: Core, name: str, request: Any) -> bool:
+    """Ask once whether the server knows what a request names."""
+    try:
+        core.caller.call(make_call(name, core.settings, request))
+    except APIStatusError as error:
+        if error.status_code in (404, 410):
+            return False
+        if error.status_code != _NOT_READY:
+            raise
+    return True
 
 
 def _somewhere_far() -> int:

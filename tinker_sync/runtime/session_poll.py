@@ -1,8 +1,12 @@
 """One long poll for all the samples of a sampling session, where the server offers that.
 
 A sample waits here until the poll announces it, and is fetched then, once. Where the server does not offer
-the poll, or the poll keeps failing, the fetcher polls for each sample alone. A completion may come before its
-sample waits here: the newest ones are kept, the others forgotten.
+the poll, or the poll keeps failing, the fetcher polls for each sample alone; the next acknowledgement shows
+whether the poll works again. A completion may come before its sample waits here: the newest ones are kept,
+the others forgotten. Two samples under one request id are both fetched alone.
+
+The server may hold a poll for longer than a sample may take, so a timer ends the wait of a sample whose
+deadline is near. A server that answers at once without news is asked again after a pause.
 
 The server keeps a completion until a poll reports it as retrieved. Where no sample waits, that poll asks for
 an answer at once (`timeout: 0`). It is a courtesy and is not repeated for long: a server that holds it has
@@ -20,7 +24,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._policy import Stage, delay_s, rule_for
@@ -29,6 +33,7 @@ from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import hush
 from tinker_sync.runtime.fetcher import Decode, Fetch, Fetcher, Promise
 from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.retrieval import FLOOR_S
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.types.completion import (
     FutureFinished,
@@ -38,12 +43,16 @@ from tinker_sync.types.completion import (
 )
 from tinker_sync.wire import json as wire_json
 
+if TYPE_CHECKING:
+    from tinker_sync.runtime.poller import Ticket
+
 PATH: Final = "/api/v1/retrieve_futures"
 # A completion may be announced before the answer to the submit has been read.
 _EARLY_KEPT: Final = 10_000
 _FAILURES_BEFORE_SINGLES: Final = 3
 # A poll that only acknowledges is answered at once.
 _ACKNOWLEDGE_S: Final = 5.0
+_LONGEST_QUICK_PAUSE_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +83,8 @@ class SessionPoll:
         # Only the steps of the poll touch these, and they follow each other.
         self._cursor = 0
         self._failures = 0
+        self._quick_polls = 0
+        self._asked_at = 0.0
         _fork.renew_in_child(self)
 
     def fetch(
@@ -88,15 +99,19 @@ class SessionPoll:
         """Resolve `future` once its promise is announced as done; arguments as for `Fetcher.fetch`."""
         waiter = _Waiter(self, promise, future, decode, deadline_at, on_gone)
         with self._lock:
-            singles = self._singles
+            alone = self._singles or self._failures >= _FAILURES_BEFORE_SINGLES
             size = self._early.pop(promise.request_id, None)
-            if not singles and size is None:
+            namesake = self._waiting.pop(promise.request_id, None)
+            waits = not alone and size is None and namesake is None
+            if waits:
                 self._waiting[promise.request_id] = waiter
             start = self._wanted_locked()
-        if singles:
-            waiter.fetch_alone(None)
-        elif size is not None:
+        if waits:
+            self._arm(waiter)
+        else:
             waiter.fetch_alone(size)
+        if namesake is not None:
+            namesake.fetch_alone(size)
         if start:
             self._begin()
         return waiter
@@ -113,16 +128,35 @@ class SessionPoll:
 
     # -------------------------------------------------------------------------------------- for waiters
 
-    def done_with(self, request_id: str) -> None:
-        """Acknowledge this with the next poll: its result has arrived, or is not wanted any more."""
+    def done_with(self, waiter: _Waiter) -> None:
+        """Acknowledge a sample with the next poll: its result has arrived, or is not wanted any more."""
+        request_id, timer = waiter.promise.request_id, waiter.timer
+        if timer is not None:
+            timer.cancel()
         with self._lock:
-            self._waiting.pop(request_id, None)
+            if self._waiting.get(request_id) is waiter:
+                del self._waiting[request_id]
             if self._singles:
                 return
             self._retrieved.add(request_id)
             start = self._wanted_locked()
         if start:
             self._begin()
+
+    def _arm(self, waiter: _Waiter) -> None:
+        """Have a timer end the wait of a sample whose deadline may come while the server holds a poll."""
+        left_s = waiter.deadline_at - self._clock.now()
+        if waiter.timer is None and left_s <= self._fetcher.read_timeout_s:
+            waiter.timer = self._fetcher.poller.after(max(left_s, 0.0), partial(self._expire, waiter))
+
+    def _expire(self, waiter: _Waiter) -> None:
+        request_id = waiter.promise.request_id
+        with self._lock:
+            waits = self._waiting.get(request_id) is waiter
+            if waits:
+                del self._waiting[request_id]
+        if waits:
+            waiter.fetch_alone(None)  # it asks once more by itself, which raises its deadline error
 
     def _wanted_locked(self) -> bool:
         """Return True if a poll must start now, which then counts as started."""
@@ -143,11 +177,12 @@ class SessionPoll:
     def _poll(self) -> None:
         with self._lock:
             reported = sorted(self._retrieved)
-            overdue = self._take_overdue_locked()
-            awaited = bool(self._waiting)
-        for waiter in overdue:  # each asks once more by itself, which raises its deadline error
-            self._fetcher.poller.after(0.0, partial(waiter.fetch_alone, None))
+            waiting = list(self._waiting.values())
+        for waiter in waiting:
+            self._arm(waiter)
+        awaited = bool(waiting)
         if awaited or reported:
+            self._asked_at = self._clock.now()
             call = self._call(reported, awaited=awaited)
             self._fetcher.poller.start(call, partial(self._on_outcome, reported, awaited))
         else:
@@ -169,14 +204,6 @@ class SessionPoll:
             max_retries=0,
         )
 
-    def _take_overdue_locked(self) -> list[_Waiter]:
-        """Remove and return those whose deadline has passed."""
-        now = self._clock.now()
-        overdue = [waiter for waiter in self._waiting.values() if waiter.deadline_at <= now]
-        for waiter in overdue:
-            del self._waiting[waiter.promise.request_id]
-        return overdue
-
     def last_call(self) -> Call | None:
         """Return the call that acknowledges what is left to acknowledge; no poll is sent after it.
 
@@ -190,7 +217,8 @@ class SessionPoll:
     def _on_outcome(self, reported: list[str], awaited: bool, outcome: Reply | SendFailed) -> None:
         if isinstance(outcome, Reply) and outcome.ok:
             try:
-                self._on_completions(wire_json.decode(outcome.body, FuturesRetrieveResponse), reported)
+                answer = wire_json.decode(outcome.body, FuturesRetrieveResponse)
+                self._on_completions(answer, reported, awaited=awaited)
             except WireError as error:
                 self._give_up(str(hush(error, outcome.body, self._fetcher.secrets())))
             return
@@ -211,8 +239,9 @@ class SessionPoll:
             return not outcome.final
         return rule_for(outcome.status, Stage.SESSION_POLL).passes
 
-    def _on_completions(self, answer: FuturesRetrieveResponse, reported: list[str]) -> None:
+    def _on_completions(self, answer: FuturesRetrieveResponse, reported: list[str], *, awaited: bool) -> None:
         self._failures = 0
+        moved = answer.cursor != self._cursor
         self._cursor = answer.cursor
         ready: list[tuple[_Waiter, int]] = []
         with self._lock:
@@ -230,7 +259,14 @@ class SessionPoll:
                 self._early.popitem(last=False)
         for waiter, size in ready:
             waiter.fetch_alone(size)
-        self._go_on()
+        quick = self._clock.now() - self._asked_at < FLOOR_S
+        if not awaited or not quick or ready or (moved and answer.completions):
+            self._quick_polls = 0
+            self._go_on()
+            return
+        self._quick_polls += 1
+        pause_s = delay_s(self._quick_polls, draw=1.0, first_s=FLOOR_S, longest_s=_LONGEST_QUICK_PAUSE_S)
+        self._fetcher.poller.after(pause_s, self._go_on)
 
     def _forget(self, reported: list[str]) -> None:
         """Count these as acknowledged."""
@@ -245,8 +281,8 @@ class SessionPoll:
             self._begin()
 
     def _failed(self) -> None:
-        """Ask again in a while; samples that wait since before are fetched one by one."""
-        if self._failures == _FAILURES_BEFORE_SINGLES:
+        """Ask again in a while. After some failures, the samples are fetched one by one."""
+        if self._failures >= _FAILURES_BEFORE_SINGLES:
             self._release_all()
         self._go_on()
 
@@ -285,7 +321,9 @@ class _Waiter:
         self._decode = decode
         self._on_gone = on_gone
         self._fetch: Fetch[Any] | None = None
-        future.when_done(lambda _: owner.done_with(promise.request_id))
+        self.timer: Ticket | None = None
+        """Ends the wait at the deadline, once that is near."""
+        future.when_done(lambda _: owner.done_with(self))
 
     def fetch_alone(self, size: int | None) -> None:
         """Fetch this result. `size` is the announced one; None if none was announced."""
@@ -308,7 +346,7 @@ class _Waiter:
             fetch.abandon()
 
     def _gone(self, error: Exception) -> None:
-        self._owner.done_with(self.promise.request_id)
+        self._owner.done_with(self)
         if self._on_gone is not None:
             self._on_gone(error)
         else:

@@ -25,7 +25,7 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
 from tinker_sync.runtime.merge import add_loss, add_mean_loss, merge_outputs
 from tinker_sync.runtime.naming import current, named
-from tinker_sync.runtime.send_queue import Operation, SendQueue
+from tinker_sync.runtime.send_queue import NotTaken, Operation, SendQueue
 from tinker_sync.runtime.training_part import TrainingPart
 from tinker_sync.types.datum import Datum, count_trained
 from tinker_sync.types.model_input import ModelInput
@@ -50,6 +50,7 @@ from tinker_sync.wire.proto._varint import varint
 from tinker_sync.wire.proto._writer import Buffers
 
 if TYPE_CHECKING:
+    from tinker_sync.journal.record import TrainingRecord
     from tinker_sync.runtime.core import Core
     from tinker_sync.types.tensor_data import TensorData
     from tinker_sync.types.weights import SaveWeightsResponse
@@ -65,9 +66,12 @@ Operations = Sequence[Operation[TrainingPart]]
 class TrainingLine:
     """The way of the calls of one training client: held until its model exists, then queued. Thread-safe."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, record: TrainingRecord | None = None) -> None:
         self.core = core
-        self._send = core.training_sender()
+        self.record = record
+        """What a journal keeps of the calls; None where there is no journal."""
+        send = core.training_sender()
+        self._send = send if record is None else record.around(send, NotTaken)
         self.queue: SendQueue[TrainingPart] = SendQueue(self._send, core.run_sending, self._send_nothing)
         self.held = HeldCalls()
         self.model_id = ""
@@ -100,10 +104,15 @@ class TrainingLine:
         Raises:
             TinkerError: the server cannot do it, or the client is closed; nothing was sent.
         """
-        operations = call.prepare()
+        self.enter(call, call.prepare())
+        return call.future
+
+    def enter(self, call: TrainingCall, operations: Operations) -> None:
+        """Put what was prepared into the queue."""
+        if self.record is not None:
+            self.record.mark(call, [part for operation in operations for part in operation.parts])
         # Until it ends, the future holds the queue, and thereby the client: nothing in use is dropped.
         self.core.enter(partial(self.queue.append, *operations))
-        return call.future
 
     def _send_nothing(self, number: int) -> None:
         """Send a forward pass over one token under a number that a refused request leaves unused.
@@ -137,6 +146,8 @@ class TrainingCall(ABC):
         self.name = name
         self.deadline_at = deadline_at
         self.sdk_method = current()
+        self.step = line.record.step if line.record is not None else None
+        """The step of the user's loop, where a journal counts them."""
         self._limiters: tuple[Limiter, ...] | None = None
         self._future: APIFuture[Any] | None = None
 
@@ -166,7 +177,7 @@ class TrainingCall(ABC):
             future.fail(failure)
             return
         try:
-            self.line.core.enter(partial(self.line.queue.append, *operations))
+            self.line.enter(self, operations)
         except Exception as failure:  # noqa: BLE001  # closed meanwhile
             future.fail(failure)
 

@@ -9,11 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tinker_sync._clock import Clock
 from tinker_sync._policy import Meaning, Stage, rule_for
-from tinker_sync.errors import APIError, APIStatusError, ClientClosedError, DeadlineError, TinkerError
+from tinker_sync.errors import (
+    APIError,
+    APIStatusError,
+    ClientClosedError,
+    DeadlineError,
+    JournalError,
+    TinkerError,
+)
 from tinker_sync.runtime.calls import make_call, read_reply
 from tinker_sync.runtime.fetcher import Decode, Promise
 from tinker_sync.runtime.futures import APIFuture
@@ -39,10 +47,12 @@ class TrainingPart:
         "endpoint",
         "future",
         "headers",
+        "known",
         "made_at",
         "request_type",
         "sdk_method",
         "size",
+        "step",
     )
 
     def __init__(
@@ -70,12 +80,20 @@ class TrainingPart:
         self.deadline_at = deadline_at
         self.made_at = made_at
         self.sdk_method = current()
+        self.known: str | None = None
+        """The request id under which the server has accepted this request before, as a journal knows it."""
+        self.step: int | None = None
+        """The step of the user's loop, for a journal."""
 
     def bytes_for(self, number: int) -> bytes:
         """The body under its number. Asked for once: what it was made of is let go."""
         encoded, self._encoded = self._encoded, None
         assert encoded is not None  # noqa: S101  # the queue asks once
         return encoded(number)
+
+    def keep(self, body: bytes) -> None:
+        """Give the body back after a look at it, so that it can be asked for once more."""
+        self._encoded = lambda _number: body
 
 
 def sender(server: Server, session: Session | None) -> Callable[[TrainingPart, int], None]:
@@ -85,6 +103,23 @@ def sender(server: Server, session: Session | None) -> Callable[[TrainingPart, i
     clock, secrets = server.connection.clock, server.connection.secrets
 
     def send(part: TrainingPart, number: int) -> None:
+        request_id = part.known or submit(part, number)
+        part.future.mark_accepted(request_id)
+        server.start().fetcher.fetch(
+            Promise(
+                request_id,
+                part.request_type,
+                wants_proto=ENDPOINTS[part.endpoint].result_as_protobuf,
+                roundtrip_s=clock.now() - part.made_at,
+                sdk_method=part.sdk_method,
+            ),
+            part.future,
+            part.decode,
+            deadline_at=part.deadline_at,
+            on_gone=None if part.known is None else partial(_fail_gone, part, number),
+        )
+
+    def submit(part: TrainingPart, number: int) -> str:
         try:
             machinery = server.start()
             if session is not None:
@@ -95,19 +130,7 @@ def sender(server: Server, session: Session | None) -> Callable[[TrainingPart, i
                 raise
             raise NotTaken from error
         promise: UntypedAPIFuture = read_reply(part.endpoint, reply, secrets)
-        part.future.mark_accepted(promise.request_id)
-        machinery.fetcher.fetch(
-            Promise(
-                promise.request_id,
-                part.request_type,
-                wants_proto=ENDPOINTS[part.endpoint].result_as_protobuf,
-                roundtrip_s=clock.now() - part.made_at,
-                sdk_method=part.sdk_method,
-            ),
-            part.future,
-            part.decode,
-            deadline_at=part.deadline_at,
-        )
+        return promise.request_id
 
     def send_encoded(machinery: Machinery, part: TrainingPart, number: int) -> Reply:
         left_s = part.deadline_at - clock.now()
@@ -134,6 +157,15 @@ def sender(server: Server, session: Session | None) -> Callable[[TrainingPart, i
                 budget.release(part.size)
 
     return send
+
+
+def _fail_gone(part: TrainingPart, number: int, gone: Exception) -> None:
+    lost = JournalError(
+        f"the result of {part.endpoint} (number {number}) was delivered before, and the server keeps it no "
+        "longer; the call itself is done"
+    )
+    lost.__cause__ = gone
+    part.future.fail(lost)
 
 
 def _may_be_taken(error: TinkerError) -> bool:

@@ -151,7 +151,9 @@ class Caller:
             reply = self._http.send(call)
         except SendFailed as failed:
             if self._closing.is_set():
-                raise _closed(call) from failed
+                closed = _closed(call)
+                closed.ambiguous = failed.maybe_received
+                raise closed from failed
             return self._judge.failure(failed, call)
         self._note_deprecation(reply, call)
         verdict = self._judge.reply(reply, call)

@@ -183,7 +183,7 @@ class Exchange:
         self._begin()
 
     def _lost(self, failed: SendFailed) -> SendFailed:
-        failed.maybe_received = failed.maybe_received or self._taken
+        failed.maybe_received = failed.maybe_received or self._taken or self._resent
         self._journal.lost(self._call, failed, self._clock.now() - self._began_s)
         return failed
 

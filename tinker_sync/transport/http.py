@@ -148,6 +148,10 @@ class Http:
         left_s = _GREETING_S if call.deadline_s is None else min(_GREETING_S, call.deadline_s)
         return direct and speaks_tls(origin.host, origin.port, left_s)
 
+    def has_idle_connection(self) -> bool:
+        """Return True if the next request need not open a connection, as far as can be known."""
+        return self._pools.has_idle()
+
     def forget_idle(self) -> None:
         """Let the next requests go over new connections."""
         self._pools.forget_idle()

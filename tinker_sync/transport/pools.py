@@ -313,6 +313,10 @@ class Pools:
                 return connection
             self.discard(connection)
 
+    def has_idle(self) -> bool:
+        """Return True if connections are idle. Takes no lock: the answer may be late by a moment."""
+        return self._idle_count > 0
+
     def adopt(self, connection: Connection) -> bool:
         """Count a new connection as taken. False when the pools are closed: then nobody wants it."""
         self._notice_fork()

@@ -17,6 +17,7 @@ _HOMES = {
         GetCurrentCheckpointStorageUsageRequest SamplingPrefillBillingEvent SamplingSampleBillingEvent
         StorageBillingEvent TrainingBillingEvent
     """,
+    "tinker_sync.types.capabilities": "GetServerCapabilitiesResponse SupportedModel",
     "tinker_sync.types.checkpoint": """
         Checkpoint CheckpointsListResponse Cursor ExternalWeightsUrlsResponse ParsedCheckpointTinkerPath
     """,
@@ -45,9 +46,8 @@ _HOMES = {
         FutureRetrieveRequest QueueState RequestFailedResponse TryAgainResponse UntypedAPIFuture
     """,
     "tinker_sync.types.model": """
-        CreateModelRequest CreateModelResponse GetInfoRequest GetInfoResponse
-        GetServerCapabilitiesResponse LoraConfig ModelData SupportedModel UnloadModelRequest
-        UnloadModelResponse
+        CreateModelRequest CreateModelResponse GetInfoRequest GetInfoResponse LoraConfig ModelData
+        UnloadModelRequest UnloadModelResponse
     """,
     "tinker_sync.types.model_input": """
         DmelChunk EncodedTextChunk ImageAssetPointerChunk ImageChunk ModelInput ModelInputChunk

@@ -21,6 +21,8 @@ from tinker_sync.types.billing import SamplingPrefillBillingEvent as SamplingPre
 from tinker_sync.types.billing import SamplingSampleBillingEvent as SamplingSampleBillingEvent
 from tinker_sync.types.billing import StorageBillingEvent as StorageBillingEvent
 from tinker_sync.types.billing import TrainingBillingEvent as TrainingBillingEvent
+from tinker_sync.types.capabilities import GetServerCapabilitiesResponse as GetServerCapabilitiesResponse
+from tinker_sync.types.capabilities import SupportedModel as SupportedModel
 from tinker_sync.types.checkpoint import Checkpoint as Checkpoint
 from tinker_sync.types.checkpoint import CheckpointsListResponse as CheckpointsListResponse
 from tinker_sync.types.checkpoint import Cursor as Cursor
@@ -68,10 +70,8 @@ from tinker_sync.types.model import CreateModelRequest as CreateModelRequest
 from tinker_sync.types.model import CreateModelResponse as CreateModelResponse
 from tinker_sync.types.model import GetInfoRequest as GetInfoRequest
 from tinker_sync.types.model import GetInfoResponse as GetInfoResponse
-from tinker_sync.types.model import GetServerCapabilitiesResponse as GetServerCapabilitiesResponse
 from tinker_sync.types.model import LoraConfig as LoraConfig
 from tinker_sync.types.model import ModelData as ModelData
-from tinker_sync.types.model import SupportedModel as SupportedModel
 from tinker_sync.types.model import UnloadModelRequest as UnloadModelRequest
 from tinker_sync.types.model import UnloadModelResponse as UnloadModelResponse
 from tinker_sync.types.model_input import DmelChunk as DmelChunk

@@ -118,33 +118,3 @@ class UnloadModelResponse(Model):
 
     model_id: ModelID
     type: Literal["unload_model"] | None = None
-
-
-@model
-class SupportedModel(Model):
-    """A base model of the server, with its context in tokens; `trainable` and `sampleable` describe it now.
-
-    >>> SupportedModel(model_name="org/base", trainable=True).sampleable is None
-    True
-    """
-
-    __response__ = True
-
-    model_name: str | None = None
-    max_context_length: int | None = None
-    trainable: bool | None = None
-    sampleable: bool | None = None
-
-
-@model
-class GetServerCapabilitiesResponse(Model):
-    """The server's capabilities.
-
-    >>> offered = GetServerCapabilitiesResponse(supported_models=[{"model_name": "org/base"}])
-    >>> [each.model_name for each in offered.supported_models]
-    ['org/base']
-    """
-
-    __response__ = True
-
-    supported_models: list[SupportedModel]

@@ -130,20 +130,47 @@ _FEATURES_OF: Final[Mapping[str, Callable[[Any], Iterator[str]]]] = {
 """What yields the newer features that a request makes use of."""
 
 
-def normalise_sample_request(request: SampleRequest, dialect: Dialect) -> SampleRequest:
-    """Fit a sample request to an older server: stop texts in a list, and `max_tokens` required.
+def normalise_sample_request(
+    request: SampleRequest, dialect: Dialect, context_length: Callable[[], int | None] = lambda: None
+) -> SampleRequest:
+    """Fit a sample request to an older server: stop texts in a list, and `max_tokens` set.
+
+    Args:
+        request: the request.
+        dialect: the protocol of the server.
+        context_length: returns the context of the model in tokens, or None if it is not known. Called where
+            `max_tokens` is not given: a sample may then be as long as the context allows.
 
     Raises:
-        UnsupportedByServerError: `max_tokens` is not given.
+        UnsupportedByServerError: `max_tokens` is not given, and the context is not known.
+        InvalidInputError: the prompt leaves no room in the context.
     """
     if not dialect.reads_data_only:
         return request
     params = request.sampling_params
+    changes: dict[str, Any] = {}
     if params.max_tokens is None:
-        raise UnsupportedByServerError("this server needs max_tokens to be given", feature="max_tokens")
-    if not isinstance(params.stop, str):
+        changes["max_tokens"] = _room_for_tokens(request, context_length())
+    if isinstance(params.stop, str):
+        changes["stop"] = [params.stop]
+    if not changes:
         return request
-    return request.model_copy(update={"sampling_params": params.model_copy(update={"stop": [params.stop]})})
+    return request.model_copy(update={"sampling_params": params.model_copy(update=changes)})
+
+
+def _room_for_tokens(request: SampleRequest, context: int | None) -> int:
+    if context is None:
+        raise UnsupportedByServerError(
+            "this server needs max_tokens to be given, and does not name the context length of the model: "
+            "SamplingParams(max_tokens=...)",
+            feature="max_tokens",
+        )
+    room = context - request.prompt.length
+    if room < 1:
+        raise InvalidInputError(
+            f"prompt: {request.prompt.length} tokens leave no room in the context of {context} tokens"
+        )
+    return room
 
 
 def normalise_forward_backward(given: ForwardBackwardInput, dialect: Dialect) -> ForwardBackwardInput:

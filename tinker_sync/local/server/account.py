@@ -24,7 +24,7 @@ from tinker_sync.types.billing import (
     StorageBillingEvent,
     TrainingBillingEvent,
 )
-from tinker_sync.types.model import GetServerCapabilitiesResponse, SupportedModel
+from tinker_sync.types.capabilities import GetServerCapabilitiesResponse, SupportedModel
 from tinker_sync.types.service import ClientConfigRequest
 from tinker_sync.wire import json as json_codec
 

@@ -32,11 +32,11 @@ All of that holds with orjson and without. The functions are pure; any thread ma
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from cattrs import Converter
-
+from tinker_sync._lazy import LazyModule
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._model import Model
 from tinker_sync.wire.json._backends import (
@@ -49,8 +49,15 @@ from tinker_sync.wire.json._backends import (
     read,
     write,
 )
-from tinker_sync.wire.json._converter import make_converter, problems_of
+from tinker_sync.wire.json._exact import NotExact, model_of, tree_of
 from tinker_sync.wire.json._unfit import described, input_error, note, noting, problems_in, wire_error
+
+if TYPE_CHECKING:
+    from cattrs import Converter
+
+    from tinker_sync.wire.json import _converter as _cattrs
+else:  # loaded with the first value that needs a conversion
+    _cattrs = LazyModule("tinker_sync.wire.json._converter")
 
 __all__ = [
     "DEFAULT",
@@ -64,7 +71,6 @@ __all__ = [
     "encode",
     "from_plain",
     "loads",
-    "make_converter",
     "note",
     "noting",
     "read_leniently",
@@ -76,13 +82,13 @@ T = TypeVar("T")
 
 
 @cache
-def _converter(answers: bool) -> Converter:
-    return make_converter(answers=answers)
+def _conversion(answers: bool) -> Converter:
+    return _cattrs.make_converter(answers=answers)
 
 
 @cache
-def _lenient_converter() -> Converter:
-    return make_converter(answers=False, unknown=lambda cls, names: note(names, cls.__name__))
+def _lenient_conversion() -> Converter:
+    return _cattrs.make_converter(answers=False, unknown=lambda cls, names: note(names, cls.__name__))
 
 
 def encode(request: Model | Mapping[str, Any], *, backend: Backend = DEFAULT) -> bytes:
@@ -150,12 +156,19 @@ def to_plain(value: Any) -> Any:
     >>> to_plain(AdamParams(learning_rate=1))["learning_rate"]
     1.0
     """
-    write = partial(_converter(getattr(type(value), "__response__", False)).unstructure, unstructure_as=Any)
     try:
+        try:
+            return tree_of(value)
+        except NotExact:
+            pass
+        converter = _conversion(getattr(type(value), "__response__", False))
+        write = partial(converter.unstructure, unstructure_as=Any)
         try:
             return write(value)
         except InvalidInputError:
-            found = [one for steps, error in problems_of(value, write) for one in described(error, steps)]
+            found = [
+                one for steps, error in _cattrs.problems_of(value, write) for one in described(error, steps)
+            ]
     except RecursionError:
         found = [("$", f"lists and mappings lie in each other more than {MAX_DEPTH} deep")]
     raise input_error(found)
@@ -170,8 +183,11 @@ def from_plain(tree: Any, cls: type[T], path: str = "$") -> T:
         ...
     tinker_sync.errors.WireError: $.total_count: is missing
     """
+    with suppress(NotExact):
+        made: T = model_of(tree, cls)
+        return made
     try:
-        return _converter(getattr(cls, "__response__", True)).structure(tree, cls)
+        return _conversion(getattr(cls, "__response__", True)).structure(tree, cls)
     except Exception as error:  # noqa: BLE001  # of hooks; `problems_in` raises again what is not theirs
         problems = problems_in(error, path)
     raise wire_error(problems)
@@ -189,7 +205,7 @@ def read_leniently(tree: Any, cls: type[T]) -> tuple[T, set[str]]:
     """
     with noting() as ignored:
         try:
-            return _lenient_converter().structure(tree, cls), ignored
+            return _lenient_conversion().structure(tree, cls), ignored
         except Exception as error:  # noqa: BLE001  # of hooks; `problems_in` raises again what is not theirs
             problems = problems_in(error)
     raise wire_error(problems)

@@ -13,8 +13,6 @@ from contextvars import ContextVar
 from itertools import islice
 from typing import Any, TypeVar
 
-from cattrs import ForbiddenExtraKeysError
-
 from tinker_sync._secret import is_secret_name, mask_text
 from tinker_sync.errors import InvalidInputError, WireError
 from tinker_sync.types._convert import MAX_PROBLEMS, located, noted
@@ -95,9 +93,9 @@ def described(error: Exception, steps: Steps = (), root: str = "$") -> Iterator[
         for problem in error.problems:
             inner, text = _located(problem)
             yield _path(root, steps + inner), mask_text(text)
-    elif isinstance(error, ForbiddenExtraKeysError):
+    elif hasattr(error, "extra_fields"):  # what cattrs raises
         for name in sorted(error.extra_fields):
-            yield _path(root, (*steps, name)), f"{error.cl.__name__} has no such field"
+            yield _path(root, (*steps, name)), f"{error.cl.__name__} has no such field"  # type: ignore[attr-defined]
     elif isinstance(error, KeyError):
         yield _path(root, steps), "is missing"
     elif isinstance(error, (TypeError, ValueError, ArithmeticError, AssertionError)):

@@ -1,0 +1,264 @@
+"""Clients with a journal: scripts that are started again, and programs that attach."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.engine_ledger import Ledger, datum_of, engine_ledger, step_of
+
+import tinker_sync
+from tinker_sync.errors import JournalError
+from tinker_sync.testing import FaultPlan, LocalServer, faults
+
+MODEL = "tinker-sync/random"
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def ledger() -> Iterator[Ledger]:
+    with engine_ledger() as made:
+        yield made
+
+
+@pytest.fixture
+def server(ledger: Ledger) -> Iterator[LocalServer]:
+    with LocalServer(model=MODEL, fwdbwd_max_chunk_len=2) as made:
+        yield made
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    return tmp_path / "run.journal"
+
+
+def die(service: tinker_sync.ServiceClient) -> None:
+    """Leave the client as the death of a process would: nothing is finished."""
+    service.holder.lifecycle.shut()
+
+
+def open_training(service: tinker_sync.ServiceClient) -> tinker_sync.TrainingClient:
+    return service.create_lora_training_client(MODEL, rank=4, seed=1)
+
+
+def applied(ledger: Ledger) -> list[tuple[Any, ...]]:
+    """Return the marks of what the engine did, run by run."""
+    return [one.marks for run in ledger.with_marks(range(100)) for one in run]
+
+
+def test_a_script_that_is_started_again_goes_on(
+    server: LocalServer, journal: Path, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(service: tinker_sync.ServiceClient, until: int) -> list[Any]:
+        training = open_training(service)
+        ended = []
+        for mark in range(1, until):
+            passed = training.forward_backward([datum_of(10 * mark + n) for n in range(3)], "cross_entropy")
+            ended += [passed.result(PATIENCE_S), training.optim_step(step_of(mark)).result(PATIENCE_S)]
+        return ended
+
+    first = server.service(journal=journal)
+    before = script(first, 3)
+    die(first)
+    server.forget()
+    with server.service(journal=journal) as service:
+        after = script(service, 4)
+    assert [str(one) for one in after[:4]] == [str(one) for one in before]
+    assert applied(ledger) == [(10, 11), (12,), (1,), (20, 21), (22,), (2,), (30, 31), (32,), (3,)]
+    assert len(server.calls_to("optim_step")) == 1
+    assert "training goes on in session" in caplog.text
+    assert server.calls_to("create_session") == server.calls_to("create_model") == []
+
+
+def test_a_journal_holds_no_secret_and_no_data(server: LocalServer, journal: Path) -> None:
+    with server.service(journal=journal) as service:
+        training = open_training(service)
+        training.forward_backward([datum_of(77)], "cross_entropy").result(PATIENCE_S)
+        training.save_state("named").result(PATIENCE_S)
+    text = journal.read_text()
+    assert server.key not in text
+    assert "tokens" not in text
+    assert re.findall(r'"path":"([^"]+)"', text) == [f"tinker://{training.model_id}/weights/named"]
+
+
+def test_another_call_than_before_is_refused_and_not_sent(server: LocalServer, journal: Path) -> None:
+    first = server.service(journal=journal)
+    open_training(first).optim_step(step_of(1)).result(PATIENCE_S)
+    die(first)
+    server.forget()
+    with server.service(journal=journal) as service:
+        with pytest.raises(JournalError, match=r"optim_step \(number 1\) is not the optim_step"):
+            open_training(service).optim_step(step_of(2)).result(PATIENCE_S)
+        with pytest.raises(JournalError, match="made with other arguments"):
+            service_of_another_rank(server, journal, service)
+    assert server.calls_to("optim_step") == []
+
+
+def service_of_another_rank(
+    server: LocalServer, journal: Path, running: tinker_sync.ServiceClient
+) -> tinker_sync.TrainingClient:
+    die(running)
+    with server.service(journal=journal) as service:
+        return service.create_lora_training_client(MODEL, rank=2, seed=1).result(PATIENCE_S)
+
+
+def test_a_run_that_ended_well_is_over(server: LocalServer, journal: Path) -> None:
+    for _ in range(2):
+        with server.service(journal=journal) as service:
+            open_training(service).optim_step(step_of(1)).result(PATIENCE_S)
+    assert len(server.calls_to("create_session")) == len(server.calls_to("optim_step")) == 2
+    with pytest.raises(JournalError, match="no session to go on with"):
+        tinker_sync.ServiceClient.attach(journal)
+
+
+def test_a_run_that_raises_leaves_its_session_open(server: LocalServer, journal: Path) -> None:
+    def script() -> None:
+        with server.service(journal=journal) as service:
+            open_training(service).optim_step(step_of(1)).result(PATIENCE_S)
+            raise KeyError("of the user")
+
+    with pytest.raises(KeyError):
+        script()
+    assert server.calls_to("finish_session") == []
+    with server.service(journal=journal) as service:
+        open_training(service).optim_step(step_of(1)).result(PATIENCE_S)
+    assert len(server.calls_to("create_session")) == len(server.calls_to("optim_step")) == 1
+    assert len(server.calls_to("finish_session")) == 1
+
+
+def test_a_lost_session_is_restored_from_its_last_checkpoint(
+    server: LocalServer, journal: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(service: tinker_sync.ServiceClient, *, until: int) -> list[int]:
+        training, made = open_training(service), []
+        for step in training.steps(until):
+            training.forward_backward([datum_of(step)], "cross_entropy")
+            training.optim_step(step_of(step)).result(PATIENCE_S)
+            if step == 1:
+                training.save_state("one").result(PATIENCE_S)
+            made.append(step)
+        return made
+
+    first = server.service(journal=journal)
+    assert script(first, until=4) == [0, 1, 2, 3]
+    die(first)
+    server.restart()
+    second = server.service(journal=journal)
+    assert script(second, until=4) == [2, 3]
+    assert "weights/one; steps 2 to 3 are repeated" in caplog.text
+    die(second)
+    server.restart()  # before there is another checkpoint
+    with server.service(journal=journal) as service:
+        assert script(service, until=5) == [2, 3, 4]
+
+
+def test_the_journal_of_another_server_is_refused(server: LocalServer, journal: Path) -> None:
+    die_with = server.service(journal=journal)
+    open_training(die_with).result(PATIENCE_S)
+    die(die_with)
+    with pytest.raises(JournalError, match="name another file"):
+        tinker_sync.ServiceClient(base_url="http://127.0.0.1:9", api_key="tml-x", journal=journal)
+
+
+def test_a_refused_call_is_refused_again_and_the_others_go_on(
+    server: LocalServer, journal: Path, ledger: Ledger
+) -> None:
+    def script(service: tinker_sync.ServiceClient, until: int) -> None:
+        training = open_training(service)
+        with pytest.raises(tinker_sync.TinkerError):
+            training.optim_step(step_of(50)).result(PATIENCE_S)
+        for mark in range(1, until):
+            training.optim_step(step_of(mark)).result(PATIENCE_S)
+
+    server.plan = FaultPlan().on("optim_step", faults.status(422), nth=1)
+    first = server.service(journal=journal)
+    script(first, 3)
+    die(first)
+    with server.service(journal=journal) as service:
+        script(service, 4)
+    assert applied(ledger) == [(1,), (2,), (3,)]
+
+
+def test_a_result_that_is_gone_is_reported(server: LocalServer, journal: Path) -> None:
+    first = server.service(journal=journal)
+    training = open_training(first)
+    for mark in (1, 2):
+        training.optim_step(step_of(mark)).result(PATIENCE_S)
+    die(first)
+    server.plan = FaultPlan().on(
+        "retrieve_future", faults.status(410), nth=2
+    )  # the first looks for the model
+    with server.service(journal=journal) as service:
+        training = open_training(service)
+        with pytest.raises(JournalError, match=r"delivered before.*the call itself is done"):
+            training.optim_step(step_of(1)).result(PATIENCE_S)
+        training.optim_step(step_of(2)).result(PATIENCE_S)
+
+
+def test_steps_without_a_journal_are_a_range(server: LocalServer) -> None:
+    with server.service() as service:
+        training = open_training(service)
+        assert list(training.steps(3)) == [0, 1, 2]
+        assert training._line.record is None
+        assert service.trainings == ()
+
+
+# ---------------------------------------------------------------------------------------- without the script
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_attach_goes_on_without_the_script(
+    server: LocalServer, journal: Path, ledger: Ledger, caplog: pytest.LogCaptureFixture, arrived: bool
+) -> None:
+    caplog.set_level(logging.WARNING, "tinker_sync.journal")
+    first = server.service(journal=journal)
+    training = open_training(first)
+    training.forward_backward([datum_of(n) for n in range(10, 13)], "cross_entropy").result(PATIENCE_S)
+    server.plan = (
+        FaultPlan()
+        .on("retrieve_future", faults.status(503))
+        .on("optim_step", faults.lost_answer() if arrived else faults.reset(), nth=range(2, 1000))
+    )
+    accepted = training.optim_step(step_of(1))
+    training.optim_step(step_of(2))
+    server.wait_for_calls("optim_step", 3)
+    assert accepted.request_id is not None
+    die(first)
+    server.forget()
+    options = {"api_key": server.key, "pace": server.pace}
+    with tinker_sync.ServiceClient.attach(journal, **options) as service:
+        (again,) = service.trainings
+        assert again.model_id == training.model_id
+        fate = "had reached the server; its result is lost" if arrived else "had not reached the server"
+        assert again.settled == (f"optim_step (number 4) {fate}",)
+        (unread,) = again.unread
+        assert unread.result(PATIENCE_S).metrics["learning_rate"] == step_of(1).learning_rate
+        assert again.unread == ()
+        again.optim_step(step_of(3)).result(PATIENCE_S)
+    middle = [(2,)] if arrived else []
+    assert applied(ledger) == [(10, 11), (12,), (1,), *middle, (3,)]
+
+
+def test_attach_restores_a_lost_session(server: LocalServer, journal: Path) -> None:
+    first = server.service(journal=journal)
+    training = open_training(first)
+    for step in training.steps(1):
+        training.optim_step(step_of(step)).result(PATIENCE_S)
+        training.save_state("one").result(PATIENCE_S)
+    die(first)
+    server.restart()
+    with tinker_sync.ServiceClient.attach(journal, api_key=server.key, pace=server.pace) as service:
+        (again,) = service.trainings
+        assert again.model_id != training.model_id
+        assert (again.unread, again.settled) == ((), ())
+        again.optim_step(step_of(1)).result(PATIENCE_S)
+
+
+def test_attach_needs_a_journal(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="there is no journal"):
+        tinker_sync.ServiceClient.attach(tmp_path / "none")
+    assert not (tmp_path / "none").exists()

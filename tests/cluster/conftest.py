@@ -1,0 +1,36 @@
+"""One Ray cluster on this machine for the tests of this folder.
+
+They need `pip install -e '.[ray,test]'` and are skipped without it. Ray's own threads, sockets and processes
+are outside the rules of the suite, which watch threads and locks of this package.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+KEY = "tml-of-the-cluster"
+WORKERS = int(os.environ.get("CLUSTER_WORKERS", "2"))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """A started Ray with a key for the workers."""
+    ray = pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
+    os.environ.update({"RAY_memory_monitor_refresh_ms": "0"})  # it judges the whole machine
+    ray.init(
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=100 * 2**20,
+        _node_ip_address="127.0.0.1",
+        runtime_env={"env_vars": {"TINKER_API_KEY": KEY, "PYTHONPATH": str(ROOT)}},
+    )
+    yield ray
+    ray.shutdown()

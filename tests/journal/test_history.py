@@ -1,0 +1,53 @@
+"""What the lines of a journal mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tinker_sync.journal.history import ModelHistory, Sent, read
+
+MADE: dict[str, Any] = {"of": 0, "model": "m", "id": "r0", "digest": "d"}
+SESSION = {"session": "s", "url": "u"}
+
+
+def sent(number: int, call: str, step: int | None, path: str | None = None) -> Sent:
+    return Sent(number, call, "", step, f"r{number}", path=path)
+
+
+def model(*requests: Sent, start: tuple[str, int] | None = None) -> ModelHistory:
+    return ModelHistory(start=start, sent={one.number: one for one in requests})
+
+
+def test_the_last_session_counts() -> None:
+    assert read([]) is None
+    last = read([SESSION, MADE, {"over": "success"}, {**SESSION, "session": "s2"}])
+    assert last is not None
+    assert (last.session_id, last.status, last.models) == ("s2", None, {})
+
+
+def test_requests_are_known_by_their_numbers() -> None:
+    request = {"of": 0, "send": 1, "call": "optim_step", "digest": "x", "step": 4}
+    last = read([SESSION, MADE, request, {**request, "send": 2}, {"of": 0, "sent": 1, "id": "r1"}])
+    assert last is not None
+    history = last.models[0]
+    assert (history.model_id, history.last_step, history.last_request) == ("m", 4, "r1")
+    assert [one.number for one in history.unread] == [1]
+    last = read([SESSION, MADE, request, {"of": 0, "sent": 1, "id": "r1"}, {"of": 0, "arrived": 1}])
+    assert last is not None
+    assert last.models[0].unread == []
+
+
+def test_a_model_is_known_by_the_request_that_made_it() -> None:
+    last = read([SESSION, {**MADE, "start": ["p", 3]}])
+    assert last is not None
+    assert (last.models[0].last_request, last.models[0].start) == ("r0", ("p", 3))
+
+
+def test_training_goes_on_behind_the_last_checkpoint() -> None:
+    step, save = sent(1, "optim_step", 7), sent(2, "save_weights", 7, "p")
+    assert model(step, save).checkpoint == ("p", 8)
+    assert model(sent(1, "save_weights", 7, "p"), sent(2, "optim_step", 7)).checkpoint == ("p", 7)
+    assert model(step, save, sent(3, "save_weights", 7)).checkpoint == ("p", 8)  # not acknowledged
+    assert model(step, save, sent(4, "save_weights", None, "q")).checkpoint == ("p", 8)  # of no step
+    assert model(step, start=("o", 5)).checkpoint == ("o", 5)
+    assert model(step).checkpoint is None

@@ -1,0 +1,164 @@
+"""A training script that dies at any moment, for tests of the journal.
+
+`python -m support.journal_runs URL KEY` reads orders, one JSON object a line, and forks a child for each: it
+runs the script, and kills itself with SIGKILL once its threads have begun a number of function calls. The
+answer is a line: how it ended, how many calls it made, and where its final checkpoint is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import pkgutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import tinker_sync
+from tinker_sync import types
+
+MODEL = "tinker-sync/random"
+STEPS = 5
+PATIENCE_S = 60.0
+
+
+def batch(step: int) -> list[types.Datum]:
+    """Return the data of a step; they fill two requests."""
+    return [
+        types.Datum(
+            types.ModelInput.from_ints([step + 1, 2, 3 + number]),
+            {"target_tokens": [4, step + 5, number], "weights": [1.0, 1.0, 0.5]},
+        )
+        for number in range(3)
+    ]
+
+
+def train(url: str, key: str, journal: str | None, *, counted: bool = True) -> str:
+    """Train, and return the path of the final checkpoint.
+
+    Args:
+        url: the address of the server.
+        key: its key.
+        journal: the journal; None: none.
+        counted: count the steps with `TrainingClient.steps`, and save in every other one.
+    """
+    with tinker_sync.ServiceClient(base_url=url, api_key=key, journal=journal, pace=0.01) as service:
+        training = service.create_lora_training_client(MODEL, rank=4, seed=1)
+        for step in training.steps(STEPS) if counted else range(STEPS):
+            passed = training.forward_backward(batch(step), "cross_entropy")
+            stepped = training.optim_step(types.AdamParams(learning_rate=1e-2))
+            if step % 2:
+                training.save_state(f"step-{step}")
+            if step % 3 == 0:  # the others are made ahead
+                passed.result(PATIENCE_S)
+                stepped.result(PATIENCE_S)
+        return training.save_state("final").result(PATIENCE_S).path
+
+
+class Zygote:
+    """The process that forks the scripts. For one thread.
+
+    Args:
+        url: the address of the server.
+        key: its key.
+    """
+
+    def __init__(self, url: str, key: str) -> None:
+        root, tests = Path(tinker_sync.__file__).parents[1], Path(__file__).parents[1]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "support.journal_runs", url, key],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{tests}"},
+        )
+
+    def run(self, journal: Path, *, die_at: int | None = None, counted: bool = True) -> dict[str, Any]:
+        """Run the script once.
+
+        Args:
+            journal: its journal.
+            die_at: the function call with which it dies; None: it lives.
+            counted: as for `train`.
+        """
+        orders = {"journal": str(journal), "die_at": die_at, "counted": counted}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(orders) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def __enter__(self) -> Zygote:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(30)
+
+
+def _die_at(moment: int | None) -> list[int]:
+    """Count the function calls of all threads from now on, and die with one of them."""
+    begun = [0]
+
+    def note(_frame: object, event: str, _argument: object) -> None:
+        if event == "call":
+            begun[0] += 1
+            if begun[0] == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    return begun
+
+
+def _live(url: str, key: str, orders: dict[str, Any], tell: int) -> None:
+    begun = _die_at(orders["die_at"])
+    try:
+        path: str | None = train(url, key, orders["journal"], counted=orders["counted"])
+        words = ""
+    except BaseException as error:  # noqa: BLE001  # the test is told of it
+        path, words = None, repr(error)
+    sys.setprofile(None)
+    os.write(tell, json.dumps({"path": path, "error": words, "calls": begun[0]}).encode())
+
+
+def main() -> None:
+    logging.disable(logging.CRITICAL)
+    url, key = sys.argv[1:]
+    for room in ("types", "wire", "transport", "runtime", "journal", "clients"):  # once, for all children
+        for module in pkgutil.walk_packages([f"{tinker_sync.__path__[0]}/{room}"], f"tinker_sync.{room}."):
+            importlib.import_module(module.name)
+    for line in sys.stdin:
+        hear, tell = os.pipe()
+        pid = os.fork()
+        if not pid:
+            try:
+                os.close(hear)
+                _live(url, key, json.loads(line), tell)
+            finally:
+                os._exit(0)
+        os.close(tell)
+        with os.fdopen(hear) as answer:
+            words = answer.read()
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        sys.stdout.write((words or json.dumps({"killed": code == -signal.SIGKILL})) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Models of a client with a journal: taken from it, restored from a checkpoint, or made and recorded.
+
+Workers that create clients enter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from attrs import frozen
+
+from tinker_sync.errors import ConflictError, JournalError
+from tinker_sync.runtime.fetcher import Promise
+from tinker_sync.types import (
+    ForwardBackwardOutput,
+    LoadWeightsRequest,
+    LoadWeightsResponse,
+    OptimStepResponse,
+    SaveWeightsForSamplerRequest,
+    SaveWeightsForSamplerResponseInternal,
+    SaveWeightsResponse,
+)
+from tinker_sync.wire import json as wire_json
+from tinker_sync.wire.endpoints import ENDPOINTS
+from tinker_sync.wire.proto import outputs
+
+if TYPE_CHECKING:
+    from tinker_sync.journal.history import Sent
+    from tinker_sync.journal.record import TrainingRecord
+    from tinker_sync.runtime.futures import APIFuture
+    from tinker_sync.runtime.training_calls import TrainingLine
+
+_RESULTS: Final[dict[str, type[Any]]] = {
+    "forward_backward": ForwardBackwardOutput,
+    "forward": ForwardBackwardOutput,
+    "optim_step": OptimStepResponse,
+    "save_weights": SaveWeightsResponse,
+    "save_weights_for_sampler": SaveWeightsForSamplerResponseInternal,
+    "load_weights": LoadWeightsResponse,
+}
+
+_log = logging.getLogger("tinker_sync.journal")
+
+
+class Asked(Protocol):
+    """A model that is asked for."""
+
+    @property
+    def request(self) -> Any: ...
+
+    @property
+    def deadline_at(self) -> float: ...
+
+
+def make_recorded(line: TrainingLine, asked: Asked, make: Callable[[TrainingLine], str]) -> None:
+    """Give a line the model of the journal, or make one and record it. Blocks.
+
+    Args:
+        line: the way of the client's calls.
+        asked: what the script asks for.
+        make: makes the model; returns the id of the request that does.
+    """
+    record = _record_of(line)
+    line.core.session_id(asked.deadline_at)
+    digest = _digest_of(asked.request)
+    history = record.open(digest)
+    if history.model_id is not None:
+        line.model_id = history.model_id
+        return
+    request_id = make(line) if history.start is None else _restore(line, history.start[0], asked.deadline_at)
+    record.note_model(line.model_id, request_id, digest)
+
+
+@frozen
+class RecordedModel:
+    """A model of the journal, for a program that does not make its calls again.
+
+    Attributes:
+        model_seq_id: its number in the session.
+        deadline_at: the moment of the clock at which to give up.
+    """
+
+    model_seq_id: int
+    deadline_at: float
+
+    @property
+    def request(self) -> LoadWeightsRequest:
+        """What a restored model is made with, but for the path."""
+        return LoadWeightsRequest(path="", optimizer=True)
+
+    def make(self, line: TrainingLine) -> None:
+        """Take the model from the journal, or restore it, and settle what is not known of it. Blocks."""
+        record = _record_of(line)
+        line.core.session_id(self.deadline_at)
+        history = record.open(None)
+        if history.model_id is not None:
+            line.model_id = history.model_id
+            for number in record.unsettled():
+                self._settle(line, record, number)
+        elif history.start is not None:
+            request_id = _restore(line, history.start[0], self.deadline_at)
+            record.note_model(line.model_id, request_id, history.digest or "")
+        else:
+            raise JournalError(
+                f"model {self.model_seq_id} is gone, and the journal knows no checkpoint of it"
+            )
+
+    def _settle(self, line: TrainingLine, record: TrainingRecord, number: int) -> None:
+        """Find out whether a request has reached the server, by another one under its number.
+
+        The other one saves weights for a sampler that is used for nothing, and changes nothing.
+        """
+        core = line.core
+        probe = SaveWeightsForSamplerRequest(
+            model_id=line.model_id,
+            sampling_session_seq_id=core.session.next_sampling_session_seq_id(),
+            seq_id=number,
+        )
+        try:
+            core.call("save_weights_for_sampler", probe)
+        except ConflictError:
+            record.settle(number, arrived=True)
+        else:
+            record.settle(number, arrived=False)
+
+
+def fetch_unread(line: TrainingLine, deadline_at: float) -> Iterator[APIFuture[Any]]:
+    """Yield the futures of the requests whose results had not arrived."""
+    record = _record_of(line)
+    for sent in record.unread:
+        future = line.core.future()
+        future.mark_accepted(sent.request_id or "")
+        line.core.ready().fetcher.fetch(
+            Promise(sent.request_id or "", ENDPOINTS[sent.call].promises or sent.call),
+            future,
+            _reader_of(sent),
+            deadline_at=deadline_at,
+        )
+        record.follow(sent, future)
+        yield future
+
+
+def _reader_of(sent: Sent) -> Callable[[Any, Any], Any]:
+    kind = _RESULTS[sent.call]
+
+    def read(reply: Any, tree: Any) -> Any:
+        if tree is None:
+            return outputs.decode_forward_backward_output(reply.body)
+        return wire_json.from_plain(tree, kind)
+
+    return read
+
+
+def _restore(line: TrainingLine, path: str, deadline_at: float) -> str:
+    from tinker_sync.clients._models import LoadedModel
+
+    load = LoadWeightsRequest(path=path, optimizer=True)
+    return LoadedModel(load, _record_of(line).model_seq_id, deadline_at).load(line)
+
+
+def _record_of(line: TrainingLine) -> TrainingRecord:
+    record = line.record
+    if record is None:
+        raise JournalError("this client has no journal; give ServiceClient one, or use ServiceClient.attach")
+    return record
+
+
+def _digest_of(request: Any) -> str:
+    """Return a digest of what is asked for, without the session and without what must stay secret."""
+    plain = request.model_copy(update={"session_id": ""})
+    if isinstance(plain, LoadWeightsRequest):
+        plain = plain.model_copy(update={"weights_access_token": None})
+    return hashlib.sha256(wire_json.encode(plain)).hexdigest()[:32]

@@ -1,0 +1,24 @@
+"""Programs to start from, each under a hundred lines and with its curve.
+
+    python -m tinker_sync.examples.chat_tuning        chats with an evaluation, checkpoints and a resume
+    python -m tinker_sync.examples.rewards            reinforcement learning from a reward
+    python -m tinker_sync.examples.preferences        DPO with held-out pairs
+    python -m tinker_sync.examples.distillation       a student that learns from a teacher's probabilities
+    python -m tinker_sync.examples.evaluation         2,000 prompts, and a run that survives a crash
+    python -m tinker_sync.examples.sweep              four learning rates side by side
+    python -m tinker_sync.examples.custom_loss        a loss of your own in numpy
+    python -m tinker_sync.examples.web_app            a Flask app that samples in its requests
+    python -m tinker_sync.examples.notebook           writes a notebook to open
+
+Without arguments they run on the embedded server and its model `tinker-sync/tiny`, in some seconds each.
+`--base-url URL --model NAME` runs them elsewhere, with the key that any client finds there. `--steps N` makes
+them shorter or longer, `--seed N` repeats a run.
+
+The tiny model knows these forms of prompts; others it continues as a story:
+
+    Q: 23+45=                              68
+    copy: k d m p ->                        k d m p
+    reverse: 4719 ->                        9174
+    Q: What is the opposite of hot?\\nA:     cold
+    a chat: What is 23+45?                 68
+"""

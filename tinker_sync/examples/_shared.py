@@ -1,0 +1,53 @@
+"""What the examples share: their options, a client, and the end of a run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import tinker_sync as tinker
+from tinker_sync.demo.screen import Screen
+
+TINY = "tinker-sync/tiny"
+
+
+class Options(argparse.Namespace):
+    """The options of every example."""
+
+    base_url: str
+    model: str
+    steps: int
+    seed: int
+
+    def rate(self, tiny: float, large: float) -> float:
+        """Return a learning rate that suits the model."""
+        return tiny if self.model == TINY else large
+
+
+def parse(argv: Sequence[str] | None, description: str, *, steps: int) -> Options:
+    """Read the options of an example."""
+    parser = argparse.ArgumentParser(description=description.partition("\n")[0])
+    parser.add_argument("--base-url", default="local", help="the server; the embedded one by default")
+    parser.add_argument("--model", default=TINY, help="the base model")
+    parser.add_argument("--steps", type=int, default=steps, help="how long to go on")
+    parser.add_argument("--seed", type=int, default=1, help="equal seeds repeat a run")
+    return parser.parse_args(argv, namespace=Options())
+
+
+@contextmanager
+def connect(options: Options) -> Iterator[tinker.ServiceClient]:
+    """Yield a client for the server of the options."""
+    with tinker.ServiceClient(base_url=options.base_url) as service:
+        yield service
+
+
+def write(text: str) -> None:
+    """Write a line of the run."""
+    Screen(sys.stdout).write(text)
+
+
+def draw(title: str, values: Sequence[float]) -> None:
+    """Draw a curve into the terminal."""
+    Screen(sys.stdout).curve(title, values)

@@ -1,0 +1,315 @@
+"""`RunJournal` and `TrainingRecord`: decide about the calls of a client, and record them.
+
+The session asks the journal which session to go on with; a training client asks its record about each
+request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from tinker_sync._secret import mask_url
+from tinker_sync.errors import JournalError
+from tinker_sync.journal.file import JournalFile
+from tinker_sync.journal.history import ModelHistory, Sent, SessionHistory, read
+
+_log: Final = logging.getLogger("tinker_sync.journal")
+
+
+class Part(Protocol):
+    """A request of a training client."""
+
+    future: Any
+    endpoint: str
+    step: int | None
+    known: str | None
+    """The request id of an earlier time; the request is not sent then."""
+
+    def bytes_for(self, number: int) -> bytes: ...
+
+    def keep(self, body: bytes) -> None:
+        """Give the body back, for the one who sends it."""
+
+
+class RunJournal:
+    """The journal of one service client. Thread-safe.
+
+    Args:
+        path: the file.
+        url: the address of the server.
+        replays: whether the script makes its calls again; False for `attach`.
+    """
+
+    def __init__(self, path: Path, url: str, *, replays: bool = True) -> None:
+        self._file = JournalFile(path)
+        self._url = mask_url(url)
+        self._lock = threading.Lock()
+        self.replays = replays
+        self._records: dict[int, TrainingRecord] = {}  # guarded by _lock
+        self.last = read(self._file.lines)
+        """The session before this process; None where there was none, or where it has ended well."""
+        if self.last is not None and self.last.status == "success":
+            self.last = None
+        if self.last is not None and self.last.url != self._url:
+            self._file.close()
+            raise JournalError(
+                f"the journal {path} is of {self.last.url}, and this client of {self._url}; name another file"
+            )
+        self.goes_on = False
+        """Whether the session of before goes on."""
+
+    @property
+    def session_id(self) -> str | None:
+        """The session that may go on; None where a new one has to begin: nothing was made in the old one."""
+        last = self.last
+        goes_on = last is not None and last.status is None and self.last_requests
+        return last.session_id if last is not None and goes_on else None
+
+    @property
+    def last_requests(self) -> list[str]:
+        """The last accepted request of each model: a server that knows it still has the model."""
+        models = () if self.last is None else self.last.models.values()
+        return [model.last_request for model in models if model.last_request is not None]
+
+    def go_on(self) -> None:
+        """Go on with the session of before."""
+        self.goes_on = True
+        assert self.last is not None  # noqa: S101  # the session was asked for
+        _log.warning("training goes on in session %s, see %s", self.last.session_id, self._file.path)
+
+    def begin(self, session_id: str) -> None:
+        """Record a new session, before anything is asked of it."""
+        self._file.append({"session": session_id, "url": self._url}, sync=True)
+        if self.last is not None:
+            _log.warning("session %s is over; %s is new", self.last.session_id, session_id)
+
+    @property
+    def models(self) -> list[int]:
+        """The numbers of the models of the session before."""
+        return sorted(self.last.models) if self.last is not None else []
+
+    def end(self, status: str) -> None:
+        """Record how the session ended."""
+        try:
+            self._file.append({"over": status}, sync=True)
+        except JournalError as error:
+            _log.warning("the end of the session was not recorded: %s", error)
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._file.close()
+
+    def record_of(self, model_seq_id: int) -> TrainingRecord:
+        """Return the record of a model, by its number in the session."""
+        with self._lock:
+            if model_seq_id not in self._records:
+                self._records[model_seq_id] = TrainingRecord(self, model_seq_id)
+            return self._records[model_seq_id]
+
+    def history_of(self, model_seq_id: int) -> ModelHistory:
+        """Return what is known of a model; nothing where it is new."""
+        last: SessionHistory | None = self.last
+        return (last.models.get(model_seq_id) if last is not None else None) or ModelHistory()
+
+    def write(self, line: dict[str, Any], *, sync: bool = False) -> None:
+        """Write a line."""
+        self._file.append(line, sync=sync)
+
+
+def find_session(path: Path) -> SessionHistory:
+    """Return the session of a journal that can be gone on with. The file is left as it is.
+
+    Raises:
+        JournalError: there is none.
+    """
+    if not path.exists():
+        raise JournalError(f"there is no journal {path}")
+    file = JournalFile(path)
+    file.close()
+    last = read(file.lines)
+    if last is None or last.status == "success":
+        raise JournalError(f"the journal {path} has no session to go on with")
+    return last
+
+
+class TrainingRecord:
+    """What is recorded of one training client. Its send queue writes, and the thread of the user counts.
+
+    Args:
+        journal: where to write.
+        model_seq_id: the number of the model in its session.
+    """
+
+    def __init__(self, journal: RunJournal, model_seq_id: int) -> None:
+        self._journal = journal
+        self.model_seq_id = model_seq_id
+        self._history = ModelHistory()
+        self._shift = 0
+        self._last_step: int | None = None
+        self.step: int | None = None
+        """The step that the user's loop is at."""
+        self.early: list[Any] = []
+        """The futures of the calls before the first step."""
+        self.settled: tuple[str, ...] = ()
+        """The fates of the requests that the journal did not know."""
+
+    # -------------------------------------------------------------------------------------- the model
+
+    def open(self, digest: str | None) -> ModelHistory:
+        """Begin, once the session is known. Return what to go on with.
+
+        Args:
+            digest: of what is asked for; None where the script does not ask again.
+
+        Raises:
+            JournalError: another model was made under this number.
+        """
+        history = self._journal.history_of(self.model_seq_id)
+        if self._journal.replays and history.digest not in (None, digest):
+            raise JournalError(
+                f"model {self.model_seq_id} of the journal was made with other arguments; "
+                "use the arguments of before, or another journal"
+            )
+        if self._journal.goes_on:
+            self._history = history
+        else:
+            self._history = ModelHistory(history.digest, start=history.checkpoint)
+            self._tell_repeated(history)
+        self._shift = self._history.made_with
+        if not self._journal.replays:
+            self._shift = max(self._history.sent, default=0)
+        return self._history
+
+    def note_model(self, model_id: str, request_id: str, digest: str) -> None:
+        """Record a model that was made, and the request that made it."""
+        line = {"of": self.model_seq_id, "model": model_id, "id": request_id, "digest": digest}
+        start = self._history.start
+        self._journal.write(line if start is None else {**line, "start": start}, sync=True)
+
+    def _tell_repeated(self, history: ModelHistory) -> None:
+        last, start = history.last_step, self._history.start
+        if start is not None:
+            again = (
+                f"steps {start[1]} to {last} are repeated" if last is not None and last >= start[1] else ""
+            )
+            _log.warning(
+                "model %d is restored from %s; %s", self.model_seq_id, start[0], again or "nothing is lost"
+            )
+        elif history.sent:
+            _log.warning("model %d begins anew: the journal knows no checkpoint of it", self.model_seq_id)
+
+    # -------------------------------------------------------------------------------------- without a script
+
+    @property
+    def unread(self) -> list[Sent]:
+        """The accepted requests whose results have not arrived, in order."""
+        return self._history.unread
+
+    def unsettled(self) -> list[int]:
+        """Return the numbers of requests that may not have reached the server, in order."""
+        sent = self._history.sent
+        known = {number for number, one in sent.items() if one.request_id is not None}
+        return [number for number in range(1, max(sent, default=0) + 1) if number not in known]
+
+    def settle(self, number: int, *, arrived: bool) -> None:
+        """Record what became of a request."""
+        sent = self._history.sent.pop(number, None)
+        call = "a request" if sent is None else sent.call
+        fate = "had reached the server; its result is lost" if arrived else "had not reached the server"
+        self.settled += (f"{call} (number {number}) {fate}",)
+        _log.warning("%s", self.settled[-1])
+        self._journal.write({"of": self.model_seq_id, "settled": number})
+
+    def follow(self, sent: Sent, future: Any) -> None:
+        """Record the result of a request when it arrives."""
+        future.when_done(lambda ended: self._note_result(sent, ended))
+
+    # -------------------------------------------------------------------------------------- steps
+
+    def mark(self, call: Any, parts: Iterable[Part]) -> None:
+        """Note to which step the requests of a call belong."""
+        for part in parts:
+            part.step = call.step
+        if call.step is None:
+            self.early.append(call.future)
+
+    def first_step(self, next_number: int) -> int:
+        """Return the step to begin with; its calls get the numbers that they had.
+
+        Args:
+            next_number: the number of the next call otherwise.
+        """
+        last = self._history.last_step
+        if last is None:
+            return self._history.start[1] if self._history.start is not None else 0
+        # Not the smallest number of the step: of requests that are sent together the first is sent last.
+        before = max((one.number for one in self._history.sent.values() if one.step != last), default=0)
+        self._shift = before + 1 - next_number
+        return last
+
+    # -------------------------------------------------------------------------------------- requests
+
+    def around(
+        self, send: Callable[[Any, int], object], not_taken: type[Exception]
+    ) -> Callable[[Any, int], None]:
+        """Return what records the requests that `send` sends, and leaves out those that were accepted.
+
+        Args:
+            send: sends a request under a number, or asks for the result of one that is known.
+            not_taken: what `send` raises for a request that the server surely does not have.
+        """
+
+        def recorded(part: Part, number: int) -> None:
+            number += self._shift
+            body = part.bytes_for(number)
+            digest = hashlib.sha256(part.endpoint.encode() + b"\n" + body).hexdigest()[:32]
+            if (number, digest) in self._history.refused:
+                raise not_taken from JournalError(f"the server has refused {part.endpoint} before")
+            known = self._look_up(part, number, digest)
+            part.keep(body)
+            part.known = known.request_id
+            self.follow(known, part.future)
+            try:
+                send(part, number)
+            except not_taken:
+                del self._history.sent[number]
+                self._journal.write({"of": self.model_seq_id, "refused": number, "digest": digest})
+                raise
+            if known.request_id is None:
+                known.request_id = part.future.request_id
+                self._journal.write({"of": self.model_seq_id, "sent": number, "id": known.request_id})
+
+        return recorded
+
+    def _look_up(self, part: Part, number: int, digest: str) -> Sent:
+        known = self._history.sent.get(number)
+        if known is not None and known.digest == digest:
+            return known
+        if known is not None:
+            raise JournalError(
+                f"{part.endpoint} (number {number}) is not the {known.call} that was sent under this number; "
+                "nothing was sent. The script has to make the calls of before, in their order"
+            )
+        # The second half of a loss of the user's own is sent right behind its first.
+        step = self._last_step = self._last_step if part.step is None else part.step
+        sent = self._history.sent[number] = Sent(number, part.endpoint, digest, step)
+        line = {"of": self.model_seq_id, "send": number, "call": part.endpoint, "digest": digest}
+        self._journal.write(line if step is None else {**line, "step": step})
+        return sent
+
+    def _note_result(self, sent: Sent, future: Any) -> None:
+        """Record a result that has arrived; checkpoints by name."""
+        if sent.arrived or future.cancelled() or future.exception() is not None:
+            return
+        sent.arrived = True
+        line = {"of": self.model_seq_id, "arrived": sent.number}
+        path = getattr(future.result(), "path", None) if sent.call == "save_weights" else None
+        try:
+            self._journal.write({**line, "path": path} if path else line, sync=path is not None)
+        except JournalError as error:
+            _log.error("%s", error)

@@ -1,0 +1,142 @@
+"""`Board`: the named actor through which the processes of a cluster share refusals and usage.
+
+It lives in the namespace `tinker_sync` of the cluster, and ends with the process that made it. The others
+notice, go on alone, and make a new one. The board holds nothing that a process cannot report again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Final
+
+import ray
+from attrs import define, field, frozen
+
+from tinker_sync.usage.counts import TokenCounts
+
+NAME: Final = "tinker-sync-board"
+NAMESPACE: Final = "tinker_sync"
+HOLD_S: Final = 10.0
+"""The longest time that the board keeps a process waiting for news."""
+
+_FORGET_S: Final = 3 * HOLD_S
+# A process that follows holds one thread of the board; a thousand idle ones take 10 MB.
+_THREADS: Final = 1000
+
+
+@frozen
+class News:
+    """What changed for the processes that share a limit."""
+
+    version: int
+    delay_s: float
+    """The seconds for which to send nothing; 0 when nothing was refused since the last news."""
+    processes: int
+    """The number of processes that share the limit."""
+    rank: int
+    """The position of the caller among them, from 0."""
+
+
+@define(eq=False)
+class _Group:
+    """The processes that use one server with one key. Guarded by the lock of the board."""
+
+    version: int = 0
+    closed_until_s: float = 0.0
+    closed_by: str = ""
+    seen_at_s: dict[str, float] = field(factory=dict)
+    usage: dict[str, dict[str, TokenCounts]] = field(factory=dict)
+
+
+class Board:
+    """Keeps the news of each group. Runs as an actor with many threads.
+
+    >>> board = Board()
+    >>> board.follow("server", "a", version=0, hold_s=0).processes
+    1
+    >>> board.announce("server", "a", 30.0)
+    >>> news = board.follow("server", "b", version=0, hold_s=0)
+    >>> news.delay_s > 29, news.processes, news.rank
+    (True, 2, 1)
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._groups: dict[str, _Group] = {}  # guarded by _changed
+
+    def announce(self, group: str, process: str, delay_s: float) -> None:
+        """Pass a refusal on to the other processes of a group."""
+        with self._changed:
+            found = self._group_locked(group)
+            found.version += 1
+            found.closed_until_s = max(found.closed_until_s, time.monotonic() + delay_s)
+            found.closed_by = process
+            self._changed.notify_all()
+
+    def follow(self, group: str, process: str, version: int, hold_s: float = HOLD_S) -> News:
+        """Return the news after `version`, at once or when there are some, at the latest after `hold_s`."""
+        with self._changed:
+            found = self._group_locked(group)
+            joined = process not in found.seen_at_s
+            found.seen_at_s[process] = time.monotonic()
+            if joined:
+                self._forget_locked(found)
+                found.version += 1
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: found.version > version, timeout=hold_s)
+            found.seen_at_s[process] = time.monotonic()
+            left_s = found.closed_until_s - time.monotonic()
+            return News(
+                version=found.version,
+                delay_s=max(left_s, 0.0) if found.closed_by != process else 0.0,
+                processes=len(found.seen_at_s),
+                rank=sorted(found.seen_at_s).index(process),
+            )
+
+    def leave(self, group: str, process: str) -> None:
+        """Forget a process that follows no more; its usage stays."""
+        with self._changed:
+            found = self._group_locked(group)
+            if found.seen_at_s.pop(process, None) is not None:
+                found.version += 1
+                self._changed.notify_all()
+
+    def record_usage(self, group: str, process: str, usage: dict[str, TokenCounts]) -> None:
+        """Replace what a process has used so far, by base model."""
+        with self._changed:
+            self._group_locked(group).usage[process] = usage
+
+    def usage(self, group: str) -> dict[str, TokenCounts]:
+        """Return what all processes of a group have used, by base model."""
+        total: dict[str, TokenCounts] = {}
+        with self._changed:
+            for used in self._group_locked(group).usage.values():
+                for model, counts in used.items():
+                    total[model] = total.get(model, TokenCounts()) + counts
+        return total
+
+    def _group_locked(self, group: str) -> _Group:
+        return self._groups.setdefault(group, _Group())
+
+    def _forget_locked(self, group: _Group) -> None:
+        """Forget processes that stopped asking without leaving."""
+        gone_before_s = time.monotonic() - _FORGET_S
+        for process, seen_at_s in list(group.seen_at_s.items()):
+            if seen_at_s < gone_before_s:
+                del group.seen_at_s[process]
+
+
+def find_board() -> Any:
+    """Return the board of this cluster; make it where there is none."""
+    return (
+        ray.remote(Board)
+        .options(
+            name=NAME,
+            namespace=NAMESPACE,
+            get_if_exists=True,
+            max_concurrency=_THREADS,
+            num_cpus=0,
+        )
+        .remote()
+    )

@@ -1,0 +1,164 @@
+"""`Sampler`: a map stage of Ray Data."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tinker_sync.batch.item import decode_all
+from tinker_sync.batch.results import ResultsFile
+from tinker_sync.batch.samples import Order, Window, map_samples
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.ray.sharing import share_limits
+
+if TYPE_CHECKING:
+    from tinker_sync.batch.item import BatchItem
+    from tinker_sync.clients.sampling import SamplingClient
+    from tinker_sync.types import SampleResponse, SamplingParams
+
+
+class Sampler:
+    """Samples the prompts of each batch of a data set; a class for ``map_batches``.
+
+        dataset.map_batches(
+            tinker_sync.ray.Sampler,
+            fn_constructor_kwargs={"sampling": sampling, "params": types.SamplingParams(max_tokens=64)},
+            concurrency=8,
+            batch_size=256,
+        )
+
+    It adds the columns `tokens`, `logprobs`, `stop_reasons` (a list for each row, with an entry for each
+    sequence), `texts` where the prompts are text or a tokenizer is given, and `error`: None, or the reason
+    why the row has no samples. Ray Data limits how many batches are under way.
+
+    With `save_to` each process writes its responses to a file of its own in that directory. The same data set
+    in a new run finds them by the column `key` and samples the rest.
+
+    Args:
+        sampling: the client to copy.
+        params: length, temperature, stops and so on.
+        num_samples: the number of continuations of each prompt.
+        prompt: the column of the prompts: texts, or lists of token ids.
+        key: the column that names a row, for `save_to`.
+        save_to: a directory for the responses.
+        max_in_flight: the most prompts of one process under way at once.
+        tokenizer: encodes texts and decodes for `texts`; None loads the model's own with the first text.
+        options: further arguments of `SamplingClient.sample`.
+
+    Raises:
+        InvalidInputError: `save_to` was given without `key`.
+    """
+
+    def __init__(
+        self,
+        sampling: SamplingClient,
+        params: SamplingParams,
+        num_samples: int = 1,
+        *,
+        prompt: str = "prompt",
+        key: str | None = None,
+        save_to: str | os.PathLike[str] | None = None,
+        max_in_flight: int = 256,
+        tokenizer: Any = None,
+        **options: Any,
+    ) -> None:
+        if save_to is not None and key is None:
+            raise InvalidInputError("Sampler: save_to needs key=, the column that names a row")
+        self._prompt, self._key = prompt, key
+        self._shared = share_limits(sampling)
+        self._order = Order(sampling, params, num_samples, options, tokenizer)
+        self._window = Window(max_in_flight, ordered=True, on_error="return")
+        self._saved = None if save_to is None else SavedRows(Path(save_to))
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the batch with the columns of the samples."""
+        for name in filter(None, (self._prompt, self._key)):
+            if name not in batch:
+                raise InvalidInputError(f"Sampler: the data set has no column {name!r}; it has {list(batch)}")
+        prompts = [each if isinstance(each, str) else list(each) for each in batch[self._prompt]]
+        names = [None] * len(prompts) if self._key is None else [_plain(each) for each in batch[self._key]]
+        rows = {
+            place: self._row(prompt, found, None)
+            for place, (name, prompt) in enumerate(zip(names, prompts, strict=True))
+            if (found := self._find(name, prompt)) is not None
+        }
+        missing = [place for place in range(len(prompts)) if place not in rows]
+        for place, item in zip(missing, self._sample([prompts[place] for place in missing]), strict=True):
+            if self._saved is not None and item.response is not None:
+                self._saved.add(names[place], self._key_of(prompts[place]), item.response)
+            rows[place] = self._row(prompts[place], item.response, item.error)
+        self._shared.report_usage()
+        return {**batch, **_columns([rows[place] for place in range(len(prompts))])}
+
+    def _sample(self, prompts: list[Any]) -> Generator[BatchItem, None, None]:
+        return map_samples(prompts, self._order, self._window, save_to=None, progress=False, total=None)
+
+    def _find(self, name: Any, prompt: Any) -> SampleResponse | None:
+        return None if self._saved is None else self._saved.find(name, self._key_of(prompt))
+
+    def _key_of(self, prompt: Any) -> str:
+        return self._order.key(self._order.model_input(prompt))
+
+    def _row(self, prompt: Any, response: SampleResponse | None, error: Exception | None) -> dict[str, Any]:
+        sequences = [] if response is None else response.sequences
+        row: dict[str, Any] = {
+            "tokens": [list(each.tokens) for each in sequences],
+            "logprobs": [list(each.logprobs or ()) for each in sequences],
+            "stop_reasons": [str(each.stop_reason) for each in sequences],
+            "error": None if error is None else f"{type(error).__name__}: {error}",
+        }
+        if isinstance(prompt, str) or self._order.tokenizer is not None:
+            row["texts"] = [] if response is None else decode_all(self._order.tokenizer, response)
+        return row
+
+
+class SavedRows:
+    """The responses of one process in a file of its own, beside those that earlier processes left.
+
+    Args:
+        directory: holds a file for each process of each run.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        earlier = sorted(directory.glob("part-*.jsonl"))
+        self._earlier = [ResultsFile(path, writable=False) for path in earlier]
+        self._own = ResultsFile(directory / f"part-{uuid.uuid4().hex}.jsonl")
+
+    def find(self, name: Any, key: str) -> SampleResponse | None:
+        """Return the response that an earlier process left for a row, or None."""
+        position = _position_of(name)
+        return next((found for file in self._earlier if (found := file.find(position, key))), None)
+
+    def add(self, name: Any, key: str, response: SampleResponse) -> None:
+        """Append the response for a row."""
+        self._own.hold()
+        self._own.add(_position_of(name), key, response, {"row": name})
+
+
+def _position_of(name: Any) -> int:
+    """Return a number for the name of a row; two names of a data set share one about never.
+
+    >>> _position_of("a") == _position_of("a") != _position_of("b")
+    True
+    """
+    return int.from_bytes(hashlib.sha256(repr(name).encode()).digest()[:7], "big")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a numpy column as a plain one."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Turn rows into columns of objects."""
+    columns: dict[str, Any] = {}
+    for name in rows[0] if rows else ():
+        columns[name] = column = np.empty(len(rows), dtype=object)
+        column[:] = [row[name] for row in rows]
+    return columns

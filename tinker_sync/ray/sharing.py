@@ -1,0 +1,189 @@
+"""`share_limits`: one rate limit, and one count of tokens, for the processes of a cluster.
+
+When the server refuses a request of one process, its limiter closes and the board passes that on: the
+limiters of all processes close for the same time. They reopen with equal parts of the window that one process
+would have, one after the other where there are more processes than places.
+
+While the board is away each process uses its own limiter alone, and looks for a board every few seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import ray
+
+from tinker_sync._observe import ModelNamed
+from tinker_sync.clients.sampling import SamplingClient
+from tinker_sync.errors import ConfigurationError, TinkerError
+from tinker_sync.ray.board import HOLD_S, News, find_board
+from tinker_sync.runtime.once import Shared
+from tinker_sync.runtime.rate_limiter import FIRST_WINDOW, RateLimiter, key_fingerprint, shared_rate_limiter
+from tinker_sync.usage.counts import TokenCounts
+from tinker_sync.usage.meter import Meter
+
+if TYPE_CHECKING:
+    from tinker_sync.clients.service import ServiceClient
+
+_log = logging.getLogger("tinker_sync.ray")
+
+_RETRY_S: Final = 2.0
+# Between the first requests of ten processes and those of the next ten, when they all reopen at once.
+_TURN_S: Final = 1.0
+
+
+class SharedLimits:
+    """The part of this process in a limit that the cluster shares. Thread-safe.
+
+    Args:
+        group: names the server and the key, without showing the key.
+        limiter: the limiter of this process.
+        connect: returns the board.
+    """
+
+    def __init__(self, group: str, limiter: RateLimiter, connect: Any = find_board) -> None:
+        self.group = group
+        self.process = uuid.uuid4().hex
+        self.meter = Meter()
+        """Counts what the clients of this process use, from their `share_limits` on."""
+        self._limiter = limiter
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._started = False  # guarded by _lock
+        self._ended = threading.Event()
+        self._board: Any = None  # written by the following thread
+        self._version = 0  # belongs to the following thread
+
+    def start(self) -> None:
+        """Follow the board on a thread of its own. Further calls do nothing."""
+        with self._lock:
+            start, self._started = not self._started, True
+        if start:
+            self._limiter.share(self._announce)
+            threading.Thread(target=self._follow, name="tinker-board", daemon=True).start()
+
+    def stop(self) -> None:
+        """Leave the group."""
+        self._ended.set()
+        self._limiter.count_sharers(1)
+        self._ask("leave", self.group, self.process)
+
+    @property
+    def ended(self) -> bool:
+        """True after `stop`, and after the end of Ray in this process."""
+        return self._ended.is_set()
+
+    def report_usage(self) -> None:
+        """Send the usage of this process to the board. Does not wait for the board."""
+        used = {name or "": counts for name, counts in self.meter.by_model().items()}
+        self._ask("record_usage", self.group, self.process, used)
+
+    def usage(self) -> dict[str, TokenCounts]:
+        """Return what all processes have reported, by base model."""
+        found: dict[str, TokenCounts] = ray.get(self._connect().usage.remote(self.group))
+        return found
+
+    # -------------------------------------------------------------------------------------- the board
+
+    def _announce(self, delay_s: float) -> None:
+        self._ask("announce", self.group, self.process, delay_s)
+
+    def _ask(self, method: str, *args: object) -> None:
+        """Send a message to the board and do not wait; a board that is away gets none."""
+        board = self._board
+        if board is not None:
+            try:
+                getattr(board, method).remote(*args)
+            except Exception:  # noqa: BLE001  # Ray has ended, or the message cannot be sent
+                _log.debug("the board was not reached", exc_info=True)
+
+    def _follow(self) -> None:
+        while not self._ended.is_set() and ray.is_initialized():
+            try:
+                self.step()
+            except Exception as error:  # noqa: BLE001  # whatever it is, this process samples on
+                self._lose_board(error)
+                self._ended.wait(_RETRY_S)
+        self._ended.set()
+        self._limiter.count_sharers(1)
+
+    def step(self) -> None:
+        """Wait for the next news, and apply it."""
+        if self._board is None:
+            self._version = 0
+            self._board = self._connect()
+            self.report_usage()
+        news: News = ray.get(
+            self._board.follow.remote(self.group, self.process, self._version), timeout=2 * HOLD_S
+        )
+        self._version = news.version
+        self.apply(news)
+        self.report_usage()
+
+    def apply(self, news: News) -> None:
+        """Share the window with the processes that there are, and close if one of them was refused."""
+        self._limiter.count_sharers(news.processes)
+        if news.delay_s > 0:
+            self._limiter.follow(news.delay_s + news.rank // FIRST_WINDOW * _TURN_S)
+
+    def _lose_board(self, error: Exception) -> None:
+        if self._board is not None and ray.is_initialized():
+            _log.warning("the shared limit is away, this process uses its own: %s", error)
+        self._board = None
+        self._limiter.count_sharers(1)
+
+
+def share_limits(client: SamplingClient | ServiceClient) -> SharedLimits:
+    """Let this process share its rate limit, and its count of tokens, with the others of the Ray cluster.
+
+    Call it once in each process that samples: at the start of a task, or in the constructor of an actor.
+    `SamplerPool`, `map` and `Sampler` do so by themselves. Further calls for the same server and key return
+    the same object.
+
+    Args:
+        client: any client of the server.
+
+    Raises:
+        ConfigurationError: Ray was not started in this process.
+    """
+    if not ray.is_initialized():
+        raise ConfigurationError("share_limits: Ray is not started; call ray.init() first")
+    core = client.holder
+    key = core.settings.api_key
+    fingerprint = key_fingerprint(key.reveal() if key is not None else "")
+    group = f"{core.settings.base_url.rstrip('/')} {fingerprint}"
+    limiter = shared_rate_limiter(core.settings.base_url, fingerprint, clock=core.clock)
+    shared = _known.get(group, lambda: SharedLimits(group, limiter))
+    shared.start()
+    with _lock:
+        counted = core in _counted
+        _counted.add(core)
+    if not counted:
+        core.listen(shared.meter)
+    if isinstance(client, SamplingClient):
+        # A copy knows its base model from its handle; a server without that call leaves it unnamed.
+        with suppress(TinkerError):
+            name = client.get_base_model()
+            shared.meter.observe(ModelNamed(model=client.sampling_session_id, base_model=name))
+    return shared
+
+
+def cluster_usage(client: SamplingClient | ServiceClient) -> dict[str, TokenCounts]:
+    """Return the tokens that all processes of the cluster have used, by base model.
+
+    A pool and `Sampler` report before they return results; other processes report every few seconds.
+
+    Args:
+        client: any client of the server.
+    """
+    return share_limits(client).usage()
+
+
+_known: Final[Shared[str, SharedLimits]] = Shared({}, is_usable=lambda shared: not shared.ended)
+_lock: Final = threading.Lock()
+_counted: Final[weakref.WeakSet[Any]] = weakref.WeakSet()  # guarded by _lock

@@ -1,0 +1,128 @@
+"""Models and trees whose values need no conversion: nearly all of the requests and answers of a client.
+
+Both functions look at classes of values, and give up at the first value that needs a closer look; the
+converters of cattrs take it from there. So nothing is converted twice, and a program whose values are all of
+the declared classes loads no converter.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import isfinite
+from typing import Any, Literal, cast, get_args, get_origin
+
+import attrs
+
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.types._convert import exact_kinds
+from tinker_sync.types._model import Model
+from tinker_sync.types._structured import Structured, field_names, fields_of, is_model, members_of
+
+_SIMPLE = frozenset({str, int, bool, type(None)})
+_PARTLY = "Datum"
+"""The class of which not every field travels."""
+
+
+class NotExact(Exception):
+    """A value needs a conversion."""
+
+
+def tree_of(value: Any) -> Any:
+    """Return the tree of a value that leaves as it is.
+
+    Raises:
+        NotExact: Something in it needs a conversion, or must be refused.
+
+    >>> from tinker_sync.types import LoraConfig
+    >>> tree_of({"config": LoraConfig(rank=8), "n": None})["config"]["rank"]
+    8
+    """
+    kind = type(value)
+    if kind in _SIMPLE or (kind is float and isfinite(value)):
+        return value
+    if kind is list or kind is tuple:
+        return value if _SIMPLE.issuperset(map(type, value)) else [tree_of(item) for item in value]
+    if kind is dict:
+        if not {str}.issuperset(map(type, value)):
+            raise NotExact
+        return {name: tree_of(item) for name, item in value.items()}
+    names = _names_of(cast("Any", kind))
+    values = ((name, getattr(value, name)) for name in names)
+    # None stands for absent in a declared field, and only there.
+    return {name: tree_of(item) for name, item in values if item is not None}
+
+
+@cache
+def _names_of(kind: type) -> tuple[str, ...]:
+    """Return the fields of a model that travel under their own names."""
+    exact = issubclass(kind, Model) and kind._fields_out is Model._fields_out
+    if not exact or _PARTLY in (base.__name__ for base in kind.__mro__):
+        raise NotExact
+    names = field_names(cast("Any", kind))
+    if any(field.name != field.alias for field in attrs.fields(cast("Any", kind))):
+        raise NotExact
+    return names
+
+
+def model_of(tree: Any, cls: Any) -> Any:
+    """Return the model of an answer whose values are of the declared classes. Unknown fields are ignored.
+
+    Raises:
+        NotExact: Something in it needs a conversion, or must be refused.
+
+    >>> from tinker_sync.types import CreateSessionResponse
+    >>> model_of({"session_id": "s", "new": 1}, CreateSessionResponse).session_id
+    's'
+    """
+    if type(tree) is not dict:
+        raise NotExact
+    values = {}
+    for name, accept in _fields_of(cls).items():
+        if name in tree:
+            values[name] = accept(tree[name])
+    try:
+        return cls(**values)
+    except (TypeError, InvalidInputError):  # raised again, with its place, by the converter
+        raise NotExact from None
+
+
+@cache
+def _fields_of(cls: Any) -> dict[str, Any]:
+    """Return, by field, a function that returns the value for it or raises `NotExact`."""
+    plain = is_model(cls) and cls.__response__ and not cls.__open__ and attrs.has(cls)
+    if not plain or any(field.name != field.alias for field in attrs.fields(cls)):
+        raise NotExact
+    return {field.name: _acceptor(field.type) for field in fields_of(cls)}
+
+
+def _acceptor(annotation: Any) -> Any:
+    kinds: set[Any] = {type(None)} & {*get_args(annotation)}
+    member, *others = members_of(annotation)
+    if get_origin(member) is list and not others:
+        return _list_acceptor(kinds, get_args(member)[0])
+    if get_origin(member) is Literal and not others:
+        kinds |= {*map(type, get_args(member))}  # the field itself compares the value
+    elif is_model(member) and not others:
+        return lambda value: None if type(value) in kinds else model_of(value, member)
+    else:
+        kinds |= {kind for kind in exact_kinds(annotation) if not issubclass(kind, Structured)}
+
+    def accept(value: Any) -> Any:
+        if type(value) not in kinds:
+            raise NotExact
+        return value
+
+    return accept
+
+
+def _list_acceptor(kinds: set[type], item: Any) -> Any:
+    accept_item = _acceptor(item)
+
+    def accept(value: Any) -> Any:
+        if type(value) in kinds:
+            return value
+        if type(value) is not list:
+            raise NotExact
+        return [accept_item(each) for each in value]
+
+    return accept
