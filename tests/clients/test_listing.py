@@ -23,7 +23,7 @@ from tinker_sync.clients.rest import RestClient
 from tinker_sync.clients.rest.listing import Listing, Page
 
 ALL = 25_000
-ROUNDS = int(os.environ.get("LISTING_ROUNDS", "300"))
+ROUNDS = int(os.environ.get("LISTING_ROUNDS", "60"))
 KINDS = ("iter_user_checkpoints", "iter_training_runs", "iter_sessions")
 
 
