@@ -28,7 +28,7 @@ ROOMS = (
     ),
     *("config", "types", "wire", "transport", "auth", "journal", "runtime", "telemetry", "usage", "insight"),
     *("losses", "transfer", "text", "data", "batch", "display"),
-    *("clients", "ray", "diagnose", "local", "testing", "demo", "examples", "cli"),
+    *("clients", "ray", "diagnose", "local", "testing", "demo", "examples", "docs", "cli"),
     *("__main__", "lib"),
 )
 # Rooms above that are closed all the same: values and codecs are pure, the embedded server knows no client.

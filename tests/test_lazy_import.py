@@ -149,6 +149,12 @@ def test_names_that_need_no_arrays_and_no_network_load_neither(use: str) -> None
     assert loaded & HEAVY == set()
 
 
+@pytest.mark.parametrize("client", ["RestClient", "AdminClient", "SamplingClient", "ServiceClient"])
+def test_clients_load_what_their_calls_need_with_the_calls(client: str) -> None:
+    loaded = set(fresh(f"import sys, tinker_sync; tinker_sync.{client}; print(*sys.modules)").split())
+    assert not loaded & (HEAVY - {"orjson"})
+
+
 FIRST_SAMPLE = """
 import sys, tinker_sync
 service = tinker_sync.ServiceClient(base_url={url!r}, api_key="tml-key")
@@ -169,7 +175,7 @@ def test_a_first_sample_of_lists_loads_no_arrays_and_no_requests() -> None:
         counts, views, loaded = fresh(FIRST_SAMPLE.format(url=stub.url)).splitlines()
     assert (counts, views) == ("4 4 4", "int32 float32 True")
     names = set(loaded.split())
-    assert not names & (HEAVY - {"cattrs", "orjson"})
+    assert not names & (HEAVY - {"orjson"})
     ours = {name for name in names if name.startswith("tinker_sync.")}
     unused = ("clients.rest", "clients.training", "telemetry.", "transfer", "losses.", "text", "local")
     assert not {name for name in ours if name.removeprefix("tinker_sync.").startswith(unused)}

@@ -27,7 +27,7 @@ def test_probe(run: Run, world: World) -> None:
 def test_doctor(run: Run, world: World) -> None:
     well = run("doctor")
     assert (well.code, well.err) == (0, "")
-    assert "ok  key         from TINKER_API_KEY" in well.out
+    assert "ok     key         from TINKER_API_KEY" in well.out
     world.script("/get_server_capabilities", Answer(402, {"detail": "no money"}))
     ill = run("doctor", "--format", "jsonl")
     assert ill.code == 1

@@ -99,6 +99,8 @@ def test_a_failed_sample(run: Run, world: World) -> None:
     [
         (("1",), 2, "give either --model NAME or --path PATH"),
         (("1", *MODEL, "--path", "tinker://r/sampler_weights/a"), 2, "give either --model"),
+        (("1", "--model", "tinker://r/sampler_weights/a"), 2, "--path tinker://r/sampler_weights/a"),
+        (("1", "--path", "org/model"), 2, "--model org/model"),
         (("1", *MODEL, "--file", "x"), 2, "give either PROMPT or --file"),
         (("1", *MODEL, "-n", "0"), 2, "x>=1"),
         (("a b", *MODEL, "--tokens"), 1, "there is no tokenizer"),

@@ -36,6 +36,7 @@ PROMPT = types.ModelInput.from_ints([1, 2, 3])
 ONE_TOKEN = types.SamplingParams(max_tokens=1)
 STEP = types.AdamParams()
 PATH = "tinker://run-1/weights/a"
+SAMPLER_PATH = "tinker://run-1/sampler_weights/a"
 V36 = {"custom_loss_server_side": False, "create_model_via_load_weights": False}
 V38 = {"custom_loss_server_side": False}
 
@@ -55,7 +56,9 @@ WAYS: dict[str, tuple[str, Make]] = {
     ),
     "sampler of a training client": (
         "/create_sampling_session",
-        lambda service: service.create_lora_training_client("stub/model").create_sampling_client(PATH),
+        lambda service: service.create_lora_training_client("stub/model").create_sampling_client(
+            SAMPLER_PATH
+        ),
     ),
     "saved sampler": (
         "/save_weights_for_sampler",
@@ -135,7 +138,7 @@ class TestAtOnce:
             make = service.create_lora_training_client
             return [
                 await make("stub/model"),
-                *await asyncio.gather(make("stub/model"), service.create_sampling_client(PATH)),
+                *await asyncio.gather(make("stub/model"), service.create_sampling_client(SAMPLER_PATH)),
                 await asyncio.create_task(make("stub/model").coroutine()),
                 await make("stub/model").result_async(PATIENCE_S),
                 await asyncio.wrap_future(make("stub/model")),
@@ -185,7 +188,10 @@ class TestAtOnce:
         with world() as (stub, service):
             first = service.create_lora_training_client("stub/one")
             second = service.create_lora_training_client("stub/two")
-            samplers = [first.save_weights_and_get_sampling_client(), service.create_sampling_client(PATH)]
+            samplers = [
+                first.save_weights_and_get_sampling_client(),
+                service.create_sampling_client(SAMPLER_PATH),
+            ]
             ids = [client.sampling_session_id for client in samplers]
             second.result(PATIENCE_S)
             numbers = {
@@ -198,7 +204,7 @@ class TestAtOnce:
     def test_base_model_and_info_are_asked_for_when_they_are_used(self) -> None:
         with world() as (stub, service):
             trainer = service.create_lora_training_client("stub/model").result(PATIENCE_S)
-            sampler = service.create_sampling_client(PATH, base_model="both").result(PATIENCE_S)
+            sampler = service.create_sampling_client(SAMPLER_PATH, base_model="both").result(PATIENCE_S)
             assert not [path for path in stub.paths() if "info" in path or "samplers" in path]
             assert sampler.get_base_model() == sampler.get_base_model() == "stub/model"
             assert trainer.get_info().model_data.model_name == "stub/model"
@@ -378,9 +384,12 @@ class TestFailures:
             service.close().result(PATIENCE_S)
             for future in (trainer, passed):
                 assert isinstance(future.exception(PATIENCE_S), ClientClosedError)
-            for make in (service.create_lora_training_client, service.create_training_client_from_state):
+            for make in (
+                lambda: service.create_lora_training_client("stub/model"),
+                lambda: service.create_training_client_from_state(PATH),
+            ):
                 with pytest.raises(ClientClosedError):
-                    make("tinker://run-1/weights/a")
+                    make()
             with pytest.raises(ClientClosedError, match="cannot be entered"):
                 service.__enter__()
 

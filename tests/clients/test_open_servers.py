@@ -129,7 +129,7 @@ def test_what_they_would_skip_is_refused_before_it_takes_a_number(stub: OpenServ
         )
         for refused in (
             lambda: trainer.forward_backward([spans], "cross_entropy"),
-            lambda: trainer.forward_backward([datum(1)], "importance_sampling", {"kind": "soft"}),
+            lambda: trainer.forward_backward([datum(1)], "cross_entropy", {"kind": "soft"}),
             lambda: trainer.optim_step(types.DimuonParams(learning_rate=0.1)),
             lambda: trainer.save_weights_external("export"),
         ):

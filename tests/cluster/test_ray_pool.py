@@ -136,3 +136,13 @@ def test_without_a_key_the_error_names_the_variable() -> None:
             future = pool.sample(tinker_sync.ModelInput.from_ints([1]), 1, PARAMS)
             with pytest.raises(tinker_sync.errors.TinkerError, match="TINKER_API_KEY"):
                 future.result()
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_reinforcement_learning_with_rollouts_elsewhere(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tinker_sync.examples.cluster import ray_rollouts
+
+    with LocalServer(key=KEY, process=True) as server:
+        monkeypatch.setenv("TINKER_API_KEY", KEY)
+        rewards = ray_rollouts.main(["--steps", "2", "--base-url", server.url], ahead=ahead)
+    assert len(rewards) == 2

@@ -116,7 +116,7 @@ def test_runs_and_checkpoints_are_tables() -> None:
     )
     shown = html_of(runs)
     assert shown is not None
-    assert "1 training runs of 21, from number 20 on" in shown
+    assert "1 training run of 21, from number 20 on" in shown
     listed = html_of(types.CheckpointsListResponse(checkpoints=[CHECKPOINT]))
     assert listed is not None
     assert "505.9 kB" in listed

@@ -157,7 +157,7 @@ def test_an_array_is_shared_without_lists() -> None:
         (np.array([1j]), "EncodedTextChunk.tokens[0]: expected a token id, got 1j (complex)"),
         (
             "hello",
-            "EncodedTextChunk.tokens: expected token ids (encode text with the model's tokenizer first)",
+            "EncodedTextChunk.tokens: expected token ids; ModelInput.from_text(text, tokenizer) encodes",
         ),
         (b"ab", "EncodedTextChunk.tokens: expected a sequence of token ids, got <2 bytes> (bytes)"),
         ({"input_ids": [1]}, "EncodedTextChunk.tokens: expected a sequence of token ids"),

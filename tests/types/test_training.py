@@ -121,7 +121,7 @@ def test_all_problems_are_reported_at_once() -> None:
             datum(*range(18), weights=weights, advantages=[np.inf]),
             datum(),
         ],
-        "ppo",
+        "a loss of the server's own",
     )
     with pytest.raises(InvalidInputError) as caught:
         work.validate()

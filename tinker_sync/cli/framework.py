@@ -75,14 +75,20 @@ def _common_options() -> list[click.Parameter]:
 
     return [
         option("-f", "--format", "format", type=click.Choice(FORMATS), help="How to print; default: table."),
-        option("--base-url", metavar="URL", help="The server; default: TINKER_BASE_URL."),
+        option("--base-url", metavar="URL", is_eager=True, help="The server; default: TINKER_BASE_URL."),
         option("-q", "--quiet", is_flag=True, flag_value=True, help="No messages and no bars on stderr."),
     ]
 
 
+def base_url_of(ctx: click.Context) -> str | None:
+    """Return the server that the command line names, or None."""
+    chosen: str | None = ctx.meta.get(f"{_META}base_url")
+    return chosen
+
+
 def _make_cli(ctx: click.Context) -> Cli:
     form: Format = ctx.meta.get(f"{_META}format", "table")
-    return Cli(Sink(form, quiet=bool(ctx.meta.get(f"{_META}quiet"))), ctx.meta.get(f"{_META}base_url"))
+    return Cli(Sink(form, quiet=bool(ctx.meta.get(f"{_META}quiet"))), base_url_of(ctx))
 
 
 class Command(click.Command):
@@ -131,6 +137,31 @@ class Group(click.Group):
         module, _, name = self.table[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments name; for a mistyped one, suggest what may be meant."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            raise click.UsageError(self._explain_unknown(ctx, name), ctx)
+        return super().resolve_command(ctx, args)
+
+    def _explain_unknown(self, ctx: click.Context, name: str) -> str:
+        from tinker_sync._spelling import find_closest
+
+        text = f"there is no command {name!r} of {ctx.command_path}"
+        close = find_closest(name, self.table, loosely=False)
+        if close is not None:
+            return f"{text}; did you mean {ctx.command_path} {close}?"
+        within = [
+            f"{ctx.command_path} {each} {name}"
+            for each in self.table
+            if isinstance(group := self.get_command(ctx, each), Group) and name in group.table
+        ]
+        if within:
+            return f"{text}; did you mean {' or '.join(within)}?"
+        return f"{text}. There are: {', '.join(self.table)}"
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table without loading a command."""

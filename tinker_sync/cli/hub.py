@@ -83,12 +83,13 @@ def connect() -> Any:
 
 def describe(rest: RestClient, path: str) -> CheckpointFacts:
     """Ask the server for the details of a checkpoint; some servers have none."""
+    from tinker_sync.clients.rest._base import parse_path
     from tinker_sync.errors import TinkerError
 
     info = None
     with suppress(TinkerError):
         info = rest.get_weights_info_by_tinker_path(path).result()
-    return CheckpointFacts(path, ParsedCheckpointTinkerPath.from_tinker_path(path), info)
+    return CheckpointFacts(path, parse_path(rest.holder, path), info)
 
 
 def check_adapter(folder: Path) -> None:

@@ -14,6 +14,7 @@ import click
 
 from tinker_sync.cli.failures import BROKEN_PIPE, DONE, FAILED, INTERRUPTED, CliError
 from tinker_sync.cli.framework import Group
+from tinker_sync.cli.output import show_warnings
 
 _HERE: Final = "tinker_sync.cli.commands."
 
@@ -49,7 +50,12 @@ def root() -> Group:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Every error becomes a message on stderr."""
+    """Run one command and return its exit code. Every error and warning becomes a message on stderr."""
+    with show_warnings():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         outcome = root().main(
             args=None if arguments is None else list(arguments),

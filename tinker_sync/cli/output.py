@@ -7,9 +7,11 @@ belongs to one thread; the timer thread of a `Progress` shows its bar.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -44,6 +46,8 @@ class Sink:
     def __init__(self, form: Format = "table", *, quiet: bool = False, bar_after_s: float = BAR_AFTER_S):
         self.form = form
         self.quiet = quiet
+        if quiet:
+            silence_warnings()
         self._bar_after_s = bar_after_s
 
     @property
@@ -290,6 +294,53 @@ def _make_bar() -> Any:
         console=_make_console(sys.stderr),
         transient=True,
     )
+
+
+class _WarningLines(logging.Handler):
+    """Prints what the package warns of as messages for people, each once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.quiet = False
+        self._shown: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the text of a record, unless the program has a log of its own."""
+        if not logging.getLogger().handlers:
+            self.show(record.getMessage())
+
+    def show(self, text: str) -> None:
+        """Print a warning."""
+        if not self.quiet and text not in self._shown:
+            self._shown.add(text)
+            sys.stderr.write(f"Warning: {text}\n")
+            sys.stderr.flush()
+
+
+_warning_lines: _WarningLines | None = None
+
+
+@contextmanager
+def show_warnings() -> Iterator[None]:
+    """Print warnings of Python and of the log as plain lines on stderr, while the block runs."""
+    global _warning_lines  # noqa: PLW0603  # commands find it through `silence_warnings`
+    log, lines = logging.getLogger("tinker_sync"), _WarningLines()
+    before, _warning_lines = _warning_lines, lines
+    log.addHandler(lines)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            warnings.showwarning = lambda message, *_args, **_named: lines.show(str(message))
+            yield
+    finally:
+        log.removeHandler(lines)
+        _warning_lines = before
+
+
+def silence_warnings() -> None:
+    """Print no warnings while the present `show_warnings` block runs."""
+    if _warning_lines is not None:
+        _warning_lines.quiet = True
 
 
 def _make_console(stream: IO[str]) -> Console:

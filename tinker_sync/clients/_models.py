@@ -11,6 +11,7 @@ from attrs import evolve, field, frozen
 from tinker_sync._observe import ModelNamed
 from tinker_sync._secret import Secret
 from tinker_sync.clients import _deadlines
+from tinker_sync.clients._arguments import check_base_model, check_state_path
 from tinker_sync.clients._creation import check_path
 from tinker_sync.clients._recorded import make_recorded
 from tinker_sync.errors import (
@@ -68,8 +69,9 @@ class NewModel:
         Raises:
             InvalidInputError: it cannot be sent.
         """
-        if not base_model:
-            raise InvalidInputError("create_lora_training_client: base_model must name a model")
+        check_base_model(base_model, "create_lora_training_client")
+        if lora.rank < 1:
+            raise InvalidInputError(f"create_lora_training_client: rank: expected 1 or more, got {lora.rank}")
         core.refuse_closed()
         request = CreateModelRequest(
             session_id="",
@@ -121,6 +123,7 @@ class LoadedModel:
             InvalidInputError: it cannot be sent.
         """
         check_path(core, request.path, "create_training_client_from_state")
+        check_state_path(request.path)
         core.refuse_closed()
         refuse_unsendable(request)
         return cls(request, core.session.next_model_seq_id(), deadline_at)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from tinker_sync._observe import ModelNamed
 from tinker_sync.clients import _deadlines
+from tinker_sync.clients._arguments import check_sample, check_sampler_path
 from tinker_sync.clients._creation import ClientFuture, check_path, ready, start, start_after
 from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.retry_config import RetryConfig
@@ -122,6 +123,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             raise InvalidInputError("create_sampling_client: give model_path or base_model")
         if model_path is not None:
             check_path(holder, model_path, "create_sampling_client")
+            check_sampler_path(model_path)
             client._line.run_id = model_path.removeprefix("tinker://").partition("/")[0]
         holder.refuse_closed()
         request = CreateSamplingSessionRequest(
@@ -191,6 +193,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         ('68', 2)
         """
         self._goes_ahead()
+        check_sample(prompt, num_samples, sampling_params)
         request = SampleRequest(
             num_samples=num_samples,
             prompt=prompt,
@@ -300,6 +303,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         [None, True, True]
         """
         core = self._core
+        check_sample(prompt)
         request = SampleRequest(
             num_samples=1,
             prompt=prompt,

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from tinker_sync import types
 from tinker_sync._spelling import describe_unknown_parameter, find_closest
 from tinker_sync.clients import _deadlines
+from tinker_sync.clients._arguments import check_credential, check_service
 from tinker_sync.clients._spending import Spending
 from tinker_sync.clients._twins import blocking_twin, result_twin
 from tinker_sync.clients.sampling import SamplingClient
@@ -103,7 +104,7 @@ class ServiceClient:
         telemetry: bool | None = None,
         journal: str | PathLike[str] | None = None,
         pace: float | None = None,
-        **unknown: Any,
+        **unknown: NoReturn,  # so that checkers find every keyword that is not above
     ) -> None:
         if unknown:
             _refuse_mistyped(unknown)
@@ -112,6 +113,13 @@ class ServiceClient:
                 FutureWarning,
                 stacklevel=2,
             )
+        check_service(
+            user_metadata=user_metadata,
+            api_key=api_key,
+            timeout=timeout,
+            deadline=deadline,
+            on_queue_state=on_queue_state,
+        )
         settings = Settings.resolve(
             base_url=base_url,
             api_key=api_key,
@@ -125,6 +133,7 @@ class ServiceClient:
             telemetry=telemetry,
             pace=pace,
         )
+        check_credential(settings)
         if settings.base_url.endswith("/api/v1"):
             # Not refused: behind a proxy with such a prefix it may be right.
             warnings.warn(
@@ -163,6 +172,13 @@ class ServiceClient:
 
         Raises:
             JournalError: there is nothing to go on with, or another process uses the journal.
+
+        >>> import tinker_sync
+        >>> try:
+        ...     service = tinker_sync.ServiceClient.attach("no-such.journal")
+        ... except tinker_sync.errors.JournalError as error:
+        ...     print("no-such.journal" in str(error))
+        True
         """
         from tinker_sync.journal.record import find_session
 
@@ -175,7 +191,15 @@ class ServiceClient:
 
     @property
     def trainings(self) -> tuple[TrainingClient, ...]:
-        """The training clients of the journal's session, in the order in which they were made."""
+        """The training clients of the journal's session, in the order in which they were made.
+
+        Those of `attach`; a script that makes its own finds none here.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.trainings
+        ()
+        """
         journal = self._core.session.journal
         if self._trainings is None:
             from tinker_sync.clients._recorded import RecordedModel
@@ -204,7 +228,9 @@ class ServiceClient:
         return capabilities
 
     def get_console_url(self) -> str:
-        """Where this session, or before there is one all of them, is shown in a browser.
+        """Return the address that shows this session in a browser, or all sessions before there is one.
+
+        Only the hosted service has such pages. For another server it is the address of the server.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -212,6 +238,9 @@ class ServiceClient:
         >>> url.startswith("http")
         True
         """
+        settings = self._core.settings
+        if not settings.is_vendor_host:
+            return settings.base_url
         session_id = self._core.known_session_id
         return sessions_url() if session_id is None else session_url(session_id)
 
@@ -666,6 +695,12 @@ class ServiceClient:
         """
         del timeout
         return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a ServiceClient belongs to its process and cannot be pickled or copied; "
+            "make one in the other process, or send a SamplingClient, which can be pickled"
+        )
 
     def __repr__(self) -> str:
         core = getattr(self, "_core", None)  # None if the constructor has failed

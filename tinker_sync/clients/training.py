@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, overload
 
 from tinker_sync.clients import _deadlines
+from tinker_sync.clients._arguments import check_loss_name, check_saving, check_step
 from tinker_sync.clients._creation import ClientFuture, start
 from tinker_sync.clients._twins import blocking_twin, future_twin, result_twin
 from tinker_sync.errors import APIResponseValidationError, InvalidInputError, TinkerError
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from tinker_sync.clients.sampling import SamplingClient
     from tinker_sync.runtime.core import Core
     from tinker_sync.text.tokenizer import Tokenizer
+    from tinker_sync.types import LossFnType
 
 T = TypeVar("T")
 LossFnConfig = Mapping[str, float | str]
@@ -146,6 +148,12 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         passed.when_done(partial(_note_loss, self._curve, self._core.clock))
         return passed
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a TrainingClient belongs to the threads of its process and cannot be pickled or copied; "
+            "save_state here, and create_training_client_from_state_with_optimizer in the other process"
+        )
+
     def _name(self) -> str:
         return self._line.model_id
 
@@ -184,6 +192,11 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         """The results that had not arrived when the process of before ended, in the order of the requests.
 
         A pass that was sent in several requests has several. For clients of `ServiceClient.attach`.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.create_lora_training_client("tinker-sync/tiny", rank=4).unread
+        ()
         """
         from tinker_sync.clients._recorded import fetch_unread
 
@@ -191,7 +204,13 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
     @property
     def settled(self) -> tuple[str, ...]:
-        """What became of requests that the journal could not know, in words; see `ServiceClient.attach`."""
+        """What became of requests that the journal could not know, in words; see `ServiceClient.attach`.
+
+        >>> import tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     service.create_lora_training_client("tinker-sync/tiny", rank=4).settled
+        ()
+        """
         record = self.result()._line.record
         return () if record is None else record.settled
 
@@ -200,7 +219,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     def forward_backward(
         self,
         data: Sequence[Datum],
-        loss_fn: str | LossHandle,
+        loss_fn: LossFnType | LossHandle | str,
         loss_fn_config: LossFnConfig | None = None,
         *,
         deadline: float | None = None,
@@ -233,7 +252,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     def forward(
         self,
         data: Sequence[Datum],
-        loss_fn: str,
+        loss_fn: LossFnType | str,
         loss_fn_config: LossFnConfig | None = None,
         *,
         deadline: float | None = None,
@@ -349,6 +368,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
                     "a loss of create_custom_loss is for forward_backward, without loss_fn_config"
                 )
             return self._drawn(self._line.submit(custom_call(self._line, data, loss_fn, deadline_at)))
+        check_loss_name(loss_fn)
         listed = listed_data(data)
         if loss_fn != "custom":
             listed = without_reference(listed)
@@ -387,9 +407,14 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         """
         if optim_params is not None and adam_params is not None:
             raise ValueError("optim_step: give optim_params or adam_params, not both")
-        params = optim_params if optim_params is not None else adam_params
+        params: Any = optim_params if optim_params is not None else adam_params
         if not isinstance(params, (AdamParams, OptimParamsBase)):
-            raise TypeError(f"optim_step: expected AdamParams or other optimizer settings, got {params!r}")
+            hint = f"; write AdamParams(learning_rate={params!r})" if isinstance(params, float) else ""
+            raise TypeError(
+                f"optim_step: expected AdamParams or other optimizer settings, got {params!r}{hint}"
+            )
+        if isinstance(params, AdamParams):
+            check_step(params)
         request = OptimStepRequest(optim_params=params, model_id=self._line.model_id)
         return self._ordered("optim_step", request, OptimStepResponse, deadline, _deadlines.TRAIN_S)
 
@@ -418,6 +443,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         ...     saved.path.rpartition(":")[2]
         '0/weights/step-100'
         """
+        check_saving(name, ttl_seconds, "save_state")
         request = SaveWeightsRequest(
             model_id=self._line.model_id,
             path=name,
@@ -502,6 +528,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         ...     service.create_sampling_client(path).get_base_model()
         'tinker-sync/tiny'
         """
+        check_saving(name, ttl_seconds, "save_weights_for_sampler")
         request = SaveWeightsForSamplerRequest(
             model_id=self._line.model_id, path=name, ttl_seconds=ttl_seconds, user_metadata=user_metadata
         )

@@ -7,6 +7,7 @@ from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from tinker_sync._secret import Secret, mask_url
+from tinker_sync._spelling import find_closest
 from tinker_sync.errors import ConfigurationError
 
 DEFAULT_BASE_URL: Final = "https://tinker.thinkingmachines.dev/services/tinker-prod"
@@ -50,7 +51,7 @@ def _find_problem(url: Secret) -> str:
     if parts is None:
         return "is not a valid address; use the form https://host[:port][/path]"
     if parts.scheme not in ("http", "https"):
-        return "does not start with http:// or https://"
+        return f"does not start with http:// or https://{_advice(url.reveal().strip())}"
     if not parts.hostname:
         return "names no host; use the form https://host[:port][/path]"
     if "@" in parts.netloc:
@@ -61,6 +62,16 @@ def _find_problem(url: Secret) -> str:
     if parts.query or parts.fragment or "?" in url.reveal() or "#" in url.reveal():
         return "has a query or fragment; only a path may follow the host"
     return ""
+
+
+def _advice(text: str) -> str:
+    """Return what was probably meant by an address without a scheme; nothing where it may hold a secret."""
+    if find_closest(text, ["local"], cutoff=0.8, loosely=False):
+        return "; did you mean 'local', the embedded server?"
+    if "@" in text or "//" in text:
+        return ""
+    here = text.partition(":")[0] in ("localhost", "127.0.0.1")
+    return f"; did you mean '{'http' if here else 'https'}://{text}'?"
 
 
 def _split(url: Secret) -> SplitResult | None:

@@ -55,7 +55,8 @@ def list_html(listed: Any) -> str:
     """Return runs, checkpoints or models."""
     name = next(name for name in _ENTRIES if hasattr(listed, name))
     entries, cursor = getattr(listed, name), getattr(listed, "cursor", None)
-    words = f"{len(entries)} {name.replace('_', ' ')}"
+    plural = name.replace("_", " ")
+    words = f"{len(entries)} {plural if len(entries) != 1 else plural[:-1]}"
     if cursor is not None and cursor.total_count != len(entries):
         words += f" of {cursor.total_count}, from number {cursor.offset} on"
     return page.table([_shown(entry) for entry in entries], words)
@@ -84,7 +85,7 @@ def _shown_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
         "saved": checkpoint.time,
         "size": None if checkpoint.size_bytes is None else page.size(checkpoint.size_bytes),
         "public": checkpoint.public,
-        "kept_until": "deleted by you" if checkpoint.expires_at is None else checkpoint.expires_at,
+        "kept_until": "you delete it" if checkpoint.expires_at is None else checkpoint.expires_at,
         "metadata": _words(checkpoint.user_metadata),
     }
 

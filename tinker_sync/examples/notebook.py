@@ -32,7 +32,8 @@ before""",
 Calls are made ahead of their results; `await` waits, and can be interrupted.""",
     """import random
 
-words = ["".join(random.Random(n).choice("abcdef") for _ in range(4)) for n in range(32)]
+rng = random.Random(1)
+words = ["".join(rng.choice("abcdef") for _ in range(4)) for _ in range(64)]
 doubled = [" " + "".join(2 * letter for letter in word) + "\\n" for word in words]
 batch = [
     data.from_completion(f"double: {word} ->", answer, tokenizer) for word, answer in zip(words, doubled)

@@ -169,6 +169,10 @@ class APIFuture(Future[T]):
             message = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
             raise AttributeError(message, name=name, obj=self)
 
+        def __getitem__(self, key: Any) -> Any:
+            # Also what `list(future)` and a loop over it come to.
+            raise TypeError(f"{type(self).__name__!r} object has no items{type(self)._advice}")
+
     # ---------------------------------------------------- waiting
 
     def result(self, timeout: float | None = None) -> T:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from tinker_sync._lazy import LazyModule
 from tinker_sync._observe import TokensUsed
 from tinker_sync.runtime.admission import Limiter, Plan, Pledge, length_of
 from tinker_sync.runtime.answers import ExpectedOutputs, check_kind, check_model, check_saved
@@ -45,7 +46,6 @@ from tinker_sync.wire.adapt import (
     refuse_unsupported,
 )
 from tinker_sync.wire.endpoints import ENDPOINTS, JSON, PROTOBUF
-from tinker_sync.wire.proto import outputs, requests
 from tinker_sync.wire.proto._varint import varint
 from tinker_sync.wire.proto._writer import Buffers
 
@@ -55,6 +55,10 @@ if TYPE_CHECKING:
     from tinker_sync.types.tensor_data import TensorData
     from tinker_sync.types.weights import SaveWeightsResponse
     from tinker_sync.wire.dialect import Dialect
+    from tinker_sync.wire.proto import outputs, requests
+else:  # they need numpy
+    outputs = LazyModule("tinker_sync.wire.proto.outputs")
+    requests = LazyModule("tinker_sync.wire.proto.requests")
 
 _SEQ_ID_TAG: Final = b"\x10"  # field 2, varint; a message may hold its fields in any order
 _FORWARD: Final = "Forward"
@@ -416,7 +420,8 @@ def zstd_compressor() -> Callable[[bytes], bytes] | None:
 
 
 _read_pass: Final = decode_with(
-    outputs.decode_forward_backward_output, lambda tree: wire_json.from_plain(tree, ForwardBackwardOutput)
+    lambda data: outputs.decode_forward_backward_output(data),  # noqa: PLW0108  # its module loads with use
+    lambda tree: wire_json.from_plain(tree, ForwardBackwardOutput),
 )
 
 

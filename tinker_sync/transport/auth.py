@@ -34,7 +34,8 @@ _IDENTITY_ISSUER: Final = "passport-"
 _MOST_KEPT: Final = 100
 
 _MISSING: Final = (
-    "there is no API key: pass api_key, set TINKER_API_KEY, or store one with `tinker-sync auth login`"
+    "there is no API key: pass api_key, set TINKER_API_KEY, or store one with `tinker-sync auth login`; "
+    "base_url='local' runs a server on this machine, without a key"
 )
 _COMMAND_REQUIRED: Final = (
     "your organization requires dynamic credentials: set TINKER_CREDENTIAL_CMD to a command that prints one"

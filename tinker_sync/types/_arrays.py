@@ -314,7 +314,9 @@ def token_container(tokens: Any, where: str) -> Sequence[int] | AnyArray:
     if isinstance(tokens, list):
         return list(tokens)
     if isinstance(tokens, str):
-        raise refuse(where, "token ids (encode text with the model's tokenizer first)", tokens)
+        raise refuse(where, "token ids; ModelInput.from_text(text, tokenizer) encodes a text", tokens)
+    if isinstance(tokens, Mapping) and "input_ids" in tokens:
+        raise refuse(where, "a sequence of token ids; give its ['input_ids']", tokens)
     if isinstance(tokens, (bytes, bytearray, Mapping, Set)):
         raise refuse(where, "a sequence of token ids", tokens)
     array = array_like(tokens, where)
@@ -346,6 +348,11 @@ def tokens_as_int32(tokens: Any, where: str) -> Int32Array:
     if array.dtype.kind not in "biuf":
         return _tokens_one_by_one(array.tolist(), where)
     return to_int32(array, where)
+
+
+def min_of(tokens: Any) -> int:
+    """Return the least of at least one token id."""
+    return int(tokens.min()) if is_array(tokens) else min(tokens)
 
 
 def are_int32(tokens: Sequence[Any]) -> bool:

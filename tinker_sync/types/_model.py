@@ -212,6 +212,7 @@ def model(cls: type[T] | None = None, *, kw_only: bool = True, eq: bool = True, 
             auto_attribs=True,
         )
         owner.append(made)
+        cast("Any", made).__setattr__ = cast("Any", made).__delattr__ = _refuse_change
         # Users do not write answers, and there are many of them.
         if not getattr(made, "__response__", False) and "__init__" in vars(made):
             cast("Any", made).__init__ = advising(cast("Any", made).__init__)
@@ -293,16 +294,33 @@ def advising(construct: Callable[P, None]) -> Callable[P, None]:
             construct(*args, **given)
         except TypeError as error:
             unknown = [name for name in given if name not in parameters]
+            made_by = getattr(type(args[0]), "__made_by__", "")
+            by_place = made_by and len(args) > max(code.co_argcount, 1)
             # What the constructor itself raises comes from a frame further in.
-            if not unknown or error.__traceback__ is None or error.__traceback__.tb_next is not None:
+            if not (unknown or by_place) or error.__traceback__ is None or error.__traceback__.tb_next:
                 raise
-            reason = describe_unknown_parameter(type(args[0]).__name__, unknown[0], parameters)
+            if unknown:
+                reason = describe_unknown_parameter(type(args[0]).__name__, unknown[0], parameters)
+            else:
+                reason = f"{type(args[0]).__name__} takes its parameters by name; {made_by} makes one"
         else:
             return
         # Outside of the handler, so that it stands alone.
         raise TypeError(reason)
 
     return advised
+
+
+class _FrozenValueError(attrs.exceptions.FrozenInstanceError):
+    def __init__(self, message: str) -> None:  # that of attrs takes no message
+        AttributeError.__init__(self, message)
+
+
+def _refuse_change(self: Any, name: str, *_: object) -> None:
+    cls = type(self).__name__
+    raise _FrozenValueError(
+        f"{cls}.{name} cannot be changed; make another value: .model_copy(update={{{name!r}: ...}})"
+    )
 
 
 # ---------------------------------------------------------------------------------------- dumping, repr

@@ -265,10 +265,14 @@ class Datum(Model):
         length = self.model_input.known_length()
         if length == 0:
             yield f"{path}.model_input: is empty"
+        yield from self.model_input._problems(f"{path}.model_input")
         targets = self.loss_fn_inputs.get("target_tokens")
         rows = None if targets is None else _rows(targets)
         if targets is not None and length and not _may_have_length(targets, length):
             yield f"{path}.loss_fn_inputs['target_tokens']: has length {rows}, model_input has {length}"
+        if targets is not None and targets._numpy.size and (least := int(targets._numpy.min())) < 0:
+            where = place(f"{path}.loss_fn_inputs['target_tokens']", targets._numpy == least)
+            yield f"{where}: expected 0 or more, got {least}; weights of 0 leave tokens out of the loss"
         for name, tensor in self.loss_fn_inputs.items():
             one = name in _ONE_FOR_ALL and _may_have_length(tensor, 1)
             if name in _PER_TOKEN and rows is not None and not one and not _may_have_length(tensor, rows):

@@ -14,6 +14,7 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import _chat
 from tinker_sync.types._arrays import (
     are_int32,
+    min_of,
     quick_hash,
     refuse_range_beyond_int32,
     same_values,
@@ -279,6 +280,13 @@ class ModelInput(Model):
         >>> ModelInput.from_text("ab", Letters()).to_ints()
         [97, 98]
         """
+        if not isinstance(text, str):
+            raise InvalidInputError(f"text: expected one text, got a {type(text).__name__}")
+        given: Any = tokenizer
+        if isinstance(given, str):
+            raise InvalidInputError(
+                f"tokenizer: expected a tokenizer, got {given!r}; give get_tokenizer({given!r})"
+            )
         return cls.from_ints(tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     @classmethod
@@ -352,6 +360,17 @@ class ModelInput(Model):
         2
         """
         return self.append(EncodedTextChunk(tokens=[token]))
+
+    def _problems(self, path: str) -> Iterator[str]:
+        """Yield the tokens that no model has, each with its place."""
+        for index, chunk in enumerate(self.chunks):
+            if (
+                isinstance(chunk, EncodedTextChunk)
+                and len(chunk.tokens)
+                and (least := min_of(chunk.tokens)) < 0
+            ):
+                place = list(chunk.tokens).index(least)
+                yield f"{path}.chunks[{index}].tokens[{place}]: expected 0 or more, got {least}"
 
     def known_length(self) -> int | None:
         """Return the length if all chunks are text, else None.

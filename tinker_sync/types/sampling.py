@@ -297,6 +297,16 @@ class SampledSequence(Model):
         return made
 
 
+_OF_SEQUENCES = {
+    "tokens": "tokens",
+    "tokens_np": "tokens_np",
+    "logprobs": "logprobs",
+    "stop_reason": "stop_reason",
+    "text": "text(tokenizer)",
+    "texts": "text(tokenizer)",
+}
+
+
 @model(kw_only=False)
 class SampleResponse(Model):
     """The result of a sample request: the sequences and the scores of the prompt.
@@ -319,6 +329,17 @@ class SampleResponse(Model):
     _prompt_logprobs_list: list[float | None] | None = _list_field("_prompt_logprobs_list")
     _topk_prompt_logprobs_list: TopkList | None = _list_field("_topk_prompt_logprobs_list")
     _views: object = _views_field()
+
+    if not TYPE_CHECKING:  # for checkers the names stay unknown
+
+        def __getattr__(self, name: str) -> Any:
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if hint := _OF_SEQUENCES.get(name):
+                message += f"; each sampled sequence has its own: response.sequences[0].{hint}"
+            raise AttributeError(message, name=name, obj=self)
+
+        def __getitem__(self, key: Any) -> Any:
+            raise TypeError("'SampleResponse' object has no items; write response.sequences[0]")
 
     @property
     def prompt_logprobs(self) -> list[float | None] | None:
@@ -397,6 +418,7 @@ class SampleRequest(Model):
             if getattr(self, name) < 0:
                 yield f"{name}: expected 0 or more, got {getattr(self, name)}"
         length = self.prompt.known_length()
+        yield from self.prompt._problems("prompt")
         yield from self._last_n_problems(length)
         yield from self._target_problems(length)
 

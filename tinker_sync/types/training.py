@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
+from tinker_sync._spelling import find_closest
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._convert import converter_for
 from tinker_sync.types._model import Model, model
@@ -21,6 +22,17 @@ __all__ = ["ForwardBackwardInput", "ForwardBackwardOutput", "ForwardBackwardRequ
 
 LossFnConfig: TypeAlias = Mapping[str, float | str]
 
+
+_SAMPLED = ("target_tokens", "logprobs", "advantages")
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "cross_entropy": ("target_tokens",),
+    "importance_sampling": _SAMPLED,
+    "ppo": _SAMPLED,
+    "cispo": _SAMPLED,
+    "dro": _SAMPLED,
+    "gspo": (*_SAMPLED, "sequence_ratio_mask"),
+}
+"""The inputs without which a loss of the service cannot be computed. Other losses are the server's affair."""
 
 _SINGLE = "data: expected a list of Datum, got a single one; write [datum]"
 
@@ -103,8 +115,19 @@ class ForwardBackwardInput(Model):
     def _problems(self) -> Iterator[str]:
         if not self.data:
             yield "data: is empty; give at least one Datum"
+        needed = _NEEDED.get(self.loss_fn, ())
         for index, datum in enumerate(self.data):
+            for name in needed:
+                if name not in datum.loss_fn_inputs:
+                    yield _missing(name, f"data[{index}]", self.loss_fn, datum)
             yield from datum._problems(f"data[{index}]")
+
+
+def _missing(name: str, path: str, loss_fn: str, datum: Datum) -> str:
+    others = [other for other in datum.loss_fn_inputs if other not in _NEEDED["gspo"]]
+    close = find_closest(name, others)
+    hint = f"; did you mean it by {close!r}?" if close else ""
+    return f"{path}.loss_fn_inputs[{name!r}]: is missing; {loss_fn} needs it{hint}"
 
 
 @model(kw_only=False)

@@ -35,18 +35,28 @@ def login(cli: Cli) -> None:
     """Store an API key.
 
     Make one at the address shown, then paste it; a pipe gives it as a line. The server checks it before it
-    is stored in ~/.tinker/credentials.json, which only you can read.
+    is stored in ~/.tinker/credentials.json, which only you can read. A server of your own on this machine
+    needs no login.
     """
     from tinker_sync._secret import Secret
     from tinker_sync.auth import describe_key
+    from tinker_sync.config import Settings
     from tinker_sync.config.credentials_file import CredentialsFile, StoredKey
     from tinker_sync.types._console import new_api_key_url
 
     file = CredentialsFile()
     if file.default_key() is not None:
         raise CliError("you are logged in already", "Run tinker-sync auth logout first.")
+    settings = Settings.resolve(base_url=cli.base_url)
+    if settings.api_key_source == "local":
+        raise CliError(
+            f"the server at {settings.base_url} needs no login", "Programs on this machine find its key."
+        )
     machine = socket.gethostname().partition(".")[0].strip() or "unknown"
-    cli.sink.say(f"Make an API key here: {new_api_key_url(f'tinker-cli-{machine}')}\n")
+    if settings.is_vendor_host:
+        cli.sink.say(f"Make an API key here: {new_api_key_url(f'tinker-cli-{machine}')}\n")
+    else:
+        cli.sink.say(f"The operator of {settings.base_url} gives out its API keys.\n")
     key = Secret(_ask_for_key("Paste it: ").strip())
     if not key.reveal():
         raise CliError("the key is empty")
@@ -65,6 +75,7 @@ def logout(cli: Cli) -> None:
     A key that you pasted stays valid: delete it at the address shown. A key that an older command line
     created is also deleted on the server.
     """
+    from tinker_sync.config import Settings
     from tinker_sync.config.credentials_file import CredentialsFile
     from tinker_sync.types._console import api_key_url
 
@@ -72,7 +83,9 @@ def logout(cli: Cli) -> None:
     key_id, stored = file.default_id(), file.default_key()
     if key_id is None or stored is None:
         raise CliError("no key is stored", "There is nothing to log out from.")
-    where = f"Its organization: {stored.organization or 'unknown'}. Delete it here: {api_key_url(key_id)}"
+    where = f"Its organization: {stored.organization or 'unknown'}."
+    if Settings.resolve(base_url=cli.base_url).is_vendor_host:
+        where += f" Delete it here: {api_key_url(key_id)}"
     problem = _delete_on_server(stored, cli.base_url) if stored.type == "generated" else None
     file.delete(key_id)
     if problem is not None:

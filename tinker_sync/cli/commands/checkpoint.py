@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,12 +11,12 @@ import click
 
 from tinker_sync.cli.failures import CliError
 from tinker_sync.cli.formatting import format_age, format_count, format_duration, format_flag, format_size
-from tinker_sync.cli.framework import Cli, Group, command
+from tinker_sync.cli.framework import Cli, Group, base_url_of, command
 from tinker_sync.cli.output import dump
 
 if TYPE_CHECKING:
     from tinker_sync.cli.table import Table
-    from tinker_sync.types import Checkpoint
+    from tinker_sync.types import Checkpoint, ParsedCheckpointTinkerPath
 
 _HERE: Final = "tinker_sync.cli.commands.checkpoint:"
 checkpoint = Group(
@@ -38,22 +39,30 @@ PATH: Final = "tinker://RUN/weights/NAME"
 def check_paths(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
     """Refuse an argument that is not the path of a checkpoint, before any request."""
     for path in (value,) if isinstance(value, str) else value:
-        parse_path(path)
+        parse_path(path, base_url_of(ctx))
     return value
 
 
-def parse_path(path: str) -> Any:
+def parse_path(path: str, base_url: str | None) -> ParsedCheckpointTinkerPath:
     """Return the parts of a checkpoint path.
+
+    Args:
+        path: the path.
+        base_url: the server; open servers also name a sampler checkpoint `tinker://RUN/NAME`.
 
     Raises:
         CliError: the text is not such a path.
     """
+    from tinker_sync.clients.rest._base import parse_checkpoint_path
+    from tinker_sync.config import Settings
     from tinker_sync.errors import InvalidInputError
-    from tinker_sync.types import ParsedCheckpointTinkerPath
 
     try:
-        return ParsedCheckpointTinkerPath.from_tinker_path(path)
+        return parse_checkpoint_path(path, bare=False)
     except InvalidInputError as error:
+        if not Settings.resolve(base_url=base_url).is_vendor_host:
+            with suppress(InvalidInputError):
+                return parse_checkpoint_path(path, bare=True)
         raise CliError(f"not the path of a checkpoint: {error}", f"Such a path is {PATH}.") from error
 
 
@@ -108,10 +117,14 @@ def info(cli: Cli, checkpoint_path: str) -> None:
     """Show one checkpoint, and the LoRA rank of its run."""
     from tinker_sync.cli.table import record
 
-    run_id = parse_path(checkpoint_path).training_run_id
+    parsed = parse_path(checkpoint_path, cli.base_url)
+    run_id, names = (
+        parsed.training_run_id,
+        {checkpoint_path, f"tinker://{parsed.training_run_id}/{parsed.checkpoint_id}"},
+    )
     with cli.rest() as rest:
         listed, future = rest.list_checkpoints(run_id), rest.get_training_run(run_id)
-        found = next((c for c in listed.result().checkpoints if c.tinker_path == checkpoint_path), None)
+        found = next((c for c in listed.result().checkpoints if c.tinker_path in names), None)
         if found is None:
             raise CliError(
                 f"there is no checkpoint {checkpoint_path}",

@@ -20,13 +20,23 @@ def demo(
     """Fine-tune the built-in model, by examples and then by reward, in under a minute.
 
     Starts a server on this machine and shows what the model learns, without a key and without a network.
-    With --base-url it runs on another server. Fails if the model did not learn enough.
+    With --base-url it runs on another server. With --quiet it prints only whether all checks passed, and
+    with --format json the result as JSON. Fails if the model did not learn enough.
     """
+    import io
+
+    from attrs import asdict
+
     from tinker_sync.demo import Steps, run
 
     default = Steps()
     steps = Steps(supervised or default.supervised, reinforced or default.reinforced)
-    result = run(cli.base_url, seed=seed, png=png, steps=steps, model=model)
+    hidden = io.StringIO() if cli.sink.quiet or not cli.sink.for_people else None
+    result = run(cli.base_url, seed=seed, png=png, steps=steps, model=model, out=hidden)
+    if not cli.sink.for_people:
+        cli.sink.show_data(asdict(result))
+    elif hidden is not None:
+        cli.sink.raw("\n".join(f"FAILED: {problem}" for problem in result.problems) or "all checks passed")
     if result.exit_code:
         raise CliError(
             "the model did not learn enough; the lines above name what is missing", code=result.exit_code

@@ -55,7 +55,7 @@ def _make_calls(report: ProbeReport) -> Table:
     rows = [(call.name, call.method, call.there, _explain_call(call)) for call in report.calls]
     found = sum(1 for call in report.calls if call.there == "yes")
     title = f"{found} of {len(report.calls)} calls"
-    return Table((Column("Call"), Column("Method"), Column("There"), Column("")), rows, title)
+    return Table((Column("Call"), Column("Method"), Column("There"), Column("Note")), rows, title)
 
 
 def _explain_call(call: CallFound) -> str:
@@ -99,7 +99,7 @@ def doctor(cli: Cli) -> None:
         if each.advice:
             rows.append(("", "", f"-> {each.advice}"))
     data = {"findings": [asdict(each) for each in findings]}
-    cli.sink.show(data, Table((Column(""), Column(""), Column("")), rows), items="findings")
+    cli.sink.show(data, Table((Column("State"), Column("Check"), Column("Finding")), rows), items="findings")
     failed = [each.name for each in findings if each.state == "failure"]
     if failed:
         raise CliError(f"something is wrong: {', '.join(failed)}")

@@ -83,6 +83,13 @@ def sample(
     """
     if bool(model) == bool(path):
         raise click.UsageError("give either --model NAME or --path PATH")
+    if model and model.startswith("tinker://"):
+        raise click.UsageError(f"--model takes the name of a base model; for weights give --path {model}")
+    if path and "://" not in path:
+        raise click.UsageError(
+            f"--path takes the path of weights, tinker://RUN/sampler_weights/NAME; for a base model give "
+            f"--model {path}"
+        )
     texts = list(_read_prompts(prompt, file, lines))
     with cli.service() as service:
         client = service.create_sampling_client(path, model)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import warnings
 from datetime import date, datetime
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+from tinker_sync import types
 from tinker_sync.clients._twins import result_twin
 from tinker_sync.clients.rest._base import RestBase
 from tinker_sync.errors import InvalidInputError, UnsupportedByServerError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import names_requests
-from tinker_sync.types import (
-    AuditLogResponse,
-    BillingUsageResponse,
-    CurrentCheckpointStorageUsageResponse,
-    GetBillingUsageRequest,
-    GetServerCapabilitiesResponse,
-    WhoamiResponse,
-)
+
+if TYPE_CHECKING:
+    from tinker_sync.types import (
+        AuditLogResponse,
+        BillingUsageResponse,
+        CurrentCheckpointStorageUsageResponse,
+        GetServerCapabilitiesResponse,
+        WhoamiResponse,
+    )
 
 AuditEvents = Literal["all", "checkpoints", "projects", "teams", "organizations"]
 _AUDIT_EVENTS: Final = ("all", "checkpoints", "projects", "teams", "organizations")
@@ -51,10 +53,10 @@ class AdminClient(RestBase):
         >>> sum(event.event_info.type == "training" for event in used.data) >= 0
         True
         """
-        window = GetBillingUsageRequest(starting_on=starting_on, ending_before=ending_before)  # type: ignore[arg-type]  # text is converted
+        window = types.GetBillingUsageRequest(starting_on=starting_on, ending_before=ending_before)  # type: ignore[arg-type]  # text is converted
         return self._call(
             "get_billing_usage",
-            kind=BillingUsageResponse,
+            kind=types.BillingUsageResponse,
             query={"starting_on": window.starting_on, "ending_before": window.ending_before},
         )
 
@@ -74,7 +76,7 @@ class AdminClient(RestBase):
         """
         return self._call(
             "get_checkpoint_storage_usage",
-            kind=CurrentCheckpointStorageUsageResponse,
+            kind=types.CurrentCheckpointStorageUsageResponse,
             query={"project_id": project_id},
         )
 
@@ -101,7 +103,7 @@ class AdminClient(RestBase):
             )
         return self._call(
             "get_audit_log",
-            kind=AuditLogResponse,
+            kind=types.AuditLogResponse,
             query={"event_type": event_type, "day": None if day is None else day.isoformat()[:10]},
         )
 
@@ -125,7 +127,7 @@ class AccountCalls(RestBase):
         ...     service.create_rest_client().get_server_capabilities().result().supported_models[0].model_name
         'tinker-sync/tiny'
         """
-        return self._call("get_server_capabilities", kind=GetServerCapabilitiesResponse)
+        return self._call("get_server_capabilities", kind=types.GetServerCapabilitiesResponse)
 
     def whoami(self) -> APIFuture[WhoamiResponse]:
         """Whose key this is, as the token says that it was exchanged for.
@@ -152,7 +154,7 @@ class AccountCalls(RestBase):
                 "taken, `tinker-sync auth status` tells",
                 feature="whoami",
             )
-        return WhoamiResponse(
+        return types.WhoamiResponse(
             user_urn=str(claims.get("sub", "")),
             org_urn=f"tml:organization:{claims.get('org_id', '')}",
             email=claims.get("email") or None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import field, frozen
 
@@ -13,7 +14,9 @@ from tinker_sync.errors import InvalidInputError, NotFoundError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.workers import Workers
-from tinker_sync.types import Checkpoint
+
+if TYPE_CHECKING:
+    from tinker_sync.types import Checkpoint
 
 # As many as the reference client's command line has under way.
 PARALLEL = 32
@@ -51,7 +54,7 @@ class BulkProgress:
     total: int
 
 
-Paths = Iterable[str | Checkpoint]
+Paths: TypeAlias = "Iterable[str | Checkpoint]"
 Listener = Callable[[BulkProgress], object]
 
 

@@ -5,32 +5,32 @@ from __future__ import annotations
 import uuid
 from datetime import datetime
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from tinker_sync import types
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._twins import result_twin
 from tinker_sync.clients.rest._base import RestBase, call_offered, checked_id, parse_path, warn_experimental
-from tinker_sync.clients.rest._sources import archive_address
 from tinker_sync.clients.rest.listing import Listing, Page
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.runtime.calls import make_call
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.transport.call import Reply
-from tinker_sync.types import (
-    Checkpoint,
-    CheckpointSearchRequest,
-    CheckpointSearchResponse,
-    CheckpointsListResponse,
-    CopyWeightsRequest,
-    CopyWeightsResponse,
-    ExternalWeightsUploadFinishRequest,
-    ExternalWeightsUploadFinishResult,
-    ExternalWeightsUploadStartRequest,
-    ExternalWeightsUploadStartResult,
-    ExternalWeightsUrlsResponse,
-    LoraConfig,
-)
+
+if TYPE_CHECKING:
+    from tinker_sync.types import (
+        Checkpoint,
+        CheckpointSearchRequest,
+        CheckpointSearchResponse,
+        CheckpointsListResponse,
+        CopyWeightsResponse,
+        ExternalWeightsUploadFinishResult,
+        ExternalWeightsUploadStartResult,
+        ExternalWeightsUrlsResponse,
+        LoraConfig,
+    )
 
 
 @frozen
@@ -64,7 +64,7 @@ class CheckpointCalls(RestBase):
         """
         return self._call(
             "list_checkpoints",
-            kind=CheckpointsListResponse,
+            kind=types.CheckpointsListResponse,
             path={"run": checked_id("training_run_id", training_run_id)},
         )
 
@@ -86,7 +86,7 @@ class CheckpointCalls(RestBase):
         """
         return self._call(
             "list_user_checkpoints",
-            kind=CheckpointsListResponse,
+            kind=types.CheckpointsListResponse,
             query={"limit": limit, "offset": offset},
         )
 
@@ -239,7 +239,7 @@ class CheckpointCalls(RestBase):
             raise InvalidInputError(f"{tinker_path!r}: expected tinker://RUN/external_weights/NAME")
         return self._call(
             "get_external_weights_urls",
-            kind=ExternalWeightsUrlsResponse,
+            kind=types.ExternalWeightsUrlsResponse,
             path={"run": parsed.training_run_id, "name": parsed.checkpoint_id.partition("/")[2]},
         )
 
@@ -272,7 +272,7 @@ class CheckpointCalls(RestBase):
         project = destination_project_id or self._core.settings.project_id
         if not project:
             raise InvalidInputError("copy_weights: give destination_project_id, or set TINKER_PROJECT_ID")
-        request = CopyWeightsRequest(
+        request = types.CopyWeightsRequest(
             destination_project_id=project, source_path=path, ttl_seconds=ttl_seconds
         )
         headers = {"X-Idempotency-Key": str(uuid.uuid4())}
@@ -331,7 +331,7 @@ class CheckpointCalls(RestBase):
         """
         warn_experimental("external_weights_upload_start")
         core = self._core
-        request = ExternalWeightsUploadStartRequest(
+        request = types.ExternalWeightsUploadStartRequest(
             base_model=base_model,
             lora_config=lora_config,
             destination_project_id=destination_project_id or core.settings.project_id,
@@ -359,7 +359,7 @@ class CheckpointCalls(RestBase):
         """
         warn_experimental("external_weights_upload_finish")
         core = self._core
-        request = ExternalWeightsUploadFinishRequest(upload_id=checked_id("upload_id", upload_id))
+        request = types.ExternalWeightsUploadFinishRequest(upload_id=checked_id("upload_id", upload_id))
         name = "external_weights_upload_finish"
         return self._later(lambda: call_offered(core, name, request))
 
@@ -434,4 +434,6 @@ class CheckpointCalls(RestBase):
 
 
 def _archive_url(reply: Reply, now_s: float) -> CheckpointArchiveUrl:
+    from tinker_sync.clients.rest._sources import archive_address
+
     return CheckpointArchiveUrl(*archive_address(reply, now_s))

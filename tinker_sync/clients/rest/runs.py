@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
+from tinker_sync import types
 from tinker_sync.clients._twins import result_twin
 from tinker_sync.clients.rest._base import AccessScope, RestBase, checked_id, checked_scope, parse_path
 from tinker_sync.clients.rest.listing import Listing, Page
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.types import (
-    GetSamplerResponse,
-    TrainingRun,
-    TrainingRunsResponse,
-    WeightsInfoResponse,
-)
+
+if TYPE_CHECKING:
+    from tinker_sync.types import GetSamplerResponse, TrainingRun, TrainingRunsResponse, WeightsInfoResponse
 
 
 class RunCalls(RestBase):
@@ -37,7 +36,7 @@ class RunCalls(RestBase):
         """
         return self._call(
             "get_training_run",
-            kind=TrainingRun,
+            kind=types.TrainingRun,
             path={"run": checked_id("training_run_id", training_run_id)},
             query={"access_scope": checked_scope(access_scope)},
         )
@@ -58,7 +57,7 @@ class RunCalls(RestBase):
         parsed = parse_path(self._core, tinker_path)
         return self._call(
             "get_training_run",
-            kind=TrainingRun,
+            kind=types.TrainingRun,
             path={"run": parsed.training_run_id},
             query={"access_scope": checked_scope(access_scope)},
         )
@@ -88,7 +87,7 @@ class RunCalls(RestBase):
         """
         return self._call(
             "list_training_runs",
-            kind=TrainingRunsResponse,
+            kind=types.TrainingRunsResponse,
             query={
                 "limit": limit,
                 "offset": offset,
@@ -140,7 +139,7 @@ class RunCalls(RestBase):
         return self._call(
             "get_weights_info",
             {"tinker_path": tinker_path},
-            kind=WeightsInfoResponse,
+            kind=types.WeightsInfoResponse,
         )
 
     def get_sampler(self, sampler_id: str) -> APIFuture[GetSamplerResponse]:
@@ -155,7 +154,7 @@ class RunCalls(RestBase):
         """
         return self._call(
             "get_sampler",
-            kind=GetSamplerResponse,
+            kind=types.GetSamplerResponse,
             path={"sampler": checked_id("sampler_id", sampler_id)},
         )
 

@@ -6,8 +6,9 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from tinker_sync import types
 from tinker_sync._secret import Secret, mask_text
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._twins import result_twin
@@ -17,15 +18,17 @@ from tinker_sync.errors import ExperimentalWarning, TinkerError, WireError
 from tinker_sync.runtime.calls import make_call, odd_answer
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.transport.call import Reply
-from tinker_sync.types import (
-    GetSessionResponse,
-    ListSessionsResponse,
-    SessionSearchRequest,
-    SessionSearchResponse,
-)
 from tinker_sync.types._model import short_repr
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.endpoints import ENDPOINTS
+
+if TYPE_CHECKING:
+    from tinker_sync.types import (
+        GetSessionResponse,
+        ListSessionsResponse,
+        SessionSearchRequest,
+        SessionSearchResponse,
+    )
 
 _TRACE_POLL_S: Final = 5.0
 # Exports take minutes; one that takes longer than this has been forgotten.
@@ -60,7 +63,7 @@ class SessionCalls(RestBase):
         """
         return self._call(
             "get_session",
-            kind=GetSessionResponse,
+            kind=types.GetSessionResponse,
             path={"session": checked_id("session_id", session_id)},
             query={"access_scope": checked_scope(access_scope)},
         )
@@ -84,7 +87,7 @@ class SessionCalls(RestBase):
         """
         return self._call(
             "list_sessions",
-            kind=ListSessionsResponse,
+            kind=types.ListSessionsResponse,
             query={"limit": limit, "offset": offset, "access_scope": checked_scope(access_scope)},
         )
 
@@ -126,7 +129,7 @@ class SessionCalls(RestBase):
         {'a search'}
         """
         warnings.warn("search_sessions is experimental and may change", ExperimentalWarning, stacklevel=2)
-        return self._call("search_sessions", request, kind=SessionSearchResponse)
+        return self._call("search_sessions", request, kind=types.SessionSearchResponse)
 
     def assign_session_project(self, session_id: str, project_id: str) -> APIFuture[None]:
         """Move a session to a project.

@@ -6,25 +6,36 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from tinker_sync import types
+from tinker_sync._lazy import LazyModule
 from tinker_sync.clients.rest._base import RestBase, call_offered, parse_path, warn_experimental
-from tinker_sync.clients.rest._sources import source_of
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.workers import Workers
-from tinker_sync.transfer.download import CheckpointDownload, CheckpointFetch, DownloadRequest, default_target
-from tinker_sync.transfer.progress import ProgressReporter, TransferProgress
-from tinker_sync.transfer.signed import Cancellation, SignedHttp
-from tinker_sync.transfer.upload import DirectoryUpload
-from tinker_sync.types import (
-    ExternalWeightsUploadFinishRequest,
-    ExternalWeightsUploadFinishResult,
-    ExternalWeightsUploadStartRequest,
-    ExternalWeightsUploadStartResult,
-    LoraConfig,
-)
+
+if TYPE_CHECKING:
+    from tinker_sync.clients.rest import _sources
+    from tinker_sync.transfer import download as _download
+    from tinker_sync.transfer import progress as _progress
+    from tinker_sync.transfer import signed as _signed
+    from tinker_sync.transfer import upload as _upload
+    from tinker_sync.transfer.download import CheckpointDownload
+    from tinker_sync.transfer.progress import TransferProgress
+    from tinker_sync.transfer.signed import Cancellation
+    from tinker_sync.types import (
+        ExternalWeightsUploadFinishResult,
+        ExternalWeightsUploadStartResult,
+        LoraConfig,
+    )
+else:  # most clients move no files
+    _sources = LazyModule("tinker_sync.clients.rest._sources")
+    _download = LazyModule("tinker_sync.transfer.download")
+    _progress = LazyModule("tinker_sync.transfer.progress")
+    _signed = LazyModule("tinker_sync.transfer.signed")
+    _upload = LazyModule("tinker_sync.transfer.upload")
 
 T = TypeVar("T")
 
@@ -71,10 +82,10 @@ class TransferCalls(RestBase):
         ['adapter_config.json', 'adapter_model.safetensors']
         """
         parse_path(self._core, tinker_path)
-        target = default_target(tinker_path) if to is None else Path(to)
+        target = _download.default_target(tinker_path) if to is None else Path(to)
         if target.name in ("", ".."):
             raise InvalidInputError(f"to: expected the name of a directory to be made, got {str(to)!r}")
-        wish = DownloadRequest(
+        wish = _download.DownloadRequest(
             tinker_path=tinker_path,
             target=target.absolute(),
             unpacked=unpack,
@@ -84,11 +95,11 @@ class TransferCalls(RestBase):
         core = self._core
 
         def download(control: Cancellation) -> CheckpointDownload:
-            start = TransferProgress(tinker_path=tinker_path, stage="preparing")
-            teller = ProgressReporter(progress, core.callback_pool.run, core.clock, start)
+            start = _progress.TransferProgress(tinker_path=tinker_path, stage="preparing")
+            teller = _progress.ProgressReporter(progress, core.callback_pool.run, core.clock, start)
             teller.change()
-            source = source_of(core, tinker_path)
-            return CheckpointFetch(
+            source = _sources.source_of(core, tinker_path)
+            return _download.CheckpointFetch(
                 wish, source, core.settings, clock=core.clock, cancellation=control, reporter=teller
             ).run()
 
@@ -132,7 +143,7 @@ class TransferCalls(RestBase):
         if not place.is_dir():
             raise InvalidInputError(f"directory: there is none at {str(directory)!r}")
         core = self._core
-        request = ExternalWeightsUploadStartRequest(
+        request = types.ExternalWeightsUploadStartRequest(
             base_model=base_model,
             lora_config=lora_config,
             destination_project_id=destination_project_id or core.settings.project_id,
@@ -145,11 +156,11 @@ class TransferCalls(RestBase):
             return begun.upload_id, begun.urls
 
         def upload(control: Cancellation) -> str:
-            start = TransferProgress(tinker_path="", stage="preparing")
-            teller = ProgressReporter(progress, core.callback_pool.run, core.clock, start)
-            http = SignedHttp(core.settings)
+            start = _progress.TransferProgress(tinker_path="", stage="preparing")
+            teller = _progress.ProgressReporter(progress, core.callback_pool.run, core.clock, start)
+            http = _signed.SignedHttp(core.settings)
             try:
-                sender = DirectoryUpload(
+                sender = _upload.DirectoryUpload(
                     place, http, clock=core.clock, cancellation=control, reporter=teller, draw=random.random
                 )
                 upload_id = sender.run(begin)
@@ -158,7 +169,7 @@ class TransferCalls(RestBase):
             finished: ExternalWeightsUploadFinishResult = call_offered(
                 core,
                 "external_weights_upload_finish",
-                ExternalWeightsUploadFinishRequest(upload_id=upload_id),
+                types.ExternalWeightsUploadFinishRequest(upload_id=upload_id),
             )
             teller.change(stage="done", file=None, tinker_path=finished.tinker_path)
             return finished.tinker_path
@@ -170,7 +181,7 @@ class TransferCalls(RestBase):
         core = self._core
         core.refuse_closed()
         future: APIFuture[T] = core.future()
-        control = Cancellation()
+        control = _signed.Cancellation()
         future.when_done(lambda _: control.stop())
         worker = Workers("transfer", 1)
 

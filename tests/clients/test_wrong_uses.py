@@ -1,0 +1,211 @@
+"""Wrong uses of the API: each is answered at the call, before anything is sent, with the place and a remedy.
+
+The table has what people write by mistake, and words of the answer: where it is wrong, and what to do.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+import tinker_sync
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.testing import LocalServer
+from tinker_sync.types import Datum, ModelInput, SampledSequence, SampleResponse, SamplingParams
+
+WRONG_USES: Mapping[str, str] = {
+    # -------------------------------------------------------------------------------- the service client
+    'ServiceClient("local")': r"user_metadata.*ServiceClient\(base_url='local'\)",
+    'ServiceClient("https://example.org")': r"user_metadata.*base_url='https://example.org'",
+    'ServiceClient(base_url="locall")': r"did you mean 'local'",
+    'ServiceClient(base_url="localhost:8000", api_key="tml-k")': r"'http://localhost:8000'",
+    'ServiceClient(base_ulr="local")': r"no parameter 'base_ulr'; did you mean 'base_url'",
+    'ServiceClient(base_url="local", apikey="tml-k")': r"no parameter 'apikey'; did you mean 'api_key'",
+    "ServiceClient()": r"TINKER_API_KEY.*base_url='local'",
+    'ServiceClient(base_url="local", api_key=17)': r"api_key.*(text|str).*int",
+    'ServiceClient(base_url="local", timeout="30s")': r"timeout.*(number|seconds).*'30s'",
+    'ServiceClient(base_url="local", timeout=-1)': r"timeout.*-1",
+    'ServiceClient(base_url="local", max_retries=-1)': r"max_retries.*-1",
+    'ServiceClient(base_url="local", deadline=0)': r"deadline.*(more than 0|positive).*0",
+    'ServiceClient(base_url="local", dialect="grpc")': r"dialect.*auto.*'grpc'",
+    'ServiceClient(base_url="local", default_headers={"X-Team": 7})': r"default_headers\['X-Team'\] is int",
+    'ServiceClient(base_url="local", on_queue_state="print")': r"on_queue_state: expected a function.*print",
+    'ServiceClient(base_url="local", pace=0)': r"pace.*0",
+    # -------------------------------------------------------------------------------- making clients
+    'service.create_sampling_client("tinker-sync/random")': r"base_model='tinker-sync/random'",
+    "service.create_sampling_client()": r"give model_path or base_model",
+    'service.create_sampling_client("tinker://run/weights/a")': r"save_weights_for_sampler",
+    'service.create_lora_training_client("")': r"base_model.*get_server_capabilities",
+    'service.create_lora_training_client("tinker://run/weights/a")': r"create_training_client_from_state",
+    'service.create_lora_training_client("tinker-sync/random", rank=0)': r"rank.*1 or more.*0",
+    'service.create_lora_training_client("m", train_mlp=False, train_attn=False, train_unembed=False)': (
+        r"at least one of train_mlp, train_attn, train_unembed"
+    ),
+    'service.create_training_client_from_state("tinker://run/sampler_weights/a")': r"save_state",
+    'service.create_training_client_from_state("step-3")': r"'step-3'.*tinker://",
+    'service.get_tokenizer("/no/such/directory")': r"/no/such/directory does not exist",
+    # -------------------------------------------------------------------------------- prompts
+    'ModelInput.from_ints("2 + 3 =")': r"from_text",
+    "ModelInput.from_ints([1, 2.5])": r"tokens\[1\].*2\.5",
+    'ModelInput.from_ints([{"token": 1}])': r"tokens\[0\].*token id.*dict",
+    "ModelInput.from_ints([[1, 2], [3, 4]])": r"tokens.*(dimension|nested|flat|list)",
+    'ModelInput.from_ints({"input_ids": [1, 2]})': r"\['input_ids'\]",
+    'ModelInput.from_ints(tokenizer("2 + 3 ="))': r"\['input_ids'\]",
+    "ModelInput.from_ints([2**40])": r"tokens\[0\].*1099511627776",
+    'ModelInput("2 + 3 =")': r"ModelInput\.from_ints\(token_ids\) or ModelInput\.from_text",
+    "ModelInput([1, 2, 3])": r"ModelInput\.from_ints\(token_ids\)",
+    'ModelInput.from_text("2 + 3 =", "tinker-sync/tiny")': r"tokenizer.*get_tokenizer\('tinker-sync/tiny'\)",
+    'ModelInput.from_text(["2", "3"], tokenizer)': r"text: expected (one )?text.*list",
+    'ModelInput.from_chat([{"from": "human", "value": "Hi"}], tokenizer)': (
+        r"messages\[0\]: has no 'role'; rename 'from' to 'role', 'value' to 'content', and 'human' to 'user'"
+    ),
+    'ModelInput.from_chat("Hi", tokenizer)': r"expected a list of dictionaries with role",
+    'data.from_chat([{"role": "user", "content": "Hi"}], tokenizer)': (
+        r"no message of the assistant.*add the answer, or use ModelInput\.from_chat"
+    ),
+    # -------------------------------------------------------------------------------- sampling
+    'sampling.sample("2 + 3 =", 1, params)': r"prompt.*ModelInput\.from_text",
+    "sampling.sample([1, 2], 1, params)": r"prompt.*ModelInput\.from_ints",
+    "sampling.sample(prompt, params, 1)": r"num_samples.*SamplingParams",
+    "sampling.sample(prompt, 1, 64)": r"sampling_params.*SamplingParams",
+    "sampling.sample(prompt, 0, params)": r"num_samples: expected 1 or more, got 0",
+    "sampling.sample(ModelInput.from_ints([1, -5]), 1, params)": (
+        r"prompt\.chunks\[0\]\.tokens\[1\]: expected 0 or more, got -5"
+    ),
+    "sampling.sample(prompt, 1, params, topk_prompt_logprobs=-1)": r"topk_prompt_logprobs: expected 0",
+    "sampling.sample(prompt, 1, SamplingParams(max_tokens=0))": r"max_tokens: expected 1 or more, got 0",
+    'sampling.compute_logprobs("2 + 3 =")': r"prompt.*ModelInput\.from_text",
+    'sampling.map("2 + 3 =", params)': r"prompts is one str; give a list",
+    "SamplingParams(max_token=3)": r"no parameter 'max_token'; did you mean 'max_tokens'",
+    "SamplingParams(temperature=-1)": r"temperature: expected 0 or more, got -1",
+    "SamplingParams(top_p=1.5)": r"top_p: expected more than 0 and at most 1, got 1\.5",
+    "SamplingParams(stop=5)": r"stop: expected text, a list of texts or a list of token ids",
+    "response.tokens": r"response\.sequences\[0\]\.tokens",
+    "response.text": r"response\.sequences\[0\]\.text\(tokenizer\)",
+    "response[0]": r"response\.sequences\[0\]",
+    # -------------------------------------------------------------------------------- futures
+    'future["metrics"]': r"call \.result\(\) first",
+    "future.sequences": r"no attribute 'sequences'; call \.result\(\) first",
+    "list(future)": r"call \.result\(\) first",
+    "tinker_sync.gather(future)": r"gather\(\[future\]\)",
+    # -------------------------------------------------------------------------------- training
+    'training.forward_backward(datum, "cross_entropy")': r"data: .*list.*\[datum\]",
+    'training.forward_backward([], "cross_entropy")': r"data: is empty; give at least one Datum",
+    'training.forward_backward([{"input": [1]}], "cross_entropy")': r"data\[0\].*Datum.*dict",
+    "training.forward_backward([datum], len)": r"loss_fn.*forward_backward_custom",
+    'training.forward_backward_custom([datum], "cross_entropy")': r"loss_fn.*(function|forward_backward)",
+    'training.forward_backward([Datum(prompt, {})], "cross_entropy")': (
+        r"data\[0\]\.loss_fn_inputs\['target_tokens'\]: is missing; cross_entropy needs it"
+    ),
+    'training.forward_backward([Datum(prompt, {"targets": [2, 3]})], "cross_entropy")': (
+        r"data\[0\]\.loss_fn_inputs\['target_tokens'\]: is missing.*'targets'"
+    ),
+    'training.forward_backward([datum], "importance_sampling")': (
+        r"data\[0\]\.loss_fn_inputs\['logprobs'\]: is missing; importance_sampling needs it"
+    ),
+    'training.forward_backward([Datum(prompt, {"target_tokens": [2, -100]})], "cross_entropy")': (
+        r"data\[0\]\.loss_fn_inputs\['target_tokens'\]\[1\]: expected 0 or more, got -100.*weights"
+    ),
+    'training.forward_backward([Datum(prompt, {"target_tokens": [2]})], "cross_entropy")': (
+        r"data\[0\]\.loss_fn_inputs\['target_tokens'\]: has length 1, model_input has 2"
+    ),
+    'training.forward([Datum(prompt, {"target_tokens": [2, 3], "weights": [1, float("nan")]})], "ppo")': (
+        r"data\[0\]\.loss_fn_inputs\['weights'\]\[1\]: expected a finite number, got nan"
+    ),
+    "Datum([1, 2], {})": r"model_input.*ModelInput\.from_ints",
+    "training.optim_step(1e-4)": r"optim_step: expected AdamParams.*AdamParams\(learning_rate=0\.0001\)",
+    "training.optim_step()": r"optim_step: expected AdamParams",
+    "training.optim_step(tinker_sync.AdamParams(learning_rate=-1e-4))": r"learning_rate.*0 or more.*-0\.0001",
+    "tinker_sync.AdamParams(lr=1e-4)": r"no parameter 'lr'; did you mean 'learning_rate'",
+    "training.optim_step(tinker_sync.AdamParams(beta1=1.5))": r"beta1.*1\.5",
+    'training.save_state("")': r"name.*",
+    'training.save_state("step 3/b")': r"step 3/b",
+    'training.save_state("step-3", ttl_seconds=0)': r"ttl_seconds.*0",
+    'training.save_weights_and_get_sampling_client(kind="live")': r"kind is 'snapshot' or 'inflight'",
+    # -------------------------------------------------------------------------------- values and objects
+    "setattr(params, 'max_tokens', 5)": r"model_copy\(update=\{'max_tokens': \.\.\.\}\)",
+    "delattr(params, 'seed')": r"SamplingParams.*model_copy",
+    "pickle.dumps(training)": r"TrainingClient.*(thread|save_state)",
+    "pickle.dumps(service)": r"ServiceClient.*process",
+    "copy.deepcopy(training)": r"TrainingClient",
+    "tinker_sync.TensorData([1, 2])": r"dtype is required, 'int64' or 'float32'",
+    'tinker_sync.TensorData([1], dtype="int32")': r"expected 'int64' or 'float32', got 'int32'",
+    "closed.create_sampling_client(base_model='m')": r"closed; make a new",
+    'service.create_rest_client().delete_checkpoint_from_tinker_path("run/a")': r"run/a.*tinker://",
+}
+
+
+class World(dict[str, Any]):
+    """The names of the table; a server starts when a client is first named."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            copy=copy, pickle=pickle, tinker_sync=tinker_sync, data=tinker_sync.data,
+            ServiceClient=tinker_sync.ServiceClient, ModelInput=ModelInput, Datum=Datum,
+            SamplingParams=SamplingParams, params=SamplingParams(max_tokens=2),
+            prompt=ModelInput.from_ints([1, 2]), response=SampleResponse([SampledSequence("stop")]),
+        )  # fmt: skip
+        self.server: LocalServer | None = None
+
+    def __missing__(self, name: str) -> Any:
+        made = getattr(self, f"_make_{name}", None)
+        if made is None:
+            raise KeyError(name)
+        self[name] = made()
+        return self[name]
+
+    def _make_datum(self) -> Any:
+        return Datum(self["prompt"], {"target_tokens": [2, 3]})
+
+    def _make_future(self) -> Any:
+        return APIFuture()
+
+    def _make_tokenizer(self) -> Any:
+        return tinker_sync.get_tokenizer("tinker-sync/tiny")
+
+    def _make_service(self) -> Any:
+        self.server = LocalServer(model="tinker-sync/random").start()
+        return self.server.service()
+
+    def _make_closed(self) -> Any:
+        self["service"].close().result()
+        return self["service"]
+
+    def _make_training(self) -> Any:
+        return self["service"].create_lora_training_client("tinker-sync/random", rank=4).result()
+
+    def _make_sampling(self) -> Any:
+        return self["service"].create_sampling_client(base_model="tinker-sync/random").result()
+
+    @property
+    def sent(self) -> list[str]:
+        """The calls that the server got, without those that make clients."""
+        calls = [] if self.server is None else self.server.calls
+        quiet = ("heartbeat", "create", "config", "capabilities", "retrieve", "unload", "finish", "healthz")
+        return [call.endpoint for call in calls if not any(word in call.endpoint for word in quiet)]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    if made.server is not None:
+        made.server.close()
+
+
+@pytest.mark.parametrize("code", WRONG_USES)
+def test_a_wrong_use_is_answered_at_the_call(world: World, code: str) -> None:
+    expected = (tinker_sync.TinkerError, TypeError, ValueError, AttributeError, AssertionError)
+    with pytest.raises(expected) as caught:
+        eval(code, {}, world)  # the table above
+    assert re.search(WRONG_USES[code], str(caught.value), re.DOTALL), str(caught.value)
+    assert world.sent == []
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(WRONG_USES) >= 80

@@ -1,0 +1,221 @@
+"""The checks of arguments that only a client can make; each refusal names the argument and the remedy."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from tinker_sync._secret import Secret, mask_url
+from tinker_sync._spelling import find_closest
+from tinker_sync.errors import ConfigurationError, InvalidInputError
+from tinker_sync.types.model_input import ModelInput
+from tinker_sync.types.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from tinker_sync.config import Settings
+    from tinker_sync.types.optim import AdamParams
+
+_MODEL: Final = re.compile(r"[\w.-]+/[\w.:-]+")
+
+
+def check_service(
+    *, user_metadata: Any, api_key: Any, timeout: Any, deadline: Any, on_queue_state: Any
+) -> None:
+    """Check the arguments of `ServiceClient` that no other part checks.
+
+    Raises:
+        ConfigurationError: one cannot be used.
+
+    >>> check_service(user_metadata="local", api_key=None, timeout=None, deadline=None, on_queue_state=None)
+    Traceback (most recent call last):
+    tinker_sync.errors.ConfigurationError: user_metadata: expected a dictionary, got 'local'; the address of \
+a server goes into base_url: ServiceClient(base_url='local')
+    """
+    if isinstance(user_metadata, str):
+        shown = mask_url(user_metadata)
+        hint = ""
+        if "://" in shown or find_closest(shown, ["local"], cutoff=0.8, loosely=False):
+            meant = shown if "://" in shown else "local"
+            hint = f"; the address of a server goes into base_url: ServiceClient(base_url={meant!r})"
+        raise ConfigurationError(f"user_metadata: expected a dictionary, got {shown!r}{hint}")
+    if user_metadata is not None and not isinstance(user_metadata, Mapping):
+        raise ConfigurationError(
+            f"user_metadata: expected a dictionary, got a {type(user_metadata).__name__}"
+        )
+    if api_key is not None and not isinstance(api_key, (str, Secret)):
+        raise ConfigurationError(f"api_key: expected text, got {type(api_key).__name__}")
+    if isinstance(timeout, str):
+        raise ConfigurationError(f"timeout: expected a number of seconds, got {timeout!r}")
+    if deadline is not None and not _is_positive(deadline):
+        raise ConfigurationError(
+            f"deadline: expected more than 0 seconds, or None for no limit, got {deadline!r}"
+        )
+    if on_queue_state is not None and not callable(on_queue_state):
+        raise ConfigurationError(
+            f"on_queue_state: expected a function that takes a QueueReport, got {on_queue_state!r}"
+        )
+
+
+def _is_positive(value: Any) -> bool:
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and value > 0
+        and not math.isnan(value)
+    )
+
+
+def check_credential(settings: Settings) -> None:
+    """Refuse to go on without any credential for the hosted service, instead of failing at the first call.
+
+    Raises:
+        CredentialError: there is neither a key nor a command that prints one.
+    """
+    if settings.is_vendor_host and settings.api_key is None and settings.credential_cmd is None:
+        from tinker_sync.transport.auth import choose_source
+
+        choose_source(settings, enforce_cmd=False)
+
+
+def check_base_model(base_model: Any, call: str) -> None:
+    """Refuse what is no name of a base model.
+
+    Raises:
+        InvalidInputError: it is empty, no text, or the path of a checkpoint.
+    """
+    if not isinstance(base_model, str) or not base_model:
+        raise InvalidInputError(
+            f"{call}: base_model must name a model, got {base_model!r}; get_server_capabilities lists them"
+        )
+    if base_model.startswith("tinker://"):
+        raise InvalidInputError(
+            f"{call}: base_model is the path of a checkpoint, {base_model!r}; "
+            "train on from it with create_training_client_from_state(path)"
+        )
+
+
+def check_sampler_path(path: str) -> None:
+    """Refuse what is a model, or weights for training, where the path of weights for sampling belongs.
+
+    Raises:
+        InvalidInputError: it is one of these; the text names the right argument or call.
+    """
+    if _MODEL.fullmatch(path):
+        raise InvalidInputError(
+            f"create_sampling_client: {path!r} is no path of weights, which begins with tinker://; "
+            f"for a base model write create_sampling_client(base_model={path!r})"
+        )
+    if _folder_of(path) == "weights":
+        raise InvalidInputError(
+            f"create_sampling_client: {path!r} is a checkpoint for training; "
+            "sample from the path that save_weights_for_sampler returns, tinker://RUN/sampler_weights/NAME"
+        )
+
+
+def check_state_path(path: str) -> None:
+    """Refuse weights for sampling where the path of a checkpoint for training belongs.
+
+    Raises:
+        InvalidInputError: it is one.
+    """
+    if _folder_of(path) == "sampler_weights":
+        raise InvalidInputError(
+            f"create_training_client_from_state: {path!r} has weights for sampling only; "
+            "train on from the path that save_state returns, tinker://RUN/weights/NAME"
+        )
+    if not path.startswith("tinker://") and "/" not in path:
+        raise InvalidInputError(
+            f"create_training_client_from_state: {path!r} is a name; "
+            "give the path that save_state returns, tinker://RUN/weights/NAME"
+        )
+
+
+def _folder_of(path: str) -> str:
+    parts = path.removeprefix("tinker://").split("/")
+    return parts[1] if path.startswith("tinker://") and len(parts) == 3 else ""
+
+
+def check_sample(prompt: Any, num_samples: Any = 1, sampling_params: Any = None) -> None:
+    """Refuse arguments of `sample` of other classes, in words of what was probably meant.
+
+    Raises:
+        InvalidInputError: one is of another class.
+    """
+    if not isinstance(prompt, (ModelInput, Mapping)):
+        if isinstance(prompt, str):
+            remedy = "ModelInput.from_text(text, tokenizer)"
+        elif isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], Mapping):
+            remedy = "ModelInput.from_chat(messages, tokenizer)"
+        else:
+            remedy = "ModelInput.from_ints(token_ids)"
+        raise InvalidInputError(
+            f"prompt: expected a ModelInput, got {type(prompt).__name__}; {remedy} makes one"
+        )
+    if isinstance(num_samples, SamplingParams):
+        raise InvalidInputError(
+            "num_samples: expected a number, got SamplingParams; the order is "
+            "sample(prompt, num_samples, sampling_params)"
+        )
+    if sampling_params is not None and not isinstance(sampling_params, (SamplingParams, Mapping)):
+        raise InvalidInputError(
+            f"sampling_params: expected SamplingParams, got {type(sampling_params).__name__}"
+        )
+    longest = sampling_params.max_tokens if isinstance(sampling_params, SamplingParams) else None
+    if longest == 0:
+        raise InvalidInputError(
+            "sampling_params.max_tokens: expected 1 or more, got 0; compute_logprobs scores a prompt alone"
+        )
+
+
+def check_loss_name(loss_fn: Any) -> None:
+    """Refuse a loss that is not named.
+
+    Raises:
+        InvalidInputError: it is a function, or of another class.
+    """
+    if callable(loss_fn):
+        name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+        raise InvalidInputError(
+            f"loss_fn: expected the name of a loss, got the function {name}; "
+            "forward_backward_custom and forward_custom take losses of your own"
+        )
+    if not isinstance(loss_fn, str):
+        raise InvalidInputError(
+            f"loss_fn: expected the name of a loss such as 'cross_entropy', got {type(loss_fn).__name__}"
+        )
+
+
+def check_step(params: AdamParams) -> None:
+    """Refuse settings of a step with which a model is lost.
+
+    Raises:
+        InvalidInputError: the step is negative, or a running mean does not decay.
+    """
+    if params.learning_rate < 0:
+        raise InvalidInputError(
+            f"optim_step: learning_rate: expected 0 or more, got {params.learning_rate}; "
+            "to go up a loss, change the sign of its weights or advantages"
+        )
+    for name in ("beta1", "beta2"):
+        if not 0 <= getattr(params, name) < 1:
+            raise InvalidInputError(
+                f"optim_step: {name}: expected 0 or more and less than 1, got {getattr(params, name)}"
+            )
+
+
+def check_saving(name: Any, ttl_seconds: int | None, call: str) -> None:
+    """Refuse a name that makes no path, and a time that is over at once.
+
+    Raises:
+        InvalidInputError: either cannot be used.
+    """
+    if not isinstance(name, str) or not name or "/" in name:
+        raise InvalidInputError(
+            f"{call}: name: expected the last part of a path, without '/', such as 'step-3', got {name!r}"
+        )
+    if ttl_seconds is not None and ttl_seconds <= 0:
+        raise InvalidInputError(
+            f"{call}: ttl_seconds: expected 1 or more, or None to keep it, got {ttl_seconds}"
+        )
