@@ -803,7 +803,7 @@ def test_reports_of_failures() -> None:
         check(service.get_server_capabilities)
         check_future(copied(service))
         stub.says("/retrieve_future", lambda words: {"error": words, "category": "server"})
-        check(lambda: service.create_lora_training_client(CHECKPOINT).result())
+        check(lambda: service.create_lora_training_client("stub/model").result())
         service.holder.lifecycle.report(RuntimeError(stub.words))  # a bug of the client may quote a secret
         reporter: Any = service.holder.companion
         until(lambda: len(reporter._buffer) >= 6)  # the report may come after the future has failed

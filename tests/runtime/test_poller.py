@@ -582,7 +582,8 @@ def test_a_worker_sends_the_first_request_that_follows_from_an_answer_and_leaves
         workers.do()
         assert (opener.opened, reached) == ([b"a"], [])
         do_when_there(workers)
-        assert (opener.opened, reached) == ([b"a", b"a1"], [b"a"])
+        # The worker sends one of the two itself. It may also read the answer to that, if it is there already.
+        assert (opener.opened[:2], reached[:1]) == ([b"a", b"a1"], [b"a"])
         while len(reached) < 3:
             do_when_there(workers)
         assert sorted(opener.opened) == sorted(reached) == [b"a", b"a1", b"a2"]

@@ -108,8 +108,10 @@ class Core:
             ClientClosedError: this is closed.
             TinkerError: the server cannot be reached, or refuses the client. The next call tries again.
         """
-        made = self.server.start(deadline_at)
-        if self._session is not None and self._session.heartless:
+        made = self.server.made.made
+        if made is None or self.lifecycle.closed:
+            made = self.server.start(deadline_at)
+        if self._opened.made is None and self._session is not None and self._session.heartless:
             self._begin_heartbeats(deadline_at)
         return made
 
@@ -120,8 +122,9 @@ class Core:
             SessionLostError: the server does not keep the session any more.
         """
         made = self.start(deadline_at)
-        if self._session is not None:
-            self._session.refuse_lost()
+        session = self._session
+        if session is not None and session._lost is not None:
+            session.refuse_lost()
         return made
 
     @property

@@ -102,7 +102,7 @@ class APIFuture(Future[T]):
         self._done_callbacks: list[Callable[[Any], object]] = [*when_done]
         self._submit = submit
         self._clock = clock
-        self._generation = _fork.generation()
+        self._generation = _fork._generation
         self._progress = _QUEUED
         self._request_id: str | None = None
         self._queued_s = clock.now()
@@ -289,7 +289,7 @@ class APIFuture(Future[T]):
 
     def _refuse_foreign_wait(self) -> None:
         """In a forked child nobody is left to finish what the parent began."""
-        if self._generation != _fork.generation() and not self.done():
+        if self._generation != _fork._generation and not self.done():
             raise TinkerError(
                 "this call was made before the process was forked; its result arrives in the parent only"
             )

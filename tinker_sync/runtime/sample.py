@@ -42,11 +42,11 @@ from tinker_sync.wire.proto.samples import decode_sample_response
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.admission import Pledge
-    from tinker_sync.runtime.poller import Ticket
     from tinker_sync.runtime.rate_limiter import Permit
     from tinker_sync.runtime.sample_line import SampleLine
     from tinker_sync.runtime.sample_scheduler import SampleScheduler
     from tinker_sync.runtime.server import Machinery
+    from tinker_sync.runtime.tickets import Ticket
 
 PATH: Final = "/api/v1/asample"
 REQUEST_TYPE: Final = "Sample"
@@ -297,7 +297,7 @@ class SampleJob:
         self._ticket = self._scheduler.poller.start(call, self._on_outcome)
 
     def _on_outcome(self, outcome: Reply | SendFailed) -> None:
-        if isinstance(outcome, Reply) and outcome.ok:
+        if isinstance(outcome, Reply) and 200 <= outcome.status < 300:
             self._on_promise(outcome)
             return
         call, scheduler = self._call, self._scheduler

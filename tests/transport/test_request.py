@@ -6,9 +6,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tinker_sync.transport.headers import by_name
-from tinker_sync.transport.hop import Hop, RedirectRefused, redirected
 from tinker_sync.transport.pools import Origin
+from tinker_sync.transport.request import Hop, RedirectRefused, by_name, redirected
 
 HEADERS = by_name(
     {
