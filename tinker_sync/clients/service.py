@@ -176,12 +176,19 @@ class ServiceClient:
         Raises:
             JournalError: there is nothing to go on with, or another process uses the journal.
 
+        >>> import tempfile
         >>> import tinker_sync
-        >>> try:
-        ...     service = tinker_sync.ServiceClient.attach("no-such.journal")
-        ... except tinker_sync.errors.JournalError as error:
-        ...     print("no-such.journal" in str(error))
-        True
+        >>> from tinker_sync.testing import LocalServer
+        >>> path = f"{tempfile.mkdtemp()}/run.journal"
+        >>> with LocalServer(model="tinker-sync/random") as server:
+        ...     service = server.service(journal=path)
+        ...     training = service.create_lora_training_client("tinker-sync/random", rank=4)
+        ...     stepped = training.optim_step(tinker_sync.AdamParams()).result()
+        ...     closed = service.close("errored").result()  # the session stays open
+        ...     with tinker_sync.ServiceClient.attach(path, api_key=server.key) as service:
+        ...         [again] = service.trainings
+        ...         again.model_id == training.model_id, again.unread, again.settled
+        (True, (), ())
         """
         from tinker_sync.journal.record import find_session
 

@@ -90,6 +90,7 @@ class Core:
         self.stopwatches: tuple[Stopwatch, ...] = ()
         """The recordings under way; replaced, never changed."""
         self._session = session
+        self.lifecycle.journal = session.journal if session is not None else None
         self._opened: Once[Session] = Once()
         self._close_lock = threading.Lock()
         self._closed: APIFuture[None] | None = None  # guarded by _close_lock

@@ -26,6 +26,7 @@ from tinker_sync.runtime.unread import note_failure
 
 if TYPE_CHECKING:
     from tinker_sync.config import Settings
+    from tinker_sync.journal.record import RunJournal
     from tinker_sync.runtime.connection import Connection
     from tinker_sync.runtime.poller import Poller
     from tinker_sync.runtime.session import Session
@@ -79,6 +80,8 @@ class Lifecycle:
         self.pending = PendingChanges()
         self.closing = threading.Event()
         self.session: Session | None = None
+        self.journal: RunJournal | None = None
+        """The journal of the client; its file is closed last."""
         self.companion: Companion | None = None
         self.observers: tuple[Observer, ...] = ()
         """The observers that do not end with the client; replaced, never changed."""
@@ -229,6 +232,8 @@ class Lifecycle:
             pool.close(timeout=_JOIN_S, drop=False)
         if self.session is not None:
             self.session.join(_JOIN_S)
+        if self.journal is not None:
+            self.journal.close()
 
     def renew_after_fork(self) -> None:
         """Leave the parent's calls to the parent, in a forked child; what is closed stays closed."""

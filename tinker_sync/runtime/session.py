@@ -159,8 +159,6 @@ class Session:
         """Wait for the thread of the heartbeats."""
         if self._heartbeat is not None:
             self._heartbeat.join(timeout_s)
-        if self.journal is not None:
-            self.journal.close()
 
     def finish(
         self, lifecycle: Lifecycle, status: str, detail: str | None, limit_s: float, *, quiet: bool = False
