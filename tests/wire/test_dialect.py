@@ -76,13 +76,13 @@ def test_between_19_and_24_the_flags_decide(write: bool, via: bool, expected: tu
     assert dialect.zstd == write  # compression is for protobuf bodies only
 
 
-def test_the_newest_setting_tells_the_age() -> None:
+def test_the_newest_setting_decides_the_age() -> None:
     assert decided(200, V36).version == CURRENT
     assert decided(200, {**V25, "sample_use_retrieve_futures": True}).version == (0, 28)
 
 
 @pytest.mark.parametrize("config", [FOUR_FLAGS, {"pjwt_auth_enabled": False}, {}, None, []])
-def test_settings_that_do_not_tell_ask_for_a_probe(config: object) -> None:
+def test_settings_without_an_age_ask_for_a_probe(config: object) -> None:
     assert decide(200, config) == NeedsProbe()
     assert decided(200, config, probe="json").protobuf is False
     assert decided(200, config, probe="protobuf").protobuf is True
