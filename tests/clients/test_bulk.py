@@ -39,7 +39,7 @@ def deleted(stub: Stub) -> list[str]:
     return [asked.path.rpartition("/")[2] for asked in list(stub.log) if asked.method == "DELETE"]
 
 
-def test_all_are_deleted_and_each_failure_is_told(stub: Stub, rest: RestClient) -> None:
+def test_all_are_deleted_and_each_failure_is_reported(stub: Stub, rest: RestClient) -> None:
     stub.script(where(7), Answer(404, {"detail": "no such checkpoint"}))
     stub.script(where(9), Answer(403, {"detail": "not yours"}))
     told: list[BulkProgress] = []
@@ -122,6 +122,7 @@ def test_closing_ends_it(stub: Stub) -> None:
             stub.script(where(number), Answer(usual=True, gate=gate))
         future = rest.delete_checkpoints(PATHS, parallel=2)
         stub.await_asked(where(0))
+        service.close(pending=0.0).result(10)
     gate.set()
     with pytest.raises(errors.ClientClosedError):
         future.result(10)

@@ -52,7 +52,7 @@ def sample(client: SamplingClient) -> APIFuture[types.SampleResponse]:
 # ---------------------------------------------------------------------------------------------- close
 
 
-def test_close_says_how_it_went_once(stub: Stub) -> None:
+def test_close_reports_the_outcome_once(stub: Stub) -> None:
     service = new_service(stub)
     service.create_sampling_client(base_model="stub/model").result()
     first = service.close("errored", "out of patience")
@@ -137,7 +137,7 @@ def test_close_fails_what_is_under_way_and_nothing_hangs(stub: Stub) -> None:
     heard: list[str] = []
     futures[0].add_done_callback(lambda future: heard.append(type(future.exception()).__name__))
 
-    service.close().result(10)
+    service.close(pending=0.0).result(10)
     assert [type(future.exception(5)) for future in futures] == [ClientClosedError] * len(futures)
     assert "this client is closed" in str(futures[0].exception())
     until(lambda: heard == ["ClientClosedError"])
@@ -240,7 +240,7 @@ def test_w26_a_server_without_the_call_is_no_reason_to_raise(
         (SystemExit, "interrupted"),
     ],
 )
-def test_with_tells_how_the_block_ended(stub: Stub, error: type[BaseException] | None, status: str) -> None:
+def test_with_reports_how_the_block_ended(stub: Stub, error: type[BaseException] | None, status: str) -> None:
     def block() -> None:
         with new_service(stub) as service:
             service.create_sampling_client(base_model="stub/model").result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ FULL = {"custom_loss_server_side": False}  # a setting of the newest servers
 FINISH = "/sessions/session-0/finish"
 BUSY = 300
 # The server answers in an hour, so who waits for it is not gone by then, however busy this machine is.
+INTERRUPTS = int(os.environ.get("INTERRUPT_ROUNDS", "25"))
 GONE_S = 20.0
 
 IN_FLIGHT = f"""
@@ -21,6 +23,22 @@ sampler = service.create_sampling_client(base_model="stub/model")
 futures = [sampler.sample(PROMPT, 1, PARAMS) for _ in range({BUSY})]
 say("busy")
 hear()
+"""
+
+STUCK_CALLBACK = """
+running = threading.Event()
+futures[0].add_done_callback(lambda _: (running.set(), threading.Event().wait()))
+assert futures[0].cancel()
+running.wait()
+"""
+FORK_AND_EXEC = """
+import subprocess, warnings
+warnings.filterwarnings("ignore", "This process", DeprecationWarning)
+subprocess.run([sys.executable, "-c", "pass"], check=True)
+child = os.fork()
+if child == 0:
+    sys.exit(5)  # as a script ends, with what is registered for that
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
 """
 
 
@@ -64,8 +82,15 @@ def end_of(stub: Stub, text: str) -> Ended:
             "",
         ),
         ("with service: raise ValueError('mine')", 1, ["errored"], "ValueError: mine"),
+        ("os.kill(os.getpid(), signal.SIGTERM); threading.Event().wait()", -15, [], ""),
+        (STUCK_CALLBACK, 0, ["success"], ""),
+        (FORK_AND_EXEC, 0, ["success"], ""),
+        ("thread = threading.Thread(target=sys.exit); thread.start(); thread.join()", 0, ["success"], ""),
     ],
-    ids=["end", "exception", "sys.exit", "os._exit", "close-not-awaited", "close-at-exit", "with"],
+    ids=[
+        *("end", "exception", "sys.exit", "os._exit", "close-not-awaited", "close-at-exit", "with"),
+        *("SIGTERM", "callback-that-runs", "fork-with-and-without-exec", "sys.exit-in-a-thread"),
+    ],
 )
 def test_the_process_is_gone_and_the_session_finished(
     stub: Stub, text: str, code: int, status: list[str], last_words: str
@@ -202,7 +227,7 @@ def test_blocking_calls_are_interrupted_too(stub: Stub) -> None:
     ],
     ids=["call", "result", "exception"],
 )
-def test_a_ctrl_c_that_wakes_nobody_is_noticed_all_the_same(stub: Stub, wait: str, path: str) -> None:
+def test_a_ctrl_c_that_wakes_no_thread_is_noticed(stub: Stub, wait: str, path: str) -> None:
     """As one that comes just before the main thread begins to wait; here it meets another thread."""
     stub.script("/get_server_capabilities", Answer(status=0))
     text = f"""
@@ -267,7 +292,7 @@ def test_ctrl_c_may_come_at_any_moment_of_a_call(stub: Stub, call: str, path: st
                     signal.pthread_kill(main, signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    while interrupted < 80:
+    while interrupted < {INTERRUPTS}:
         try:
             armed.set()
             for _ in range(15):

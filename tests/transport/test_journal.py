@@ -10,8 +10,8 @@ from support.wires import KEY, Notebook, post
 from tinker_sync._observe import Redirected, ReplyReceived, RequestLost, RequestSent, RetryScheduled
 from tinker_sync._secret import Secret
 from tinker_sync.transport.call import Reply, SendFailed
-from tinker_sync.transport.headers import by_name
 from tinker_sync.transport.journal import Journal
+from tinker_sync.transport.request import by_name
 
 CALL = post(body=b'{"weights_access_token": "marked-token", "a": 1}', attempt=2)
 REPLY = Reply(
@@ -28,7 +28,7 @@ def everything(journal: Journal) -> None:
     journal.retrying(CALL, 1.5, "503")
 
 
-def test_the_observer_is_told_all_of_it() -> None:
+def test_the_observer_receives_all_of_it() -> None:
     notebook = Notebook()
     everything(Journal(notebook))
     common = {"method": "POST", "path": "/api/v1/x"}

@@ -26,6 +26,7 @@ from tinker_sync.errors import ClientClosedError
 from tinker_sync.runtime.core import CLOSE_LIMIT_S, Core
 from tinker_sync.runtime.exits import EXIT_LIMIT_S
 from tinker_sync.runtime.naming import names_requests
+from tinker_sync.runtime.pending import PENDING_LIMIT_S
 from tinker_sync.runtime.session import Session
 from tinker_sync.types._console import session_url, sessions_url
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from tinker_sync.clients.training import TrainingClient
     from tinker_sync.insight.recording import Recording
     from tinker_sync.journal.record import RunJournal
+    from tinker_sync.loop.checkpoints import LoopCheckpoints
+    from tinker_sync.loop.recorder import StepRecorder
     from tinker_sync.losses.handle import LossHandle, PerDatumLossFn
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.notices import QueueReport
@@ -173,12 +176,19 @@ class ServiceClient:
         Raises:
             JournalError: there is nothing to go on with, or another process uses the journal.
 
+        >>> import tempfile
         >>> import tinker_sync
-        >>> try:
-        ...     service = tinker_sync.ServiceClient.attach("no-such.journal")
-        ... except tinker_sync.errors.JournalError as error:
-        ...     print("no-such.journal" in str(error))
-        True
+        >>> from tinker_sync.testing import LocalServer
+        >>> path = f"{tempfile.mkdtemp()}/run.journal"
+        >>> with LocalServer(model="tinker-sync/random") as server:
+        ...     service = server.service(journal=path)
+        ...     training = service.create_lora_training_client("tinker-sync/random", rank=4)
+        ...     stepped = training.optim_step(tinker_sync.AdamParams()).result()
+        ...     closed = service.close("errored").result()  # the session stays open
+        ...     with tinker_sync.ServiceClient.attach(path, api_key=server.key) as service:
+        ...         [again] = service.trainings
+        ...         again.model_id == training.model_id, again.unread, again.settled
+        (True, (), ())
         """
         from tinker_sync.journal.record import find_session
 
@@ -542,6 +552,59 @@ class ServiceClient:
         self._recordings.append(recording)
         return recording
 
+    def checkpoints(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every: int = 100,
+        keep_last: int = 3,
+        best: Literal["min", "max"] = "min",
+    ) -> LoopCheckpoints[TrainingClient]:
+        """Return what saves a training loop every so many steps, and finds the way back to the latest save.
+
+        Args:
+            directory: of the run; ``checkpoints.jsonl`` in it lists the checkpoints.
+            every: the number of steps between two saves.
+            keep_last: the number of the latest checkpoints that stay; others are deleted.
+            best: keep the one of the least ("min") or greatest ("max") score too.
+
+        Raises:
+            InvalidInputError: an argument is out of its range.
+
+        >>> import tempfile, tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service, tempfile.TemporaryDirectory() as to:
+        ...     saves = service.checkpoints(f"{to}/runs/x", every=2)
+        ...     resumed = saves.resume()  # in a later process: the client of the latest, and the next step
+        ...     training, first = resumed or (service.create_lora_training_client("tinker-sync/tiny"), 0)
+        ...     for step in range(first, 4):
+        ...         stepped = training.optim_step(tinker_sync.AdamParams(learning_rate=1e-4)).result()
+        ...         saved = saves.after_step(training, step, score=1.0 / (step + 1))
+        ...     [each.step for each in saves.kept]
+        [1, 3]
+        """
+        from tinker_sync.loop.checkpoints import LoopCheckpoints
+
+        return LoopCheckpoints(self, directory, every=every, keep_last=keep_last, best=best)
+
+    def recorder(self, directory: str | os.PathLike[str]) -> StepRecorder:
+        """Return a recorder of a training loop: a line of JSON for each step, in ``metrics.jsonl``.
+
+        Each line has metrics, timings and the tokens used. `tinker-sync plot DIRECTORY` draws the curves.
+
+        Args:
+            directory: of the run, such as "runs/x"; a run that is there goes on.
+
+        >>> import tempfile, tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service, tempfile.TemporaryDirectory() as to:
+        ...     with service.recorder(f"{to}/runs/x") as recorder:
+        ...         line = recorder.log(0, {"loss": 2.0}, reward=0.5)
+        ...     recorder.path.name, line["loss"], line["reward"]
+        ('metrics.jsonl', 2.0, 0.5)
+        """
+        from tinker_sync.loop.recorder import StepRecorder
+
+        return StepRecorder(directory, lambda: self.usage().tokens, clock=self._core.clock)
+
     # -------------------------------------------------------------------------------------- losses
 
     def create_custom_loss(
@@ -630,13 +693,20 @@ class ServiceClient:
         detail: str | None = None,
         *,
         timeout: float = CLOSE_LIMIT_S,
+        pending: float = PENDING_LIMIT_S,
     ) -> APIFuture[None]:
-        """End the session. What is under way fails; the clients made here can be used no more.
+        """End the session; the clients made here can be used no more.
+
+        Calls that change something at the server (`optim_step`, saves, `publish_checkpoint`, deletions, ...)
+        are waited for. Passes are sent where such a call is behind them; by themselves they leave nothing
+        behind, so they are not waited for. Calls that only read fail at once. The end of a ``with`` block
+        and of the script do the same; after 2 s a line on stderr names the calls, and Ctrl-C leaves at once.
 
         Args:
             status: how it went.
             detail: a word about it.
-            timeout: how long to try to tell the server, seconds.
+            timeout: the longest time to try to end the session at the server, seconds.
+            pending: the longest time to wait for calls, seconds; a warning names those that are left.
 
         >>> import tinker_sync
         >>> service = tinker_sync.ServiceClient(base_url="local")
@@ -645,7 +715,7 @@ class ServiceClient:
         """
         for recording in self._recordings:
             recording.close()
-        return self._core.close(status, detail, limit_s=timeout)
+        return self._core.close(status, detail, limit_s=timeout, pending_s=pending)
 
     def __enter__(self) -> Self:
         if self._core.closed:
@@ -661,7 +731,12 @@ class ServiceClient:
         status = _status_after(exc_type)
         # Who presses Ctrl-C wants to leave.
         limit_s = EXIT_LIMIT_S if status == "interrupted" else CLOSE_LIMIT_S
-        self.close(status, timeout=limit_s).result()
+        closed = self.close(status, timeout=limit_s)
+        try:
+            closed.result()
+        except KeyboardInterrupt:
+            self._core.lifecycle.pending.give_up()
+            raise
 
     def get_telemetry(self) -> Any:
         """Return the reporter of failures, or None when telemetry is off.

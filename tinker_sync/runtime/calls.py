@@ -128,10 +128,11 @@ def read_promise(
         tree = wire_json.loads(reply.body)
     except WireError as error:
         raise odd_answer(row_of(name), reply, error, secrets) from error
-    if type(tree) is dict and tree.get("model_id") is None and tree.get("sample_sequence_ids") is None:
-        request_id = tree.get("request_id")
-        if type(request_id) is str and request_id:  # the usual form needs no converter
-            return request_id, None
+    if type(tree) is dict and tree.get("model_id") is None:  # the usual form needs no converter
+        request_id, ids = tree.get("request_id"), tree.get("sample_sequence_ids")
+        fits = ids is None or (type(ids) is list and set(map(type, ids)) <= {str})
+        if type(request_id) is str and request_id and fits:
+            return request_id, ids
     promise: UntypedAPIFuture = read_reply(name, reply, secrets)
     return promise.request_id, promise.sample_sequence_ids
 

@@ -44,7 +44,8 @@ from tinker_sync.transport.caller import QUIET_S, Trouble
 if TYPE_CHECKING:
     from tinker_sync.runtime.byte_budget import ByteBudget
     from tinker_sync.runtime.futures import APIFuture
-    from tinker_sync.runtime.poller import Poller, Ticket
+    from tinker_sync.runtime.poller import Poller
+    from tinker_sync.runtime.tickets import Ticket
 
 T = TypeVar("T")
 

@@ -21,22 +21,28 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.runtime import _fork
+from tinker_sync.runtime.drain import Drain
 from tinker_sync.runtime.readiness import Readiness, make_readiness
-from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.runtime.tickets import (
+    Leftovers,
+    Opener,
+    OpenRequest,
+    Outcome,
+    Runner,
+    Ticket,
+    abort,
+    closed_failure,
+    descriptor_of,
+    files_to_use,
+    outcome_of,
+)
+from tinker_sync.transport.call import Call, SendFailed
 
 IDLE_S: Final = 5.0
-# Each open request is a file; the rest of the program needs some too.
-_SHARE_OF_FILES: Final = 0.5
-_FEWEST_OPEN: Final = 16
-_UNLIMITED_FILES: Final = 65536
-# One more worker reads for each so many readable answers that wait; threads that share one interpreter gain
-# nothing from more.
-_READABLE_PER_WORKER: Final = 32
-_MOST_READERS: Final = 8
 # A large answer, or a token to be renewed, may hold up a worker that reads. After this time another one takes
 # over the answers behind it.
 _HELD_UP_S: Final = 0.02
@@ -44,62 +50,6 @@ _HELD_UP_S: Final = 0.02
 _STALE_EXPIRIES: Final = 1024
 
 _log = logging.getLogger(__name__)
-
-Outcome = Reply | SendFailed
-"""An answer or the failure to get one, never an exception in flight: a call waits for it elsewhere."""
-
-
-class OpenRequest(Protocol):
-    """A request that has been sent; `step` never blocks."""
-
-    @property
-    def expires_at_s(self) -> float: ...
-    def fileno(self) -> int: ...
-    def step(self) -> Reply | None: ...
-    def abort(self) -> None: ...
-
-
-class Opener(Protocol):
-    """Sends a request and returns without waiting for the answer."""
-
-    def open(self, call: Call) -> OpenRequest: ...
-
-
-class Runner(Protocol):
-    """Runs a job on a worker."""
-
-    def run(self, job: Callable[[], object]) -> None: ...
-
-
-class Ticket:
-    """A request or a timer that can be called off."""
-
-    __slots__ = ("_action", "_poller", "call", "request")
-
-    def __init__(self, poller: Poller, action: Callable[..., object], call: Call | None) -> None:
-        self._poller = poller
-        self._action = [action]  # popped, in one step, by the thread that ends it
-        self.call = call
-        self.request: OpenRequest | None = None
-
-    def cancel(self) -> bool:
-        """Call it off. True: `on_done` or the action has not been and will not be called."""
-        if self.take() is None:
-            return False
-        self._poller.forget(self)
-        return True
-
-    @property
-    def ended(self) -> bool:
-        """Whether it is done or called off."""
-        return not self._action
-
-    def take(self) -> Callable[..., object] | None:
-        """Return the action to the first that asks, and None to the others."""
-        try:
-            return self._action.pop()
-        except IndexError:
-            return None
 
 
 class _NextOnThisWorker(threading.local):
@@ -134,7 +84,7 @@ class Poller:
         self._workers = workers
         self._clock = clock
         self._pace = pace
-        self._max_open = max_open or _files_to_use()
+        self._max_open = max_open or files_to_use()
         self._sequence = itertools.count()
         self._next = _NextOnThisWorker()
         _fork.renew_in_child(self)
@@ -154,12 +104,11 @@ class Poller:
         self._closed = False  # guarded by _lock; final
         self._readiness: Readiness | None = None  # written under _lock
         self._wake_in, self._wake_out = -1, -1
-        self._readable: deque[Ticket] = deque()  # a worker takes the first, in one step
-        self._readers = 0  # guarded by _lock; the workers that read
+        self._readable = Drain(self._workers, self._handle_readable, self._refuse_readable)
 
     def renew_after_fork(self) -> None:
         """Leave the parent's requests to the parent; its thread does not exist here."""
-        inherited = _Leftovers([], self._readiness, (self._wake_in, self._wake_out))
+        inherited = Leftovers([], self._readiness, (self._wake_in, self._wake_out))
         closed = self._closed
         self._begin()
         self._closed = closed
@@ -170,7 +119,7 @@ class Poller:
 
     def start(self, call: Call, on_done: Callable[[Outcome], object]) -> Ticket:
         """Send a request; `on_done` gets its answer, or the reason why there is none, on a worker."""
-        ticket = Ticket(self, on_done, call)
+        ticket = Ticket(self.forget, on_done, call)
         with self._lock:
             closed = self._closed
             begin = not closed and self._open < self._max_open
@@ -179,14 +128,14 @@ class Poller:
             elif not closed:
                 self._backlog.append(ticket)
         if closed:
-            self._end(ticket, _closed_failure())
+            self._end(ticket, closed_failure())
         elif begin:
             self._schedule_send(ticket)
         return ticket
 
     def after(self, delay_s: float, action: Callable[[], object]) -> Ticket:
         """Run `action` on a worker once this much time has gone by. Not at all once the poller is closed."""
-        ticket = Ticket(self, action, None)
+        ticket = Ticket(self.forget, action, None)
         at = self._clock.now() + max(delay_s, 0.0) * self._pace
         with self._lock:
             if self._closed:
@@ -270,7 +219,7 @@ class Poller:
             self._workers.run(partial(self.step_on_worker, partial(self._send, ticket)))
         except RuntimeError as error:
             # The pool is closed: the call must learn of it, on whichever thread is at hand.
-            self._conclude(ticket, _closed_failure(error))
+            self._conclude(ticket, closed_failure(error))
 
     def _send(self, ticket: Ticket) -> None:
         call = ticket.call
@@ -282,7 +231,7 @@ class Poller:
         except SendFailed as failed:
             self._conclude(ticket, failed)
         except Exception as error:  # noqa: BLE001  # whatever it was, a call waits for an outcome
-            self._conclude(ticket, _as_outcome(error))
+            self._conclude(ticket, outcome_of(error))
         else:
             ticket.request = request
             self._watch(ticket, request)
@@ -302,7 +251,7 @@ class Poller:
                     self._keep_locked(ticket, descriptor, expires_at_s)
                     wake = self._wakes_locked(expires_at_s)
         if closed:
-            self._conclude(ticket, _abort(ticket))
+            self._conclude(ticket, abort(ticket))
             return
         if readiness is not None:
             self._begin_watch(readiness, ticket, descriptor)
@@ -324,32 +273,18 @@ class Poller:
                 if watched:
                     del self._watched[descriptor]
             if watched:
-                self._have_read([ticket])
+                self._readable.add([ticket])
 
-    def _read_on(self) -> None:
-        """Read what is readable until nothing is left, on one worker."""
-        readable = self._readable
-        while True:
-            try:
-                ticket = readable.popleft()
-            except IndexError:
-                with self._lock:
-                    if not readable:
-                        self._readers -= 1
-                        return
-            else:
-                try:
-                    self.step_on_worker(partial(self._read, ticket))
-                except BaseException:
-                    with self._lock:
-                        self._readers -= 1
-                    self._have_read([])
-                    raise
+    def _handle_readable(self, ticket: Ticket) -> None:
+        self.step_on_worker(partial(self._read, ticket))
+
+    def _refuse_readable(self, ticket: Ticket, error: Exception) -> None:
+        self._conclude(ticket, closed_failure(error))
 
     def _read(self, ticket: Ticket) -> None:
         request = ticket.request
         if request is None or ticket.ended:
-            _abort(ticket)
+            abort(ticket)
             self._release()
             return
         try:
@@ -357,7 +292,7 @@ class Poller:
         except SendFailed as failed:
             self._conclude(ticket, failed)
         except Exception as error:  # noqa: BLE001  # as above
-            self._conclude(ticket, _as_outcome(error))
+            self._conclude(ticket, outcome_of(error))
         else:
             if reply is None:
                 self._watch(ticket, request)
@@ -457,7 +392,7 @@ class Poller:
         """
         readiness = self._readiness or self._open_readiness()
         self._take_arrivals(readiness)
-        first = self._readable[0] if self._readable else None
+        first = self._readable.first
         wait_s = self._time_to_wait(timeout_s)
         if first is not None:
             wait_s = _HELD_UP_S if wait_s is None else min(wait_s, _HELD_UP_S)
@@ -471,8 +406,8 @@ class Poller:
             with suppress(BlockingIOError):
                 os.read(self._wake_in, 4096)
             readiness.watch(self._wake_in)
-        held_up = first is not None and not tickets and bool(self._readable) and self._readable[0] is first
-        self._have_read(tickets, held_up=held_up)
+        if tickets or first is not None:
+            self._readable.add(tickets, held_up=not tickets and self._readable.first is first)
         self._expire(readiness)
         self._fire_timers()
         return self._go_on(idle=not ready and first is None and wait_s == timeout_s)
@@ -495,7 +430,7 @@ class Poller:
         for ticket in arrivals:
             request = ticket.request  # read once: a worker may be ending it now
             if request is None or ticket.ended:  # called off between being sent and coming here
-                self._have_read([ticket])
+                self._readable.add([ticket])
                 continue
             descriptor, expires_at_s = request.fileno(), request.expires_at_s
             with self._lock:
@@ -517,26 +452,6 @@ class Poller:
             return max(soonest - now, 0.0)
         return None if watched else timeout_s
 
-    def _have_read(self, tickets: list[Ticket], *, held_up: bool = False) -> None:
-        """Let a worker read these, or several if there are many or one is held up."""
-        self._readable.extend(tickets)
-        with self._lock:
-            start = self._readers < _MOST_READERS and (
-                held_up or len(self._readable) > self._readers * _READABLE_PER_WORKER
-            )
-            self._readers += start
-        if not start:
-            return
-        try:
-            self._workers.run(self._read_on)
-        except RuntimeError as error:
-            with self._lock:
-                self._readers -= 1
-                doomed = list(self._readable)
-                self._readable.clear()
-            for ticket in doomed:
-                self._conclude(ticket, _closed_failure(error))
-
     def _expire(self, readiness: Readiness) -> None:
         """Hand over what has been silent for too long, which reading it shows; and what was called off."""
         now = self._clock.now()
@@ -548,7 +463,7 @@ class Poller:
             while self._expiries and self._expiries[0][0] <= now:
                 ended.append(heapq.heappop(self._expiries)[2])
             for ticket in ended:
-                descriptor = _descriptor_of(ticket)
+                descriptor = descriptor_of(ticket)
                 if self._watched.get(descriptor) is ticket:
                     del self._watched[descriptor]
                     over.append((descriptor, ticket))
@@ -558,7 +473,7 @@ class Poller:
                 heapq.heapify(self._expiries)
         for descriptor, _ in over:
             readiness.forget(descriptor)
-        self._have_read([ticket for _, ticket in over])
+        self._readable.add([ticket for _, ticket in over])
 
     def _fire_timers(self) -> None:
         now = self._clock.now()
@@ -578,7 +493,7 @@ class Poller:
 
     def _go_on(self, *, idle: bool) -> bool:
         with self._lock:
-            busy = bool(self._watched or self._arrivals or self._timers or self._readable)
+            busy = bool(self._watched or self._arrivals or self._timers) or self._readable.first is not None
             if not self._closed and (busy or not idle):
                 return True
             self._thread = None
@@ -587,77 +502,17 @@ class Poller:
         self._fail_leftovers(leftovers)
         return False
 
-    def _detach_locked(self) -> _Leftovers:
+    def _detach_locked(self) -> Leftovers:
         """Take everything the thread works with, so that it ends with nothing in its hands."""
         tickets = [*self._watched.values(), *self._arrivals]
-        leftovers = _Leftovers(tickets, self._readiness, (self._wake_in, self._wake_out))
+        leftovers = Leftovers(tickets, self._readiness, (self._wake_in, self._wake_out))
         self._watched, self._expiries, self._arrivals = {}, [], []
         self._readiness = None
         self._wake_in, self._wake_out = -1, -1
         self._sleeps_until = -math.inf
         return leftovers
 
-    def _fail_leftovers(self, leftovers: _Leftovers) -> None:
+    def _fail_leftovers(self, leftovers: Leftovers) -> None:
         leftovers.close()
         for ticket in leftovers.tickets:
-            self._conclude(ticket, _abort(ticket))
-
-
-class _Leftovers:
-    """What a poller's thread leaves when it ends."""
-
-    def __init__(
-        self, tickets: list[Ticket], readiness: Readiness | None, descriptors: tuple[int, int]
-    ) -> None:
-        self.tickets = tickets
-        self._readiness = readiness
-        self._descriptors = descriptors
-
-    def close(self) -> None:
-        if self._readiness is not None:
-            self._readiness.close()
-        for descriptor in self._descriptors:
-            if descriptor >= 0:
-                with suppress(OSError):
-                    os.close(descriptor)
-
-
-# ------------------------------------------------------------------------------------------ outcomes
-
-
-def _descriptor_of(ticket: Ticket) -> int:
-    """Return the number of a request's socket; -1 where there is none any more."""
-    request = ticket.request  # read once: a worker may be ending it now
-    return -1 if request is None else request.fileno()
-
-
-def _as_outcome(error: Exception) -> SendFailed:
-    failed = SendFailed(f"{type(error).__name__}: {error}", maybe_received=True, final=True)
-    failed.__cause__ = error
-    return failed
-
-
-def _closed_failure(error: Exception | None = None) -> SendFailed:
-    failed = SendFailed("the client is closed", maybe_received=False, final=True)
-    failed.__cause__ = error
-    return failed
-
-
-def _abort(ticket: Ticket) -> SendFailed:
-    if ticket.request is not None:
-        ticket.request.abort()
-    return SendFailed(
-        "the client was closed while the request was under way", maybe_received=True, final=True
-    )
-
-
-def _files_to_use() -> int:
-    try:
-        import resource
-
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    except (ImportError, OSError, ValueError):
-        return 1024
-    if soft == resource.RLIM_INFINITY or soft > _UNLIMITED_FILES:
-        soft = _UNLIMITED_FILES
-    return max(_FEWEST_OPEN, int(soft * _SHARE_OF_FILES))
+            self._conclude(ticket, abort(ticket))

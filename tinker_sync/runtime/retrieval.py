@@ -9,6 +9,7 @@ What ends a retrieval: the result, a failure the server reports, a status that m
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -165,7 +166,7 @@ class Retrieval:
             headers["X-Tinker-Create-Promise-Roundtrip-Time"] = repr(self.roundtrip_s)
         self.iteration += 1
         body = _METADATA_TOO if self.allow_metadata_only else _RESULT_ONLY
-        return Ask(headers, body % wire_json.dumps(self.request_id))
+        return Ask(headers, body % json.dumps(self.request_id).encode("ascii"))
 
     def on(self, outcome: Reply | SendFailed, *, asked_at: float, now: float) -> Action:
         """What to do about an answer, or the lack of one.

@@ -34,6 +34,7 @@ from tinker_sync.runtime.fetcher import Promise, decode_with
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried, current, named
 from tinker_sync.runtime.sample_scheduler import Refused, Throttled
+from tinker_sync.runtime.unread import asked_here
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.types.sampling import SampleRequest, SampleResponse
 from tinker_sync.wire import json as wire_json
@@ -42,11 +43,11 @@ from tinker_sync.wire.proto.samples import decode_sample_response
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.admission import Pledge
-    from tinker_sync.runtime.poller import Ticket
     from tinker_sync.runtime.rate_limiter import Permit
     from tinker_sync.runtime.sample_line import SampleLine
     from tinker_sync.runtime.sample_scheduler import SampleScheduler
     from tinker_sync.runtime.server import Machinery
+    from tinker_sync.runtime.tickets import Ticket
 
 PATH: Final = "/api/v1/asample"
 REQUEST_TYPE: Final = "Sample"
@@ -172,6 +173,7 @@ class SampleJob:
     def make_future(self) -> APIFuture[SampleResponse]:
         """Make the future that the user holds."""
         self._future = future = self._line.core.future(self._on_done)
+        future.only_reads, future.asked = True, asked_here()
         return future
 
     def start(self) -> None:
@@ -297,7 +299,7 @@ class SampleJob:
         self._ticket = self._scheduler.poller.start(call, self._on_outcome)
 
     def _on_outcome(self, outcome: Reply | SendFailed) -> None:
-        if isinstance(outcome, Reply) and outcome.ok:
+        if isinstance(outcome, Reply) and 200 <= outcome.status < 300:
             self._on_promise(outcome)
             return
         call, scheduler = self._call, self._scheduler

@@ -44,7 +44,7 @@ from tinker_sync.types.completion import (
 from tinker_sync.wire import json as wire_json
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.poller import Ticket
+    from tinker_sync.runtime.tickets import Ticket
 
 PATH: Final = "/api/v1/retrieve_futures"
 # A completion may be announced before the answer to the submit has been read.

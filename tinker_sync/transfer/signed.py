@@ -28,8 +28,8 @@ from tinker_sync._version import __version__
 from tinker_sync.config import Settings
 from tinker_sync.errors import TransferError
 from tinker_sync.runtime.once import Once
-from tinker_sync.transport.hop import MAX_REDIRECTS, REDIRECTS
 from tinker_sync.transport.pools import Origin
+from tinker_sync.transport.request import MAX_REDIRECTS, REDIRECTS
 from tinker_sync.transport.session import SessionRules
 
 # New addresses are requested this long before the old ones expire by the local clock. That clock may be

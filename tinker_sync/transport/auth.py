@@ -106,6 +106,7 @@ class KeyRing:
         # Both are written by the thread that sets the client up, before others come in.
         self._enforce_cmd = False
         self._tokens = _printed_tokens(settings, clock)
+        self._static: str | None = None  # the settings' key, once it was looked at; they do not change
         self._lock = threading.Lock()
         self._kept: dict[Secret, None] = {}  # guarded by _lock; in the order in which they came
 
@@ -118,8 +119,10 @@ class KeyRing:
         """
         if self._tokens is not None:
             return self._tokens.get().reveal()
-        key = static_key(self._settings)
-        return key.reveal() if key else ""
+        if self._static is None:
+            key = static_key(self._settings)
+            self._static = key.reveal() if key else ""
+        return self._static
 
     def renewed(self, rejected: Secret) -> Secret | None:
         """Give a credential in place of one that the server rejected; None where there is no other source.

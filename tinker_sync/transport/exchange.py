@@ -14,7 +14,10 @@ An exchange belongs to one thread at a time.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable
+from typing import Final
 
 from attrs import evolve
 
@@ -23,12 +26,137 @@ from tinker_sync._secret import Secret
 from tinker_sync.transport import content
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.challenge import rejects_token
-from tinker_sync.transport.headers import API_KEY
-from tinker_sync.transport.hop import MAX_REDIRECTS, REDIRECTS, Hop, RedirectRefused, redirected
 from tinker_sync.transport.journal import Journal
-from tinker_sync.transport.launch import Launcher
+from tinker_sync.transport.pools import ConnectFailed, Connection, Origin, Pools, Route, connect
+from tinker_sync.transport.request import (
+    API_KEY,
+    MAX_REDIRECTS,
+    REDIRECTS,
+    Headers,
+    Hop,
+    RedirectRefused,
+    redirected,
+)
+from tinker_sync.transport.session import SessionRules, Way
 from tinker_sync.transport.socket_line import Limits, RawReply, SocketLine
+from tinker_sync.wire.http1.client import request_head
 from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
+
+# The usual Python server closes what was idle for 5 s. A call that must not be repeated does not ride a
+# connection near that age: if it broke, it would be unknown what happened.
+_FRESH_ENOUGH_S: Final = 2.0
+
+
+class Launcher:
+    """Sends requests along the ways the session allows, over idle connections or new ones. Thread-safe.
+
+    Args:
+        rules: the ways.
+        pools: the connections.
+        clock: measures time.
+        before_connecting: called before a connection is opened; raises SendFailed if that is of no use.
+    """
+
+    def __init__(
+        self, rules: SessionRules, pools: Pools, clock: Clock, before_connecting: Callable[[], object]
+    ) -> None:
+        self._rules = rules
+        self._pools = pools
+        self._clock = clock
+        self._before_connecting = before_connecting
+        self._routes: dict[Origin, Route] = {}  # of those that no proxy serves; they do not change
+
+    def launch(self, hop: Hop, limits: Limits, *, repeatable: bool, fresh: bool) -> SocketLine:
+        """Send a request.
+
+        Args:
+            hop: What and where to.
+            limits: How long it may take.
+            repeatable: Whether it may be sent again should the connection turn out to be dead.
+            fresh: Over a new connection.
+
+        Raises:
+            SendFailed: It was not sent, or not to its end.
+        """
+        way = self._rules.way_to(hop.origin)
+        headers = self._complete(hop, way)
+        target = hop.address if way.route.forwarded else hop.target
+        head = request_head(hop.method, target, headers.values())
+        return self._send(way.route, hop.method, head, hop.body, limits, repeatable=repeatable, fresh=fresh)
+
+    def launch_head(
+        self, origin: Origin, call: Call, head: bytes, limits: Limits, *, fresh: bool
+    ) -> SocketLine | None:
+        """Send a request whose head is written. None: it must be launched as a hop, for a proxy reads it.
+
+        Raises:
+            SendFailed: It was not sent, or not to its end.
+        """
+        route = self._routes.get(origin)
+        if route is None:
+            route = self._rules.way_to(origin).route
+            if route.proxy is not None:
+                return None
+            self._routes[origin] = route
+        return self._send(
+            route, call.method, head, call.body, limits, repeatable=call.repeatable, fresh=fresh
+        )
+
+    def _send(
+        self,
+        route: Route,
+        method: str,
+        head: bytes,
+        body: bytes | None,
+        limits: Limits,
+        *,
+        repeatable: bool,
+        fresh: bool,
+    ) -> SocketLine:
+        connection = None
+        if not fresh:
+            connection = self._pools.take(route, max_idle_s=None if repeatable else _FRESH_ENOUGH_S)
+        if connection is None:
+            connection = self._connect(route, limits)
+        line = SocketLine(connection, self._pools, self._clock, method, limits)
+        line.send(head, body)
+        return line
+
+    def keep_cookies(self, hop: Hop, reply: RawReply) -> None:
+        """Store the cookies of an answer, as the session would."""
+        self._rules.keep_cookies(hop.address, reply.headers)
+
+    def _complete(self, hop: Hop, way: Way) -> Headers:
+        """The headers of this very hop. `Host` is first, where some servers want it."""
+        headers = {"host": ("Host", hop.origin.netloc), **hop.headers}
+        authorization = self._rules.authorization(way) if hop.own else way.netrc
+        if authorization:
+            headers.setdefault("authorization", ("Authorization", authorization))
+        cookies = self._rules.cookies_for(hop.address) if self._rules.has_cookies else None
+        if cookies:
+            headers.setdefault("cookie", ("Cookie", cookies))
+        if hop.body is not None or hop.method not in ("GET", "HEAD"):
+            headers["content-length"] = ("Content-Length", str(len(hop.body or b"")))
+        if way.route.forwarded:
+            for name, value in way.route.proxy_headers.items():
+                headers[name.lower()] = (name, value)
+        return headers
+
+    def _connect(self, route: Route, limits: Limits) -> Connection:
+        self._before_connecting()
+        left_s = min(limits.connect_s, limits.give_up_s - self._clock.now())
+        if left_s <= 0:
+            raise SendFailed("no time was left to connect", maybe_received=False, timed_out=True)
+        try:
+            connection = connect(route, left_s if math.isfinite(left_s) else None)
+        except ConnectFailed as error:
+            raise SendFailed(
+                str(error), maybe_received=False, timed_out=error.timed_out, final=error.final
+            ) from error
+        if not self._pools.adopt(connection):
+            connection.close()
+            raise SendFailed("the client is closed", maybe_received=False, final=True)
+        return connection
 
 
 class Exchange:
@@ -37,22 +165,34 @@ class Exchange:
     def __init__(
         self,
         call: Call,
-        hop: Hop,
+        compose: Callable[[], Hop],
+        head: bytes | None,
+        origin: Origin,
         limits: Limits,
         launcher: Launcher,
         clock: Clock,
         journal: Journal,
         renew: Callable[[Secret], Secret | None] | None = None,
+        credential: str = "",
     ) -> None:
         """Send a call.
 
         Args:
+            compose: Returns the first request.
+            head: Its head, where that is written already; None has it written.
+            origin: The server.
             renew: Exchanges a credential that the server rejected for a new one, None where there is none.
                 May block, and raises what the exchange raises.
+            credential: The credential that goes along. A key among the user's default headers takes its
+                place, and is the user's to renew.
         """
+        self._credential = credential
         self._renew = renew  # None once it was asked: a second rejection is final
         self._call = call
-        self._hop = hop
+        self._compose = compose
+        self._head = head  # None once the request is another one
+        self._origin = origin
+        self._made_hop: Hop | None = None
         self._limits = limits
         self._launcher = launcher
         self._clock = clock
@@ -68,9 +208,20 @@ class Exchange:
     def call(self) -> Call:
         return self._call
 
+    @property
+    def _hop(self) -> Hop:
+        """The request under way, composed when it is first needed."""
+        if self._made_hop is None:
+            self._made_hop = self._compose()
+        return self._made_hop
+
+    @_hop.setter
+    def _hop(self, hop: Hop) -> None:
+        self._made_hop, self._head = hop, None
+
     def fileno(self) -> int:
         """Return the socket to wait for, or -1 once the exchange is over."""
-        return self._line.fileno()
+        return self._line.sock.fileno()
 
     @property
     def expires_at_s(self) -> float:
@@ -102,7 +253,7 @@ class Exchange:
 
     @property
     def _repeatable(self) -> bool:
-        return self._call.repeatable or self._hop.method in ("GET", "HEAD")
+        return self._call.repeatable or (self._made_hop or self._call).method in ("GET", "HEAD")
 
     def _begin(self) -> None:
         try:
@@ -111,8 +262,15 @@ class Exchange:
             self._replace_or_raise(failed)
 
     def _send(self, *, fresh: bool) -> None:
-        self._line = self._launcher.launch(self._hop, self._limits, repeatable=self._repeatable, fresh=fresh)
-        self._journal.sent(self._call, self._hop.headers)
+        line = None
+        if self._head is not None:
+            line = self._launcher.launch_head(self._origin, self._call, self._head, self._limits, fresh=fresh)
+        if line is None:
+            line = self._launcher.launch(self._hop, self._limits, repeatable=self._repeatable, fresh=fresh)
+        self._line = line
+        journal = self._journal
+        if journal.observers or journal.log.isEnabledFor(logging.DEBUG):
+            journal.sent(self._call, self._hop.headers)
 
     def _ask(self, line: Callable[[], RawReply | None]) -> Reply | None:
         try:
@@ -135,20 +293,24 @@ class Exchange:
         raise self._lost(failed)
 
     def _conclude(self, raw: RawReply) -> Reply | None:
-        self._launcher.keep_cookies(self._hop, raw)
+        if "set-cookie" in raw.fields:
+            self._launcher.keep_cookies(self._hop, raw)
         if raw.status in REDIRECTS and self._call.follow_redirects and (location := _location(raw)):
             self._follow(raw.status, location)
             return None
+        encoding, body = raw.fields.get("content-encoding"), raw.body
         try:
-            encoding = raw.fields.get("content-encoding")
-            body = content.decode(raw.body, encoding, limit=self._limits.max_body_bytes)
+            if encoding:
+                body = content.decode(body, encoding, limit=self._limits.max_body_bytes)
         except (MalformedMessage, MessageTooLarge) as error:
             final = isinstance(error, MessageTooLarge)
             raise self._lost(SendFailed(str(error), maybe_received=True, final=final)) from error
         # A compressed body shows a cut by itself.
         may_be_cut = raw.lasts_until_close and not encoding
         reply = Reply(raw.status, raw.fields, body, resent=self._resent, may_be_cut=may_be_cut)
-        self._journal.answered(self._call, reply, self._clock.now() - self._began_s)
+        journal = self._journal
+        if journal.observers or journal.log.isEnabledFor(logging.DEBUG):
+            journal.answered(self._call, reply, self._clock.now() - self._began_s)
         if reply.status == 401 and self._has_new_credential(reply):
             self._begin()
             return None
@@ -156,8 +318,11 @@ class Exchange:
 
     def _has_new_credential(self, reply: Reply) -> bool:
         """Put a new credential into the request if the server rejected the one it carried as invalid."""
-        renew, sent = self._renew, self._hop.headers.get(API_KEY.lower())
-        if renew is None or sent is None or not rejects_token(reply.headers.get("www-authenticate")):
+        renew = self._renew
+        if renew is None or not rejects_token(reply.headers.get("www-authenticate")):
+            return False
+        sent = self._hop.headers.get(API_KEY.lower())
+        if sent is None or sent[1] != self._credential:
             return False
         self._renew = None
         renewed = renew(Secret(sent[1]))

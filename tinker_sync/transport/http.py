@@ -9,8 +9,8 @@ the server had closed in the meantime is replaced here where nothing can happen 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Final, Protocol
-from urllib.parse import SplitResult, urlsplit
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._embedded import hold_server
@@ -18,12 +18,10 @@ from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIConnectionError
 from tinker_sync.transport.call import Call, Reply, SendFailed
-from tinker_sync.transport.exchange import Exchange
-from tinker_sync.transport.headers import HeaderLayers
-from tinker_sync.transport.hop import Hop
+from tinker_sync.transport.exchange import Exchange, Launcher
 from tinker_sync.transport.journal import Journal
-from tinker_sync.transport.launch import Launcher
-from tinker_sync.transport.pools import MAX_IDLE, Origin, Pools
+from tinker_sync.transport.pools import MAX_IDLE, Pools
+from tinker_sync.transport.request import Hop, RequestHeads
 from tinker_sync.transport.scheme import speaks_tls, with_tls
 from tinker_sync.transport.session import SessionRules
 from tinker_sync.transport.socket_line import Limits
@@ -68,15 +66,14 @@ class Http:
         self._keys = keys
         self._clock = clock
         self._journal = journal or Journal()
-        self._base = urlsplit(settings.base_url)
-        self._origin = Origin.of(self._base)
-        self._layers = HeaderLayers(settings)
+        self._heads = RequestHeads(settings)
+        self._origin = self._heads.origin
         self._embedded = hold_server(settings.base_url, settings.api_key)
         self._rules = SessionRules(
             settings.session, direct=self._embedded is not None or settings.api_key_source == "local"
         )
         self._pools = Pools(clock, max_idle=max_idle)
-        self._launcher = Launcher(self._rules, self._pools, clock)
+        self._launcher = Launcher(self._rules, self._pools, clock, self.start_server)
         # Written by any thread, and only ever to True: what the server speaks is known, or has been asked.
         self._heard = False
 
@@ -104,20 +101,20 @@ class Http:
             SendFailed: It could not be sent.
             CredentialError: There is no key to send it with.
         """
-        if self._embedded is not None:
-            self.start_server()
-        credential = self._credential(call)
-        hop = self._first_hop(call, credential)
-        # A key among the user's default headers is the user's to renew.
-        ours = credential is not None and hop.headers["x-api-key"][1] == credential.reveal()
+        keys = self._keys
+        credential = self._credential(call, keys) if keys is not None else ""
+        rules = self._rules
         return Exchange(
             call,
-            hop,
+            partial(self._compose, call, credential),
+            self._heads.write(call, credential) if rules.adds_nothing else None,
+            self._origin,
             self._limits(call),
             self._launcher,
             self._clock,
             self._journal,
-            self._keys.renewed if self._keys and ours and call.credential == "usual" else None,
+            keys.renewed if keys is not None and credential and call.credential == "usual" else None,
+            credential,
         )
 
     def start_server(self) -> None:
@@ -173,20 +170,17 @@ class Http:
         self._rules.renew_after_fork()
 
     def __repr__(self) -> str:
-        return f"<Http {self._origin}{self._base.path} {self._pools!r}>"
+        return f"<Http {self._settings.base_url} {self._pools!r}>"
 
-    def _first_hop(self, call: Call, credential: Secret | None) -> Hop:
-        base = self._base
-        url = SplitResult(base.scheme, base.netloc, base.path + call.path, call.query, "")
-        headers = self._layers.compose(call, credential, self._rules.headers())
-        return Hop(call.method, url, self._origin, headers, call.body)
+    def _compose(self, call: Call, credential: str) -> Hop:
+        return self._heads.hop(call, credential, self._rules.headers())
 
-    def _credential(self, call: Call) -> Secret | None:
-        if self._keys is None or call.credential == "none":
-            return None
-        ring = self._keys
-        text = ring.for_exchange() if call.credential == "exchange" else ring.credential()
-        return Secret(text) if text else None
+    @staticmethod
+    def _credential(call: Call, keys: Credentials) -> str:
+        """Return the text that goes along; empty where none does."""
+        if call.credential == "usual":
+            return keys.credential()
+        return keys.for_exchange() if call.credential == "exchange" else ""
 
     def _limits(self, call: Call) -> Limits:
         timeout = call.timeout or self._settings.timeout

@@ -21,8 +21,8 @@ from tinker_sync._observe import (
 )
 from tinker_sync._secret import Secret
 from tinker_sync.transport.call import Call, Reply, SendFailed
-from tinker_sync.transport.hop import Headers
 from tinker_sync.transport.redact import curl, redact_body, redact_headers, redact_text
+from tinker_sync.transport.request import Headers
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -45,24 +45,26 @@ class Journal:
         as_curl: bool = False,
         secrets: Callable[[], Iterable[Secret]] = lambda: (),
     ) -> None:
-        self._observers: tuple[Observer, ...] = () if observer is None else (observer,)
+        self.observers: tuple[Observer, ...] = () if observer is None else (observer,)
+        """Replaced, never changed. Callers look at them, and at the level of `log`, before they report."""
+        self.log = _logger
         self._base_url = base_url
         self._as_curl = as_curl
         self._secrets = secrets
 
     def listen(self, observer: Observer) -> Callable[[], None]:
         """Add an observer; the returned function removes it."""
-        self._observers = (*self._observers, observer)
+        self.observers = (*self.observers, observer)
 
         def stop() -> None:
-            self._observers = tuple(one for one in self._observers if one is not observer)
+            self.observers = tuple(one for one in self.observers if one is not observer)
 
         return stop
 
     def sent(self, call: Call, headers: Headers) -> None:
         """A request has left, with these headers."""
         size_bytes = len(call.body or b"")
-        if self._observers:
+        if self.observers:
             self._tell(
                 RequestSent(method=call.method, path=call.path, attempt=call.attempt, size_bytes=size_bytes)
             )
@@ -79,7 +81,7 @@ class Journal:
 
     def answered(self, call: Call, reply: Reply, duration_s: float) -> None:
         """The whole answer is here."""
-        if self._observers:
+        if self.observers:
             self._tell(
                 ReplyReceived(
                     method=call.method,
@@ -135,7 +137,7 @@ class Journal:
         _logger.debug("%s %s: again in %.2f s (%s)", call.method, call.path, delay_s, reason)
 
     def _tell(self, event: Event) -> None:
-        for observer in self._observers:
+        for observer in self.observers:
             try:
                 observer.observe(event)
             except Exception:

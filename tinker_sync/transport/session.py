@@ -72,6 +72,8 @@ class SessionRules:
         if session is not None:
             _refuse_unusual(session)
         self._given = session
+        self.adds_nothing = session is None
+        """True while requests carry nothing of a session: no header, no authorization, no cookie."""
         self._trust_environment = not direct
         self._plain: requests.Session | None = None  # guarded by _lock
         self._own_jar: CookieJar | None = None  # guarded by _lock; set once
@@ -155,6 +157,7 @@ class SessionRules:
 
     def keep_cookies(self, url: str, headers: list[tuple[str, str]]) -> None:
         """Store the cookies an answer sets."""
+        self.adds_nothing = False
         from http.cookiejar import CookieJar
 
         with self._lock:

@@ -57,6 +57,8 @@ class SocketLine:
         self, connection: Connection, pools: Pools, clock: Clock, method: str, limits: Limits
     ) -> None:
         self._connection = connection
+        self.sock = connection.sock
+        """The socket; readable means that `step` gets on."""
         self._pools = pools
         self._clock = clock
         self._limits = limits
@@ -66,8 +68,8 @@ class SocketLine:
         self._silence_ends_s = math.inf
 
     def fileno(self) -> int:
-        """The socket's number, for a selector; readable means that `step` will get on."""
-        return self._connection.sock.fileno()
+        """Return the socket's number, for a selector."""
+        return self.sock.fileno()
 
     @property
     def expires_at_s(self) -> float:
@@ -81,9 +83,13 @@ class SocketLine:
             SendFailed: The connection broke first: a request cut short was not received.
         """
         try:
-            for piece in _pieces(head, body):
-                self._begin_silence(self._limits.read_s)
-                self._send_piece(piece)
+            if not body or len(body) <= _SEND_BYTES:
+                self._send_piece(head + body if body else head)  # a small body shares the packet of its head
+            else:
+                self._send_piece(head)
+                view = memoryview(body)
+                for at in range(0, len(body), _SEND_BYTES):
+                    self._send_piece(view[at : at + _SEND_BYTES])
             self._sent = True
             self._begin_silence(self._limits.read_s)
         except OSError as error:
@@ -95,7 +101,8 @@ class SocketLine:
 
     def _send_piece(self, piece: bytes | memoryview) -> None:
         """What fits goes at once, without asking how long it may take; most requests are small."""
-        sock = self._connection.sock
+        sock = self.sock
+        self._begin_silence(self._limits.read_s)
         left_s = self._left_s()
         try:
             never_block(sock)
@@ -112,7 +119,7 @@ class SocketLine:
         Raises:
             SendFailed: There will be no answer, or none came in time.
         """
-        sock = self._connection.sock
+        sock = self.sock
         try:
             never_block(sock)
             while not self._parser.done:
@@ -143,7 +150,7 @@ class SocketLine:
 
     def _receive(self) -> bytes:
         """Wait for the next piece."""
-        sock, left_s = self._connection.sock, self._left_s()
+        sock, left_s = self.sock, self._left_s()
         while True:
             now_s = slice_of(left_s)
             sock.settimeout(now_s)
@@ -178,7 +185,7 @@ class SocketLine:
 
     def _answered_early(self) -> bool:
         """A server may refuse a large body without reading it to its end; its answer is then already here."""
-        sock = self._connection.sock
+        sock = self.sock
         try:
             never_block(sock)
             while not self._parser.done:
@@ -229,13 +236,3 @@ class SocketLine:
         return (
             f"the connection broke: {error.strerror or error}" if isinstance(error, OSError) else str(error)
         )
-
-
-def _pieces(head: bytes, body: bytes | None) -> list[bytes | memoryview]:
-    """The request in parts for `sendall`; a small body shares the packet of its head."""
-    if not body:
-        return [head]
-    if len(body) <= _SEND_BYTES:
-        return [head + body]
-    view = memoryview(body)
-    return [head, *(view[at : at + _SEND_BYTES] for at in range(0, len(body), _SEND_BYTES))]

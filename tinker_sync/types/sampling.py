@@ -409,7 +409,8 @@ class SampleRequest(Model):
             ...
         tinker_sync.errors.InvalidInputError: num_samples: expected 1 or more, got 0
         """
-        refuse_all(list(self._problems()))
+        if problems := list(self._problems()):
+            refuse_all(problems)
 
     def _problems(self) -> Iterator[str]:
         if self.num_samples < 1:

@@ -21,6 +21,7 @@ from tinker_sync.wire.http1.framing import (
 # Interim answers (1xx) are rare; a server that sends a hundred is not going to answer.
 _MAX_INTERIM: Final = 100
 _RECEIVE_BYTES: Final = 64 * 1024
+_USUAL_LINE: Final = 48
 _MAX_RECEIVE_BYTES: Final = 1024 * 1024
 
 _HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
@@ -178,6 +179,12 @@ class ReplyParser:
         return f"after {size} bytes of a chunked answer, before its end"
 
     def _take_head(self, data: bytes, at: int) -> int:
+        if not self._text and data.startswith(b"HTTP/", at):
+            # Nearly every head comes whole.
+            found = _HEAD_END.search(data, at)
+            if found is not None and found.start() - at <= MAX_HEAD_BYTES:
+                self._begin(data[at : found.start()].decode("latin-1"))
+                return found.end()
         text = self._text
         searched = max(0, len(text) - 3)  # the empty line may have begun in the piece before
         text += data[at:]
@@ -199,17 +206,17 @@ class ReplyParser:
         if "\n " in head or "\n\t" in head:  # the obsolete way of breaking long values
             head = _FOLD.sub(" ", head)
         first, *lines = head.split("\n")
-        match = _STATUS_LINE.fullmatch(first.rstrip("\r"))
-        if match is None:
-            raise MalformedMessage(f"no status line: {first[:12]!r}")
-        self.status = int(match[2])
+        old, self.status = _read_status(first)
         if 100 <= self.status < 200:
             self._skip_interim()
             return
-        self.headers = _header_pairs(lines)
-        self.fields = joined(self.headers)
-        connection = _tokens(self.fields.get("connection"))
-        self.keep_alive = "keep-alive" in connection if match[1] == "0" else "close" not in connection
+        headers, fields = self.headers, self.fields
+        for line in lines:
+            name, key, value = (_read_known_line if len(line) <= _USUAL_LINE else _read_line)(line)
+            headers.append((name, value))
+            fields[key] = f"{fields[key]}, {value}" if key in fields else value
+        connection = _tokens(fields.get("connection"))
+        self.keep_alive = "keep-alive" in connection if old else "close" not in connection
         self._state = self._framing()
 
     def _skip_interim(self) -> None:
@@ -220,7 +227,10 @@ class ReplyParser:
     def _framing(self) -> _State:
         if self._method == "HEAD" or self.status in (204, 304):
             return _State.DONE
-        lengths = set(_tokens(self.fields.get("content-length")))
+        fields = self.fields
+        lengths = set(_tokens(fields.get("content-length")))
+        if lengths and "transfer-encoding" not in fields:
+            return self._known_length(lengths)
         codings = [coding for coding in _tokens(self.fields.get("transfer-encoding")) if coding != "identity"]
         if codings:
             if codings != ["chunked"]:
@@ -290,26 +300,25 @@ def _begins_as_tls(answer: bytes | bytearray) -> bool:
     return len(answer) > 1 and answer[0] in (_TLS_HANDSHAKE, _TLS_ALERT) and answer[1] == _TLS_MAJOR_VERSION
 
 
-def _header_pairs(lines: list[str]) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if not colon or not TOKEN.fullmatch(name):
-            raise MalformedMessage("a line of the head is no header")
-        pairs.append((name, value.strip(" \t\r")))
-    return pairs
+@lru_cache(maxsize=64)
+def _read_status(line: str) -> tuple[bool, int]:
+    """Return whether an answer is of HTTP/1.0, and its status."""
+    match = _STATUS_LINE.fullmatch(line.rstrip("\r"))
+    if match is None:
+        raise MalformedMessage(f"no status line: {line[:12]!r}")
+    return match[1] == "0", int(match[2])
 
 
-def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """One value for each lower-case name: several lines of one mean the same as one with commas.
+def _read_line(line: str) -> tuple[str, str, str]:
+    """Return the name, the lower-case name and the value of a header."""
+    name, colon, value = line.partition(":")
+    if not colon or not TOKEN.fullmatch(name):
+        raise MalformedMessage("a line of the head is no header")
+    return name, name.lower(), value.strip(" \t\r")
 
-    >>> joined([("Vary", "a"), ("vary", "b")])
-    {'vary': 'a, b'}
-    """
-    fields: dict[str, list[str]] = {}
-    for name, value in headers:
-        fields.setdefault(name.lower(), []).append(value)
-    return {name: values[0] if len(values) == 1 else ", ".join(values) for name, values in fields.items()}
+
+# A server repeats most of its lines in every answer. Those that hold a secret are long.
+_read_known_line: Final = lru_cache(maxsize=256)(_read_line)
 
 
 def _tokens(value: str | None) -> list[str]:

@@ -6,9 +6,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tinker_sync.transport.headers import by_name
-from tinker_sync.transport.hop import Hop, RedirectRefused, redirected
 from tinker_sync.transport.pools import Origin
+from tinker_sync.transport.request import Hop, RedirectRefused, by_name, redirected
 
 HEADERS = by_name(
     {
@@ -91,7 +90,7 @@ def test_what_was_dropped_does_not_come_back() -> None:
         "https://h:99999/",
     ],
 )
-def test_where_nobody_should_go(location: str) -> None:
+def test_redirects_that_are_refused(location: str) -> None:
     with pytest.raises(RedirectRefused):
         redirected(hop(), 307, location)
 

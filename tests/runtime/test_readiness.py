@@ -1,0 +1,79 @@
+"""News of sockets, on Linux and elsewhere: each watch ends with the news."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from support.clock import PATIENCE_S
+
+from tinker_sync.runtime.readiness import EpollReadiness, Readiness, SelectorReadiness
+
+KINDS = [SelectorReadiness, *([EpollReadiness] if hasattr(select, "epoll") else [])]
+
+
+@pytest.fixture(params=KINDS)
+def readiness(request: pytest.FixtureRequest) -> Iterator[Readiness]:
+    made: Readiness = request.param()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    one, other = socket.socketpair()
+    with one, other:
+        yield one, other
+
+
+def test_a_watch_ends_with_the_news(readiness: Readiness, pair: tuple[socket.socket, socket.socket]) -> None:
+    one, other = pair
+    readiness.watch(one.fileno())
+    assert readiness.wait(0) == []
+    other.send(b"a")
+    assert readiness.wait(PATIENCE_S) == [one.fileno()]
+    assert readiness.wait(0) == []  # though it is still readable
+    readiness.watch(one.fileno())
+    assert readiness.wait(PATIENCE_S) == [one.fileno()]
+
+
+def test_a_forgotten_socket_makes_no_news(
+    readiness: Readiness, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    one, other = pair
+    readiness.watch(one.fileno())
+    readiness.forget(one.fileno())
+    other.send(b"a")
+    assert readiness.wait(0) == []
+
+
+def test_a_number_that_a_new_socket_takes_is_watched_anew(readiness: Readiness) -> None:
+    for _ in range(2):
+        one, other = socket.socketpair()
+        with one, other:
+            readiness.watch(one.fileno())
+            other.send(b"a")
+            assert readiness.wait(PATIENCE_S) == [one.fileno()]
+
+
+def test_closed_sockets_are_refused(readiness: Readiness) -> None:
+    with pytest.raises((OSError, ValueError)):
+        readiness.watch(-1)
+
+
+def test_a_watch_that_begins_during_a_wait(
+    readiness: Readiness, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    if not readiness.takes_effect_at_once:
+        pytest.skip("the waiting thread must be woken here")
+    one, other = pair
+    other.send(b"a")
+    news: list[list[int]] = []
+    waiting = threading.Thread(target=lambda: news.append(readiness.wait(PATIENCE_S)))
+    waiting.start()
+    readiness.watch(one.fileno())
+    waiting.join(PATIENCE_S)
+    assert news == [[one.fileno()]]

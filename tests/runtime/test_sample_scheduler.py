@@ -1,0 +1,243 @@
+"""The order of samples, without threads: workers and the poller are run by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.clock import FakeClock
+from support.polls import HandPoller
+from support.sends import HandWorkers
+
+from tinker_sync.errors import APIConnectionError, APIStatusError, ClientClosedError, TinkerError
+from tinker_sync.runtime.billing import BillingPause
+from tinker_sync.runtime.byte_budget import ByteBudget
+from tinker_sync.runtime.fetcher import Fetcher
+from tinker_sync.runtime.rate_limiter import RateLimiter
+from tinker_sync.runtime.sample_scheduler import (
+    Refused,
+    Resubmit,
+    SampleScheduler,
+    SubmitPolicy,
+    Throttled,
+)
+from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.transport.verdict import Judge
+
+
+class Job:
+    """A sample as far as the scheduler looks at it."""
+
+    def __init__(self, log: list[str], name: str, *, size: int = 10, admit: bool = True) -> None:
+        self.estimate_bytes = size
+        self.over = False
+        self.failure: Exception | None = None
+        self._log, self._name, self._admits = log, name, admit
+        self.then: Callable[[], object] = lambda: None
+
+    def admit(self) -> bool:
+        self._log.append(f"admit {self._name}")
+        self.then()
+        return self._admits
+
+    def submit(self) -> None:
+        self._log.append(f"submit {self._name}")
+
+    def fail(self, error: Exception) -> None:
+        self.failure = error
+
+
+class Bench:
+    def __init__(self, *, idle: bool = True) -> None:
+        self.log: list[str] = []
+        self.idle = idle
+        self.workers = HandWorkers()
+        clock = FakeClock(automatic=False)
+        poller: Any = HandPoller(clock)
+        poller.step_on_worker = lambda step: step()
+        judge: Any = None
+        workers: Any = self.workers
+        self.scheduler = SampleScheduler(
+            Fetcher(poller, ByteBudget(10**6), clock=clock),
+            workers,
+            RateLimiter(clock=clock).gate(),
+            ByteBudget(10**6),
+            ByteBudget(10**6),
+            judge,
+            has_idle_connection=lambda: self.idle,
+            clock=clock,
+        )
+
+    def put(self, name: str, *, first: bool = False, **options: Any) -> Job:
+        job = Job(self.log, name, **options)
+        sample: Any = job
+        self.scheduler.put(sample, first=first)
+        return job
+
+
+def test_samples_go_in_the_order_of_the_calls() -> None:
+    bench = Bench()
+    for name in "abc":
+        bench.put(name)
+    assert bench.log == []  # `put` leaves everything to a worker
+    bench.workers.do_all()
+    assert [line for line in bench.log if line.startswith("admit")] == ["admit a", "admit b", "admit c"]
+    assert [line for line in bench.log if line.startswith("submit")] == ["submit a", "submit b", "submit c"]
+
+
+def test_one_that_is_submitted_again_goes_before_the_others() -> None:
+    bench = Bench()
+    for name in "ab":
+        bench.put(name)
+    bench.put("again", first=True)
+    bench.workers.do_all()
+    assert bench.log[0] == "admit again"
+
+
+def test_only_one_worker_admits() -> None:
+    bench = Bench()
+    for name in "abc":
+        bench.put(name)
+    assert len(bench.workers.jobs) == 1
+
+
+def test_over_idle_connections_one_worker_submits_everything() -> None:
+    bench = Bench(idle=True)
+    for name in "abc":
+        bench.put(name)
+    bench.workers.do()
+    assert bench.log[-1] == "submit c"
+    assert not bench.workers.jobs
+
+
+def test_where_connections_must_be_opened_each_submit_gets_a_worker() -> None:
+    bench = Bench(idle=False)
+    for name in "abc":
+        bench.put(name)
+    bench.workers.do()
+    assert len(bench.workers.jobs) == 2
+    assert bench.log == ["admit a", "admit b", "admit c", "submit c"]  # the last one needs no other worker
+    bench.workers.do_all()
+    assert sorted(bench.log[4:]) == ["submit a", "submit b"]
+
+
+def test_large_prompts_do_not_hold_up_the_others() -> None:
+    bench = Bench(idle=True)
+    bench.put("large", size=10**6)
+    bench.put("small")
+    bench.workers.do()
+    assert bench.log == ["admit large", "admit small", "submit small"]
+
+
+def test_samples_that_are_over_are_passed_over() -> None:
+    bench = Bench()
+    jobs = [bench.put(name) for name in "ab"]
+    jobs[0].over = True
+    bench.workers.do_all()
+    assert bench.log == ["admit b", "submit b"]
+
+
+def test_one_that_is_not_admitted_does_not_stop_the_next() -> None:
+    bench = Bench()
+    bench.put("a", admit=False)
+    bench.put("b")
+    bench.workers.do_all()
+    assert bench.log == ["admit a", "admit b", "submit b"]
+
+
+def test_a_sample_that_comes_during_an_admission_is_admitted_by_the_same_worker() -> None:
+    bench = Bench()
+    first = bench.put("a")
+    first.then = lambda: bench.put("b")
+    bench.workers.do_all()
+    assert bench.log == ["admit a", "submit a", "admit b", "submit b"]
+
+
+def test_closing_fails_what_is_queued_and_what_comes_later() -> None:
+    bench = Bench()
+    before = bench.put("a")
+    bench.scheduler.close(ClientClosedError())
+    after = bench.put("b")
+    assert [type(job.failure) for job in (before, after)] == [ClientClosedError] * 2
+    bench.workers.do_all()
+    assert bench.log == []
+
+
+def test_closed_workers_close_the_scheduler() -> None:
+    bench = Bench()
+
+    def refuse(_: object) -> None:
+        raise RuntimeError("closed")
+
+    bench.workers.run = refuse  # type: ignore[method-assign]
+    assert isinstance(bench.put("a").failure, TinkerError)
+
+
+def test_a_child_begins_with_an_empty_queue() -> None:
+    bench = Bench()
+    bench.put("a")
+    bench.scheduler.renew_after_fork()
+    assert len(bench.scheduler) == 0
+    bench.put("b")
+    bench.workers.do_all()
+    assert bench.log == ["admit b", "submit b"]
+
+
+def test_keys_are_unique() -> None:
+    scheduler = Bench().scheduler
+    assert len({scheduler.next_key() for _ in range(100)}) == 100
+
+
+# ------------------------------------------------------------------------------------------- the policy
+
+
+def policy(*, billing_s: float = 0.0) -> SubmitPolicy:
+    clock = FakeClock(automatic=False)
+    judge = Judge("http://127.0.0.1:1", clock, tuple)
+    return SubmitPolicy(judge, BillingPause(billing_s, clock=clock), draw=lambda: 1.0)
+
+
+def decide(outcome: Reply | SendFailed, *, attempt: int = 1, size: int = 10, **options: Any) -> Any:
+    call = Call(method="POST", path="/api/v1/asample", body=b"{}", attempt=attempt)
+    return policy(**options).decide(outcome, call, size, 3)
+
+
+@pytest.mark.parametrize(("size", "pause_s"), [(10, 1.0), (10**6, 5.0)])
+def test_a_429_closes_the_limiter_for_a_time_that_grows_with_the_prompt(size: int, pause_s: float) -> None:
+    assert decide(Reply(429, {}), size=size) == Throttled(pause_s)
+
+
+def test_a_429_with_a_wish() -> None:
+    assert decide(Reply(429, {"Retry-After": "7"})) == Throttled(7.0)
+
+
+def test_a_402_is_waited_out_while_the_server_allows() -> None:
+    assert decide(Reply(402, {}), billing_s=100.0) == Throttled(1.0)
+    assert isinstance(decide(Reply(402, {})), Refused)
+
+
+def test_trouble_that_passes_is_tried_again_a_number_of_times() -> None:
+    decisions = [decide(Reply(503, {}), attempt=attempt) for attempt in (1, 2, 3)]
+    assert [type(decision) for decision in decisions] == [Resubmit, Resubmit, Refused]
+    assert [decision.delay_s for decision in decisions[:2]] == [0.5, 1.0]
+    assert isinstance(decisions[2].error, APIStatusError)
+
+
+def test_a_refusal_is_final() -> None:
+    decision = decide(Reply(422, {}, b'{"detail": "no"}'))
+    assert isinstance(decision, Refused)
+    assert isinstance(decision.error, APIStatusError)
+
+
+def test_no_answer_is_tried_again_unless_it_would_end_the_same_way() -> None:
+    assert isinstance(decide(SendFailed("broken", maybe_received=True)), Resubmit)
+    decision = decide(SendFailed("no certificate", maybe_received=False, final=True))
+    assert isinstance(decision, Refused)
+    assert isinstance(decision.error, APIConnectionError)
+
+
+def test_an_error_of_the_client_itself_stays_what_it_is() -> None:
+    failed, cause = SendFailed("no key", maybe_received=False), TinkerError("no key")
+    failed.__cause__ = cause
+    assert decide(failed) == Refused(cause)

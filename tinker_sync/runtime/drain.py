@@ -1,0 +1,89 @@
+"""`Drain`: items that few workers handle one after the other, at first one worker.
+
+Threads that share one interpreter gain nothing from more. Any thread may add items.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final, Generic, TypeVar
+
+from tinker_sync.runtime.tickets import Runner
+
+T = TypeVar("T")
+
+# One more worker comes for each so many items that wait.
+_ITEMS_PER_WORKER: Final = 32
+_MOST_WORKERS: Final = 8
+
+
+class Drain(Generic[T]):
+    """Handles items on workers, in order. Thread-safe. Owners make a new one in a forked child.
+
+    Args:
+        workers: run what `handle` does.
+        handle: handles one item; it may block, and must not raise.
+        refuse: receives an item and the reason why no worker takes it.
+    """
+
+    def __init__(
+        self, workers: Runner, handle: Callable[[T], object], refuse: Callable[[T, Exception], object]
+    ) -> None:
+        self._workers = workers
+        self._handle = handle
+        self._refuse = refuse
+        self._items: deque[T] = deque()  # a worker takes the first, in one step
+        self._lock = threading.Lock()
+        self._busy = 0  # guarded by _lock; the workers that handle items
+
+    @property
+    def first(self) -> T | None:
+        """The item that is handled next; None if none waits."""
+        try:
+            return self._items[0]
+        except IndexError:
+            return None
+
+    def add(self, items: Iterable[T], *, held_up: bool = False) -> None:
+        """Have items handled. `held_up` calls one more worker, because those that are busy do not get on."""
+        self._items.extend(items)
+        with self._lock:
+            start = self._busy < _MOST_WORKERS and (
+                len(self._items) > self._busy * _ITEMS_PER_WORKER or (held_up and bool(self._items))
+            )
+            self._busy += start
+        if not start:
+            return
+        try:
+            self._workers.run(self._work)
+        except RuntimeError as error:
+            with self._lock:
+                self._busy -= 1
+            while (item := self._take()) is not None:
+                self._refuse(item, error)
+
+    def _take(self) -> T | None:
+        try:
+            return self._items.popleft()
+        except IndexError:
+            return None
+
+    def _work(self) -> None:
+        """Handle items until none is left, on one worker."""
+        while True:
+            item = self._take()
+            if item is None:
+                with self._lock:
+                    if not self._items:
+                        self._busy -= 1
+                        return
+                continue
+            try:
+                self._handle(item)
+            except BaseException:
+                with self._lock:
+                    self._busy -= 1
+                self.add(())
+                raise

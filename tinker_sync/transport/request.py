@@ -1,0 +1,259 @@
+"""One request to one address: its headers, its head as bytes, and where a redirect leads from there.
+
+Headers come in layers, of which the later ones win: those that a user may replace (`User-Agent`,
+`Accept-Encoding`, Cloudflare Access), the session's, those the protocol needs for the call, the call's own,
+and the user's default headers. Any thread may enter.
+
+Credentials are bound to the origin they were meant for: what goes to another one is a short list of harmless
+headers, not "all but the secret ones", because users may put secrets into any header.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from attrs import frozen
+
+from tinker_sync._secret import HeaderMap, Secret, header_map, mask_json
+from tinker_sync._version import __version__
+from tinker_sync.config import Settings
+from tinker_sync.transport.call import Call
+from tinker_sync.transport.content import accepted_encodings
+from tinker_sync.transport.pools import Origin
+from tinker_sync.wire.http1.client import request_head
+
+API_KEY: Final = "X-API-Key"
+IDEMPOTENCY_KEY: Final = "X-Idempotency-Key"
+RETRY_COUNT: Final = "X-Retry-Count"
+MAX_REDIRECTS: Final = 10
+REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+# What any server may see. The length is written anew for every hop.
+_HARMLESS: Final = frozenset({"accept", "accept-encoding", "user-agent", "content-type", "content-encoding"})
+_OF_THE_BODY: Final = frozenset({"content-type", "content-encoding", "x-idempotency-key"})
+
+
+# Lines of a head that differ from request to request.
+_DIFFERING: Final = frozenset(
+    {"x-idempotency-key", "content-length", "transfer-encoding", "authorization", "cookie"}
+)
+_MOST_WRITTEN: Final = 256
+_LINE_END: Final = "\r\n"
+_NONE: Final = HeaderMap()
+
+Headers = Mapping[str, tuple[str, str]]
+"""Names as they are written, and values, by lower-case name."""
+
+
+class RedirectRefused(Exception):
+    """The redirect is not followed; the text says why and holds no credentials."""
+
+
+@frozen(repr=False)
+class Hop:
+    """A request on its way to one address."""
+
+    method: str
+    url: SplitResult
+    origin: Origin
+    headers: Headers
+    body: bytes | None
+    own: bool = True
+    """Still at the origin the user configured: only then credentials and the user's own headers go along."""
+
+    @property
+    def target(self) -> str:
+        """Path and query, as in a request line."""
+        path = self.url.path or "/"
+        return f"{path}?{self.url.query}" if self.url.query else path
+
+    @property
+    def address(self) -> str:
+        """The whole address, as a forwarding proxy wants it."""
+        return f"{self.origin}{self.target}"
+
+    def __repr__(self) -> str:
+        return f"<Hop {self.method} {self.origin}{self.url.path}>"
+
+
+def redirected(hop: Hop, status: int, location: str) -> Hop:
+    """Where a redirect leads.
+
+    307 and 308 keep method and body; so do 301 and 302, which browsers turn into GET for historical reasons:
+    a training step must not become a harmless-looking read because a proxy moved. 303 asks for a GET.
+
+    Raises:
+        RedirectRefused: It leads from https to http, to something else than HTTP, or would take a secret in
+            the body to another origin.
+    """
+    url = _absolute(hop, location)
+    try:
+        origin = Origin.of(url)
+    except ValueError:
+        raise RedirectRefused("the redirect leads to no http or https address") from None
+    if hop.origin.scheme == "https" and origin.scheme == "http":
+        raise RedirectRefused(f"the redirect leads from https to unprotected http ({origin})")
+    method, body, headers = hop.method, hop.body, hop.headers
+    if status == 303 and method not in ("GET", "HEAD"):
+        method, body = "GET", None
+        headers = {name: line for name, line in headers.items() if name not in _OF_THE_BODY}
+    if origin == hop.origin:
+        return Hop(method, url, origin, headers, body, hop.own)
+    if body and _holds_secret(body):
+        raise RedirectRefused(f"the redirect would take a secret in the body to another server ({origin})")
+    harmless = {name: line for name, line in headers.items() if name in _HARMLESS}
+    return Hop(method, url, origin, harmless, body, own=False)
+
+
+def _absolute(hop: Hop, location: str) -> SplitResult:
+    """The address in a `Location`, which may be relative, hold UTF-8 read as latin-1, or blanks."""
+    try:
+        text = location.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        text = location
+    from requests.utils import requote_uri as quoted
+
+    try:
+        url = urlsplit(urljoin(hop.address, text.strip()))
+        return url._replace(path=quoted(url.path), query=quoted(url.query), fragment="")
+    except ValueError:
+        raise RedirectRefused("the redirect's address is not valid") from None
+
+
+def _holds_secret(body: bytes) -> bool:
+    """Whether a JSON body has a field or a text that must not be shown; other bodies hold tensors."""
+    try:
+        tree = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return bool(mask_json(tree) != tree)
+
+
+# ------------------------------------------------------------------------------------------ headers
+
+
+@lru_cache(maxsize=1)
+def user_agent() -> str:
+    """Who we are: package, interpreter and system.
+
+    >>> user_agent().startswith("tinker_sync/")
+    True
+    """
+    system = platform.system() or "unknown system"
+    return f"tinker_sync/{__version__} (Python {platform.python_version()}; {system})"
+
+
+def by_name(headers: Mapping[str, str]) -> Headers:
+    """Headers in the form in which layers are laid over each other.
+
+    >>> by_name({"Accept": "*/*"})
+    {'accept': ('Accept', '*/*')}
+    """
+    return header_map(headers).lines
+
+
+class HeaderLayers:
+    """Composes the headers of calls. Immutable after construction, so any thread may use it."""
+
+    def __init__(self, settings: Settings) -> None:
+        ours = {"User-Agent": user_agent(), "Accept-Encoding": accepted_encodings()}
+        if settings.cf_access_id:
+            ours["CF-Access-Client-Id"] = settings.cf_access_id.reveal()
+        if settings.cf_access_secret:
+            ours["CF-Access-Client-Secret"] = settings.cf_access_secret.reveal()
+        self._ours = by_name(ours)
+        self._version = settings.sdk_version
+        self.users = by_name(settings.default_headers)
+        """The user's default headers, which win over all others."""
+
+    def compose(self, call: Call, credential: Secret | None, session_headers: HeaderMap) -> Headers:
+        """All headers of a call but those of framing and of the way it takes."""
+        headers = {**self._ours, **session_headers.lines}
+        headers["accept"] = ("Accept", call.accept)
+        if credential:
+            headers["x-api-key"] = (API_KEY, credential.reveal())
+        if call.method not in ("GET", "HEAD"):
+            headers["content-type"] = ("Content-Type", call.content_type)
+            if call.idempotency_key:
+                headers["x-idempotency-key"] = (IDEMPOTENCY_KEY, call.idempotency_key)
+        if call.sdk_method:
+            headers["x-sdk-version"] = ("X-SDK-Version", self._version)
+            headers["x-sdk-method"] = ("X-SDK-Method", call.sdk_method)
+        headers["x-retry-count"] = (RETRY_COUNT, str(call.attempt - 1))
+        headers.update(call.headers.lines)
+        headers.update(self.users)
+        return headers
+
+
+@frozen(repr=False)
+class _Written:
+    """The text of a head up to the lines that differ from request to request. Its repr shows no header."""
+
+    text: str
+    names: frozenset[str]
+
+
+class RequestHeads:
+    """Writes the heads of the requests to one server. Thread-safe.
+
+    What does not differ between the requests of one method is written once.
+
+    Args:
+        settings: the address and the headers of the user.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._layers = HeaderLayers(settings)
+        self._base = urlsplit(settings.base_url)
+        self.origin = Origin.of(self._base)
+        self._written: dict[object, _Written | None] = {}  # replaced as a whole when it grows
+
+    def hop(self, call: Call, credential: str, session_headers: HeaderMap) -> Hop:
+        """Return the request of a call to the server itself. `credential` is empty where none goes along."""
+        base = self._base
+        url = SplitResult(base.scheme, base.netloc, base.path + call.path, call.query, "")
+        secret = Secret(credential) if credential else None
+        headers = self._layers.compose(call, secret, session_headers)
+        return Hop(call.method, url, self.origin, headers, call.body)
+
+    def write(self, call: Call, credential: str) -> bytes | None:
+        """Return the head of a usual request: with a body, and without headers of a session.
+
+        None: the lines of this one must be composed and checked one by one.
+        """
+        if call.method != "POST" or call.body is None:
+            return None
+        key = call.path, call.query, call.accept, call.content_type, call.sdk_method, credential
+        written = self._written.get(key)
+        if written is None and key not in self._written:
+            written = self._keep(key, self._write(call, credential))
+        own = call.headers.lines
+        if written is None or not written.names.isdisjoint(own):
+            return None
+        lines = [f"{name}: {value}" for name, value in own.values()]
+        if call.idempotency_key:
+            lines.append(f"{IDEMPOTENCY_KEY}: {call.idempotency_key}")
+        if not "".join(lines).isprintable() or not "".join(lines).isascii():
+            return None  # a line end would add headers of its own
+        lines.append(f"{RETRY_COUNT}: {call.attempt - 1}\r\nContent-Length: {len(call.body)}\r\n\r\n")
+        return f"{written.text}{_LINE_END.join(lines)}".encode("ascii")
+
+    def _keep(self, key: object, written: _Written | None) -> _Written | None:
+        if len(self._written) >= _MOST_WRITTEN:
+            self._written = {}
+        self._written[key] = written
+        return written
+
+    def _write(self, call: Call, credential: str) -> _Written | None:
+        """Return the lines that all requests like this share; None if a user replaces one that differs."""
+        hop = self.hop(call.but(headers=_NONE, idempotency_key=None), credential, _NONE)
+        headers = {"host": ("Host", self.origin.netloc), **hop.headers}
+        del headers[RETRY_COUNT.lower()]
+        if headers.keys() & _DIFFERING or RETRY_COUNT.lower() in self._layers.users:
+            return None
+        head = request_head(hop.method, hop.target, headers.values()).decode("latin-1")
+        return _Written(head.removesuffix("\r\n"), frozenset(headers))
