@@ -72,7 +72,7 @@ def test_answers_are_read_as_the_converters_read_them() -> None:
         (1, {2}),
         object(),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_needs_a_closer_look_takes_the_long_way(value: Any) -> None:
     with pytest.raises(NotExact):
