@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from _side_by_side import allow_many_files
+from _processes import allow_many_files
 from support import tinker_stub
 from support.tinker_stub import PROTO, Asked, Stub
 

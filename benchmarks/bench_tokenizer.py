@@ -24,18 +24,58 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from _side_by_side import (
-    Figures,
-    Floor,
-    medians,
-    print_head,
-    print_rows,
-    resident_mb,
-    run_in_fresh_process,
-    use_two_cores,
-)
+from _processes import Figures, medians, resident_mb, run_in_fresh_process, use_two_cores
+
+
+class Floor(NamedTuple):
+    """One line of the table: a figure, and what ours may be at most, as a share of the reference's."""
+
+    figure: str
+    label: str
+    unit: str
+    share: float | None = None
+    most: float | None = None
+    """An absolute bound in place of a share."""
+    least: float | None = None
+    """For figures of which more is better: at least so many times the reference's."""
+
+    def holds(self, ours: float, theirs: float) -> bool | None:
+        """None where there is nothing to hold."""
+        if self.share is not None:
+            return ours <= self.share * theirs
+        if self.most is not None:
+            return ours <= self.most
+        return ours >= self.least * theirs if self.least is not None else None
+
+    @property
+    def words(self) -> str:
+        if self.share is not None:
+            return f"<= {self.share:.2f}x"
+        if self.most is not None:
+            return f"<= {self.most:g}"
+        return f">= {self.least:.1f}x" if self.least is not None else "-"
+
+
+def print_head() -> None:
+    print(f"{'figure':58}{'ours':>10}{'reference':>11}{'ratio':>8}{'floor':>11}  ok", flush=True)
+
+
+def print_rows(title: str, floors: list[Floor], ours: Figures, theirs: Figures) -> bool:
+    """Print a block of the table; whether every floor in it holds."""
+    print(title)
+    held = True
+    for floor in floors:
+        mine, other = ours[floor.figure], theirs[floor.figure]
+        holds = floor.holds(mine, other)
+        held &= holds is not False
+        ratio = f"{mine / other:8.3f}" if other else f"{'':8}"
+        verdict = {None: "", True: "ok", False: "MISSED"}[holds]
+        label = f"  {floor.label}, {floor.unit}"
+        print(f"{label:58}{mine:10.2f}{other:11.2f}{ratio}{floor.words:>11}  {verdict}", flush=True)
+    return held
+
 
 SIZES = {"small": 512, "medium": 32_000, "large": 151_000}
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4
@@ -148,7 +188,7 @@ def compare(pythons: dict[str, str], name: str, rounds: int) -> dict[str, Figure
     runs: dict[str, list[Figures]] = {who: [] for who in pythons}
     for number in range(rounds + 1):
         for who, python in pythons.items():
-            figures = run_in_fresh_process(python, __file__, ["--measure", who, name], limit_s=120)
+            figures = run_in_fresh_process([python, __file__, "--measure", who, name], limit_s=120)
             if number:  # the first warms the file cache
                 runs[who].append(figures)
     found = {who: medians(taken) for who, taken in runs.items()}

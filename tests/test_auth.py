@@ -168,7 +168,7 @@ def test_an_exchange_without_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
         ask(monkeypatch, CONFIG=as_json({"pjwt_auth_enabled": True}), TOKEN=as_json({"token": JWT}))
 
 
-def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("TINKER_BASE_URL", f"http://127.0.0.1:{free.getsockname()[1]}")
@@ -188,7 +188,7 @@ def test_a_failing_command(monkeypatch: pytest.MonkeyPatch) -> None:
         ask(monkeypatch)
 
 
-def test_what_nobody_expected_is_a_tinker_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_exception_is_a_tinker_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("odd tml-planted-key-0123456789")
 

@@ -257,7 +257,7 @@ def test_plain_text_in_place_of_a_call_is_no_tinker_server() -> None:
     assert NO_SERVER.format("text/plain") in told(404, "text/plain", b"404 page not found")
 
 
-def test_the_path_of_calls_twice_is_told() -> None:
+def test_the_path_of_calls_given_twice_is_hinted_at() -> None:
     text = told(404, "application/json", b'{"detail": "Not Found"}', "http://h/api/v1/api/v1/create_session")
     assert text.endswith("The base URL ends with /api/v1, which every call adds by itself; leave it out.")
 
@@ -269,7 +269,7 @@ def test_a_page_is_quoted_in_short() -> None:
     assert len(message) == 203
 
 
-def test_text_tells_how_long_to_wait() -> None:
+def test_the_text_has_the_time_to_wait() -> None:
     error = APIStatusError.from_reply(429, {}, b"", method="GET", path="/x", attempts=1, retry_after_s=2.5)
     assert str(error) == (
         "429 Too Many Requests (GET /x). Send less at a time, or wait before repeating. "
@@ -375,7 +375,7 @@ def test_category(value: Any, member: RequestErrorCategory) -> None:
     assert pickle.loads(pickle.dumps(category)) is category
 
 
-def test_invalid_input_tells_everything_at_once_but_not_without_end() -> None:
+def test_invalid_input_lists_all_problems_up_to_a_bound() -> None:
     error = InvalidInputError(f"data[{n}]: bad" for n in range(30))
     assert len(error.problems) == 30
     assert str(error).splitlines()[0] == "30 problems:"

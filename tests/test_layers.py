@@ -27,7 +27,7 @@ ROOMS = (
         "_display",
     ),
     *("config", "types", "wire", "transport", "auth", "journal", "runtime", "telemetry", "usage", "insight"),
-    *("losses", "transfer", "text", "data", "batch", "display"),
+    *("losses", "transfer", "text", "data", "batch", "loop", "display"),
     *("clients", "ray", "diagnose", "local", "testing", "demo", "examples", "docs", "cli"),
     *("__main__", "lib"),
 )
@@ -38,6 +38,7 @@ CLOSED = {
     "journal": {"config", "types", "wire", "transport", "auth"},
     "text": {"config", "wire", "transport", "auth", "telemetry"},
     "data": {"config", "wire", "transport", "auth", "runtime", "telemetry"},
+    "loop": {"config", "wire", "transport", "auth", "runtime", "telemetry"},
     "batch": {"config", "transport", "auth", "telemetry", "usage", "losses", "transfer", "text", "data"},
     "losses": {"config", "transport", "auth", "telemetry"},
     "transfer": {"telemetry", "losses", "auth"},

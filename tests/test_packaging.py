@@ -132,7 +132,7 @@ def test_what_a_module_imports_is_declared(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_every_module_says_what_it_is(path: Path) -> None:
+def test_every_module_has_a_docstring(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert len(ast.get_docstring(tree) or "") > 10
     if len(tree.body) > 1:

@@ -21,7 +21,7 @@ TEST_FILES = re.findall(r"^```python pytest\n(.*?)^```$", README, flags=re.DOTAL
 
 def test_there_are_examples() -> None:
     assert len(PYTHON) >= 2
-    assert {language for language, _ in BLOCKS} == {"python", "console"}
+    assert {language for language, _ in BLOCKS} == {"python", "console", "text"}
 
 
 @pytest.mark.parametrize("code", PYTHON, ids=[f"block{number}" for number in range(1, len(PYTHON) + 1)])
@@ -54,4 +54,19 @@ def test_a_file_of_tests_runs(tmp_path: Path) -> None:
     ["pip install '.[all]' && tinker-sync demo", "pip install -e '.[test]' && pytest -n 2 --dist loadfile"],
 )
 def test_a_promised_command_is_one_line(command: str) -> None:
-    assert [code for language, code in BLOCKS if language == "console"].count(f"{command}\n") == 1
+    lines = [line for language, code in BLOCKS if language == "console" for line in code.splitlines()]
+    assert lines.count(command) == 1
+
+
+def test_the_first_example_is_short() -> None:
+    assert len([line for line in PYTHON[0].splitlines() if line.strip()]) <= 20
+
+
+def test_named_examples_and_links_exist() -> None:
+    [row] = [line for line in README.splitlines() if line.startswith("| see programs |")]
+    first, *others = re.findall(r"`([^`]+)`", row)
+    names = {first.rpartition(".")[2], *others}
+    package = ROOT / "tinker_sync" / "examples"
+    assert names == {path.stem for path in package.glob("*.py") if not path.name.startswith("_")}
+    for place in re.findall(r"\]\(([\w./-]+)\)", README):
+        assert (ROOT / place).exists(), place

@@ -439,7 +439,7 @@ def test_servers_that_fail(
         check_wires(wires, outcome, logged, "".join(capfd.readouterr()))
 
 
-def test_nobody_there(logged: Callable[[], str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server(logged: Callable[[], str], capfd: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         with Wires(planted(f"http://127.0.0.1:{free.getsockname()[1]}")) as wires:

@@ -1,6 +1,8 @@
 """Batches whose process is killed, or interrupted, and started again: each prompt is in the file once.
 
-In full size: BATCH_PROMPTS=100000 BATCH_KILLS=20 pytest -s tests/batch/test_killed.py
+In full size:
+
+    BATCH_PROMPTS=100000 BATCH_KILLS=20 pytest -s -o faulthandler_timeout=0 tests/batch/test_killed.py
 """
 
 from __future__ import annotations

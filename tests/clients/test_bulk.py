@@ -39,7 +39,7 @@ def deleted(stub: Stub) -> list[str]:
     return [asked.path.rpartition("/")[2] for asked in list(stub.log) if asked.method == "DELETE"]
 
 
-def test_all_are_deleted_and_each_failure_is_told(stub: Stub, rest: RestClient) -> None:
+def test_all_are_deleted_and_each_failure_is_reported(stub: Stub, rest: RestClient) -> None:
     stub.script(where(7), Answer(404, {"detail": "no such checkpoint"}))
     stub.script(where(9), Answer(403, {"detail": "not yours"}))
     told: list[BulkProgress] = []

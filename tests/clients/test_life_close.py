@@ -52,7 +52,7 @@ def sample(client: SamplingClient) -> APIFuture[types.SampleResponse]:
 # ---------------------------------------------------------------------------------------------- close
 
 
-def test_close_says_how_it_went_once(stub: Stub) -> None:
+def test_close_reports_the_outcome_once(stub: Stub) -> None:
     service = new_service(stub)
     service.create_sampling_client(base_model="stub/model").result()
     first = service.close("errored", "out of patience")
@@ -240,7 +240,7 @@ def test_w26_a_server_without_the_call_is_no_reason_to_raise(
         (SystemExit, "interrupted"),
     ],
 )
-def test_with_tells_how_the_block_ended(stub: Stub, error: type[BaseException] | None, status: str) -> None:
+def test_with_reports_how_the_block_ended(stub: Stub, error: type[BaseException] | None, status: str) -> None:
     def block() -> None:
         with new_service(stub) as service:
             service.create_sampling_client(base_model="stub/model").result()

@@ -356,7 +356,7 @@ def test_a_server_without_heartbeats_loses_nothing(
     assert (watcher.of(SessionLost), len(stub.asked("/session_heartbeat"))) == ([], 1)
 
 
-def test_a_process_that_held_the_interpreter_is_told_so(
+def test_a_process_that_held_the_interpreter_is_named(
     stub: Stub, service: ServiceClient, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     watcher = on_clock(service, clock)

@@ -107,7 +107,7 @@ def check_sampling(sampler: Any) -> None:
     assert sampler.get_base_model() == "stub/model"
 
 
-def test_failures_are_told_whatever_their_form(stub: OpenServer) -> None:
+def test_failures_in_every_form_are_reported(stub: OpenServer) -> None:
     with service(stub) as client:
         trainer = client.create_lora_training_client("stub/model").result()
         with pytest.raises(RequestFailedError, match="No space left"):
@@ -685,7 +685,7 @@ def test_paths_of_one_and_two_segments() -> None:
         assert sources == [f"tinker://{trainer.model_id}", f"tinker://{trainer.model_id}/best"]
 
 
-def test_a_wrong_key_is_told(stub: OpenServer) -> None:
+def test_a_wrong_key_is_reported(stub: OpenServer) -> None:
     stub.behaviour.key = "tml-another"
     with service(stub) as client, pytest.raises(AuthenticationError):
         client.get_server_capabilities()

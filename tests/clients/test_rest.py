@@ -239,7 +239,7 @@ def test_a_trace_is_waited_for(stub: Stub, rest: RestClient, monkeypatch: pytest
     assert isinstance(failed.value, errors.TinkerError)
 
 
-def test_a_search_says_that_it_is_experimental(stub: Stub, rest: RestClient) -> None:
+def test_a_search_warns_that_it_is_experimental(stub: Stub, rest: RestClient) -> None:
     stub.script("/sessions/search", Answer(body={"sessions": []}))
     with pytest.warns(errors.ExperimentalWarning):
         found = rest.search_sessions(types.SessionSearchRequest(display_name="a")).result(10)
@@ -247,14 +247,14 @@ def test_a_search_says_that_it_is_experimental(stub: Stub, rest: RestClient) -> 
     assert last(stub).json()["owner"] == {"type": "own"}
 
 
-def test_nobody_knows_whose_key_it_is_without_a_token(rest: RestClient) -> None:
+def test_the_owner_of_a_key_is_unknown_without_a_token(rest: RestClient) -> None:
     with pytest.raises(RuntimeError, match="whoami") as failed:
         rest.whoami().result(10)
     assert isinstance(failed.value, errors.UnsupportedByServerError)
     assert type(pickle.loads(pickle.dumps(failed.value))) is type(failed.value)
 
 
-def test_the_token_says_whose_key_it_is() -> None:
+def test_the_token_names_the_owner_of_the_key() -> None:
     claims = {"sub": "tml:user:1", "org_id": "o-1", "email": "", "exp": 9999999999}
     payload = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
     token = f"eyJhbGciOiJub25lIn0.{payload}.c2ln"
@@ -294,7 +294,7 @@ def test_storage_and_audit(stub: Stub, rest: RestClient) -> None:
         admin.get_audit_log("everything")  # type: ignore[arg-type]
 
 
-def test_w49_the_old_home_says_where_the_new_one_is(stub: Stub, rest: RestClient) -> None:
+def test_w49_the_old_home_names_the_new_one(stub: Stub, rest: RestClient) -> None:
     stub.script("/audit", Answer(body=AUDIT))
     with pytest.warns(FutureWarning, match="AdminClient"):
         assert rest.get_audit_log().result(10).entries == []

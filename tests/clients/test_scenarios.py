@@ -204,7 +204,7 @@ def test_a_forgotten_sample_is_submitted_anew() -> None:
 
 
 @pytest.mark.parametrize(("told", "category"), [("user", "user"), ("server", "server"), ("moon", "unknown")])
-def test_a_failure_says_whose_fault_it_is(told: str, category: str) -> None:
+def test_a_failure_has_a_category(told: str, category: str) -> None:
     with world() as (stub, client), pytest.raises(RequestFailedError, match="no room") as raised:
         result_of_step(client, stub, Answer(body={"error": "no room", "category": told}))
     assert raised.value.category is RequestErrorCategory(category)

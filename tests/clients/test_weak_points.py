@@ -230,7 +230,7 @@ def test_w09_a_sampler_in_the_middle_of_a_run_waits_for_a_blocked_account() -> N
 
 
 @pytest.mark.parametrize("path", ["/create_session", "/create_model"])
-def test_w09_a_blocked_account_is_told_before_anything_begins(path: str) -> None:
+def test_w09_a_blocked_account_is_reported_before_any_work(path: str) -> None:
     with world() as (stub, client):
         stub.script(path, Answer(402, {"detail": "no credit left"}))
         with pytest.raises(BillingError, match="no credit left"):
@@ -359,7 +359,7 @@ def test_w22_samples_are_not_submitted_anew_for_ever() -> None:
         assert numbers == list(range(10))
 
 
-def test_w23_one_late_sample_fails_alone_and_says_what_was_heard() -> None:
+def test_w23_one_late_sample_fails_alone_with_the_last_notice() -> None:
     paused_queue = Answer(
         body={"type": "try_again", "queue_state": "paused_capacity", "queue_state_reason": "busy"}
     )
@@ -385,7 +385,7 @@ def test_w24_samples_arrive_without_the_poll_for_all(status: int) -> None:
         assert [tokens(future.result(PATIENCE_S)) for future in futures] == [[6]] * 5
 
 
-def test_w25_a_blocked_account_is_told_at_the_start() -> None:
+def test_w25_a_blocked_account_is_reported_at_the_start() -> None:
     with StubServer(config=FLAGS) as stub, hasty_service(stub, start=False) as client:
         stub.script("/client/config", Answer(402, {"detail": "no credit left"}))
         with pytest.raises(BillingError, match="no credit left"):
@@ -512,7 +512,7 @@ def test_w48_the_round_trip_of_a_sample_is_measured() -> None:
 
 
 @pytest.mark.parametrize("name", ["load_state", "load_state_with_optimizer"])
-def test_w49_what_is_on_its_way_out_works_and_says_so(name: str) -> None:
+def test_w49_deprecated_methods_work_and_warn(name: str) -> None:
     with world() as (_, client):
         trainer = trainer_of(client)
         with pytest.warns(FutureWarning, match="create_training_client_from_state"):

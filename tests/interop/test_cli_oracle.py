@@ -428,7 +428,7 @@ def test_what_an_export_lacks_or_has_too_much_is_treated_alike_on_the_way_to_the
             }
 
 
-def test_a_model_that_the_server_does_not_tell_is_left_out_at_the_hub(
+def test_an_unknown_base_model_is_left_out_at_the_hub(
     hub_settings: None, server: LocalServer, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reference client names it "unknown", as if that were a model; but for this word it is the same."""

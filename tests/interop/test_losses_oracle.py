@@ -30,7 +30,7 @@ def test_there_are_fifteen() -> None:
 
 
 @pytest.mark.parametrize("fn", RANKS, ids=lambda fn: fn.__name__)
-def test_handles_say_the_same(fn: Any) -> None:
+def test_handles_have_equal_content(fn: Any) -> None:
     ours, other = trace(fn, RANKS[fn], "s"), theirs.trace_loss(fn, RANKS[fn], "s")  # type: ignore[arg-type]
     assert (ours.name, ours.session_id, ours.loss_id) == (other.name, other.session_id, other.loss_id)
     assert ours.input_names == other.input_names

@@ -136,7 +136,7 @@ def test_thresholds_of_one_value_are_sent_as_the_reference_sends_them(threshold:
     assert len(body) == len(expected.SerializeToString())
 
 
-def test_requests_say_the_same() -> None:
+def test_requests_have_equal_content() -> None:
     rng = random.Random(21)
     for _ in range(ROUNDS):
         check_request(random_request(rng))

@@ -541,7 +541,7 @@ def test_what_only_we_accept(name: str, value: Any) -> None:
     assert ours.Datum(ours.ModelInput.from_ints([1]), {name: value}).loss_fn_inputs[name].data
 
 
-def test_arrays_of_tokens_and_arrays_nobody_may_write_to() -> None:
+def test_arrays_of_tokens_and_read_only_arrays() -> None:
     ids = np.arange(3, dtype=np.int32)
     assert taken(reference.EncodedTextChunk, tokens=ids) is None
     assert ours.EncodedTextChunk(tokens=ids).tokens is ids

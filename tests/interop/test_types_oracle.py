@@ -301,7 +301,7 @@ def odd_arguments(name: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", FLAT)
-def test_whatever_the_reference_accepts_means_the_same_to_us(name: str) -> None:
+def test_values_that_the_reference_accepts_mean_the_same_here(name: str) -> None:
     accepted = 0
     for field, value, arguments in odd_arguments(name):
         if value is Number.ONE and declared_text(name, field):

@@ -45,7 +45,7 @@ def plan() -> Plan:
     return Plan(model="m", trained=9)
 
 
-def test_the_last_of_several_results_is_said_to_be_the_last() -> None:
+def test_the_last_of_several_results_is_marked() -> None:
     heard: list[TokensUsed] = []
     admission, limiter = Admission(heard.append), Limiter()
     admission.attach(limiter)
@@ -89,7 +89,7 @@ def test_the_end_of_a_call_ends_it_in_any_case() -> None:
     assert limiter.held == set()
 
 
-def test_nobody_limits_so_nobody_computes() -> None:
+def test_without_a_limit_nothing_is_computed() -> None:
     def expensive() -> Plan:
         raise AssertionError("nobody has asked")
 

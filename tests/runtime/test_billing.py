@@ -27,7 +27,7 @@ def test_it_pauses_for_as_long_as_the_server_allows(caplog: pytest.LogCaptureFix
     ]
 
 
-def test_it_says_so_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     clock = FakeClock()
     billing = BillingPause(3600, clock=clock)
     with caplog.at_level(logging.WARNING, "tinker_sync.billing"):

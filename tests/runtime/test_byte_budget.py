@@ -171,7 +171,7 @@ class TestClose:
         budget.release(4)
         assert repr(budget) == "<ByteBudget 10 of 10 bytes free, 0 in line, closed>"
 
-    def test_everybody_gets_an_exception_of_their_own(self) -> None:
+    def test_each_waiter_gets_an_exception_of_its_own(self) -> None:
         budget = ByteBudget(10)
         budget.close(TinkerError("closed"))
         errors = []

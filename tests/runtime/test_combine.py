@@ -45,7 +45,7 @@ class TestResult:
             part.resolve("a")
         assert combined(parts).result(0) == ["a", "a"]
 
-    def test_is_merged_once_by_whoever_brings_the_last_part(self) -> None:
+    def test_the_last_part_merges_once(self) -> None:
         merges: list[threading.Thread] = []
 
         def merge(values: list[Any]) -> list[Any]:
@@ -74,7 +74,7 @@ class TestResult:
         with pytest.raises(ZeroDivisionError, match="no weights"):
             whole.result(0)
 
-    def test_nothing_to_combine_is_a_mistake_of_ours(self) -> None:
+    def test_nothing_to_combine_is_a_programming_error(self) -> None:
         with pytest.raises(AssertionError, match="nothing to combine"):
             combined([]).follow([])
 

@@ -109,7 +109,7 @@ def test_a_start_under_way_is_waited_for_within_the_deadline(stub: Stub) -> None
 # ---------------------------------------------------------------------------------------------- watching
 
 
-def test_failures_are_told_once_where_they_reach_the_user(stub: Stub) -> None:
+def test_failures_are_reported_once_where_they_reach_the_user(stub: Stub) -> None:
     core = core_of(stub)
     watcher = Watcher()
     core.watch(watcher)
@@ -207,7 +207,9 @@ def test_closing_works_when_there_are_no_more_threads(stub: Stub, monkeypatch: p
     assert len(stub.asked("/sessions/session-0/finish")) == 1
 
 
-def test_the_end_of_the_process_says_what_the_user_said(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_the_process_reports_the_status_of_the_user(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The thread that closes has not begun yet, and the process is ending."""
     core = core_of(stub)
     core.session_id()

@@ -203,7 +203,7 @@ def test_gone_is_handed_on(bench: Bench) -> None:
     assert isinstance(other.exception(0), APIStatusError)
 
 
-def test_a_paused_queue_shows_in_the_status_and_is_told(bench: Bench) -> None:
+def test_a_paused_queue_shows_in_the_status_and_is_reported(bench: Bench) -> None:
     future = bench.fetch()
     bench.clock.advance(30)
     bench.poller.answer(408, {"queue_state": "paused_capacity", "queue_state_reason": "no GPUs"})

@@ -255,7 +255,7 @@ class TestAwaiting:
 
         asyncio.run(main())
 
-    def test_a_loop_that_has_gone_disturbs_nobody(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_closed_loop_disturbs_no_other_waiter(self, caplog: pytest.LogCaptureFixture) -> None:
         future = APIFuture[int]()
 
         async def give_up() -> None:
@@ -536,7 +536,7 @@ class TestStatus:
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs fork")
-def test_a_forked_child_is_told_that_its_wait_is_vain() -> None:
+def test_a_wait_in_a_forked_child_is_an_error() -> None:
     code = (
         "import os\n"
         "from tinker_sync.errors import TinkerError\n"

@@ -116,7 +116,7 @@ def test_a_server_that_once_had_heartbeats_means_its_404() -> None:
     assert bench.said == [("lost", 404)]
 
 
-def test_trouble_is_told_after_two_minutes_and_then_each_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_trouble_is_logged_after_two_minutes_and_then_each_minute(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(*[APIConnectionError()] * 30)
     with caplog.at_level(logging.WARNING, "tinker_sync.session"):
         bench.steps(13)
@@ -230,7 +230,7 @@ def test_the_last_thing_the_thread_does() -> None:
     assert done == ["tinker-heartbeat"]
 
 
-def test_it_ends_by_itself_when_there_is_nobody_left() -> None:
+def test_it_ends_by_itself_when_no_client_is_left() -> None:
     bench = Bench()
     bench.heartbeat = Heartbeat(bench.beat, bench, upkeep=lambda: False, clock=bench.clock)
     bench.heartbeat.start()

@@ -31,7 +31,7 @@ def test_every_listener_hears_everything() -> None:
     assert heard == [first, [*first, QueueReport(QueueState.PAUSED_CAPACITY, None, "Sample", "req-2")]]
 
 
-def test_what_a_listener_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_of_a_listener_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
     notices, heard = Notices(FakeClock()), []  # type: ignore[var-annotated]
     notices.listen(lambda _: 1 / 0)
     notices.listen(heard.append)

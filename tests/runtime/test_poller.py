@@ -185,14 +185,14 @@ def test_a_proxy_is_passed_through(authority: Authority) -> None:
 # ------------------------------------------------------------------------------------------- failures
 
 
-def test_a_refused_connection_is_told() -> None:
+def test_a_refused_connection_is_reported() -> None:
     with unused_port() as port, closing(Held(f"http://127.0.0.1:{port}")) as held:
         held.start()
         failed = held.failure()
     assert not failed.maybe_received
 
 
-def test_a_dead_peer_is_told() -> None:
+def test_a_dead_peer_is_reported() -> None:
     def script(peer: Peer) -> None:
         peer.read_request()
         peer.reset()
@@ -227,7 +227,7 @@ def test_silence_ends_at_the_timeout_of_the_call() -> None:
     assert failed.maybe_received
 
 
-def test_a_failing_reaction_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_reaction_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
     with AnsweringServer(lambda seen: answer(b"ok")) as server, closing(Held(server.url, threads=1)) as held:
         held.poller.start(post(), lambda outcome: 1 / 0)
         held.start()
@@ -425,7 +425,7 @@ def test_a_thread_that_fails_fails_those_who_wait(
     assert "the poller failed" in caplog.text
 
 
-def test_a_thread_that_fails_leaves_nobody_waiting_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_fails_ends_timed_waits_too(monkeypatch: pytest.MonkeyPatch) -> None:
     broken, fired = threading.Event(), threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda _: broken.set())
     with AnsweringServer(lambda seen: answer(b"ok")) as server, closing(Held(server.url)) as held:

@@ -49,7 +49,7 @@ def throttled_once() -> tuple[FakeClock, RateLimiter, Gate]:
 
 
 class TestOpen:
-    def test_everybody_passes_and_nothing_is_counted(self) -> None:
+    def test_every_call_passes_and_nothing_is_counted(self) -> None:
         _, limiter, gate = limiter_and_gate()
         permits = [gate.acquire() for _ in range(1000)]
         assert None not in permits
@@ -75,7 +75,7 @@ class TestOpen:
 
 
 class TestClosed:
-    def test_nobody_passes_until_the_time_is_over(self) -> None:
+    def test_no_call_passes_until_the_time_is_over(self) -> None:
         clock, limiter, gate = limiter_and_gate()
         permit = gate.acquire()
         assert permit is not None

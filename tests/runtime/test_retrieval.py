@@ -102,7 +102,7 @@ def test_the_first_question() -> None:
     }
 
 
-def test_questions_are_counted_and_the_roundtrip_is_told_once() -> None:
+def test_polls_are_counted_and_the_roundtrip_is_reported_once() -> None:
     asking = Asking(roundtrip_s=0.25)
     second = asking.gets(TRY_AGAIN)
     assert isinstance(second, Ask)
@@ -377,7 +377,7 @@ def test_a_promise_may_be_unknown_for_a_moment() -> None:
     assert isinstance(asking.fails_with(unknown), NotFoundError)
 
 
-def test_gone_is_left_to_whoever_can_submit_again() -> None:
+def test_gone_is_left_to_the_code_that_can_submit_again() -> None:
     action = Asking().gets(reply(410, {"detail": "forgotten"}))
     assert isinstance(action, Gone)
     assert isinstance(action.error, APIStatusError)

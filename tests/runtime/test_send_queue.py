@@ -219,7 +219,7 @@ class TestFailedSend:
         assert refusal_of(made["c"]) is not refusal_of(made["d"])
         assert repr(bench.queue) == "<SendQueue broken, 0 queued, next number 3>"
 
-    def test_the_error_says_what_failed_and_how_to_continue(self, bench: Bench) -> None:
+    def test_the_error_names_the_failure_and_the_way_to_continue(self, bench: Bench) -> None:
         bench.failures["a"] = REFUSED
         bench.append("a")
         bench.workers.do_all()
@@ -239,7 +239,7 @@ class TestFailedSend:
 
     @pytest.mark.parametrize("failing", [2, 3, 4])
     @pytest.mark.parametrize("order", [(0, 0, 0), (2, 1, 0), (1, 0, 0)])
-    def test_w1_parallel_chunks_hang_nobody(self, bench: Bench, failing: int, order: tuple[int, ...]) -> None:
+    def test_w1_no_parallel_chunk_hangs(self, bench: Bench, failing: int, order: tuple[int, ...]) -> None:
         bench.failures[f"fb.{failing}"] = REFUSED
         made = bench.append("fb", 4, parallel=True)
         queued = bench.append("optim")
@@ -311,7 +311,7 @@ class TestFailedSend:
         assert repr(bench.queue) == "<SendQueue broken, 0 queued, next number 4>"
 
     @pytest.mark.parametrize("failure", [SystemExit(1), KeyError("a"), AssertionError("ours")])
-    def test_whatever_is_raised_nobody_waits_for_ever(self, bench: Bench, failure: BaseException) -> None:
+    def test_no_exception_leaves_a_future_waiting(self, bench: Bench, failure: BaseException) -> None:
         bench.failures["a"] = failure
         made, queued = bench.append("a"), bench.append("b")
         bench.workers.do_all()
@@ -546,7 +546,7 @@ class TestMoves:
         with pytest.raises(AssertionError, match=f"{state} -> {to}"):
             bench.queue._move_locked(to)
 
-    def test_an_operation_without_requests_is_a_mistake_of_ours(self, bench: Bench) -> None:
+    def test_an_operation_without_requests_is_a_programming_error(self, bench: Bench) -> None:
         with pytest.raises(AssertionError, match="without requests"):
             bench.queue.append(Operation("a", [], APIFuture()))
 
@@ -642,9 +642,7 @@ class TestPlaces:
         bench.queue.close(TinkerError("over"))
         assert isinstance(place.future.exception(timeout=0), TinkerError)
 
-    def test_places_without_requests_and_requests_without_place_are_mistakes_of_ours(
-        self, bench: Bench
-    ) -> None:
+    def test_places_and_requests_must_match(self, bench: Bench) -> None:
         place = self.keep(bench)
         with pytest.raises(AssertionError, match="without requests"):
             bench.queue.fill(place, [])

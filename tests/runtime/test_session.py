@@ -174,7 +174,7 @@ def test_an_old_server_is_not_asked_to_finish(stub: Stub) -> None:
 
 
 @pytest.mark.parametrize(("quiet", "level"), [(False, "WARNING"), (True, "DEBUG")])
-def test_a_failure_to_finish_is_told_in_the_log(
+def test_a_failure_to_finish_is_logged(
     stub: Stub, caplog: pytest.LogCaptureFixture, quiet: bool, level: str
 ) -> None:
     stub.script(FINISH, Answer(400, {"detail": "no"}))

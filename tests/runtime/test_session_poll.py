@@ -115,7 +115,7 @@ def test_an_announcement_may_come_before_the_promise(bench: Bench) -> None:
     assert future.result(0) == {"of": "b"}
 
 
-def test_w24_announcements_nobody_waits_for_are_forgotten_in_time(
+def test_w24_announcements_without_a_waiter_are_dropped_in_time(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tinker_sync.runtime.session_poll._EARLY_KEPT", 3)
@@ -151,7 +151,7 @@ def test_trouble_that_passes_is_waited_out(bench: Bench, status: int) -> None:
     assert bench.singles() == ["a"]
 
 
-def test_w24_trouble_that_stays_holds_up_nobody_who_waits(bench: Bench) -> None:
+def test_w24_lasting_trouble_releases_the_waiters(bench: Bench) -> None:
     future = bench.wait_for("a")
     for _ in range(2):
         bench.poller.answer(503, {}, path=PATH)

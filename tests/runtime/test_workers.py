@@ -130,7 +130,7 @@ class TestJobs:
         assert workers.submit(threading.current_thread).result(PATIENCE_S).name == "tinker-send-1"
 
     @pytest.mark.parametrize("failure", [KeyError("a"), SystemExit(3)], ids=["Exception", "SystemExit"])
-    def test_a_failure_nobody_waits_for_is_logged(
+    def test_a_failure_without_a_waiter_is_logged(
         self, caplog: pytest.LogCaptureFixture, failure: BaseException
     ) -> None:
         def broken() -> None:

@@ -17,7 +17,6 @@ from tinker_sync.clients.service import ServiceClient
 from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.rate_limiter import RateLimiter
 from tinker_sync.runtime.session import Session
-from tinker_sync.transport.call import Call, Reply, SendFailed
 
 # A wait longer than any pause waits for another thread, not for time.
 _LONGEST_PAUSE_S = 120.0
@@ -49,6 +48,11 @@ FLAGS: dict[str, Any] = {
 class HastyClock(FakeClock):
     """Time passes at once during pauses, and not at all for heartbeats."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.timers: list[float] = []
+        """The pauses before results or samples were asked for again."""
+
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
         thread = threading.current_thread().name
         if thread.startswith("tinker-heartbeat"):
@@ -60,63 +64,23 @@ class HastyClock(FakeClock):
         return super().wait(event, timeout_s)
 
 
-class _Ticket:
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._live = True
-
-    def take(self) -> bool:
-        with self._lock:
-            live, self._live = self._live, False
-        return live
-
-    cancel = take
-
-
-class HastyPoller:
-    """Stands in for `Poller`: each request holds a worker, and no timer is waited for."""
-
-    def __init__(self, core: Core, clock: FakeClock) -> None:
-        self._http = core.http
-        self._run = core.fetch_pool.run
-        self._clock = clock
-        self.pauses: list[float] = []
-        """The pauses before results or samples were asked for again."""
-
-    def start(self, call: Call, on_done: Callable[[Reply | SendFailed], object]) -> _Ticket:
-        ticket = _Ticket()
-
-        def send() -> None:
-            try:
-                outcome: Reply | SendFailed = self._http.send(call)
-            except SendFailed as failed:
-                outcome = failed
-            if ticket.take():
-                on_done(outcome)
-
-        self._run(send)
-        return ticket
-
-    def after(self, delay_s: float, action: Callable[[], object]) -> _Ticket:
-        ticket = _Ticket()
-        if delay_s:
-            self.pauses.append(delay_s)
-            self._clock.advance(delay_s)
-        self._run(lambda: ticket.take() and action())
-        return ticket
-
-    def step_on_worker(self, step: Callable[[], object]) -> None:
-        step()
-
-    def close(self) -> None:
-        pass
-
-
 def paused(client: ServiceClient) -> list[float]:
-    """Every pause a client has made, in the order of who made them: calls and limiters, then results."""
+    """Return every pause of a client: those of calls and limiters, then those before results."""
     clock: Any = client.holder.clock
-    poller: Any = client.holder.poller
-    return [*(wait_s for wait_s in clock.waits if wait_s <= _LONGEST_PAUSE_S), *poller.pauses]
+    return [*(wait_s for wait_s in clock.waits if wait_s <= _LONGEST_PAUSE_S), *clock.timers]
+
+
+def _hasten(poller: Any, clock: HastyClock) -> None:
+    """Let the timers of a poller be over at once, and record them."""
+    after = poller.after
+
+    def at_once(delay_s: float, action: Callable[[], object]) -> Any:
+        if delay_s:
+            clock.timers.append(delay_s)
+            clock.advance(delay_s)
+        return after(0.0, action)
+
+    poller.after = at_once
 
 
 def hasty_service(
@@ -134,8 +98,7 @@ def hasty_service(
     client.close("success").result(PATIENCE_S)
     clock = HastyClock()
     core = Core(settings, session=Session(), limiter=RateLimiter(clock=clock), clock=clock)
-    hasty: Any = HastyPoller(core, clock)
-    core.poller = core.server._poller = hasty
+    _hasten(core.poller, clock)
     client._core = core
     if start:
         core.ready().fetcher.open_server = open_server

@@ -55,7 +55,7 @@ def test_first_come_first_served() -> None:
     assert order == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_close_wakes_everybody() -> None:
+def test_a_close_wakes_all_waiters() -> None:
     clock = FakeClock(automatic=False)
     budget = ByteBudget(0, clock=clock)
     budget.acquire(5)

@@ -76,7 +76,7 @@ def test_64_threads_get_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len({id(limiter) for limiter in limiters}) == 1
 
 
-def test_nobody_who_waits_goes_while_it_is_closed_and_a_few_go_then() -> None:
+def test_a_closed_gate_holds_its_waiters_and_an_open_one_lets_few_go() -> None:
     clock, limiter, gate = closed_limiter(5)
     crowd = Crowd(3 * FIRST_WINDOW, gate)
     crowd.start(clock)
@@ -231,7 +231,7 @@ class WatchedLimiter(RateLimiter):
         return permit
 
 
-def test_a_crowd_never_exceeds_the_window_and_everybody_gets_through() -> None:
+def test_a_crowd_passes_without_exceeding_the_window() -> None:
     """A server that takes `capacity` at once and refuses the rest, and 32 threads that do not give up."""
     limiter = WatchedLimiter(PassingClock())
     gate = limiter.gate()
@@ -275,7 +275,7 @@ def test_a_crowd_never_exceeds_the_window_and_everybody_gets_through() -> None:
     assert not limiter._line
 
 
-def test_opens_only_when_nobody_waits() -> None:
+def test_opens_only_when_no_thread_waits() -> None:
     clock, limiter, gate = closed_limiter(1)
     clock.advance(1)
     limiter._window = OPEN_WINDOW - 1

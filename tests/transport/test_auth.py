@@ -103,16 +103,14 @@ def test_long_lived_at_other_hosts(tmp_path: Path, given: dict[str, str], free: 
         ({"stored": "sk-s"}, "the stored API key"),
     ],
 )
-def test_the_error_says_which_key_is_meant_and_does_not_show_it(
-    tmp_path: Path, given: dict[str, str], name: str
-) -> None:
+def test_the_error_names_the_key_without_its_value(tmp_path: Path, given: dict[str, str], name: str) -> None:
     with pytest.raises(CredentialError) as caught:
         choose_source(settings(tmp_path, **given), enforce_cmd=False)
     assert str(caught.value).startswith(f"{name} must start with 'tml-'")
     assert "sk-" not in str(caught.value)
 
 
-def test_the_error_for_no_key_says_what_to_do(tmp_path: Path) -> None:
+def test_the_error_for_no_key_has_advice(tmp_path: Path) -> None:
     with pytest.raises(CredentialError, match=r"pass api_key, set TINKER_API_KEY, or .* auth login"):
         choose_source(settings(tmp_path), enforce_cmd=False)
 

@@ -196,7 +196,7 @@ def test_a_patient_call_gives_up_after_all() -> None:
     assert CALLERS_PATIENCE_S - 60 < clock.now() - began <= CALLERS_PATIENCE_S
 
 
-def test_ten_retries_that_somebody_chose_are_ten() -> None:
+def test_ten_chosen_retries_are_ten() -> None:
     for settings in (settings_for("http://h", max_retries=10), Settings(max_retries=10)):
         chosen = pickle.loads(pickle.dumps(settings))
         http = ScriptedHttp(REFUSED)
@@ -213,9 +213,7 @@ def test_ten_retries_that_somebody_chose_are_ten() -> None:
 
 
 @pytest.mark.parametrize(("configured", "of_call"), [(3, None), (10, 3)])
-def test_a_number_of_retries_somebody_chose_limits_patient_calls_too(
-    configured: int, of_call: int | None
-) -> None:
+def test_a_chosen_number_of_retries_limits_patient_calls_too(configured: int, of_call: int | None) -> None:
     http = ScriptedHttp(REFUSED)
     with pytest.raises(APIConnectionError):
         caller_for(http, max_retries=configured).call(post(patient=True, max_retries=of_call))
@@ -344,7 +342,7 @@ def test_closing_wakes_a_pause_and_refuses_what_follows() -> None:
         caller.call(post())
 
 
-def test_a_call_that_close_interrupts_says_so() -> None:
+def test_a_call_that_close_interrupts_names_the_close() -> None:
     with ScriptedServer(lambda peer: (peer.read_request(), peer.wait_gone())[0]) as server:
         http = http_for(server)
         caller = Caller(http, settings_for(server))
@@ -358,7 +356,7 @@ def test_a_call_that_close_interrupts_says_so() -> None:
     assert "closed" in str(error)
 
 
-def test_pauses_are_told() -> None:
+def test_pauses_are_reported() -> None:
     notebook = Notebook()
     caller_for(ScriptedHttp(status(503), REFUSED, OK), journal=Journal(notebook)).call(post())
     assert [(e.attempt, e.delay_s, e.reason) for e in notebook.events] == [  # type: ignore[union-attr]

@@ -62,7 +62,7 @@ def test_one_thread_reads_many_answers(selector: selectors.BaseSelector) -> None
         http.close()
 
 
-def test_half_an_answer_blocks_nobody(selector: selectors.BaseSelector) -> None:
+def test_half_an_answer_blocks_no_other(selector: selectors.BaseSelector) -> None:
     on = threading.Event()
     raw = answer(b"x" * 100_000)
 

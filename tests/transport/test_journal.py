@@ -28,7 +28,7 @@ def everything(journal: Journal) -> None:
     journal.retrying(CALL, 1.5, "503")
 
 
-def test_the_observer_is_told_all_of_it() -> None:
+def test_the_observer_receives_all_of_it() -> None:
     notebook = Notebook()
     everything(Journal(notebook))
     common = {"method": "POST", "path": "/api/v1/x"}

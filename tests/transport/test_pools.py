@@ -85,7 +85,7 @@ def test_only_a_young_one_on_demand(
     pools.discard(connection)
 
 
-def test_a_connection_that_says_something_unasked_is_dropped(pools: Pools) -> None:
+def test_a_connection_with_unrequested_bytes_is_dropped(pools: Pools) -> None:
     spoken = threading.Event()
 
     def goodbye(peer: object) -> None:

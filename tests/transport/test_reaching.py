@@ -80,7 +80,7 @@ def puzzled(peer: Peer) -> None:
     peer.wait_gone()
 
 
-def test_a_port_without_tls_is_told_at_once(session: requests.Session) -> None:
+def test_a_port_without_tls_is_reported_at_once(session: requests.Session) -> None:
     with ScriptedServer(puzzled) as server:
         failed = fails(http_for(server.url.replace("http://", "https://"), session=session), post())
     where = f"the server at 127.0.0.1:{server.port}"
@@ -103,7 +103,7 @@ def answer_once(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("polite", [True, False])
-def test_a_port_with_tls_is_told_at_once(authority: Authority, polite: bool) -> None:
+def test_a_port_with_tls_is_reported_at_once(authority: Authority, polite: bool) -> None:
     def greet(peer: Peer) -> None:
         with authority.server_context().wrap_socket(peer.sock, server_side=True) as secure:
             secure.recv(1)

@@ -90,7 +90,7 @@ def test_what_was_dropped_does_not_come_back() -> None:
         "https://h:99999/",
     ],
 )
-def test_where_nobody_should_go(location: str) -> None:
+def test_redirects_that_are_refused(location: str) -> None:
     with pytest.raises(RedirectRefused):
         redirected(hop(), 307, location)
 

@@ -313,7 +313,7 @@ def test_after_a_failure_the_next_one_may_succeed() -> None:
     assert exchange.count == 3
 
 
-def test_over_and_failed_is_an_error_that_tells_why() -> None:
+def test_an_expired_token_without_a_new_one_is_an_error_with_its_reason() -> None:
     failure = APIConnectionError("no route")
     tokens, exchange, clock = cache(1000.0, failure)
     tokens.get()
@@ -381,7 +381,7 @@ def test_the_exchange_itself_must_not_ask_for_a_token() -> None:
         tokens.get()
 
 
-def test_an_exchange_that_breaks_the_contract_blocks_nobody() -> None:
+def test_an_exchange_that_breaks_the_contract_blocks_no_caller() -> None:
     tokens = TokenCache(lambda: None, FakeClock())  # type: ignore[arg-type,return-value]  # what is tested
     for _ in range(2):
         with pytest.raises(AttributeError):
@@ -422,7 +422,7 @@ def test_many_threads_share_one_fetch() -> None:
     assert exchange.count == 1
 
 
-def test_nobody_waits_while_the_old_token_is_good() -> None:
+def test_no_caller_waits_while_the_old_token_is_good() -> None:
     entered, release = threading.Event(), threading.Event()
 
     def slow() -> float:

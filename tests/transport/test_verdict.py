@@ -111,7 +111,7 @@ def test_a_conflict_is_not_retried_for_minutes() -> None:
     assert verdict.limit == 2
 
 
-def test_the_error_says_what_where_and_how_often() -> None:
+def test_the_error_has_status_call_and_attempts() -> None:
     verdict = judged(429, {"retry-after": "7", "x-request-id": "r-1"}, b'{"detail": "slow down"}', attempt=3)
     assert isinstance(verdict, Retry)
     assert verdict.after_s == 7.0
@@ -155,7 +155,7 @@ def test_failures(failed: SendFailed, repeatable: bool, kind: type) -> None:
     assert verdict.error.attempts == 2
 
 
-def test_an_unrepeatable_call_says_why_it_is_not_repeated() -> None:
+def test_an_unrepeatable_call_has_the_reason_in_its_error() -> None:
     verdict = JUDGE.failure(SendFailed("reset", maybe_received=True), call(repeatable=False))
     assert "could apply twice" in str(verdict.error)
 

@@ -165,7 +165,7 @@ def test_what_has_no_equivalent_is_refused(annotation: Any, value: Any) -> None:
     assert refusal(annotation, value).startswith("X.f")
 
 
-def test_a_refusal_says_where_what_was_expected_and_what_came() -> None:
+def test_a_refusal_names_place_expectation_and_value() -> None:
     assert refusal(int, 1.5) == "X.f: expected a whole number, got 1.5 (float)"
     assert refusal(Literal["a", "b"], 3) == "X.f: expected one of 'a', 'b', got 3 (int)"
     assert refusal(list[list[int]], [[0], [1, 2, "x"]]) == "X.f[1][2]: expected a whole number, got 'x' (str)"

@@ -130,7 +130,7 @@ def test_reprs_are_one_line_and_name_the_class(cls: type[Any]) -> None:
 
 
 @every_model
-def test_every_model_says_what_it_is_for(cls: type[Any]) -> None:
+def test_every_model_has_a_docstring(cls: type[Any]) -> None:
     assert cls.__doc__
     assert cls.__doc__[0].isupper() or cls.__doc__[0] == "`"
     assert cls.__doc__.splitlines()[0].endswith(".")

@@ -263,7 +263,7 @@ def test_a_subclass_has_the_fields_of_its_base_under_its_own_name() -> None:
         ),
     ],
 )
-def test_a_mistyped_parameter_is_told_which_there_are(make: Any, wrong: str, meant: str, there: str) -> None:
+def test_a_mistyped_parameter_lists_the_known_ones(make: Any, wrong: str, meant: str, there: str) -> None:
     with pytest.raises(TypeError) as caught:
         make()
     assert str(caught.value) == wrong + meant + there
@@ -436,7 +436,7 @@ def test_an_instance_validates_as_itself() -> None:
     assert Leaf.model_validate(twig) is twig
 
 
-def test_a_tag_says_which_member_a_mapping_is() -> None:
+def test_a_tag_selects_the_member_of_a_union() -> None:
     drawing = Drawing(
         closed={"type": "square", "side": 2},
         events=[{"event": "END"}, {"event": "START"}, SampleStarted(event="x")],
@@ -606,7 +606,7 @@ def test_models_pickle(protocol: int) -> None:
 # ----------------------------------------------------------------------------------------------- repr
 
 
-def test_reprs_are_short_whatever_they_hold() -> None:
+def test_reprs_are_short_for_any_content() -> None:
     tree = Tree(
         leaves=[Leaf(size=n) for n in range(1000)],
         anything={"numbers": list(range(10**5)), "bytes": b"x" * 10**6, "array": np.zeros(10**5)},

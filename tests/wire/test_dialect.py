@@ -50,7 +50,6 @@ def decided(status: int, config: object, **options: Any) -> Dialect:
 def test_w26_no_client_config_means_an_old_json_server(status: int) -> None:
     dialect = decided(status, None)
     assert (dialect.protobuf, dialect.forward_only, dialect.client_config) == (False, False, False)
-    assert dialect.forward_endpoint.name == "forward"
     assert not dialect.offers("auth_token")
     assert not dialect.offers("finish_session")
     assert dialect.offers("get_checkpoint_archive")
@@ -60,7 +59,6 @@ def test_chunk_settings_mean_protobuf() -> None:
     dialect = decided(200, V25)
     assert (dialect.protobuf, dialect.forward_only, dialect.zstd) == (True, True, False)
     assert dialect.version == (0, 25)
-    assert dialect.forward_endpoint.name == "forward_backward"
 
 
 @pytest.mark.parametrize(
@@ -78,13 +76,13 @@ def test_between_19_and_24_the_flags_decide(write: bool, via: bool, expected: tu
     assert dialect.zstd == write  # compression is for protobuf bodies only
 
 
-def test_the_newest_setting_tells_the_age() -> None:
+def test_the_newest_setting_decides_the_age() -> None:
     assert decided(200, V36).version == CURRENT
     assert decided(200, {**V25, "sample_use_retrieve_futures": True}).version == (0, 28)
 
 
 @pytest.mark.parametrize("config", [FOUR_FLAGS, {"pjwt_auth_enabled": False}, {}, None, []])
-def test_settings_that_do_not_tell_ask_for_a_probe(config: object) -> None:
+def test_settings_without_an_age_ask_for_a_probe(config: object) -> None:
     assert decide(200, config) == NeedsProbe()
     assert decided(200, config, probe="json").protobuf is False
     assert decided(200, config, probe="protobuf").protobuf is True
@@ -152,14 +150,6 @@ def test_what_dynamic_config_adds() -> None:
     assert newer.version == (0, 26)
     assert old.after_dynamic_config(503, None) is old
     assert decided(200, V36).after_dynamic_config(200, {"refresh_interval_sec": 1}).version == CURRENT
-
-
-def test_what_a_promise_adds() -> None:
-    old = decided(200, V25)
-    assert old.after_promise(sequence_ids=True).version == (0, 26)
-    assert old.after_promise(sequence_ids=False).version == (0, 25)
-    known = old.after_promise(sequence_ids=True)
-    assert known.after_promise(sequence_ids=True) is known
 
 
 @pytest.mark.parametrize("feature", FEATURES)

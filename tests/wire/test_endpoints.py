@@ -28,7 +28,7 @@ def test_every_named_type_exists(endpoint: Endpoint) -> None:
     for name, found in [
         (endpoint.request, endpoint.request_type),
         (endpoint.reply, endpoint.reply_type),
-        (endpoint.result, endpoint.result_type),
+        (endpoint.result, endpoint.result and getattr(types, endpoint.result)),
     ]:
         if name is None:
             assert found is None

@@ -75,7 +75,7 @@ def test_what_is_written_is_read(parts: list[bytes], cuts: list[int], in_chunks:
 
 
 @given(st.binary(max_size=200), st.integers(0, 8), st.binary(max_size=8))
-def test_whatever_comes_only_its_own_errors_are_raised(noise: bytes, index: int, patch: bytes) -> None:
+def test_any_bytes_raise_only_the_errors_of_the_parser(noise: bytes, index: int, patch: bytes) -> None:
     raw = list(ANSWERS.values())[index]
     for damaged in (noise, b"HTTP/1.1 200 OK\r\n" + noise, raw[: len(noise)] + patch + raw[len(noise) :]):
         parser = ReplyParser("GET", max_body_bytes=1000)
@@ -184,7 +184,7 @@ def test_an_answer_cut_short_is_no_answer(raw: bytes) -> None:
             parsed(*([raw[:cut]] if cut else []), closes=True)
 
 
-def test_a_truncated_body_says_how_far_it_got() -> None:
+def test_the_error_of_a_truncated_body_has_its_length() -> None:
     with pytest.raises(MalformedMessage, match="after 3 of 10 bytes"):
         parsed(answer(b"abc", length=10), closes=True)
 

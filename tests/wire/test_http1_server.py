@@ -97,6 +97,9 @@ def test_a_client_that_waits_for_an_interim_answer_is_seen_once() -> None:
     ((_, found),) = taken(reader, body)
     assert found == body
     assert not reader.wants_continue
+    eager = parser()
+    assert taken(eager, head + body[:2]) == []
+    assert not eager.wants_continue  # the body is on its way already
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ TAGGED = [
 
 @both_backends
 @pytest.mark.parametrize(("cls", "body", "path", "known"), TAGGED, ids=[row[2] for row in TAGGED])
-def test_unions_are_told_apart_by_their_tag(
+def test_the_tag_selects_the_member_of_a_union(
     cls: Any, body: Any, path: str, known: str, backend: Backend
 ) -> None:
     error = refusal(body, cls, backend)

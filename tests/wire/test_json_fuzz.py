@@ -39,7 +39,7 @@ def outcome(data: bytes, cls: type[Any], backend: Any) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(ANSWERS))
-def test_whatever_arrives_is_an_answer_or_a_wire_error(name: str) -> None:
+def test_any_bytes_are_an_answer_or_a_wire_error(name: str) -> None:
     rng, cls = random.Random(zlib.crc32(name.encode())), ANSWERS[name]
     refused = 0
     for _ in range(ROUNDS):

@@ -361,7 +361,7 @@ def test_the_place_of_a_number_in_long_lists_and_arrays(backend: Backend) -> Non
 
 
 @both_backends
-def test_all_problems_are_told_at_once_up_to_a_bound(backend: Backend) -> None:
+def test_all_problems_are_listed_up_to_a_bound(backend: Backend) -> None:
     problems = problems_of({"a": math.nan, "b": [{1}, {2}]}, backend)
     assert [problem.partition(":")[0] for problem in problems] == ["$.a", "$.b[0]", "$.b[1]"]
     assert problems[2].endswith("got {2} (set)")

@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "demo": (f"{_HERE}demo:demo", "See a model learn, on this machine, in under a minute."),
     "doctor": (f"{_HERE}diagnose:doctor", "Find out what is wrong between here and the server."),
     "model": (f"{_HERE}model:model", "See the models you can use."),
+    "plot": (f"{_HERE}plot:plot", "Draw the curves of recorded runs."),
     "probe": (f"{_HERE}diagnose:probe", "Find out which calls and features a server has."),
     "run": (f"{_HERE}run:run", "See training runs."),
     "sample": (f"{_HERE}sample:sample", "Sample continuations of a prompt."),

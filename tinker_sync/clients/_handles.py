@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from attrs import asdict, field, frozen
+from attrs import asdict, field, fields, frozen
 
 from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync._secret import HeaderMap, Secret, is_secret_header, mask_text
@@ -177,7 +177,8 @@ def _dialect_of(carried: Carried) -> Dialect:
     if not isinstance(found, Mapping):
         return Dialect.of_vendor()
     try:
-        return Dialect(**{**found, "version": tuple(found["version"])})
+        known = {each.name: found[each.name] for each in fields(Dialect) if each.name in found}
+        return Dialect(**{**known, "version": tuple(found["version"])})
     except (TypeError, LookupError) as error:
         raise InvalidInputError(f"{_WHERE}: what it says of the server cannot be read: {error}") from None
 

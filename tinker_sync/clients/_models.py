@@ -13,7 +13,6 @@ from tinker_sync._secret import Secret
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_base_model, check_state_path
 from tinker_sync.clients._creation import check_path
-from tinker_sync.clients._recorded import make_recorded
 from tinker_sync.errors import (
     APIResponseValidationError,
     BadRequestError,
@@ -93,6 +92,8 @@ class NewModel:
     def make(self, line: TrainingLine) -> None:
         """Make it, and give the line its id. Blocks."""
         if line.record is not None:
+            from tinker_sync.clients._recorded import make_recorded
+
             make_recorded(line, self, self._create)
         else:
             self._create(line)
@@ -131,6 +132,8 @@ class LoadedModel:
     def make(self, line: TrainingLine) -> None:
         """Make it, and give the line its id. Blocks."""
         if line.record is not None:
+            from tinker_sync.clients._recorded import make_recorded
+
             make_recorded(line, self, self.load)
         else:
             self.load(line)

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from tinker_sync.clients.training import TrainingClient
     from tinker_sync.insight.recording import Recording
     from tinker_sync.journal.record import RunJournal
+    from tinker_sync.loop.checkpoints import LoopCheckpoints
+    from tinker_sync.loop.recorder import StepRecorder
     from tinker_sync.losses.handle import LossHandle, PerDatumLossFn
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.notices import QueueReport
@@ -541,6 +543,59 @@ class ServiceClient:
         recording = Recording(self._core, path)
         self._recordings.append(recording)
         return recording
+
+    def checkpoints(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every: int = 100,
+        keep_last: int = 3,
+        best: Literal["min", "max"] = "min",
+    ) -> LoopCheckpoints[TrainingClient]:
+        """Return what saves a training loop every so many steps, and finds the way back to the latest save.
+
+        Args:
+            directory: of the run; ``checkpoints.jsonl`` in it lists the checkpoints.
+            every: the number of steps between two saves.
+            keep_last: the number of the latest checkpoints that stay; others are deleted.
+            best: keep the one of the least ("min") or greatest ("max") score too.
+
+        Raises:
+            InvalidInputError: an argument is out of its range.
+
+        >>> import tempfile, tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service, tempfile.TemporaryDirectory() as to:
+        ...     saves = service.checkpoints(f"{to}/runs/x", every=2)
+        ...     resumed = saves.resume()  # in a later process: the client of the latest, and the next step
+        ...     training, first = resumed or (service.create_lora_training_client("tinker-sync/tiny"), 0)
+        ...     for step in range(first, 4):
+        ...         stepped = training.optim_step(tinker_sync.AdamParams(learning_rate=1e-4)).result()
+        ...         saved = saves.after_step(training, step, score=1.0 / (step + 1))
+        ...     [each.step for each in saves.kept]
+        [1, 3]
+        """
+        from tinker_sync.loop.checkpoints import LoopCheckpoints
+
+        return LoopCheckpoints(self, directory, every=every, keep_last=keep_last, best=best)
+
+    def recorder(self, directory: str | os.PathLike[str]) -> StepRecorder:
+        """Return a recorder of a training loop: a line of JSON for each step, in ``metrics.jsonl``.
+
+        Each line has metrics, timings and the tokens used. `tinker-sync plot DIRECTORY` draws the curves.
+
+        Args:
+            directory: of the run, such as "runs/x"; a run that is there goes on.
+
+        >>> import tempfile, tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service, tempfile.TemporaryDirectory() as to:
+        ...     with service.recorder(f"{to}/runs/x") as recorder:
+        ...         line = recorder.log(0, {"loss": 2.0}, reward=0.5)
+        ...     recorder.path.name, line["loss"], line["reward"]
+        ('metrics.jsonl', 2.0, 0.5)
+        """
+        from tinker_sync.loop.recorder import StepRecorder
+
+        return StepRecorder(directory, lambda: self.usage().tokens, clock=self._core.clock)
 
     # -------------------------------------------------------------------------------------- losses
 

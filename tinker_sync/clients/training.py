@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,15 +10,12 @@ from concurrent.futures import wait
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, overload
 
+from tinker_sync._lazy import LazyModule
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._arguments import check_loss_name, check_saving, check_step
 from tinker_sync.clients._creation import ClientFuture, start
 from tinker_sync.clients._twins import blocking_twin, future_twin, result_twin
 from tinker_sync.errors import APIResponseValidationError, InvalidInputError, TinkerError
-from tinker_sync.losses.custom import CustomLossFn, check_loss_type_input, custom_call, evaluation
-from tinker_sync.losses.data import without_reference
-from tinker_sync.losses.handle import LossHandle
-from tinker_sync.losses.two_passes import refuse_inside_loss
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.training_calls import OrderedCall, PassCall, TrainingLine
@@ -54,9 +52,18 @@ if TYPE_CHECKING:
     from tinker_sync.clients._recorded import RecordedModel
     from tinker_sync.clients.retry_config import RetryConfig
     from tinker_sync.clients.sampling import SamplingClient
+    from tinker_sync.losses import custom, handle, two_passes
+    from tinker_sync.losses import data as loss_data
+    from tinker_sync.losses.custom import CustomLossFn
+    from tinker_sync.losses.handle import LossHandle
     from tinker_sync.runtime.core import Core
     from tinker_sync.text.tokenizer import Tokenizer
     from tinker_sync.types import LossFnType
+else:  # losses of this process need more than most training does
+    custom = LazyModule("tinker_sync.losses.custom")
+    handle = LazyModule("tinker_sync.losses.handle")
+    loss_data = LazyModule("tinker_sync.losses.data")
+    two_passes = LazyModule("tinker_sync.losses.two_passes")
 
 T = TypeVar("T")
 LossFnConfig = Mapping[str, float | str]
@@ -317,9 +324,10 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         >>> passed.metrics["tokens:sum"]
         2
         """
-        check_loss_type_input(loss_type_input)
+        custom.check_loss_type_input(loss_type_input)
         self._refuse()
-        return self._drawn(self._line.submit(custom_call(self._line, data, loss_fn, self._until(deadline))))
+        call = custom.custom_call(self._line, data, loss_fn, self._until(deadline))
+        return self._drawn(self._line.submit(call))
 
     def forward_custom(
         self, data: Sequence[Datum], loss_fn: CustomLossFn, *, deadline: float | None = None
@@ -348,7 +356,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         True
         """
         self._refuse()
-        return self._line.submit(evaluation(self._line, data, loss_fn, self._until(deadline)))
+        return self._line.submit(custom.evaluation(self._line, data, loss_fn, self._until(deadline)))
 
     def _pass(
         self,
@@ -362,16 +370,16 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     ) -> APIFuture[ForwardBackwardOutput]:
         self._refuse()
         deadline_at = self._until(deadline)
-        if isinstance(loss_fn, LossHandle):
+        if not isinstance(loss_fn, str) and isinstance(loss_fn, handle.LossHandle):
             if forward_only or config:
                 raise TypeError(
                     "a loss of create_custom_loss is for forward_backward, without loss_fn_config"
                 )
-            return self._drawn(self._line.submit(custom_call(self._line, data, loss_fn, deadline_at)))
+            return self._drawn(self._line.submit(custom.custom_call(self._line, data, loss_fn, deadline_at)))
         check_loss_name(loss_fn)
         listed = listed_data(data)
         if loss_fn != "custom":
-            listed = without_reference(listed)
+            listed = loss_data.without_reference(listed)
         whole = ForwardBackwardInput(listed, loss_fn, config)
         passed = self._line.submit(PassCall(self._line, name, whole, deadline_at, forward_only=forward_only))
         return passed if forward_only else self._drawn(passed)
@@ -767,7 +775,8 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
     def _refuse(self) -> None:
         """Refuse a call from inside a loss, in a forked child, or on a client without a model."""
-        refuse_inside_loss(self._line.queue)
+        if "tinker_sync.losses.two_passes" in sys.modules:  # without it, no loss is computed
+            two_passes.refuse_inside_loss(self._line.queue)
         self._line.queue.refuse_inherited()
         self._place.refuse_freed()
         self._goes_ahead()

@@ -299,7 +299,7 @@ def _accepted(settings: Settings, reply: Reply | None) -> Finding:
 
 
 def _ignored(http: Http, settings: Settings, reply: Reply | None) -> Iterator[Finding]:
-    """What an embedded server has ignored in requests; other servers do not report it."""
+    """Report the fields that an embedded server has ignored; other servers do not list them."""
     if reply is None or reply.status >= 400 or settings.is_vendor_host:
         return
     try:

@@ -149,7 +149,9 @@ class Introduction:
     def _dialect(self, said: _Said) -> Dialect:
         forced = self._settings.dialect
         if forced != "auto":
-            return Dialect.forced(forced).told(said.tree, client_config=said.status not in NO_SUCH_CALL)
+            return Dialect.forced(forced).with_settings(
+                said.tree, client_config=said.status not in NO_SUCH_CALL
+            )
         decided = _decided(self._settings, said)
         if isinstance(decided, Dialect):
             return decided

@@ -1,8 +1,8 @@
 """The state of an unfinished download, kept on disk so that a later call, or a later process, can go on.
 
-- `PartialDirectory` is the working directory, which no one but a download may have created.
+- `PartialDirectory` is the working directory, which only a download may have created.
 - `DownloadState` is the state of one file. It is replaced as a whole, and only after the bytes that it lists
-  are on the disk, so it never claims too much, at whatever moment the process or the machine stops.
+  are on the disk, so it never claims too much, even when the machine stops at any moment.
 
 Any thread may save a state.
 """

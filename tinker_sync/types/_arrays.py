@@ -358,8 +358,8 @@ def min_of(tokens: Any) -> int:
 def are_int32(tokens: Sequence[Any]) -> bool:
     """Return whether all items are Python ints of 32 bits, without numpy."""
     try:
-        c_array("i", tokens)
-    except (TypeError, OverflowError, ValueError):
+        struct.pack(f"{len(tokens)}i", *tokens)  # the quickest check of the range
+    except (struct.error, TypeError, OverflowError, ValueError):
         return False
     return countOf(map(type, tokens), int) == len(tokens)
 

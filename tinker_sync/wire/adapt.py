@@ -1,6 +1,6 @@
-"""Bending requests to what a server understands, and refusing what it would silently drop.
+"""The fitting of requests to the dialect of a server, and the refusal of features that it would drop.
 
-Pure functions of a request and a `Dialect`. Where nothing has to change, the request itself comes back.
+Pure functions of a request and a `Dialect`. A request that needs no change is returned itself.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,255}")
 
-# Fields that are always sent, and since when: servers from before may refuse them. Here and below, requests
-# go by the names of their classes, so that a program loads those it sends.
+# Fields that requests always carry, and their first version: older servers may refuse them. Requests are
+# listed by the names of their classes, so that a program loads only the classes that it uses.
 _SINCE: Final[Mapping[str, Mapping[str, Version]]] = {
     "CreateModelRequest": {"optimizer_config": (0, 29)},
     "FutureRetrieveRequest": {"allow_metadata_only": (0, 18)},
@@ -37,10 +37,10 @@ _SINCE: Final[Mapping[str, Mapping[str, Version]]] = {
 
 
 def refuse_unsupported(request: Model, dialect: Dialect) -> None:
-    """Refuse a request with features the server would skip without a word.
+    """Refuse a request with features that the server would skip silently.
 
     Raises:
-        UnsupportedByServerError: It has one; nothing was sent.
+        UnsupportedByServerError: it has one; nothing was sent.
 
     >>> from tinker_sync.types import ModelInput, SampleRequest, SamplingParams
     >>> request = SampleRequest(
@@ -62,10 +62,10 @@ def refuse_unsupported(request: Model, dialect: Dialect) -> None:
 
 
 def refuse_missing_call(name: str, dialect: Dialect) -> None:
-    """Refuse a call that the server does not offer, before a number is spent on it.
+    """Refuse a call that the server does not offer, before the call takes a number.
 
     Raises:
-        UnsupportedByServerError: It has no such call; nothing was sent.
+        UnsupportedByServerError: it has no such call; nothing was sent.
 
     >>> refuse_missing_call("save_weights_external", Dialect.forced("json"))
     Traceback (most recent call last):
@@ -174,10 +174,10 @@ def _room_for_tokens(request: SampleRequest, context: int | None) -> int:
 
 
 def normalise_forward_backward(given: ForwardBackwardInput, dialect: Dialect) -> ForwardBackwardInput:
-    """Fit examples to a server that reads flat values only: sparse tensors spread out, shapes dropped.
+    """Fit examples to a server that reads flat values only: make sparse tensors dense, and drop shapes.
 
     Raises:
-        UnsupportedByServerError: A tensor has two real dimensions.
+        UnsupportedByServerError: a tensor has two real dimensions.
     """
     if not dialect.reads_data_only:
         return given
@@ -210,10 +210,10 @@ def _flat(tensor: TensorData, place: str) -> TensorData:
 
 
 def check_checkpoint_name(name: str, dialect: Dialect) -> None:
-    """Refuse a name that older servers refuse, before a number is spent on it.
+    """Refuse a name that older servers refuse, before the call takes a number.
 
     Raises:
-        InvalidInputError: It has other characters than letters, digits, `_` and `-`, or is too long.
+        InvalidInputError: it is too long, or has other characters than letters, digits, `_` and `-`.
     """
     if dialect.reads_data_only and not _NAME.fullmatch(name):
         raise InvalidInputError(
@@ -222,7 +222,7 @@ def check_checkpoint_name(name: str, dialect: Dialect) -> None:
 
 
 def json_body(request: Model, dialect: Dialect) -> bytes:
-    """The JSON body of a request, without fields that a server of this age does not know.
+    """Return the JSON body of a request, without fields that a server of this version does not know.
 
     >>> from tinker_sync.types import FutureRetrieveRequest
     >>> json_body(FutureRetrieveRequest(request_id="r"), Dialect.forced("json"))

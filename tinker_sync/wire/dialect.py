@@ -1,8 +1,8 @@
-"""What a server speaks, decided from what it has been seen to answer.
+"""The dialect of a server, decided from its answers.
 
-Servers of every age of the protocol are about: the vendor's, and open ones that follow a version or parts of
-it. This is the only place that asks about versions; `adapt.py` bends requests to fit. Pure but for
-`DialectCache`, which is a locked dictionary.
+Servers speak different versions of the protocol: the vendor's server the newest one, open servers an older
+one or parts of it. Only this module decides by versions; `adapt.py` fits requests to a dialect. Pure, except
+for `DialectCache`, which is a locked dictionary.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from attrs import evolve, frozen
 
 from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync.errors import ConfigurationError
-from tinker_sync.wire.endpoints import ENDPOINTS, PROTOBUF, Endpoint, Repeat
+from tinker_sync.wire.endpoints import PROTOBUF, Endpoint, Repeat
 
 Version = tuple[int, int]
 
 CURRENT: Final[Version] = (0, 38)
-# The last whose settings name the flag below.
+# The last version whose settings name the flag below.
 _LAST_WITH_FLAG: Final[Version] = (0, 36)
 _LOAD_FLAG: Final = "create_model_via_load_weights"
-# The first with bodies and results in protobuf only, and chunk sizes set by the server.
+# The first version with protobuf as its only form of bodies and results, and with chunk sizes of the server.
 _CHUNKS: Final[Version] = (0, 25)
 # Servers without `client/config` are older than the version that came with it.
 _BEFORE_CONFIG: Final[Version] = (0, 17)
 _WITH_CONFIG: Final[Version] = (0, 18)
 
-# Newest first: the version in which each setting came up. A server that names it is at least that new.
+# The version that introduced each setting, the newest first. A server with the setting is at least that new.
 _CONFIG_MARKS: Final[Mapping[str, Version]] = {
     "custom_loss_server_side": (0, 36),
     "sample_join_sampling_session": (0, 33),
@@ -43,7 +43,7 @@ _CONFIG_MARKS: Final[Mapping[str, Version]] = {
     "proto_write_fwdbwd": (0, 19),
 }
 
-# Requests carry these since; a server from before skips them without a word.
+# The version that introduced each feature of requests. Older servers skip the feature silently.
 FEATURES: Final[Mapping[str, Version]] = {
     "create_model_via_load_weights": (0, 24),
     "provenance spans": (0, 26),
@@ -83,8 +83,8 @@ _UNTIL: Final[Mapping[str, Version]] = {
     "get_checkpoint_archive": (0, 28),
 }
 
-# A body without tensors and all ASCII: a server that takes it for JSON, and repeats it as it complains, does
-# not trip over bytes that are no text. It names a model that does not exist.
+# It names a model that does not exist. It has no tensors and is plain ASCII, because a server that reads JSON
+# may repeat the body in its complaint.
 PROBE_BODY: Final = b"\n\x05probe"
 PROBE_CONTENT_TYPE: Final = PROTOBUF
 _JSON_COMPLAINTS: Final = re.compile(r"model_attributes_type|dict_type|type_error\.dict|json")
@@ -92,40 +92,38 @@ _JSON_COMPLAINTS: Final = re.compile(r"model_attributes_type|dict_type|type_erro
 
 @frozen(kw_only=True)
 class Dialect:
-    """What one server speaks. Immutable.
+    """The dialect of one server. Immutable.
 
     >>> Dialect.of_vendor().protobuf, Dialect.forced("json").protobuf
     (True, False)
     """
 
     version: Version
-    """Its schema is at least this new, as far as is known."""
+    """The lowest version that the server can have."""
     protobuf: bool
-    """Bodies of `forward_backward` are protobuf; else JSON. Results are told apart by their content type."""
+    """True if bodies of `forward_backward` are protobuf; else they are JSON. Results carry a content type."""
     forward_only: bool
-    """A forward pass is a `forward_backward` that says so; else it has a call of its own, in JSON."""
+    """True if a forward pass is a `forward_backward` with a flag; else it is the call `forward`, in JSON."""
     zstd: bool = False
-    """Bodies of `forward_backward` are to be compressed."""
+    """True if bodies of `forward_backward` are compressed."""
     vendor: bool = False
     client_config: bool = True
     dynamic_config: bool | None = None
-    """Whether there is such a call; None: not asked yet."""
-    sequence_ids: bool | None = None
-    """Whether promises of samples name the sequences; None: none seen yet."""
+    """True if there is such a call; None: not asked yet."""
     create_model_via_load_weights: bool | None = None
     """The setting of this name, as the server gives it; None: the server does not name it."""
 
     @classmethod
     def of_vendor(cls) -> Dialect:
-        """The protocol as it is now."""
+        """Return the dialect of the vendor's server."""
         return cls(version=CURRENT, protobuf=True, forward_only=True, vendor=True)
 
     @classmethod
     def forced(cls, kind: object) -> Dialect:
-        """The dialect a user asks for: "proto", "json" or a Dialect.
+        """Return the dialect that a user chooses: "proto", "json" or a Dialect.
 
         Raises:
-            ConfigurationError: It is none of these.
+            ConfigurationError: the value is another one.
         """
         if isinstance(kind, Dialect):
             return kind
@@ -137,12 +135,12 @@ class Dialect:
 
     @property
     def keeps_numbers(self) -> bool:
-        """Whether what comes twice under one number is done once. Servers of JSON only ignore numbers."""
+        """True if the server does a repeated request once. Servers for JSON only ignore its number."""
         return self.vendor or self.protobuf
 
     @property
     def one_by_one(self) -> bool:
-        """Whether a training call is sent when the one before it has its result.
+        """True if each training call is sent after the result of the one before it.
 
         Servers without `client/config` queue what they have accepted by kind: an `optim_step` passes every
         `forward_backward` that still waits, and trains on less than it was given.
@@ -154,9 +152,9 @@ class Dialect:
 
     @property
     def loads_into_new_models(self) -> bool:
-        """Whether one `load_weights`, addressed to a session, makes a model from a checkpoint.
+        """True if one `load_weights`, addressed to a session, makes a model from a checkpoint.
 
-        Servers of 0.36 and before name a setting for it. Those of 0.38 do not, and all do it.
+        Servers up to 0.36 name a setting for it. All servers of 0.38 do it, and do not name the setting.
 
         >>> Dialect.of_vendor().loads_into_new_models, Dialect.forced("json").loads_into_new_models
         (True, False)
@@ -165,8 +163,8 @@ class Dialect:
             return self.create_model_via_load_weights
         return self.vendor or self.version >= _LAST_WITH_FLAG
 
-    def told(self, settings: object, *, client_config: bool = True) -> Dialect:
-        """Return this with what the server's settings name, for a dialect that the user has chosen."""
+    def with_settings(self, settings: object, *, client_config: bool = True) -> Dialect:
+        """Return a dialect that the user has chosen, completed by the settings of the server."""
         known = self if client_config else evolve(self, client_config=False)
         flag = settings.get(_LOAD_FLAG) if isinstance(settings, Mapping) else None
         if flag is None or self.create_model_via_load_weights is not None:
@@ -175,20 +173,15 @@ class Dialect:
 
     @property
     def reads_data_only(self) -> bool:
-        """Whether of a tensor only flat values are read: no shape, no sparse layout."""
+        """True if the server reads only the flat values of a tensor, not its shape or a sparse layout."""
         return self.version < _CHUNKS
 
-    @property
-    def forward_endpoint(self) -> Endpoint:
-        """The call for a forward pass."""
-        return ENDPOINTS["forward_backward" if self.forward_only else "forward"]
-
     def knows(self, feature: str) -> bool:
-        """Whether the server will honour one of `FEATURES`; False where it might skip it silently."""
+        """Return True if the server knows one of `FEATURES`, False if it may skip the feature silently."""
         return self.version >= FEATURES[feature]
 
     def offers(self, endpoint: str) -> bool:
-        """Whether there is such a call, by all that is known. The server has the last word: 404.
+        """Return True if the server has a call, as far as is known. The server decides by 404.
 
         >>> Dialect.forced("json").offers("finish_session"), Dialect.forced("json").offers("forward")
         (False, True)
@@ -201,28 +194,21 @@ class Dialect:
         return self.version >= _SINCE.get(endpoint, (0, 0)) and (newest is None or self.version < newest)
 
     def may_repeat(self, endpoint: Endpoint) -> bool:
-        """Whether a call may be sent again when the server may have received it."""
+        """Return True if a call may be repeated although the server may have received it."""
         return endpoint.repeat is Repeat.SAFE or (endpoint.repeat is Repeat.NUMBERED and self.keeps_numbers)
 
     def after_dynamic_config(self, status: int, settings: object) -> Dialect:
-        """What is known once `dynamic_config` was asked for."""
+        """Return the dialect after the answer to `dynamic_config`."""
         if status in NO_SUCH_CALL:
             return evolve(self, dynamic_config=False)
         if 200 <= status < 300 and isinstance(settings, Mapping):
             return evolve(self, dynamic_config=True, version=max(self.version, _version_of(settings)))
         return self
 
-    def after_promise(self, *, sequence_ids: bool) -> Dialect:
-        """What is known once a sample was promised."""
-        if self.sequence_ids == sequence_ids:
-            return self
-        version = max(self.version, (0, 26)) if sequence_ids else self.version
-        return evolve(self, sequence_ids=sequence_ids, version=version)
-
 
 @frozen
 class NeedsProbe:
-    """The settings do not tell: send `PROBE_BODY` to `forward_backward`, and give `read_probe` the answer."""
+    """The settings are not conclusive: `forward_backward` gets `PROBE_BODY`, and `read_probe` the answer."""
 
 
 Spoken = Literal["json", "protobuf"]
@@ -234,10 +220,10 @@ def decide(
     """Decide by the answer to `client/config`.
 
     Args:
-        config_status: Its status: 2xx, or 404, 405, 501 when there is no such call.
-        config: Its JSON, if it was 2xx.
-        probe: What `read_probe` found, if it was asked to.
-        vendor: Whether the server is the vendor's.
+        config_status: its status: 2xx, or 404, 405, 501 if there is no such call.
+        config: its JSON, after a 2xx.
+        probe: the result of `read_probe`, after a probe.
+        vendor: True for the vendor's server.
 
     >>> decide(404, None).protobuf, decide(200, {"fwdbwd_max_chunk_len": 1024}).protobuf
     (False, True)
@@ -252,30 +238,30 @@ def decide(
     if vendor or version >= _CHUNKS:
         version = CURRENT if vendor else version
         found = Dialect(version=version, protobuf=True, forward_only=True, zstd=zstd, vendor=vendor)
-        return found.told(settings)
+        return found.with_settings(settings)
     if "proto_write_fwdbwd" in settings:
         protobuf = bool(settings["proto_write_fwdbwd"])
         forward_only = protobuf and bool(settings.get("fwd_via_fwdbwd"))
         zstd = protobuf and zstd
         found = Dialect(version=version, protobuf=protobuf, forward_only=forward_only, zstd=zstd)
-        return found.told(settings)
+        return found.with_settings(settings)
     if probe is None:
         return NeedsProbe()
-    # Whether such a server heeds `forward_only` is unknown, and one that does not would train.
-    return Dialect(version=version, protobuf=probe == "protobuf", forward_only=False).told(settings)
+    # Such a server may ignore `forward_only`, and would train then.
+    return Dialect(version=version, protobuf=probe == "protobuf", forward_only=False).with_settings(settings)
 
 
 def _version_of(settings: Mapping[str, Any]) -> Version:
     newest = next((version for name, version in _CONFIG_MARKS.items() if name in settings), (0, 0))
-    # No setting is newer than 0.36; what came after it dropped one.
+    # No setting is newer than 0.36; 0.38 dropped one.
     return CURRENT if newest >= _LAST_WITH_FLAG and _LOAD_FLAG not in settings else newest
 
 
 def read_probe(status: int, body: bytes) -> Spoken | None:
-    """What a server speaks by its answer to the probe; None when the answer tells nothing, as 401 or 429.
+    """Return the form of bodies by the answer to the probe; None for an answer such as 401 or 429.
 
-    A server of JSON complains about the body as a whole, does not take the content type, or falls over it.
-    One that knows protobuf complains about the model that does not exist.
+    A server for JSON refuses the whole body or its content type, or fails. A server for protobuf refuses the
+    model that does not exist.
 
     >>> read_probe(422, b'{"detail": [{"loc": ["body"], "type": "model_attributes_type"}]}')
     'json'
@@ -301,7 +287,7 @@ def _is_about_the_whole_body(body: bytes) -> bool:
 
 
 class DialectCache:
-    """What has been found out, by base URL. Thread-safe.
+    """The dialects of servers, by base URL. Thread-safe.
 
     >>> cache = DialectCache()
     >>> cache.keep("http://h", Dialect.of_vendor()) is cache.get("http://h")
@@ -317,12 +303,12 @@ class DialectCache:
             return self._found.get(base_url)
 
     def clear(self) -> None:
-        """Forget everything, for another server may answer at an address now."""
+        """Forget all dialects, because another server may answer at an address now."""
         with self._lock:
             self._found.clear()
 
     def keep(self, base_url: str, dialect: Dialect) -> Dialect:
-        """Remember a finding; the newer one counts."""
+        """Keep the dialect of a server, and return it."""
         with self._lock:
             self._found[base_url] = dialect
         return dialect

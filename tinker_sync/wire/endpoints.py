@@ -1,7 +1,7 @@
-"""Every call of the protocol, one row each; client and embedded server share the table.
+"""The table of the protocol's calls, one row each. The client and the embedded server share it.
 
-A row says how a call looks and what may be done with it. Types are named and looked up in `tinker_sync.types`
-when asked for, so reading the table loads none of them. Immutable; any thread.
+A row describes the request, the answer and the repetition of a call. It names types, which are looked up in
+`tinker_sync.types` on use, so that the table loads none of them. Immutable; any thread may read it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ ACCEPT_EITHER: Final = f"{PROTOBUF}, {JSON}"
 
 
 class Repeat(str, Enum):
-    """May a call be sent again when the server may have received it already?"""
+    """The rule for the repetition of a call that the server may have received."""
 
     SAFE = "safe"
-    """A second time changes nothing, or nothing that matters."""
+    """A repetition changes nothing of importance."""
     NUMBERED = "numbered"
-    """The body carries a number; a server that keeps numbers does it once. Others would do it twice."""
+    """The body carries a number. A server that keeps numbers does the call once; others would do it twice."""
     UNSENT = "unsent"
-    """Only if the first time surely did not arrive."""
+    """It is repeated only if the server surely did not receive it."""
 
 
 @frozen(kw_only=True)
@@ -45,38 +45,36 @@ class Endpoint:
     method: Literal["GET", "POST", "PUT", "DELETE"]
     path: PathTemplate
     request: str | None = None
-    """Type of the body; None where there is no body or one without a type of its own."""
+    """The type of the body; None without a body, or if the body has no type."""
     reply: str | None = None
-    """Type of the answer; None where it is ignored."""
+    """The type of the answer; None if the answer is ignored."""
     body: Literal["none", "json", "json_or_protobuf"] = "none"
     result: str | None = None
-    """For calls that are answered with a promise: the type it resolves to."""
+    """The type of the result, for calls whose answer is a promise."""
     promises: str | None = None
-    """What such a promise is called in `X-Tinker-Request-Type`."""
+    """The name of such a promise in `X-Tinker-Request-Type`."""
     result_as_protobuf: bool = False
-    """Whether the result may come as protobuf."""
+    """True if the result may be protobuf."""
     repeat: Repeat = Repeat.SAFE
     reason: str = "it only reads"
-    """Why it may be repeated like that."""
+    """The reason for the rule of repetition."""
     max_retries: int | None = None
-    """None: as configured."""
+    """The largest number of retries; None: as configured."""
     patient: bool = True
-    """Worth trying for minutes; others have a caller that asks again by itself or goes on without."""
+    """True if the call is repeated for minutes. The callers of others ask again, or do without an answer."""
     timeout_s: float | None = None
-    """How long the server may be silent; None: as configured."""
+    """The longest silence of the server; None: as configured."""
     credential: Literal["usual", "exchange"] = "usual"
     follow_redirects: bool = True
     named: bool = True
-    """Whether the server is told which public method causes the call; others are the client's own."""
+    """True if the request names the public method that causes it."""
     needed: bool = False
-    """Whether training cannot go on without it: then a server's `x-should-retry: false` is not final."""
-    pool: str = "TRAIN"
-    """How the reference client groups its connections; here only for information."""
+    """True if training cannot go on without it: a server's `x-should-retry: false` is not final then."""
     legacy: bool = False
-    """Only older servers offer it."""
+    """True if only older servers offer it."""
 
     def path_for(self, **ids: object) -> str:
-        """The path with these ids in it."""
+        """Return the path with ids in it."""
         return self.path.fill(ids)
 
     @property
@@ -86,10 +84,6 @@ class Endpoint:
     @property
     def reply_type(self) -> type[Any] | None:
         return _type(self.reply)
-
-    @property
-    def result_type(self) -> type[Any] | None:
-        return _type(self.result)
 
 
 def _type(name: str | None) -> type[Any] | None:
@@ -131,28 +125,28 @@ _GONE_ALREADY: Final = "what is gone stays gone; a second answer may be 404"
 _SERVICE: Final = (
     _row(
         "client_config", "POST", "/client/config",
-        request="ClientConfigRequest", reply="ClientConfigResponse", credential="exchange", pool="ONE_OFF",
+        request="ClientConfigRequest", reply="ClientConfigResponse", credential="exchange",
         named=False,
     ),
     _row(
         "dynamic_config", "POST", "/client/dynamic_config",
         request="ClientConfigRequest", reply="ClientDynamicConfigResponse",
-        max_retries=0, timeout_s=10, patient=False, pool="SESSION", named=False,
+        max_retries=0, timeout_s=10, patient=False, named=False,
     ),
     _row(
         "auth_token", "POST", "/auth/token",
-        body="json", reply="AuthTokenResponse", credential="exchange", patient=False, pool="AUTH",
+        body="json", reply="AuthTokenResponse", credential="exchange", patient=False,
         reason="a second token does not spoil the first",
     ),
     _row(
         "create_session", "POST", "/create_session",
-        request="CreateSessionRequest", reply="CreateSessionResponse", pool="SESSION",
+        request="CreateSessionRequest", reply="CreateSessionResponse",
         reason="a session without heartbeats ends by itself", named=False, needed=True,
     ),
     _row(
         "session_heartbeat", "POST", "/session_heartbeat",
         request="SessionHeartbeatRequest", reply="SessionHeartbeatResponse",
-        max_retries=0, timeout_s=10, patient=False, pool="SESSION", reason="a session lives or not",
+        max_retries=0, timeout_s=10, patient=False, reason="a session lives or not",
         named=False,
     ),
     _row(
@@ -164,19 +158,19 @@ _SERVICE: Final = (
     _row("healthz", "GET", "/healthz", reply="HealthResponse", patient=False),
     _row(
         "create_sampling_session", "POST", "/create_sampling_session",
-        request="CreateSamplingSessionRequest", reply="CreateSamplingSessionResponse", pool="SESSION",
+        request="CreateSamplingSessionRequest", reply="CreateSamplingSessionResponse",
         repeat=Repeat.NUMBERED, reason="sampling_session_seq_id numbers it", needed=True,
     ),
     _row(
         "join_sampling_session", "POST", "/join_sampling_session",
-        request="JoinSamplingSessionRequest", reply="JoinSamplingSessionResponse", pool="SESSION",
+        request="JoinSamplingSessionRequest", reply="JoinSamplingSessionResponse",
         reason="a number handed out twice is a number unused",
     ),
     _row("get_sampler", "GET", "/samplers/{sampler}", reply="GetSamplerResponseInternal"),
     _row(
         "telemetry", "POST", "/telemetry",
         request="TelemetrySendRequest", reply="TelemetryResponse", timeout_s=5, patient=False,
-        pool="TELEMETRY", reason="events have ids", named=False,
+        reason="events have ids", named=False,
     ),
     _row("get_info", "POST", "/get_info", request="GetInfoRequest", reply="GetInfoResponse"),
 )  # fmt: skip
@@ -210,7 +204,7 @@ _PROMISES: Final = (
     ),
     _promise(
         "asample", "SampleRequest", "SampleResponse", "Sample",
-        result_as_protobuf=True, max_retries=0, pool="SAMPLE",
+        result_as_protobuf=True, max_retries=0,
         repeat=Repeat.SAFE, reason="it changes nothing; where seq_id is not kept it draws a second time",
     ),
 )  # fmt: skip
@@ -218,17 +212,17 @@ _PROMISES: Final = (
 _RETRIEVAL: Final = (
     _row(
         "retrieve_future", "POST", "/retrieve_future",
-        request="FutureRetrieveRequest", max_retries=0, timeout_s=45, patient=False, pool="RETRIEVE_PROMISE",
+        request="FutureRetrieveRequest", max_retries=0, timeout_s=45, patient=False,
     ),
     _row(
         "retrieve_futures", "POST", "/retrieve_futures",
         request="FuturesRetrieveRequest", reply="FuturesRetrieveResponse",
-        max_retries=0, timeout_s=45, patient=False, pool="RETRIEVE_FUTURES",
+        max_retries=0, timeout_s=45, patient=False,
         reason="the cursor says what is known", named=False,
     ),
     _row(
         "cancel_future", "POST", "/cancel_future",
-        body="json", max_retries=0, timeout_s=30, pool="RETRIEVE_PROMISE", reason=_GONE_ALREADY,
+        body="json", max_retries=0, timeout_s=30, reason=_GONE_ALREADY,
         named=False,
     ),
 )  # fmt: skip
@@ -267,11 +261,11 @@ _REST: Final = (
         "get_checkpoint_storage_usage", "GET", "/billing/usage/checkpoints/current",
         reply="CurrentCheckpointStorageUsageResponse",
     ),
-    _row("get_audit_log", "GET", "/audit", reply="AuditLogResponse", pool="REST_SUPPORT_REDIRECT"),
-    _row("get_api_key", "GET", "/auth/apikey/me", timeout_s=30, patient=False, pool="NONE"),
+    _row("get_audit_log", "GET", "/audit", reply="AuditLogResponse"),
+    _row("get_api_key", "GET", "/auth/apikey/me", timeout_s=30, patient=False),
     _row(
         "revoke_api_key", "DELETE", "/auth/apikey/me",
-        timeout_s=30, patient=False, pool="NONE", reason=_GONE_ALREADY,
+        timeout_s=30, patient=False, reason=_GONE_ALREADY,
     ),
 )  # fmt: skip
 
@@ -293,7 +287,7 @@ _LEGACY: Final = (
     ),
 )  # fmt: skip
 
-# Experimental in versions after the one spoken here. Whether a server has them it says itself.
+# Experimental in versions after the present one. The answer of a server shows whether it has them.
 _NEWER: Final = (
     _row(
         "search_checkpoints", "POST", "/checkpoints/search",
@@ -319,7 +313,7 @@ NEWER: Final[Mapping[str, Endpoint]] = MappingProxyType({row.name: row for row i
 
 
 def row_of(name: str) -> Endpoint:
-    """The row of a call, experimental ones included.
+    """Return the row of a call, experimental ones included.
 
     >>> row_of("search_checkpoints").method
     'POST'
@@ -328,7 +322,7 @@ def row_of(name: str) -> Endpoint:
 
 
 def find(method: str, path: str) -> tuple[Endpoint, dict[str, str]] | None:
-    """The call an incoming request is, and the ids in its path; None when there is none.
+    """Return the call of an incoming request and the ids in its path, or None for an unknown request.
 
     >>> endpoint, ids = find("DELETE", "/api/v1/training_runs/r/checkpoints/weights/a")
     >>> endpoint.name, ids
@@ -342,7 +336,7 @@ def find(method: str, path: str) -> tuple[Endpoint, dict[str, str]] | None:
     return None
 
 
-# Where two templates fit, the one with more fixed text is meant: `.../a/publish` is no checkpoint "publish".
+# Of two matching templates the one with more fixed text counts: `.../a/publish` is no checkpoint "publish".
 _BY_PRECISION: Final = sorted(
     ENDPOINTS.values(), key=lambda endpoint: (len(endpoint.path.names), -len(endpoint.path.text))
 )

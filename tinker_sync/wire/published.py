@@ -1,7 +1,7 @@
 """The routes and body fields that a server publishes at `/openapi.json`. Pure.
 
 Open servers skip fields of requests that they do not know, and answer for a route that they lack as for an
-object that does not exist. Most of them publish a description of themselves, which tells both apart.
+object that does not exist. Most of them publish a description of themselves, which distinguishes the two.
 """
 
 from __future__ import annotations

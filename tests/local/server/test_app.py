@@ -86,7 +86,7 @@ def test_no_call_breaks_on_nonsense(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_bodies_that_do_not_fit_are_told_by_place(server: Running) -> None:
+def test_bodies_that_do_not_fit_are_refused_with_the_place(server: Running) -> None:
     body = {
         "sampling_params": {"top_p": 3},
         "prompt": {"chunks": [{"type": "encoded_text", "tokens": ["x"]}]},
@@ -142,7 +142,7 @@ def test_packed_bodies(server: Running, coding: str, pack: object) -> None:
     assert server.ask("POST", "/client/config", b"not packed", headers).status == 400
 
 
-def test_compression_that_nobody_can_undo_is_not_asked_for(
+def test_compression_without_a_decoder_is_not_offered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
@@ -162,12 +162,12 @@ def test_large_bodies_are_refused_before_they_come(server: Running) -> None:
     assert reply.status == 413
 
 
-def test_telemetry_is_swallowed_and_health_told(server: Running) -> None:
+def test_telemetry_is_dropped_and_health_reported(server: Running) -> None:
     assert server.ok("/telemetry", {"events": [], "session_id": "s"}) == {"status": "accepted"}
     assert server.get("/healthz").json()["status"] == "ok"
 
 
-def test_settings_are_told(tmp_path: Path) -> None:
+def test_settings_are_published(tmp_path: Path) -> None:
     with running(tmp_path, fwdbwd_max_chunk_len=7, refresh_interval_sec=11, seed=0) as server:
         asked = {"sdk_version": "0.36.0"}
         config, dynamic = server.ok("/client/config", asked), server.ok("/client/dynamic_config", asked)
@@ -182,7 +182,7 @@ def test_the_older_way_to_make_models_is_announced_where_it_is_asked_for(tmp_pat
     assert config["create_model_via_load_weights"] is True
 
 
-def test_settings_nobody_knows() -> None:
+def test_unknown_settings_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="fwdbwd_max_chunk_length"):
         Flags.of(fwdbwd_max_chunk_length=7)
 

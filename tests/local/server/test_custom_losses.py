@@ -162,7 +162,7 @@ def test_on_the_wire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is there")
-def test_without_torch_it_says_so(tmp_path: Path) -> None:
+def test_without_torch_the_error_names_it(tmp_path: Path) -> None:
     with running(tmp_path) as server:
         asked = request(session_id=server.session())
         failed = server.result(server.ok("/create_custom_loss", asked)["request_id"])

@@ -128,7 +128,7 @@ def test_a_body_in_chunks() -> None:
     assert answer.endswith(b"<abcde>")
 
 
-def test_it_is_said_when_a_body_may_come() -> None:
+def test_an_interim_answer_asks_for_the_body() -> None:
     head = b"POST /echo HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
     with serving() as (thread, _), socket.create_connection(("127.0.0.1", thread.port), PATIENCE_S) as line:
         line.sendall(head)
@@ -199,7 +199,7 @@ def test_a_connection_can_be_cut() -> None:
         talk(thread, b"GET /abort HTTP/1.1\r\n\r\n", until=b"never")
 
 
-def test_an_application_learns_that_nobody_listens() -> None:
+def test_an_application_learns_of_a_disconnect() -> None:
     with serving() as (thread, echo):
         with socket.create_connection(("127.0.0.1", thread.port), PATIENCE_S) as line:
             line.sendall(b"GET /wait HTTP/1.1\r\n\r\n")

@@ -25,7 +25,7 @@ def result(size: int) -> Result:
     return made
 
 
-def test_everybody_who_waits_is_told() -> None:
+def test_all_waiters_are_woken() -> None:
     async def scenario(promises: Promises) -> None:
         promise = promises.open("Sample")
         waits = [asyncio.create_task(promises.wait(promise, 10)) for _ in range(5)]
@@ -39,7 +39,7 @@ def test_everybody_who_waits_is_told() -> None:
     play(scenario)
 
 
-def test_nobody_waits_longer_than_told() -> None:
+def test_no_wait_is_longer_than_its_limit() -> None:
     async def scenario(promises: Promises) -> None:
         promise = promises.open("Sample")
         assert not await promises.wait(promise, 0.01)
@@ -108,7 +108,7 @@ def test_one_that_is_larger_than_all_room_is_kept_until_the_next() -> None:
     play(scenario)
 
 
-def test_ids_of_before_are_told_from_nonsense() -> None:
+def test_ids_from_before_a_restart_differ_from_nonsense() -> None:
     async def scenario(promises: Promises) -> list[bool]:
         promises.open("Sample")
         ids = (f"{PREFIX}0", f"{PREFIX}7", "req-ffffffff-7", "req-x", "nonsense", "")

@@ -102,7 +102,7 @@ def test_a_prompt_seen_before_is_not_computed_again(server: Running, sampler: st
     assert second["prompt_cache_hit_tokens"] >= 99
 
 
-def test_the_end_of_a_text_stops_unless_told_otherwise(server: Running, sampler: str) -> None:
+def test_the_end_of_a_text_stops_by_default(server: Running, sampler: str) -> None:
     ends = server.app.service.host.models[BASE].end_tokens
     params = {"max_tokens": 200, "seed": 3, "temperature": 1.3}
     free = tokens(server, server.sample(sampler, 0, params={**params, "stop": []}, num_samples=8))

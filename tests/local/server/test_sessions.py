@@ -162,7 +162,7 @@ def test_results_are_let_go_with_their_promises(tmp_path: Path) -> None:
         assert _results() - before <= 3
 
 
-def test_a_trace_tells_what_was_worked_on(server: Running) -> None:
+def test_a_trace_lists_the_work(server: Running) -> None:
     session = server.session()
     model = server.model(session)
     server.output(server.pass_(model, 1).json()["request_id"])

@@ -1,4 +1,10 @@
-"""Everything about runs, checkpoints, sessions and accounts that is no training or sampling."""
+"""Calls about runs, checkpoints, sessions and accounts, one module for each family.
+
+runs, checkpoints, sessions, account    one call for each method
+bulk                                    one call for many checkpoints
+transfers                               downloads and uploads; `_sources` finds the files of a checkpoint
+listing                                 lists that go on behind the end of a page
+_base                                   shared parts, and the one way to make a call"""
 
 from __future__ import annotations
 
@@ -15,9 +21,9 @@ __all__ = ["AdminClient", "RestClient"]
 
 @names_requests
 class RestClient(RunCalls, CheckpointCalls, SessionCalls, TransferCalls, BulkCalls, AccountCalls):
-    """Looks after runs, checkpoints and sessions. Threads may share it.
+    """Manages runs, checkpoints and sessions. Threads may share it.
 
-    Methods return futures; calls go out at once and side by side. Clients for the same server and key share
+    Methods return futures. Calls are sent at once and in parallel. Clients for the same server and key share
     their connections.
 
     Args:

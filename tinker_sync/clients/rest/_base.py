@@ -1,4 +1,4 @@
-"""What the families of calls share: one set of parts for each server and key, and one way to make a call."""
+"""The base of all families of calls: the parts for each server and key, and the way to make a call."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RestBase:
 
     @property
     def holder(self) -> Core:
-        """What is shared with other clients of the same server and key.
+        """Return the parts that clients of the same server and key share.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -79,12 +79,12 @@ class RestBase:
         headers: Mapping[str, str] | None = None,
     ) -> APIFuture[T]:
         """Make a call on a worker."""
-        del kind  # for the type checker: what the endpoint's row promises
+        del kind  # for the type checker; the row of the endpoint decides
         core = self._core
         return self._later(lambda: call_offered(core, name, request, path=path, query=query, headers=headers))
 
     def _later(self, work: Callable[[], T]) -> APIFuture[T]:
-        """Do `work` on a worker; its future cannot be cancelled once it has begun."""
+        """Run `work` on a worker; its future cannot be cancelled once it has begun."""
         core = self._core
         core.refuse_closed()
         future: APIFuture[T] = core.future()
@@ -104,7 +104,7 @@ class RestBase:
         return future
 
 
-# What a server without a route of the key offers in its place.
+# For a route that a server may lack: a call that works in its place.
 _INSTEAD: Final[Mapping[str, str]] = {
     "list_user_checkpoints": "iter_checkpoints(run) lists the checkpoints of one run",
     "list_sessions": "iter_training_runs() lists the runs of all sessions",
@@ -118,7 +118,7 @@ _INSTEAD: Final[Mapping[str, str]] = {
 
 
 def call_offered(core: Core, name: str, request: Any = None, **options: Any) -> Any:
-    """Make a call, and tell a route that the server lacks from an object that does not exist.
+    """Make a call, and distinguish a route that the server lacks from an object that does not exist.
 
     Args:
         core: the shared parts.
@@ -127,7 +127,7 @@ def call_offered(core: Core, name: str, request: Any = None, **options: Any) -> 
         options: as for `Core.call`.
 
     Raises:
-        UnsupportedByServerError: the server has no such route; the text names what works in its place.
+        UnsupportedByServerError: the server has no such route; the text names a call that works there.
         TinkerError: the call failed.
     """
     try:
@@ -175,19 +175,19 @@ def parse_checkpoint_path(tinker_path: str, *, bare: bool) -> ParsedCheckpointTi
 
 
 def warn_experimental(name: str) -> None:
-    """Say that a call may change; to whoever called the public method that says so."""
+    """Warn the caller of a public method that the service may change the call."""
     warnings.warn(f"{name} is experimental and may change", ExperimentalWarning, stacklevel=3)
 
 
 def checked_scope(access_scope: str) -> str:
-    """The scope, if it is one."""
+    """Return the scope, or refuse an unknown one."""
     if access_scope not in _SCOPES:
         raise InvalidInputError(f"access_scope: expected one of {', '.join(_SCOPES)}, got {access_scope!r}")
     return access_scope
 
 
 def checked_id(name: str, value: str) -> str:
-    """An id that is not empty: an empty one would address the whole list."""
+    """Return the id, or refuse an empty one, which would address the whole list."""
     if not value:
         raise InvalidInputError(f"{name}: expected an id, got ''")
     return value
@@ -197,7 +197,7 @@ _cores: Final = SharedCores({})
 
 
 def shared_core(base_url: str | None, api_key: str | None) -> Core:
-    """The parts all clients of a server and key share in this process; they are never closed by us."""
+    """Return the parts that clients of a server and key share in this process. They stay open."""
     settings = Settings.resolve(base_url=base_url, api_key=api_key)
     key = settings.api_key
     place = (settings.base_url, key_fingerprint(key.reveal() if key is not None else ""))

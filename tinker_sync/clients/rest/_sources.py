@@ -1,4 +1,4 @@
-"""Where the service keeps the files of a checkpoint, by what kind of checkpoint and of server it is."""
+"""The sources of a checkpoint's files, which depend on the kind of the checkpoint and on the server."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from tinker_sync.transfer.signed import SignedUrls, in_utc
 from tinker_sync.transport.call import Reply
 from tinker_sync.types import ExternalWeightsUrlsResponse, LoadWeightsRequest, ParsedCheckpointTinkerPath
 
-# How long such an address is good for where the server does not say.
+# The life of such an address where the server does not give one.
 _ARCHIVE_URL_LIFE: Final = timedelta(minutes=15)
-# An export is there for the download alone; each new address lets it live on.
+# An export exists for one download. Each new address prolongs its life.
 _EXPORT_TTL_S: Final = 3600
 _ABSENT: Final = frozenset({404, 405, 410, 501})
 
@@ -38,11 +38,11 @@ _log = logging.getLogger(__name__)
 
 
 def source_of(core: Core, tinker_path: str) -> DownloadSource:
-    """Where the files of a checkpoint come from. Asks the server what it speaks, the first time.
+    """Return the source of a checkpoint's files. The first call asks the server for its settings.
 
-    An external checkpoint has files. A training checkpoint is exported for the download, as the current
-    protocol wants it, or comes in an archive, as in older ones. A checkpoint for sampling comes in an
-    archive, where there are any.
+    An external checkpoint has files. The current protocol exports a training checkpoint for the download;
+    older servers give an archive of it. A checkpoint for sampling comes in an archive, if the server gives
+    archives.
     """
     parsed = parse_path(core, tinker_path)
     if parsed.checkpoint_type == "external":
@@ -63,10 +63,10 @@ class ExternalFiles:
         self._parsed = parsed
 
     def begin(self, memory: dict[str, Any]) -> None:
-        """There is nothing to do first."""
+        """Do nothing: the files exist."""
 
     def sign(self) -> SignedUrls:
-        """Addresses of its files."""
+        """Return addresses of its files."""
         found: ExternalWeightsUrlsResponse = self._core.call(
             "get_external_weights_urls",
             path={
@@ -78,7 +78,7 @@ class ExternalFiles:
         return SignedUrls(found.urls, in_utc(found.expires))
 
     def finish(self) -> None:
-        """There is nothing to clean up."""
+        """Do nothing: the server keeps the files."""
 
 
 class ExportedFiles:
@@ -93,7 +93,7 @@ class ExportedFiles:
         self._files: ExternalFiles
 
     def begin(self, memory: dict[str, Any]) -> None:
-        """Take the export of an earlier try, if it is still there; else make one."""
+        """Use the export of an earlier attempt if it still exists; else make one."""
         kept = memory.get("export")
         if isinstance(kept, str):
             self._take(kept)
@@ -108,12 +108,12 @@ class ExportedFiles:
         self._take(memory["export"])
 
     def sign(self) -> SignedUrls:
-        """Addresses of its files; the export lives on with them."""
+        """Return addresses of its files, and prolong the life of the export."""
         self._try("set_checkpoint_ttl", {"ttl_seconds": _EXPORT_TTL_S})
         return self._files.sign()
 
     def finish(self) -> None:
-        """Delete the export. If that fails, it ends by itself."""
+        """Delete the export. If that fails, the server deletes it when its life ends."""
         self._try("delete_checkpoint", None)
 
     def _take(self, path: str) -> None:
@@ -121,7 +121,7 @@ class ExportedFiles:
         self._files = ExternalFiles(self._core, self._export)
 
     def _make(self) -> str:
-        """Load the checkpoint into a model of a session of its own, and export that."""
+        """Load the checkpoint into a model of a new session, export the model, and return the path."""
         core = self._core
         session = Session(
             user_metadata={"created_by": "tinker_sync checkpoint download"},
@@ -159,19 +159,19 @@ class Archive:
         self._checkpoint = parsed.checkpoint_id
 
     def begin(self, memory: dict[str, Any]) -> None:
-        """There is nothing to do first."""
+        """Do nothing: the files exist."""
 
     def sign(self) -> SignedUrls:
-        """The address of the archive."""
+        """Return the address of the archive."""
         try:
             return self._ask()
         except APIStatusError as error:
             bare = self._parsed.checkpoint_id.partition("/")[2]
             absent = error.status_code in {*_ABSENT, 400, 422}
-            # A server that knows bare names gives the sampler's archive, whatever was meant.
+            # For a bare name, a server gives the archive of the sampler checkpoint.
             if not absent or self._checkpoint == bare or self._parsed.checkpoint_type != "sampler":
                 raise self._explained(error) from error
-            self._checkpoint, full = bare, self._checkpoint  # so some open servers know it
+            self._checkpoint, full = bare, self._checkpoint  # the name that some open servers use
             try:
                 return self._ask()
             except APIStatusError:
@@ -179,7 +179,7 @@ class Archive:
                 raise self._explained(error) from error
 
     def finish(self) -> None:
-        """There is nothing to clean up."""
+        """Do nothing: the server keeps the files."""
 
     def _ask(self) -> SignedUrls:
         core = self._core
@@ -211,11 +211,11 @@ class Archive:
 
 
 def archive_address(reply: Reply, now_s: float) -> tuple[str, datetime]:
-    """Where an archive is, and until when, by the redirect to it."""
+    """Return the address of an archive and the end of its validity, from the redirect to it."""
     url = reply.headers.get("location")
     if reply.status not in (301, 302, 303, 307, 308) or not url:
         raise APIResponseValidationError(
-            "the server did not say where the archive is", status_code=reply.status, method="GET"
+            "the answer does not redirect to an archive", status_code=reply.status, method="GET"
         )
     try:
         expires = in_utc(parsedate_to_datetime(reply.headers.get("expires", "")))

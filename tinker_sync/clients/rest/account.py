@@ -1,4 +1,4 @@
-"""Who one is, what was used, and what was done."""
+"""Calls about the account: its models, its user, its usage and its audit log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AUDIT_EVENTS: Final = ("all", "checkpoints", "projects", "teams", "organization
 
 @names_requests
 class AdminClient(RestBase):
-    """Looks into billing and audit. Threads may share it.
+    """Reads billing and audit. Threads may share it.
 
     Args:
         base_url: the server; None: `TINKER_BASE_URL`, else the hosted service.
@@ -38,7 +38,7 @@ class AdminClient(RestBase):
     def get_billing_usage(
         self, starting_on: datetime | str, ending_before: datetime | str
     ) -> APIFuture[BillingUsageResponse]:
-        """What was used in a window of time.
+        """Return the usage in a window of time.
 
         Args:
             starting_on: its begin, a datetime or RFC 3339 text.
@@ -63,7 +63,7 @@ class AdminClient(RestBase):
     def get_current_checkpoint_storage_usage(
         self, project_id: str | None = None
     ) -> APIFuture[CurrentCheckpointStorageUsageResponse]:
-        """What checkpoints take up now, of one project or of all.
+        """Return the storage that checkpoints use now, of one project or of all.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -83,11 +83,11 @@ class AdminClient(RestBase):
     def get_audit_log(
         self, event_type: AuditEvents = "all", day: date | None = None
     ) -> APIFuture[AuditLogResponse]:
-        """What was done in your organization.
+        """Return the audit log of your organization.
 
         Args:
-            event_type: only events of this kind.
-            day: only those of this day.
+            event_type: return only events of this kind.
+            day: return only events of this day.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -112,12 +112,12 @@ class AdminClient(RestBase):
     get_audit_log_async = result_twin(get_audit_log)
 
 
-class _NobodyKnows(UnsupportedByServerError, RuntimeError):
-    """Whose key it is. Also a RuntimeError, which the reference client raises."""
+class _UnknownOwner(UnsupportedByServerError, RuntimeError):
+    """The owner of the key is not known. Also a RuntimeError, which the reference client raises."""
 
 
 class AccountCalls(RestBase):
-    """Calls about the server and the account; those about billing and audit have moved to `AdminClient`."""
+    """Calls about the server and the account. Those about billing and audit have moved to `AdminClient`."""
 
     def get_server_capabilities(self) -> APIFuture[GetServerCapabilitiesResponse]:
         """Return the models that the server offers.
@@ -130,9 +130,9 @@ class AccountCalls(RestBase):
         return self._call("get_server_capabilities", kind=types.GetServerCapabilitiesResponse)
 
     def whoami(self) -> APIFuture[WhoamiResponse]:
-        """Whose key this is, as the token says that it was exchanged for.
+        """Return the owner of the key, from the token that the key is exchanged for.
 
-        The future fails with UnsupportedByServerError, which is a RuntimeError here, where no token tells.
+        The future fails with UnsupportedByServerError, which is a RuntimeError here, if there is no token.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -146,10 +146,10 @@ class AccountCalls(RestBase):
 
     def _identity(self) -> WhoamiResponse:
         core = self._core
-        core.start()  # the server says whether it exchanges keys for tokens
+        core.start()  # the settings name servers that exchange keys for tokens
         claims = core.keys.identity()
         if claims is None:
-            raise _NobodyKnows(
+            raise _UnknownOwner(
                 "whoami: this server exchanges no tokens, so nothing tells whose key this is; whether it is "
                 "taken, `tinker-sync auth status` tells",
                 feature="whoami",
@@ -163,7 +163,7 @@ class AccountCalls(RestBase):
     def get_billing_usage(
         self, starting_on: datetime | str, ending_before: datetime | str
     ) -> APIFuture[BillingUsageResponse]:
-        """As `AdminClient.get_billing_usage`, its new home.
+        """Call `AdminClient.get_billing_usage`, the new name of this method.
 
         >>> import tinker_sync, warnings
         >>> from datetime import datetime, timedelta, timezone
@@ -180,7 +180,7 @@ class AccountCalls(RestBase):
     def get_current_checkpoint_storage_usage(
         self, project_id: str | None = None
     ) -> APIFuture[CurrentCheckpointStorageUsageResponse]:
-        """As `AdminClient.get_current_checkpoint_storage_usage`, its new home.
+        """Call `AdminClient.get_current_checkpoint_storage_usage`, the new name of this method.
 
         >>> import tinker_sync, warnings
         >>> warnings.simplefilter("ignore", FutureWarning)  # it has moved
@@ -196,7 +196,7 @@ class AccountCalls(RestBase):
     def get_audit_log(
         self, event_type: AuditEvents = "all", day: date | None = None
     ) -> APIFuture[AuditLogResponse]:
-        """As `AdminClient.get_audit_log`, its new home.
+        """Call `AdminClient.get_audit_log`, the new name of this method.
 
         >>> import tinker_sync, warnings
         >>> warnings.simplefilter("ignore", FutureWarning)  # it has moved

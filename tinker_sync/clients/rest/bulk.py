@@ -1,4 +1,4 @@
-"""The same call for many checkpoints: side by side, but not too many, and with a result for each."""
+"""One call for many checkpoints: a limited number in parallel, and an outcome for each checkpoint."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tinker_sync.runtime.workers import Workers
 if TYPE_CHECKING:
     from tinker_sync.types import Checkpoint
 
-# As many as the reference client's command line has under way.
+# The number that the command line of the reference client has under way.
 PARALLEL = 32
 
 
 @frozen
 class CheckpointOutcome:
-    """What became of one checkpoint.
+    """The outcome of the call for one checkpoint.
 
     >>> CheckpointOutcome("tinker://run/weights/a", None).ok
     True
@@ -32,24 +32,24 @@ class CheckpointOutcome:
 
     tinker_path: str
     error: TinkerError | None = field(default=None)
-    """Why it failed; None where it did not."""
+    """The failure, or None."""
 
     @property
     def ok(self) -> bool:
-        """Whether it worked."""
+        """True if the call did its work."""
         return self.error is None
 
 
 @frozen(kw_only=True)
 class BulkProgress:
-    """How far a call for many checkpoints is.
+    """The progress of a call for many checkpoints.
 
     >>> BulkProgress(done=3, failed=1, total=10).total
     10
     """
 
     done: int
-    """Failed ones included."""
+    """The number of checkpoints with an outcome, failed ones included."""
     failed: int
     total: int
 
@@ -64,14 +64,14 @@ class BulkCalls(RestBase):
     def delete_checkpoints(
         self, paths: Paths, *, parallel: int = PARALLEL, progress: Listener | None = None
     ) -> APIFuture[list[CheckpointOutcome]]:
-        """Delete checkpoints for good. One that fails keeps no other from being deleted.
+        """Delete checkpoints permanently. A failure of one does not affect the others.
 
         Args:
-            paths: of the checkpoints, or checkpoints as they are listed.
-            parallel: how many are deleted side by side.
+            paths: the paths of checkpoints, or checkpoints from a list.
+            parallel: the number of checkpoints that are deleted at a time.
             progress: called with `BulkProgress` after each, on a worker.
 
-        The result has an outcome for each path, in their order; one that was given twice has the same twice.
+        The result has an outcome for each path, in the order of `paths`. Equal paths share one outcome.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -99,7 +99,10 @@ class BulkCalls(RestBase):
         parallel: int = PARALLEL,
         progress: Listener | None = None,
     ) -> APIFuture[list[CheckpointOutcome]]:
-        """Have checkpoints deleted in so many seconds; None keeps them. Otherwise as `delete_checkpoints`.
+        """Set the number of seconds after which checkpoints are deleted; None keeps them.
+
+        Everything else is as for `delete_checkpoints`.
+
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -130,7 +133,7 @@ class BulkCalls(RestBase):
         if parallel < 1:
             raise InvalidInputError(f"parallel: expected 1 or more, got {parallel}")
         if isinstance(paths, str):
-            raise InvalidInputError("paths: expected several, got one text")
+            raise InvalidInputError("paths: expected a list, got one text")
         core = self._core
 
         def call(path: str) -> CheckpointOutcome:
@@ -150,7 +153,7 @@ class BulkCalls(RestBase):
 
 
 class _Bulk:
-    """Many calls of one kind under way. Each of its workers takes one path after another."""
+    """The calls for many checkpoints. Each worker takes one path after another."""
 
     def __init__(
         self,
@@ -175,7 +178,7 @@ class _Bulk:
         self._run: Callable[[Callable[[], object]], object]
 
     def start(self, run: Callable[[Callable[[], object]], object]) -> None:
-        """Begin; `run` is where listeners are called."""
+        """Start the workers; `run` calls the listeners."""
         self._run = run
         if not self._total:
             self._future.resolve([])
@@ -191,7 +194,7 @@ class _Bulk:
                 return
             try:
                 outcome = self._call(path)
-            except Exception as error:  # noqa: BLE001  # none of ours: it belongs to whoever waits
+            except Exception as error:  # noqa: BLE001  # it belongs to the future
                 self._future.fail(error)
                 return
             with self._lock:
@@ -205,5 +208,5 @@ class _Bulk:
 
 
 def _gone_by_us(error: TinkerError) -> bool:
-    """Whether a checkpoint is missing because an earlier try had deleted it, and its answer was lost."""
+    """Return True if an earlier try has deleted the checkpoint, and its answer was lost."""
     return isinstance(error, NotFoundError) and (error.attempts or 1) > 1

@@ -1,4 +1,4 @@
-"""Checkpoints: listed, published, kept for a time, copied, deleted, fetched."""
+"""Calls about checkpoints: list, publish, keep for a time, copy, delete, and find the files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @frozen
 class CheckpointArchiveUrl:
-    """Where an archive can be fetched for a while, by whoever has the address.
+    """The address of an archive. It is valid for a time, without a key.
 
     >>> CheckpointArchiveUrl("https://host/a.tar.gz?signature=s", datetime(2026, 1, 1)).expires.year
     2026
@@ -52,7 +52,7 @@ class CheckpointCalls(RestBase):
     """Calls about checkpoints."""
 
     def list_checkpoints(self, training_run_id: str) -> APIFuture[CheckpointsListResponse]:
-        """All checkpoints of a run.
+        """Return all checkpoints of a run.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -69,11 +69,11 @@ class CheckpointCalls(RestBase):
         )
 
     def list_user_checkpoints(self, limit: int = 100, offset: int = 0) -> APIFuture[CheckpointsListResponse]:
-        """One page of all your checkpoints.
+        """Return a page of all your checkpoints.
 
         Args:
-            limit: how many at most.
-            offset: how many to pass over.
+            limit: the largest number of entries.
+            offset: the number of entries before the page.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -91,11 +91,11 @@ class CheckpointCalls(RestBase):
         )
 
     def iter_checkpoints(self, training_run_id: str, *, limit: int | None = None) -> Listing[Checkpoint]:
-        """Go through all checkpoints of a run.
+        """Iterate over all checkpoints of a run.
 
         Args:
-            training_run_id: its id.
-            limit: how many at most; None: all.
+            training_run_id: the id of the run.
+            limit: the largest number of entries; None: all.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -114,13 +114,13 @@ class CheckpointCalls(RestBase):
         )
 
     def iter_user_checkpoints(self, *, limit: int | None = None) -> Listing[Checkpoint]:
-        """Go through all your checkpoints, however many; the next page comes while you use this one.
+        """Iterate over all your checkpoints. The next page is fetched while you use the present one.
 
-        What is there all the time comes exactly once, also when others come and go meanwhile. `total` of the
-        iterator says how many there are, once the first was given.
+        An entry that exists all the time comes exactly once, also if others appear or vanish meanwhile. After
+        the first entry, `total` of the iterator is the number of checkpoints.
 
         Args:
-            limit: how many at most; None: all.
+            limit: the largest number of entries; None: all.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -138,11 +138,11 @@ class CheckpointCalls(RestBase):
         )
 
     def delete_checkpoint(self, training_run_id: str, checkpoint_id: str) -> APIFuture[None]:
-        """Delete a checkpoint for good.
+        """Delete a checkpoint permanently.
 
         Args:
-            training_run_id: its run.
-            checkpoint_id: folder and name, such as "weights/step-100".
+            training_run_id: the id of the run.
+            checkpoint_id: the folder and the name, such as "weights/step-100".
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -160,7 +160,7 @@ class CheckpointCalls(RestBase):
         )
 
     def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
-        """Delete a checkpoint for good.
+        """Delete a checkpoint permanently.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -174,7 +174,7 @@ class CheckpointCalls(RestBase):
         return self._on_path("delete_checkpoint", tinker_path)
 
     def publish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
-        """Let everybody read a checkpoint.
+        """Make a checkpoint readable for all users.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -188,7 +188,7 @@ class CheckpointCalls(RestBase):
         return self._on_path("publish_checkpoint", tinker_path)
 
     def unpublish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
-        """Let nobody else read a checkpoint any more.
+        """Make a checkpoint private again.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -205,7 +205,7 @@ class CheckpointCalls(RestBase):
     def set_checkpoint_ttl_from_tinker_path(
         self, tinker_path: str, ttl_seconds: int | None
     ) -> APIFuture[None]:
-        """Have a checkpoint deleted in so many seconds; None keeps it.
+        """Set the number of seconds after which a checkpoint is deleted; None keeps it.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -224,7 +224,7 @@ class CheckpointCalls(RestBase):
         )
 
     def get_external_weights_urls(self, tinker_path: str) -> APIFuture[ExternalWeightsUrlsResponse]:
-        """Where the files of an exported checkpoint can be fetched, for a while.
+        """Return addresses of the files of an exported checkpoint. They are valid for a time.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -251,12 +251,12 @@ class CheckpointCalls(RestBase):
         ttl_seconds: int | None = None,
         weights_access_token: str | None = None,
     ) -> APIFuture[str]:
-        """Copy a checkpoint into a project, and give the copy's path.
+        """Copy a checkpoint into a project, and return the path of the copy.
 
         Args:
-            path: of the checkpoint.
-            destination_project_id: where to; None: `TINKER_PROJECT_ID`.
-            ttl_seconds: how long the copy is kept.
+            path: the path of the checkpoint.
+            destination_project_id: the project; None: `TINKER_PROJECT_ID`.
+            ttl_seconds: the number of seconds after which the copy is deleted.
             weights_access_token: a key of another account that may read the checkpoint.
 
         >>> import tinker_sync
@@ -290,9 +290,9 @@ class CheckpointCalls(RestBase):
     # ---------------------------------------------------------------------------------- newer servers
 
     def search_checkpoints(self, request: CheckpointSearchRequest) -> APIFuture[CheckpointSearchResponse]:
-        """One page of the checkpoints that match, the newest first. Experimental: the service may change it.
+        """Return a page of the checkpoints that match, the newest first. Experimental: it may change.
 
-        The future fails with `UnsupportedByServerError` where the server has no such search.
+        The future fails with `UnsupportedByServerError` if the server has no such search.
 
         >>> import tinker_sync, warnings
         >>> warnings.simplefilter("ignore", tinker_sync.ExperimentalWarning)
@@ -311,15 +311,15 @@ class CheckpointCalls(RestBase):
     def external_weights_upload_start(
         self, *, base_model: str, lora_config: LoraConfig, destination_project_id: str | None = None
     ) -> APIFuture[ExternalWeightsUploadStartResult]:
-        """Begin to upload an adapter: where each of its files goes. Experimental.
+        """Begin the upload of an adapter, and return the address for each file. Experimental.
 
-        `upload_external_weights` does all of it. Without that, send each file to its address with PUT, and
-        then call `external_weights_upload_finish`.
+        `upload_external_weights` does the whole upload. This call is its first step: send each file to its
+        address with PUT then, and call `external_weights_upload_finish`.
 
         Args:
-            base_model: what it is an adapter of.
-            lora_config: how it is built.
-            destination_project_id: where it goes; None: `TINKER_PROJECT_ID`, else the default project.
+            base_model: the base model of the adapter.
+            lora_config: the shape of the adapter.
+            destination_project_id: the project; None: `TINKER_PROJECT_ID`, else the default project.
 
         >>> import tinker_sync, warnings
         >>> warnings.simplefilter("ignore", tinker_sync.ExperimentalWarning)
@@ -340,10 +340,10 @@ class CheckpointCalls(RestBase):
         return self._later(lambda: call_offered(core, name, request))
 
     def external_weights_upload_finish(self, upload_id: str) -> APIFuture[ExternalWeightsUploadFinishResult]:
-        """Make a checkpoint of an upload whose files are all there. Experimental.
+        """Make a checkpoint from an upload with all its files. Experimental.
 
         Args:
-            upload_id: what `external_weights_upload_start` called it.
+            upload_id: the id that `external_weights_upload_start` returned.
 
         >>> import tinker_sync, warnings
         >>> warnings.simplefilter("ignore", tinker_sync.ExperimentalWarning)
@@ -368,11 +368,11 @@ class CheckpointCalls(RestBase):
     def get_checkpoint_archive_url(
         self, training_run_id: str, checkpoint_id: str
     ) -> APIFuture[CheckpointArchiveUrl]:
-        """Where a checkpoint can be fetched as one archive. Only older and open servers offer that.
+        """Return the address of a checkpoint's archive. Only older and open servers offer archives.
 
         Args:
-            training_run_id: its run.
-            checkpoint_id: folder and name, such as "sampler_weights/step-100".
+            training_run_id: the id of the run.
+            checkpoint_id: the folder and the name, such as "sampler_weights/step-100".
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -393,7 +393,7 @@ class CheckpointCalls(RestBase):
     def get_checkpoint_archive_url_from_tinker_path(
         self, tinker_path: str
     ) -> APIFuture[CheckpointArchiveUrl]:
-        """The same by path. Only older and open servers offer that.
+        """Return the address of a checkpoint's archive, by path. Only older and open servers offer archives.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:

@@ -1,22 +1,22 @@
-"""Lists that do not end at a page: the next page is fetched while its reader is busy with this one.
+"""Lists across pages: the next page is fetched while the caller uses the present one.
 
-The service counts pages by offset, so whatever appears or vanishes in front of our place moves what follows.
+The service counts pages by offset, so an entry that appears or vanishes in front moves all that follow.
 Each page therefore begins with the last entries of the page before it:
 
-- If it begins with an entry that was seen, nothing between can have been passed over: entries keep their
-  order. What was seen is left out.
-- If it begins with one that was not, entries in front have vanished, and what followed ours has moved to
-  offsets below. Pages further in front are read until one begins with a seen entry.
-- Where anything has changed at all (another count, another entry where a known one was), the front of the
-  list is read once more at the end: a run that was used meanwhile may have moved there.
+- If it begins with a known entry, no entry between was missed, because entries keep their order. Known
+  entries are skipped.
+- If it begins with an unknown entry, entries in front have vanished, and the following ones have moved to
+  lower offsets. Earlier pages are read until one begins with a known entry.
+- If the list has changed (another count, or another entry in the place of a known one), its front is read
+  again at the end, because a run that was used meanwhile may have moved there.
 
-So an entry that is in the list all the time comes exactly once, and none comes twice. One that appears or
-vanishes meanwhile comes once or not at all. For this the list must keep the order of entries that do not
-move to its front; what the service lists by age, newest first, does. Where the server gives no count, as for
-sessions, one that moves to the front in the same moment as one in front vanishes may be missed.
+So an entry that is in the list all the time comes exactly once, and no entry comes twice. An entry that
+appears or vanishes meanwhile comes once or not at all. This requires that entries keep their order unless
+they move to the front, as in lists by age. If the server gives no count, as for sessions, the list misses an
+entry that moves to the front in the moment in which another one in front vanishes.
 
-Of the entries only their ids are remembered, as 8-byte hashes. Pages are fetched by the client's own workers,
-at most one ahead; there is no thread here. One thread at a time may iterate.
+The list remembers only the ids, as 8-byte hashes. Workers of the client fetch pages, at most one ahead. One
+thread at a time may iterate.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from tinker_sync.errors import BadRequestError, InvalidInputError, Unprocessable
 T = TypeVar("T")
 
 PAGE_SIZE: Final = 1000
-# Some servers refuse to give that many at once; none known refuses this.
+# Some servers refuse larger pages; all known ones give this one.
 _MODEST_PAGE_SIZE: Final = 100
-# So many entries may vanish in front of our place between two pages before we have to look further in front.
+# The number of entries that may vanish between two pages before earlier pages are read again.
 _OVERLAP: Final = 16
-# A server whose pages never begin where the last one ended cannot be followed any better.
+# For a server whose pages never begin at the end of the page before.
 _MAX_RETREATS: Final = 100
-# A page further on may equal the first one, when as many entries have come as we went on. More often than
-# this it is because the server knows no offsets.
+# A later page equals the first one if as many entries have appeared as were read. If that happens more often
+# than this, the server ignores offsets.
 _MAX_REPEATED: Final = 2
 
 
 @frozen
 class Page(Generic[T]):
-    """A part of a list, and how long the whole list is where the server says so."""
+    """A part of a list, with the length of the whole list if the server gives it."""
 
     entries: Sequence[T]
     total: int | None = None
@@ -58,10 +58,10 @@ Fetch = Callable[[int, int], Future[Any]]
 
 
 class Listing(Iterator[T], Generic[T]):
-    """Goes through a whole list, page by page. Not for several threads at once.
+    """An iterator over a whole list, page by page. For one thread at a time.
 
-    Nothing is fetched before the first entry is asked for, and nothing more after the last one that was. An
-    error of the server is raised once all entries before it were given; then the iteration is over.
+    The first page is fetched with the first entry, and no page is fetched after the last entry that the
+    caller takes. An error of the server is raised after all entries before it, and ends the iteration.
 
     >>> from concurrent.futures import Future
     >>> def fetch(size, offset):
@@ -82,14 +82,14 @@ class Listing(Iterator[T], Generic[T]):
         limit: int | None = None,
         page_size: int = PAGE_SIZE,
     ) -> None:
-        """Begin at the front.
+        """Make an iterator at the front of the list.
 
         Args:
-            fetch: begins to fetch a page.
-            read: what its answer says.
-            identity: what an entry is known by.
-            limit: how many entries at most; None: all.
-            page_size: how many to ask for at once.
+            fetch: starts to fetch a page, by size and offset.
+            read: makes a page from the answer.
+            identity: returns the id of an entry.
+            limit: the largest number of entries; None: all.
+            page_size: the number of entries to request at once.
         """
         if limit is not None and limit < 0:
             raise InvalidInputError(f"limit: expected 0 or more, or None, got {limit}")
@@ -99,17 +99,18 @@ class Listing(Iterator[T], Generic[T]):
         self._size = page_size if limit is None else max(1, min(page_size, limit))
         self._limit = limit
         self._seen: set[int] = set()
-        self._longest = 0  # of the pages so far: a server may give less than asked for
+        self._longest = 0  # the largest page so far; a server may give smaller pages than requested
         self._changed = False
-        self._retreats = 0  # since an entry was given
+        self._retreats = 0  # since the last entry
         self._ahead: tuple[int, Future[Any]] | None = None
         self._total: int | None = None
         self._entries = islice(self._all(), limit)
 
     @property
     def total(self) -> int | None:
-        """How long the whole list is, as the server said last; None before the first page, or where it does
-        not say.
+        """The length of the whole list in the newest answer; None before the first page.
+
+        None also if the server does not give the length.
         """
         return self._total
 
@@ -126,7 +127,7 @@ class Listing(Iterator[T], Generic[T]):
     to_pandas = to_pandas
 
     def close(self) -> None:
-        """Stop here. A page under way is dropped when it comes."""
+        """Stop. A page that arrives later is dropped."""
         self._entries = islice(self._entries, 0)
         self._drop_ahead()
 
@@ -139,7 +140,7 @@ class Listing(Iterator[T], Generic[T]):
             self._drop_ahead()
 
     def _sweep(self, *, whole: bool) -> Iterator[T]:
-        """The entries not seen before, from the front on: to the end, or to the first page without any."""
+        """Yield unknown entries from the front to the end, or to the first page without one."""
         offset, expected, repeated = 0, None, 0
         front: list[int] = []
         while True:
@@ -162,7 +163,7 @@ class Listing(Iterator[T], Generic[T]):
             expected, offset = names[step] if step < len(names) else None, offset + step
 
     def _may_have_gap(self, offset: int, names: list[int]) -> bool:
-        """Whether entries may lie between what was seen and this page."""
+        """Return True if entries may lie between the known ones and this page."""
         if not offset or self._retreats >= _MAX_RETREATS:
             return False
         return not names or names[0] not in self._seen
@@ -171,10 +172,10 @@ class Listing(Iterator[T], Generic[T]):
         self, entries: Sequence[T], names: list[int], places: list[int], next_offset: int | None
     ) -> Iterator[T]:
         for count, place in enumerate(places):
-            # Not for the first one: who wants only that pays for one page.
+            # Not for the first entry: a caller that takes only one fetches one page.
             if count == 1 and next_offset is not None and self._wants_more(len(places) - 1):
                 self._ahead = (next_offset, self._fetch(self._size, next_offset))
-            if names[place] not in self._seen:  # it may be in a page twice, where servers lose count
+            if names[place] not in self._seen:  # some servers repeat an entry within a page
                 self._seen.add(names[place])
                 self._retreats = 0
                 yield entries[place]
@@ -203,13 +204,13 @@ class Listing(Iterator[T], Generic[T]):
         self._longest = max(longest, length)
         if not length or page.total is not None:
             return offset + length >= (page.total or 0) or not length
-        # A page shorter than another is the last one. Shorter than asked for tells nothing: some servers
-        # never give more than so many.
+        # The last page is shorter than another one. The requested size proves nothing, because some
+        # servers limit it.
         return length < longest
 
     @staticmethod
     def _step(length: int) -> int:
-        """How far on the next page begins."""
+        """Return the distance to the begin of the next page."""
         overlap = min(_OVERLAP, length // 8 or int(length > 1))
         return length - overlap
 

@@ -1,4 +1,4 @@
-"""Training runs."""
+"""Calls about training runs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class RunCalls(RestBase):
-    """Calls about training runs, and about what was trained."""
+    """Calls about training runs, and about weights and samplers."""
 
     def get_training_run(
         self, training_run_id: str, access_scope: AccessScope = "owned"
     ) -> APIFuture[TrainingRun]:
-        """One run.
+        """Return a run.
 
         Args:
-            training_run_id: its id, which is the model id too.
-            access_scope: "accessible" also finds runs of others that you may read.
+            training_run_id: the id of the run, which is the model id too.
+            access_scope: "accessible" also finds shared runs of other users.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -44,7 +44,7 @@ class RunCalls(RestBase):
     def get_training_run_by_tinker_path(
         self, tinker_path: str, access_scope: AccessScope = "owned"
     ) -> APIFuture[TrainingRun]:
-        """The run a checkpoint belongs to. Arguments as in `get_training_run`.
+        """Return the run of a checkpoint. Arguments as in `get_training_run`.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -69,13 +69,13 @@ class RunCalls(RestBase):
         access_scope: AccessScope = "owned",
         project_id: str | None = None,
     ) -> APIFuture[TrainingRunsResponse]:
-        """One page of runs, the newest first.
+        """Return a page of runs, the newest first.
 
         Args:
-            limit: how many at most.
-            offset: how many to pass over.
-            access_scope: "accessible" also lists runs of others that you may read.
-            project_id: only runs of this project.
+            limit: the largest number of entries.
+            offset: the number of entries before the page.
+            access_scope: "accessible" also lists shared runs of other users.
+            project_id: return only runs of this project.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -99,15 +99,15 @@ class RunCalls(RestBase):
     def iter_training_runs(
         self, *, limit: int | None = None, access_scope: AccessScope = "owned", project_id: str | None = None
     ) -> Listing[TrainingRun]:
-        """Go through all runs, however many; the next page comes while you use this one.
+        """Iterate over all runs. The next page is fetched while you use the present one.
 
-        What is there all the time comes exactly once, also when others come and go meanwhile. `total` of the
-        iterator says how many there are, once the first was given.
+        An entry that exists all the time comes exactly once, also if others appear or vanish meanwhile. After
+        the first entry, `total` of the iterator is the number of runs.
 
         Args:
-            limit: how many at most; None: all.
-            access_scope: "accessible" also lists runs of others that you may read.
-            project_id: only runs of this project.
+            limit: the largest number of entries; None: all.
+            access_scope: "accessible" also lists shared runs of other users.
+            project_id: return only runs of this project.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -126,7 +126,7 @@ class RunCalls(RestBase):
         )
 
     def get_weights_info_by_tinker_path(self, tinker_path: str) -> APIFuture[WeightsInfoResponse]:
-        """What a checkpoint holds: its base model, rank and trained layers.
+        """Return the base model, the rank and the trained layers of a checkpoint.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -143,7 +143,7 @@ class RunCalls(RestBase):
         )
 
     def get_sampler(self, sampler_id: str) -> APIFuture[GetSamplerResponse]:
-        """What a sampling session samples from.
+        """Return the base model and the weights of a sampling session.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:

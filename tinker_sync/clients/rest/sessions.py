@@ -1,4 +1,4 @@
-"""Sessions: listed, searched, moved to a project, traced."""
+"""Calls about sessions: list, search, move to a project, and trace."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
 
 _TRACE_POLL_S: Final = 5.0
-# Exports take minutes; one that takes longer than this has been forgotten.
+# Exports take minutes; the server has forgotten one that takes longer than this.
 _TRACE_LIMIT_S: Final = 3600.0
 
 _log = logging.getLogger(__name__)
@@ -47,11 +47,11 @@ class SessionCalls(RestBase):
     def get_session(
         self, session_id: str, access_scope: AccessScope = "owned"
     ) -> APIFuture[GetSessionResponse]:
-        """One session: its runs and samplers.
+        """Return a session with its runs and samplers.
 
         Args:
-            session_id: its id.
-            access_scope: "accessible" also finds sessions of others that you may read.
+            session_id: the id of the session.
+            access_scope: "accessible" also finds shared sessions of other users.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -71,12 +71,12 @@ class SessionCalls(RestBase):
     def list_sessions(
         self, limit: int = 20, offset: int = 0, access_scope: AccessScope = "owned"
     ) -> APIFuture[ListSessionsResponse]:
-        """One page of session ids.
+        """Return a page of session ids.
 
         Args:
-            limit: how many at most.
-            offset: how many to pass over.
-            access_scope: "accessible" also lists sessions of others that you may read.
+            limit: the largest number of entries.
+            offset: the number of entries before the page.
+            access_scope: "accessible" also lists shared sessions of other users.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -92,14 +92,14 @@ class SessionCalls(RestBase):
         )
 
     def iter_sessions(self, *, limit: int | None = None, access_scope: AccessScope = "owned") -> Listing[str]:
-        """Go through the ids of all sessions, however many; the next page comes while you use this one.
+        """Iterate over the ids of all sessions. The next page is fetched while you use the present one.
 
-        What is there all the time comes exactly once, also when others come and go meanwhile. The service
-        does not say how many there are.
+        An entry that exists all the time comes exactly once, also if others appear or vanish meanwhile. The
+        service does not give the number of sessions.
 
         Args:
-            limit: how many at most; None: all.
-            access_scope: "accessible" also lists sessions of others that you may read.
+            limit: the largest number of entries; None: all.
+            access_scope: "accessible" also lists shared sessions of other users.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -117,7 +117,7 @@ class SessionCalls(RestBase):
         )
 
     def search_sessions(self, request: SessionSearchRequest) -> APIFuture[SessionSearchResponse]:
-        """One page of the sessions that match. Experimental: the service may change it.
+        """Return a page of the sessions that match. Experimental: the service may change it.
 
         >>> import tinker_sync, warnings
         >>> warnings.simplefilter("ignore", tinker_sync.ExperimentalWarning)
@@ -147,9 +147,9 @@ class SessionCalls(RestBase):
         )
 
     def export_session_trace(self, session_id: str) -> APIFuture[str]:
-        """Have a session's trace written, and give the address to fetch it from. Takes minutes.
+        """Let the server write the trace of a session, and return its address. Takes minutes.
 
-        The future fails with a TinkerError that is a RuntimeError, too, where the server could not write it.
+        The future fails with a TinkerError that is also a RuntimeError if the server could not write it.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -191,7 +191,7 @@ class SessionCalls(RestBase):
 
 
 def _trace_url(reply: Reply, secrets: Callable[[], Iterable[Secret]]) -> str | None:
-    """The address of a trace; None while it is being written."""
+    """Return the address of a trace, or None while the server writes it."""
     row = ENDPOINTS["export_session_trace"]
     try:
         tree = wire_json.loads(reply.body)

@@ -1,4 +1,4 @@
-"""Checkpoints fetched to this machine and weights brought from it, and many checkpoints at once."""
+"""Calls that move files: download of a checkpoint, and upload of an adapter."""
 
 from __future__ import annotations
 
@@ -55,22 +55,23 @@ class TransferCalls(RestBase):
         parts: int = 4,
         progress: Callable[[TransferProgress], object] | None = None,
     ) -> APIFuture[CheckpointDownload]:
-        """Fetch the files of a checkpoint, whatever breaks meanwhile.
+        """Download the files of a checkpoint, through interruptions of the connection.
 
-        While it is not whole there is a directory `<to>.partial`. The same call, also of a later process,
-        goes on from there. A training checkpoint is exported for the download first. `cancel()` of the
-        future stops it, and keeps what has arrived.
+        An unfinished download is in a directory `<to>.partial`. The same call, also in a later process,
+        continues from there. A directory of this name that no download created is an error. The server
+        first exports a training checkpoint. `cancel()` of the future stops the download and keeps the bytes
+        that have arrived.
 
         Args:
-            tinker_path: of the checkpoint.
-            to: the directory its files come to, made here; None: named after the path, where you are.
-            unpack: take an archive apart, where the server gives one; else `to` becomes the archive itself.
-            overwrite: replace what is at `to`. Without it that is an error.
-            parts: how many parts of a file are fetched side by side.
+            tinker_path: the path of the checkpoint.
+            to: the directory to create; None: a directory here, named after the path.
+            unpack: unpack an archive, if the server gives one; else `to` becomes the archive itself.
+            overwrite: replace an existing `to`. Without it an existing `to` is an error.
+            parts: the number of parts of a file that are fetched at a time.
             progress: called with `TransferProgress`, on a worker, at most ten times a second.
 
-        The future fails with `TransferError`, or `UnsafeArchiveError` where an archive holds what must not
-        be unpacked.
+        The future fails with `TransferError`, or with `UnsafeArchiveError` if an archive must not be
+        unpacked.
 
         >>> import tempfile
         >>> from tinker_sync import ServiceClient
@@ -96,11 +97,11 @@ class TransferCalls(RestBase):
 
         def download(control: Cancellation) -> CheckpointDownload:
             start = _progress.TransferProgress(tinker_path=tinker_path, stage="preparing")
-            teller = _progress.ProgressReporter(progress, core.callback_pool.run, core.clock, start)
-            teller.change()
+            reporter = _progress.ProgressReporter(progress, core.callback_pool.run, core.clock, start)
+            reporter.change()
             source = _sources.source_of(core, tinker_path)
             return _download.CheckpointFetch(
-                wish, source, core.settings, clock=core.clock, cancellation=control, reporter=teller
+                wish, source, core.settings, clock=core.clock, cancellation=control, reporter=reporter
             ).run()
 
         return self._alongside(download)
@@ -114,16 +115,16 @@ class TransferCalls(RestBase):
         *,
         progress: Callable[[TransferProgress], object] | None = None,
     ) -> APIFuture[str]:
-        """Bring an adapter to the service, and give the path of the checkpoint it becomes. Experimental.
+        """Upload an adapter, and return the path of the new checkpoint. Experimental.
 
         Args:
-            directory: with the files, named and built as `TrainingClient.save_weights_external` exports them.
-            base_model: what it is an adapter of.
-            lora_config: how it is built.
-            destination_project_id: where it goes; None: `TINKER_PROJECT_ID`, else the default project.
+            directory: the files, in the form in which `TrainingClient.save_weights_external` exports them.
+            base_model: the base model of the adapter.
+            lora_config: the shape of the adapter.
+            destination_project_id: the project; None: `TINKER_PROJECT_ID`, else the default project.
             progress: called with `TransferProgress`, on a worker, at most ten times a second.
 
-        The future fails with `UnsupportedByServerError` where the server takes none.
+        The future fails with `UnsupportedByServerError` if the server takes no uploads.
 
         >>> import tempfile, warnings
         >>> from tinker_sync import ExperimentalWarning, LoraConfig, ServiceClient
@@ -157,11 +158,11 @@ class TransferCalls(RestBase):
 
         def upload(control: Cancellation) -> str:
             start = _progress.TransferProgress(tinker_path="", stage="preparing")
-            teller = _progress.ProgressReporter(progress, core.callback_pool.run, core.clock, start)
+            reporter = _progress.ProgressReporter(progress, core.callback_pool.run, core.clock, start)
             http = _signed.SignedHttp(core.settings)
             try:
                 sender = _upload.DirectoryUpload(
-                    place, http, clock=core.clock, cancellation=control, reporter=teller, draw=random.random
+                    place, http, clock=core.clock, cancellation=control, reporter=reporter, draw=random.random
                 )
                 upload_id = sender.run(begin)
             finally:
@@ -171,13 +172,13 @@ class TransferCalls(RestBase):
                 "external_weights_upload_finish",
                 types.ExternalWeightsUploadFinishRequest(upload_id=upload_id),
             )
-            teller.change(stage="done", file=None, tinker_path=finished.tinker_path)
+            reporter.change(stage="done", file=None, tinker_path=finished.tinker_path)
             return finished.tinker_path
 
         return self._alongside(upload)
 
     def _alongside(self, work: Callable[[Cancellation], T]) -> APIFuture[T]:
-        """Do `work` on a thread of its own, until it is done, cancelled, or the client closed."""
+        """Run `work` on a new thread until it ends, is cancelled, or the client is closed."""
         core = self._core
         core.refuse_closed()
         future: APIFuture[T] = core.future()
@@ -189,7 +190,7 @@ class TransferCalls(RestBase):
             try:
                 future.mark_sending()
                 future.resolve(work(control))
-            except Exception as error:  # noqa: BLE001  # it belongs to whoever waits
+            except Exception as error:  # noqa: BLE001  # it belongs to the future
                 future.fail(error)
             finally:
                 worker.close(0)
@@ -199,7 +200,7 @@ class TransferCalls(RestBase):
 
 
 def checked_parts(parts: int) -> int:
-    """A number of parts that makes sense."""
+    """Return the number of parts, or refuse an unusable one."""
     if not 1 <= parts <= MAX_PARTS:
         raise InvalidInputError(f"parts: expected 1 to {MAX_PARTS}, got {parts}")
     return parts

@@ -16,11 +16,11 @@ import attrs
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types._convert import exact_kinds
 from tinker_sync.types._model import Model
-from tinker_sync.types._structured import Structured, field_names, fields_of, is_model, members_of
+from tinker_sync.types._structured import Structured, fields_of, is_model, members_of
 
 _SIMPLE = frozenset({str, int, bool, type(None)})
-_PARTLY = "Datum"
-"""The class of which not every field travels."""
+_OF_ARRAYS = {"TensorData", "SampledSequence", "SampleResponse", "Datum"}
+"""Models whose fields travel in another form than they are declared in."""
 
 
 class NotExact(Exception):
@@ -46,22 +46,15 @@ def tree_of(value: Any) -> Any:
         if not {str}.issuperset(map(type, value)):
             raise NotExact
         return {name: tree_of(item) for name, item in value.items()}
-    names = _names_of(cast("Any", kind))
-    values = ((name, getattr(value, name)) for name in names)
+    if not _leaves_as_declared(cast("Any", kind)):
+        raise NotExact
     # None stands for absent in a declared field, and only there.
-    return {name: tree_of(item) for name, item in values if item is not None}
+    return {name: tree_of(item) for name, item in value._fields_out().items() if item is not None}
 
 
 @cache
-def _names_of(kind: type) -> tuple[str, ...]:
-    """Return the fields of a model that travel under their own names."""
-    exact = issubclass(kind, Model) and kind._fields_out is Model._fields_out
-    if not exact or _PARTLY in (base.__name__ for base in kind.__mro__):
-        raise NotExact
-    names = field_names(cast("Any", kind))
-    if any(field.name != field.alias for field in attrs.fields(cast("Any", kind))):
-        raise NotExact
-    return names
+def _leaves_as_declared(kind: type) -> bool:
+    return issubclass(kind, Model) and not _OF_ARRAYS.intersection(base.__name__ for base in kind.__mro__)
 
 
 def model_of(tree: Any, cls: Any) -> Any:

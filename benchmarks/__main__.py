@@ -1,0 +1,354 @@
+"""Measure this client beside the reference and beside floors, in one run; README.md explains it.
+
+    python -m benchmarks --reference-python VENV/bin/python     all of it, some 40 minutes on two cores
+    python -m benchmarks --quick                                smaller sizes, some 6 minutes
+    python -m benchmarks --only start one                       some scenarios
+
+Every run is a fresh process against a stub server in a process of its own; subjects alternate. Printed are
+medians with their range and the ratio to the reference; --json writes all figures, --charts redraws the SVGs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from _charts import draw_curves, draw_shares
+from _processes import (
+    Figures,
+    allow_many_files,
+    run_command,
+    run_in_fresh_process,
+    stub_server,
+    use_two_cores,
+)
+
+HERE = Path(__file__).resolve().parent
+REFERENCE = "tinker==0.38.0"
+# More than are in flight here, for both clients.
+CONFIG = {"sample_max_concurrent_requests": 40_000}
+OURS, THEIRS = "tinker_sync", "tinker"
+NOISY_SPREAD = 1.25
+
+
+class Bound(NamedTuple):
+    """A figure of the table: what ours may be at most, as a share of the reference's."""
+
+    figure: str
+    label: str
+    share: float | None = None
+    chart: bool = False
+    """Whether the figure has a bar in the chart of shares."""
+
+
+class Scenario(NamedTuple):
+    """One block of the table."""
+
+    title: str
+    script: str
+    case: str
+    bounds: tuple[Bound, ...]
+    size: int = 0
+    quick: int = 0
+    latency_s: float = 0.0
+    config: dict[str, Any] = {}  # noqa: RUF012  # never changed
+    floors: tuple[str, ...] = ()
+
+
+CPU_A_SAMPLE = Bound("cpu_ms", "CPU a sample, ms", 1 / 8, chart=True)
+SCENARIOS = {
+    "start": Scenario(
+        "fresh interpreter to the first sample", "_start.py", "sample",
+        (Bound("wall_ms", "wall, ms", 1 / 4, chart=True), Bound("cpu_ms", "CPU, ms", 1 / 4),
+         Bound("peak_mb", "memory, MB", 1 / 2, chart=True), Bound("modules", "modules loaded")),
+        floors=("nothing",),
+    ),
+    "first": Scenario(
+        "fresh interpreter to the end of a 50 MB forward_backward", "_start.py", "pass",
+        (Bound("wall_ms", "wall, ms", 1 / 2), Bound("cpu_ms", "CPU, ms", 1 / 2)),
+    ),
+    "one": Scenario(
+        "one sample at a time", "_clients.py", "one",
+        (CPU_A_SAMPLE, Bound("wall_ms", "wall a sample, ms")),
+        400, 100, floors=("urllib3", "http.client", "sockets"),
+    ),
+    "crowd": Scenario(
+        "samples with 400 in flight", "_clients.py", "crowd",
+        (CPU_A_SAMPLE, Bound("wall_ms", "wall a sample, ms", 1 / 8)), 4000, 1000,
+    ),
+    "many": Scenario(
+        "10,000 samples in flight, 2 s each", "_clients.py", "many",
+        (Bound("wall_s", "wall, s", 1 / 4, chart=True), Bound("cpu_s", "CPU, s", 1 / 8),
+         Bound("threads", "threads"), Bound("growth_mb", "growth of memory, MB", 1 / 4, chart=True)),
+        10_000, 1000, 2.0,
+    ),
+    "together": Scenario(
+        "the same, with one poll for the session", "_clients.py", "many",
+        (Bound("wall_s", "wall, s", 1 / 4), Bound("cpu_s", "CPU, s", 1 / 8),
+         Bound("growth_mb", "growth of memory, MB", 1 / 4)),
+        10_000, 1000, 2.0, {"sample_use_retrieve_futures": True},
+    ),
+    "steps": Scenario(
+        "forward_backward and optim_step, pipelined", "_clients.py", "steps",
+        (Bound("cpu_ms", "CPU a step, ms", 1 / 6, chart=True), Bound("wall_ms", "wall a step, ms")), 200, 50,
+    ),
+    "pass": Scenario(
+        "forward_backward of 1024 x 2048, 50 MB of numpy", "_clients.py", "pass",
+        (Bound("cpu_s", "CPU, s", 1 / 2, chart=True), Bound("wall_s", "wall, s"),
+         Bound("growth_mb", "growth of memory, MB", 1 / 5)),
+        1024, 1024, floors=("memcpy",),
+    ),
+    "lists": Scenario(
+        "the same from lists, conversion included", "_clients.py", "lists",
+        (Bound("cpu_s", "CPU, s", 1 / 2), Bound("wall_s", "wall, s")), 1024, 128,
+    ),
+}  # fmt: skip
+
+
+class Growth(NamedTuple):
+    """A curve: the cost of one piece over the number of pieces."""
+
+    title: str
+    case: str
+    sizes: tuple[int, ...]
+    across: str
+    latency_s: float = 0.0
+    config: dict[str, Any] = {}  # noqa: RUF012  # never changed
+    most_of_reference: int = 10_000
+
+
+GROWTHS = {
+    "inflight": Growth("CPU a sample, by samples in flight", "many", (10, 100, 1000, 10_000, 30_000),
+                       "samples in flight", 0.5),
+    "datums": Growth("CPU a datum, by datums of a pass", "pass", (1, 8, 64, 512, 4096, 16_384), "datums",
+                     most_of_reference=4096),
+    "chunks": Growth("CPU a chunk, by chunks of a pass", "chunks", (1, 5, 20, 80, 200), "chunks",
+                     config={"fwdbwd_max_chunk_len": 8}),
+    "clients": Growth("CPU a client, by clients of a process", "clients", (1, 5, 20, 80, 200), "clients"),
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------- the machine
+
+
+def spin_s() -> float:
+    """Return how long a fixed loop takes; on a quiet machine always the same."""
+    began_s = time.perf_counter()
+    total = 0
+    for number in range(400_000):
+        total += number
+    return time.perf_counter() - began_s
+
+
+class Quiet:
+    """Watches the machine between runs: how far the time of one loop varies, and the CPU of the servers."""
+
+    def __init__(self) -> None:
+        self.spins: list[float] = []
+        self.server_cpu_s = 0.0
+
+    def look(self) -> None:
+        self.spins.append(min(spin_s() for _ in range(3)))
+
+    def report(self) -> dict[str, Any]:
+        spread = max(self.spins) / min(self.spins)
+        return {
+            "loop_ms": round(statistics.median(self.spins) * 1e3, 1),
+            "spread": round(spread, 2),
+            "noisy": spread > NOISY_SPREAD,
+            "stub_server_cpu_s": round(self.server_cpu_s, 1),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "python": platform.python_version(),
+        }
+
+
+# ---------------------------------------------------------------------------------------- running
+
+
+def run_once(scenario: Scenario, subject: str, python: str, size: int, quiet: Quiet) -> Figures:
+    """Run one subject once, against a server of its own."""
+    with stub_server(scenario.latency_s, {**CONFIG, **scenario.config}) as server:
+        script = str(HERE / scenario.script)
+        if subject in (OURS, THEIRS):
+            command = [python, script, scenario.case, subject, server.url]
+            command += [] if scenario.script == "_start.py" else [str(size)]
+        elif subject == "nothing":
+            command = [sys.executable, script, "nothing", "", ""]
+        else:
+            count = 50_000_000 if subject == "memcpy" else size
+            command = [sys.executable, str(HERE / "_floors.py"), subject, server.url, str(count)]
+        figures = run_in_fresh_process(command)
+        quiet.server_cpu_s += server.cpu_s()
+    return figures
+
+
+def measure(scenario: Scenario, pythons: dict[str, str], rounds: int, size: int, quiet: Quiet) -> Any:
+    """Run all subjects in turn; return the figures of every run, by subject."""
+    subjects = {**pythons, **dict.fromkeys(scenario.floors, sys.executable)}
+    runs: dict[str, list[Figures]] = {subject: [] for subject in subjects}
+    for _ in range(rounds):
+        quiet.look()
+        for subject, python in subjects.items():
+            runs[subject].append(run_once(scenario, subject, python, size, quiet))
+    return runs
+
+
+def measure_commands(
+    pythons: dict[str, str], rounds: int, quiet: Quiet
+) -> dict[str, dict[str, list[Figures]]]:
+    """Run the command lines, and pytest with the plugin and without."""
+    names = {OURS: "tinker-sync", THEIRS: "tinker"}
+    found: dict[str, dict[str, list[Figures]]] = {}
+    for title, words in (("--help", ["--help"]), ("version", ["version"])):
+        runs: dict[str, list[Figures]] = {subject: [] for subject in pythons}
+        for _ in range(rounds):
+            quiet.look()
+            for subject, python in pythons.items():
+                command = str(Path(python).with_name(names[subject]))
+                runs[subject].append(run_command([command, *words]))
+        found[f"command line, {title}"] = runs
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "test_nothing.py").write_text("def test_nothing(): pass\n")
+        pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder]
+        runs = {"with the plugin": [], "without": []}
+        for _ in range(rounds):
+            quiet.look()
+            runs["with the plugin"].append(run_command(pytest))
+            runs["without"].append(run_command([*pytest, "-p", "no:tinker_sync"]))
+    found["pytest, one empty test"] = runs
+    return found
+
+
+def measure_growth(growth: Growth, pythons: dict[str, str], quick: bool, quiet: Quiet) -> dict[str, Any]:
+    """Run a curve; a point is one run."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    sizes = growth.sizes[:-1] if quick else growth.sizes
+    scenario = Scenario(growth.title, "_clients.py", growth.case, (), 0, 0, growth.latency_s, growth.config)
+    for size in sizes:
+        quiet.look()
+        for subject, python in pythons.items():
+            if subject == OURS or size <= growth.most_of_reference:
+                figures = run_once(scenario, subject, python, size, quiet)
+                curves.setdefault(subject, []).append((size, figures["cpu_ms"]))
+    return curves
+
+
+# ---------------------------------------------------------------------------------------- the table
+
+
+def print_block(title: str, runs: dict[str, list[Figures]], bounds: tuple[Bound, ...]) -> dict[str, float]:
+    """Print one block; return the shares for the chart."""
+    print(title)
+    shares = {}
+    for bound in bounds:
+        for subject, taken in runs.items():
+            values = [float(run[bound.figure]) for run in taken if bound.figure in run]
+            if not values:
+                continue
+            line = f"  {bound.label:26}{subject:18}{statistics.median(values):11.2f}"
+            line += f"  {min(values):10.2f} - {max(values):.2f}"
+            if subject == OURS and THEIRS in runs:
+                ratio = statistics.median(values) / max(median_of(runs[THEIRS], bound.figure), 1e-9)
+                line += f"   {ratio:6.3f} of the reference"
+                if bound.share is not None:
+                    line += f", at most {bound.share:.3f}: {'ok' if ratio <= bound.share else 'MISSED'}"
+                if bound.chart:
+                    shares[f"{title}: {bound.label.rpartition(',')[0]}"] = ratio
+            print(line, flush=True)
+    return shares
+
+
+def median_of(runs: list[Figures], figure: str) -> float:
+    return statistics.median(float(run[figure]) for run in runs)
+
+
+def print_curves(title: str, curves: dict[str, list[tuple[int, float]]]) -> None:
+    print(title)
+    for subject, points in curves.items():
+        print(f"  {subject:14}" + "".join(f"  {size:,}: {cost:.3f} ms" for size, cost in points), flush=True)
+
+
+# ---------------------------------------------------------------------------------------- the command
+
+
+def reference_python(given: str | None, folder: str) -> str:
+    """Return the interpreter of the reference client; without one, make an environment for it."""
+    if given:
+        return given
+    print(f"making an environment with {REFERENCE}", file=sys.stderr, flush=True)
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = str(Path(folder, "bin", "python"))
+    subprocess.run([python, "-m", "pip", "install", "-q", REFERENCE], check=True)
+    return python
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
+    parser.add_argument("--reference-python", help="interpreter with the reference; else one is installed")
+    parser.add_argument("--without-reference", action="store_true", help="measure ours and the floors alone")
+    parser.add_argument("--rounds", type=int, help="runs of each subject; 5, with --quick 3")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer points")
+    known = [*SCENARIOS, "commands", *GROWTHS]
+    parser.add_argument(
+        "--only", choices=known, nargs="+", default=known, metavar="NAME", help=", ".join(known)
+    )
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--charts", type=Path, help="draw the charts into this folder")
+    options = parser.parse_args()
+    rounds = options.rounds or (3 if options.quick else 5)
+    use_two_cores()
+    allow_many_files()
+    with tempfile.TemporaryDirectory() as folder:
+        pythons = {OURS: sys.executable}
+        if not options.without_reference:
+            pythons[THEIRS] = reference_python(options.reference_python, folder)
+        return run_all(options, pythons, rounds)
+
+
+def run_all(options: argparse.Namespace, pythons: dict[str, str], rounds: int) -> int:
+    quiet, results, curves, shares = Quiet(), {}, {}, {}
+    for name in options.only:
+        if name in SCENARIOS:
+            scenario = SCENARIOS[name]
+            size = scenario.quick if options.quick else scenario.size
+            results[name] = measure(scenario, pythons, rounds, size, quiet)
+            title = f"{scenario.title}{f' ({size:,})' if size else ''}"
+            shares.update(print_block(title, results[name], scenario.bounds))
+        elif name == "commands":
+            bounds = (Bound("wall_ms", "wall, ms", 1 / 3), Bound("cpu_ms", "CPU, ms", 1 / 3))
+            results[name] = measure_commands(pythons, rounds, quiet)
+            for title, runs in results[name].items():
+                print_block(title, runs, bounds)
+        else:
+            curves[name] = measure_growth(GROWTHS[name], pythons, options.quick, quiet)
+            print_curves(GROWTHS[name].title, curves[name])
+    machine = quiet.report()
+    print(f"medians of {rounds} runs, lowest - highest; {json.dumps(machine)}")
+    if machine["noisy"]:
+        print(f"THE MACHINE IS NOISY: one loop varied by a factor of {machine['spread']}; trust ratios alone")
+    if options.json:
+        everything = {"machine": machine, "scenarios": results, "curves": curves}
+        options.json.write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
+    if options.charts:
+        options.charts.mkdir(parents=True, exist_ok=True)
+        if shares:
+            draw_shares(options.charts / "shares.svg", "cost, as a share of the reference's", shares)
+        for name, found in curves.items():
+            growth = GROWTHS[name]
+            draw_curves(options.charts / f"{name}.svg", growth.title, growth.across, "ms", found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

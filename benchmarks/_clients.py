@@ -1,0 +1,265 @@
+"""What one client does in one run: a script in a fresh process that prints its figures as JSON.
+
+    python _clients.py CASE tinker_sync|tinker URL SIZE
+
+Both clients run the same lines. The stub server computes nothing, so the client is what takes the time. CPU
+is that of the client's process, threads of native libraries included. Memory is the growth of the resident
+set from the idle client, its connections made, to its peak.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from _processes import Figures, allow_many_files, medians, reset_peak, resident_mb
+
+if TYPE_CHECKING:
+    import numpy as np
+
+KEY = "tml-benchmark"
+WARM_UP = 20
+IN_FLIGHT = 400
+MANY_ROUNDS = 3
+STEP_DATA, STEP_TOKENS = 8, 64
+TOKENS = 2048
+FLOAT_INPUTS = ("weights", "logprobs", "advantages")
+
+
+# --------------------------------------------------------------------------------------- on the client's side
+
+
+@contextmanager
+def measured(figures: Figures) -> Iterator[None]:
+    """Wall time and CPU of the block."""
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    yield
+    figures["wall_s"] = time.perf_counter() - began_s
+    figures["cpu_s"] = time.process_time() - began_cpu_s
+
+
+def a_piece(figures: Figures, count: int) -> Figures:
+    """Of each piece of work, in milliseconds."""
+    return {"cpu_ms": figures["cpu_s"] / count * 1e3, "wall_ms": figures["wall_s"] / count * 1e3}
+
+
+@contextmanager
+def growth(figures: Figures) -> Iterator[None]:
+    """How far memory grows during the block."""
+    before_mb = reset_peak()
+    yield
+    figures["growth_mb"] = resident_mb("VmHWM") - before_mb
+
+
+@contextmanager
+def threads(figures: Figures) -> Iterator[None]:
+    """The most threads during the block, without the one that counts them."""
+    most, over = 0, threading.Event()
+
+    def look() -> None:
+        nonlocal most
+        while True:
+            most = max(most, thread_count() - 1)
+            if over.wait(0.2):
+                return
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    yield
+    over.set()
+    watcher.join()
+    figures["threads"] = float(most)
+
+
+def thread_count() -> int:
+    """All threads of the process; where the system does not say, those Python knows."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return threading.active_count()
+
+
+class Sampler:
+    """A sampling client of either package, and what it is asked."""
+
+    def __init__(self, tinker: Any, service: Any) -> None:
+        self._client = service.create_sampling_client(base_model="stub/model")
+        self._prompt = tinker.types.ModelInput.from_ints(list(range(20)))
+        self._params = tinker.types.SamplingParams(max_tokens=8)
+
+    def ask(self) -> Future[Any]:
+        future: Future[Any] = self._client.sample(self._prompt, 1, self._params)
+        return future
+
+    def warm_up(self) -> None:
+        for future in [self.ask() for _ in range(WARM_UP)]:
+            future.result()
+
+
+def one_at_a_time(tinker: Any, service: Any, size: int) -> Figures:
+    sampler, figures = Sampler(tinker, service), Figures()
+    sampler.warm_up()
+    with measured(figures):
+        for _ in range(size):
+            sampler.ask().result()
+    return a_piece(figures, size)
+
+
+def check(results: list[Any]) -> None:
+    """No figure is worth anything if the answers are wrong."""
+    assert all(result.sequences[0].tokens == results[0].sequences[0].tokens for result in results)
+    assert len(results[0].sequences[0].tokens) == 8
+
+
+def crowd(tinker: Any, service: Any, size: int) -> Figures:
+    """Keep 400 samples in flight: the next is asked for as soon as one is done."""
+    sampler, figures = Sampler(tinker, service), Figures()
+    sampler.warm_up()
+    room = threading.Semaphore(IN_FLIGHT)
+    futures = []
+    with measured(figures):
+        for _ in range(size):
+            room.acquire()
+            future = sampler.ask()
+            future.add_done_callback(lambda _: room.release())
+            futures.append(future)
+        results = [future.result() for future in futures]
+    check(results)
+    return {**a_piece(figures, size), "rate": size / figures["wall_s"]}
+
+
+def many(tinker: Any, service: Any, size: int) -> Figures:
+    """Ask for all samples in one go, and wait for all."""
+    sampler, figures = Sampler(tinker, service), Figures()
+    sampler.warm_up()
+    with threads(figures), growth(figures), measured(figures):
+        futures = [sampler.ask() for _ in range(size)]
+        results = [future.result() for future in futures]
+    check(results)
+    return {**figures, **a_piece(figures, size)}
+
+
+def one_pass(tinker: Any, service: Any, size: int) -> Figures:
+    """Run forward_backward over data of 2048 tokens, made before the clock starts; the median of three."""
+    trainer = service.create_lora_training_client(base_model="stub/model", rank=8)
+    data, figures, runs = made_data(tinker, size, TOKENS), Figures(), []
+    trainer.forward_backward(data[:1], "cross_entropy").result()
+    for _ in range(MANY_ROUNDS):
+        with growth(figures), measured(figures):
+            result = trainer.forward_backward(data, "cross_entropy").result()
+        assert len(result.loss_fn_outputs) == size
+        del result
+        runs.append(dict(figures))
+    # The first grows most: what it has returned to the allocator the next ones use again.
+    return {**medians(runs), "growth_mb": runs[0]["growth_mb"], **a_piece(medians(runs), size)}
+
+
+def listed_pass(tinker: Any, service: Any, size: int) -> Figures:
+    """Run a pass over data of lists, with their conversion, as a program of lists pays for it each time."""
+    trainer = service.create_lora_training_client(base_model="stub/model", rank=8)
+    trainer.forward_backward(made_data(tinker, 1, TOKENS), "cross_entropy").result()
+    figures = Figures()
+    row, floats = list(range(TOKENS)), [0.5] * TOKENS
+    with growth(figures), measured(figures):
+        data = [
+            tinker.types.Datum(
+                model_input=tinker.types.ModelInput.from_ints(row),
+                loss_fn_inputs={"target_tokens": row, **dict.fromkeys(FLOAT_INPUTS, floats)},
+            )
+            for _ in range(size)
+        ]
+        result = trainer.forward_backward(data, "cross_entropy").result()
+    assert len(result.loss_fn_outputs) == size
+    return figures
+
+
+def small_steps(tinker: Any, service: Any, size: int) -> Figures:
+    """Pipeline forward_backward of 8 x 64 tokens and optim_step; ask for the results at the end."""
+    trainer = service.create_lora_training_client(base_model="stub/model", rank=8)
+    data, figures = made_data(tinker, STEP_DATA, STEP_TOKENS), Figures()
+    adam = tinker.types.AdamParams(learning_rate=1e-4)
+    for _ in range(5):
+        trainer.forward_backward(data, "cross_entropy").result()
+        trainer.optim_step(adam).result()
+    futures = []
+    with measured(figures):
+        for _ in range(size):
+            futures += [trainer.forward_backward(data, "cross_entropy"), trainer.optim_step(adam)]
+        for future in futures:
+            future.result()
+    return a_piece(figures, size)
+
+
+def chunked_pass(tinker: Any, service: Any, size: int) -> Figures:
+    """Run one pass in that many chunks, of 8 data of 64 tokens each: the server's limit is 8 data."""
+    trainer = service.create_lora_training_client(base_model="stub/model", rank=8)
+    data, figures = made_data(tinker, 8 * size, 64), Figures()
+    trainer.forward_backward(data[:1], "cross_entropy").result()
+    with measured(figures):
+        trainer.forward_backward(data, "cross_entropy").result()
+    return a_piece(figures, size)
+
+
+def many_clients(tinker: Any, service: Any, size: int) -> Figures:
+    """Make that many sampling clients, and have each of them sample once."""
+    figures = Figures()
+    Sampler(tinker, service).warm_up()
+    with growth(figures), measured(figures):
+        samplers = [Sampler(tinker, service) for _ in range(size)]
+        for future in [sampler.ask() for sampler in samplers]:
+            future.result()
+    return {**figures, **a_piece(figures, size)}
+
+
+def made_data(tinker: Any, count: int, length: int) -> list[Any]:
+    """Data of arrays, each in memory of its own."""
+    import numpy as np  # here, so that it counts where imports are counted
+
+    rng = np.random.default_rng(1)
+    return [_datum(tinker, rng, length) for _ in range(count)]
+
+
+def _datum(tinker: Any, rng: np.random.Generator, length: int) -> Any:
+    tokens = rng.integers(0, 150_000, length, dtype="int32")
+    types = tinker.types
+    if tinker.__name__ == "tinker":
+        chunk = types.EncodedTextChunk.model_construct(tokens=tokens, type="encoded_text")
+    else:
+        chunk = types.EncodedTextChunk(tokens=tokens)
+    inputs: dict[str, Any] = {n: rng.standard_normal(length, dtype="float32") for n in FLOAT_INPUTS}
+    inputs["target_tokens"] = rng.integers(0, 150_000, length)
+    return types.Datum(model_input=types.ModelInput(chunks=[chunk]), loss_fn_inputs=inputs)
+
+
+CASES = {
+    "one": one_at_a_time,
+    "crowd": crowd,
+    "many": many,
+    "pass": one_pass,
+    "lists": listed_pass,
+    "steps": small_steps,
+    "chunks": chunked_pass,
+    "clients": many_clients,
+}
+
+
+def main(case: str, package: str, url: str, size: str) -> None:
+    """Run a case and end the process, whatever is still open."""
+    sys.modules["torch"] = None  # type: ignore[assignment]  # an extra of both clients
+    allow_many_files()
+    tinker = importlib.import_module(package)
+    figures = CASES[case](tinker, tinker.ServiceClient(base_url=url, api_key=KEY), int(size))
+    print(json.dumps(figures), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

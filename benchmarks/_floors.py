@@ -1,0 +1,107 @@
+"""What the two requests of a sample cost without a client: a bare urllib3 pool, http.client, sockets.
+
+    python _floors.py urllib3|http.client|sockets URL COUNT       prints CPU and wall time a sample
+    python _floors.py memcpy - BYTES                              prints those of one copy
+
+Each does the same: POST `asample`, read the promise, POST `retrieve_future`, read the answer. None retries,
+checks, or takes the answer apart.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+WARM_UP = 20
+HEADERS = {"Content-Type": "application/json", "X-API-Key": "tml-benchmark", "Accept": "application/json"}
+
+Post = Callable[[str, bytes], bytes]
+
+
+def with_urllib3(url: str) -> Post:
+    import urllib3
+
+    pool = urllib3.connection_from_url(url, maxsize=1)
+    return lambda path, body: pool.urlopen("POST", path, body=body, headers=HEADERS).data
+
+
+def with_http_client(url: str) -> Post:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc)
+
+    def post(path: str, body: bytes) -> bytes:
+        connection.request("POST", path, body, HEADERS)
+        return connection.getresponse().read()
+
+    return post
+
+
+def with_sockets(url: str) -> Post:
+    address = urlsplit(url)
+    sock = socket.create_connection((address.hostname, address.port))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    fields = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
+
+    def post(path: str, body: bytes) -> bytes:
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: {address.netloc}\r\n{fields}Content-Length: {len(body)}\r\n\r\n"
+        )
+        sock.sendall(head.encode() + body)
+        received = b""
+        while b"\r\n\r\n" not in received:
+            received += sock.recv(65536)
+        head_octets, _, content = received.partition(b"\r\n\r\n")
+        size = int(head_octets.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+        while len(content) < size:
+            content += sock.recv(65536)
+        return content
+
+    return post
+
+
+KINDS = {"urllib3": with_urllib3, "http.client": with_http_client, "sockets": with_sockets}
+
+
+def samples(kind: str, url: str, count: int) -> dict[str, float]:
+    post = KINDS[kind](url)
+    session = json.loads(post("/api/v1/create_session", b'{"tags":[],"sdk_version":"0.38.0"}'))["session_id"]
+    asked = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "stub/model"}
+    made = json.loads(post("/api/v1/create_sampling_session", json.dumps(asked).encode()))
+    request = {
+        "sampling_session_id": made["sampling_session_id"],
+        "num_samples": 1,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": list(range(20))}]},
+        "sampling_params": {"max_tokens": 8},
+        "type": "sample",
+    }
+
+    def one(number: int) -> None:
+        promise = json.loads(post("/api/v1/asample", json.dumps({**request, "seq_id": number}).encode()))
+        wanted = json.dumps({"request_id": promise["request_id"], "allow_metadata_only": True})
+        post("/api/v1/retrieve_future", wanted.encode())
+
+    for number in range(WARM_UP):
+        one(number)
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    for number in range(WARM_UP, WARM_UP + count):
+        one(number)
+    wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    return {"wall_ms": wall_s / count * 1e3, "cpu_ms": cpu_s / count * 1e3}
+
+
+def memcpy(size: int) -> dict[str, float]:
+    source = bytes(size)
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    copied = bytearray(source)
+    wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    assert len(copied) == size
+    return {"wall_s": wall_s, "cpu_s": cpu_s}
+
+
+if __name__ == "__main__":
+    kind, url, size = sys.argv[1:]
+    print(json.dumps(memcpy(int(size)) if kind == "memcpy" else samples(kind, url, int(size))), flush=True)

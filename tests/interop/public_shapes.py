@@ -1,0 +1,258 @@
+"""Twelve shapes of scripts that people write for the reference client, each small and whole.
+
+    python public_shapes.py URL KEY
+
+It prints the numbers of each as JSON. The import below is the one line that differs between the clients.
+"""
+
+import asyncio
+import concurrent.futures
+import json
+import sys
+import threading
+import warnings
+
+import tinker
+
+types = tinker.types
+BASE = "tinker-sync/tiny"
+TOKENS = [40, 41, 42, 43, 44, 45]
+STEP = types.AdamParams(learning_rate=1e-2)
+WAIT_S = 120
+
+
+def example(tokens, weights=None):
+    targets = tokens[1:]
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(tokens=tokens[:-1]),
+        loss_fn_inputs={"target_tokens": targets, "weights": weights or [1.0] * len(targets)},
+    )
+
+
+BATCH = [example(TOKENS), example([50, *TOKENS])]
+
+
+def nll(output):
+    """Return the loss as scripts compute it from the outputs themselves."""
+    return -sum(sum(record["logprobs"].tolist()) for record in output.loss_fn_outputs)
+
+
+def new_client(service, rank=4):
+    return service.create_lora_training_client(base_model=BASE, rank=rank, seed=1)
+
+
+# ------------------------------------------------------------------------------------------- the shapes
+
+
+def pipelined(service):
+    """Submit the pass and the step, then wait for both, one batch after the other."""
+    client, losses = new_client(service), []
+    for _ in range(3):
+        passed = client.forward_backward(BATCH, "cross_entropy")
+        stepped = client.optim_step(STEP)
+        losses.append(passed.result().metrics["loss:sum"])
+        stepped.result()
+    return losses
+
+
+def waits_each_time(service):
+    """Wait for every call before the next one."""
+    client, losses = new_client(service), []
+    for _ in range(2):
+        losses.append(nll(client.forward_backward(data=BATCH, loss_fn="cross_entropy").result()))
+        client.optim_step(adam_params=STEP).result()
+    return losses
+
+
+def thread_pool(service):
+    """Sample from a pool of threads that each wait."""
+    sampler = service.create_sampling_client(base_model=BASE)
+    params = types.SamplingParams(max_tokens=4, temperature=0.0)
+
+    def sample(first):
+        prompt = types.ModelInput.from_ints([first, 41])
+        return (
+            sampler.sample(prompt=prompt, sampling_params=params, num_samples=1).result().sequences[0].tokens
+        )
+
+    with concurrent.futures.ThreadPoolExecutor(max_workers=4) as pool:
+        return [list(tokens) for tokens in pool.map(sample, range(60, 68))]
+
+
+def timeouts(service):
+    """Give every wait a limit, and ask again when it is over."""
+    client = new_client(service)
+    passed = client.forward_backward(BATCH, "cross_entropy")
+    while True:
+        try:
+            return passed.result(timeout=0.05).metrics["loss:sum"]
+        except (TimeoutError, concurrent.futures.TimeoutError):
+            continue
+
+
+def client_in_each_thread(service):
+    """Train a model in each thread, and compare ranks."""
+    clients = [new_client(service, rank) for rank in (2, 4)]
+    found = [None] * len(clients)
+
+    def train(place):
+        clients[place].forward_backward(BATCH, "cross_entropy").result(timeout=WAIT_S)
+        clients[place].optim_step(STEP).result(timeout=WAIT_S)
+        found[place] = nll(clients[place].forward(BATCH, "cross_entropy").result(timeout=WAIT_S))
+
+    threads = [threading.Thread(target=train, args=(place,)) for place in range(len(clients))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def evaluation(service):
+    """Measure held-out data by a forward pass between steps."""
+    client, held_out = new_client(service), [example([41, 42, 43, 44])]
+    found = []
+    for _ in range(2):
+        client.forward_backward(BATCH, "cross_entropy")
+        client.optim_step(STEP)
+        output = client.forward(held_out, "cross_entropy").result()
+        found.append(nll(output) / 3)
+    return found
+
+
+def preferences(service):
+    """Write DPO by hand: a loss of two answers against a reference, in torch."""
+    import torch
+
+    client = new_client(service)
+    pair = [example([40, 41, 42, 60], [0.0, 0.0, 1.0]), example([40, 41, 42, 70], [0.0, 0.0, 1.0])]
+    reference = client.forward(pair, "cross_entropy").result()
+    before = [record["logprobs"].to_torch() for record in reference.loss_fn_outputs]
+
+    def dpo(data, logprobs):
+        gains = [
+            ((now - then) * torch.tensor(datum.loss_fn_inputs["weights"].data)).sum()
+            for now, then, datum in zip(logprobs, before, data, strict=True)
+        ]
+        margin = gains[0] - gains[1]
+        return -torch.nn.functional.logsigmoid(0.5 * margin), {"margin": margin.item()}
+
+    margins = []
+    for _ in range(2):
+        passed = client.forward_backward_custom(pair, dpo)
+        client.optim_step(STEP).result()
+        margins.append(passed.result().metrics["margin"])
+    return margins
+
+
+def group_rewards(service):
+    """GRPO: many samples under way, advantages within a group, importance sampling."""
+    client = new_client(service)
+    sampler = client.save_weights_and_get_sampling_client(name="step-0")
+    params = types.SamplingParams(max_tokens=4, seed=7, temperature=1.0)
+    prompts = [types.ModelInput.from_ints([first, 41]) for first in (40, 50)]
+    futures = [sampler.sample(prompt, num_samples=3, sampling_params=params) for prompt in prompts]
+    data, rewards = [], []
+    for prompt, future in zip(prompts, futures, strict=True):
+        group = future.result().sequences
+        scores = [float(sum(sequence.tokens) % 5) for sequence in group]
+        rewards += scores
+        mean = sum(scores) / len(scores)
+        for sequence, score in zip(group, scores, strict=True):
+            before = prompt.to_ints()
+            row = before + list(sequence.tokens)
+            free = len(before) - 1
+            data.append(
+                types.Datum(
+                    model_input=types.ModelInput.from_ints(row[:-1]),
+                    loss_fn_inputs={
+                        "target_tokens": row[1:],
+                        "logprobs": [0.0] * free + list(sequence.logprobs),
+                        "advantages": [0.0] * free + [score - mean] * len(sequence.tokens),
+                    },
+                )
+            )
+    passed = client.forward_backward(data, "importance_sampling")
+    client.optim_step(STEP).result()
+    return [rewards, passed.result().metrics["loss:sum"]]
+
+
+def resume(service):
+    """Save, make a client from the state with its optimizer, and go on as if nothing had happened."""
+    client = new_client(service)
+    client.forward_backward(BATCH, "cross_entropy").result()
+    client.optim_step(STEP).result()
+    path = client.save_state(name="step-1").result().path
+    assert path.startswith("tinker://")
+    found = []
+    for one in (client, service.create_training_client_from_state_with_optimizer(path)):
+        one.forward_backward(BATCH, "cross_entropy").result()
+        one.optim_step(STEP).result()
+        found.append(nll(one.forward(BATCH, "cross_entropy").result()))
+    return found
+
+
+def clients_as_futures(service):
+    """Wait for clients themselves, where the client has that; use them at once, where it has not."""
+
+    def ready(client):
+        return client.result() if hasattr(client, "result") else client
+
+    client = ready(new_client(service))
+    client.forward_backward(BATCH, "cross_entropy").result()
+    client.optim_step(STEP).result()
+    sampler = ready(client.save_weights_and_get_sampling_client())
+    scores = sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()
+    return [None if score is None else round(score, 4) for score in scores]
+
+
+def subclassed(service):
+    """Extend the service client, and what its methods do."""
+
+    class Counting(tinker.ServiceClient):
+        made = 0
+
+        def create_lora_training_client(self, *args, **kwargs):
+            type(self).made += 1
+            return super().create_lora_training_client(*args, **kwargs)
+
+    mine = Counting(base_url=OPTIONS["base_url"], api_key=OPTIONS["api_key"])
+    loss = nll(new_client(mine).forward(BATCH, "cross_entropy").result())
+    return [Counting.made, isinstance(mine, tinker.ServiceClient), loss]
+
+
+def async_loop(service):
+    """An event loop: futures are awaited after the next call is under way, samples are gathered."""
+
+    async def main():
+        client = await service.create_lora_training_client_async(base_model=BASE, rank=4, seed=1)
+        losses = []
+        for _ in range(2):
+            passed = await client.forward_backward_async(BATCH, "cross_entropy")
+            stepped = await client.optim_step_async(STEP)
+            losses.append((await passed).metrics["loss:sum"])
+            await stepped
+        sampler = await client.save_weights_and_get_sampling_client_async()
+        params = types.SamplingParams(max_tokens=3, temperature=0.0)
+        prompts = [types.ModelInput.from_ints([first, 41]) for first in (40, 50, 60)]
+        sampled = await asyncio.gather(*(sampler.sample_async(each, 1, params) for each in prompts))
+        return [losses, [list(each.sequences[0].tokens) for each in sampled]]
+
+    return asyncio.run(main())
+
+
+SHAPES = (
+    pipelined, waits_each_time, thread_pool, timeouts, client_in_each_thread, evaluation,
+    preferences, group_rewards, resume, clients_as_futures, subclassed, async_loop,
+)  # fmt: skip
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    OPTIONS = {"base_url": sys.argv[1], "api_key": sys.argv[2]}
+    numbers = {}
+    for shape in SHAPES:
+        try:
+            numbers[shape.__name__] = shape(tinker.ServiceClient(**OPTIONS))
+        except ImportError as missing:
+            numbers[shape.__name__] = f"skipped: {missing.name}"
+    sys.stdout.write(json.dumps(numbers))

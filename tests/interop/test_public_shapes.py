@@ -1,0 +1,72 @@
+"""Twelve shapes of public scripts run with either client, with one line changed, and get the same numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.embedded import KEY, running
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).with_name("public_shapes.py")
+THEIRS, OURS = "\nimport tinker\n", "\nimport tinker_sync as tinker\n"
+SHAPES = (
+    "pipelined", "waits_each_time", "thread_pool", "timeouts", "client_in_each_thread", "evaluation",
+    "preferences", "group_rewards", "resume", "clients_as_futures", "subclassed", "async_loop",
+)  # fmt: skip
+PATIENCE_S = 220.0
+
+
+def numbers(directory: Path, *, ours: bool) -> dict[str, Any]:
+    """Run the script, changed or not, on a server of its own."""
+    text = SCRIPT.read_text(encoding="utf-8")
+    assert text.count(THEIRS) == 1
+    script = directory / "script.py"
+    script.write_text(text.replace(THEIRS, OURS) if ours else text, encoding="utf-8")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TINKER_")}
+    with running(directory / "data", seed=1) as server:
+        done = subprocess.run(
+            [sys.executable, str(script), server.url, KEY],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            env={**kept, "PYTHONPATH": str(ROOT), "TINKER_TELEMETRY": "0"},
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    return (
+        numbers(tmp_path_factory.mktemp("ours"), ours=True),
+        numbers(tmp_path_factory.mktemp("theirs"), ours=False),
+    )
+
+
+def flat(tree: Any) -> list[Any]:
+    return [leaf for each in tree for leaf in flat(each)] if isinstance(tree, list) else [tree]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_shape_gives_the_same_numbers_with_either_client(shape: str, found: Any) -> None:
+    ours, theirs = found
+    if str(theirs[shape]).startswith("skipped"):
+        pytest.skip(f"{shape} needs torch")
+    assert len(flat(ours[shape])) == len(flat(theirs[shape])) > 0
+    for one, other in zip(flat(ours[shape]), flat(theirs[shape]), strict=True):
+        # The server computes samples of several models together; their last digits depend on the company.
+        assert one == (pytest.approx(other, rel=1e-4, abs=1e-4) if isinstance(other, float) else other)
+
+
+def test_resuming_goes_on_as_if_nothing_had_happened(found: Any) -> None:
+    for one in found:
+        went_on, resumed = one["resume"]
+        assert went_on == pytest.approx(resumed, rel=1e-6)

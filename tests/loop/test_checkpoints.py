@@ -1,0 +1,100 @@
+"""`LoopCheckpoints`: what is saved and deleted, and how a loop goes on in a new process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tinker_sync
+from tinker_sync import Datum, InvalidInputError, ModelInput
+from tinker_sync.testing import FaultPlan, LocalServer, faults
+
+DATA = [Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})]
+STEP = tinker_sync.AdamParams(learning_rate=1e-2)
+
+
+def step(training: Any) -> float:
+    passed = training.forward_backward(DATA, "cross_entropy")
+    training.optim_step(STEP).result()
+    return float(passed.result().metrics["loss:sum"])
+
+
+def on_server(service: Any) -> set[str]:
+    found = service.create_rest_client().list_user_checkpoints().result().checkpoints
+    return {each.tinker_path for each in found}
+
+
+def test_a_loop_keeps_the_last_and_the_best_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    with LocalServer(model="tinker-sync/random") as server, server.service() as service:
+        saves = service.checkpoints(tmp_path / "runs" / "x", every=2, keep_last=2)
+        assert saves.resume() is None
+        training = service.create_lora_training_client("tinker-sync/random", rank=4, seed=1)
+        for number, score in enumerate([9.0, 1.0, 8.0, 8.0, 7.0, 7.0, 6.0, 6.0]):
+            step(training)
+            saved = saves.after_step(training, number, score=score)
+            assert (saved is not None) is (number % 2 == 1)
+        assert [each.step for each in saves.kept] == [1, 5, 7]
+        assert saves.best is not None
+        assert saves.best.step == 1
+        assert on_server(service) == {each.path for each in saves.kept}
+        expected = [step(training), step(training)]
+
+        again = service.checkpoints(tmp_path / "runs" / "x", every=2, keep_last=2)
+        assert again.kept == saves.kept
+        resumed = again.resume()
+        assert resumed is not None
+        client, number = resumed
+        assert number == 8
+        assert [step(client), step(client)] == expected
+        latest = saves.latest
+        assert latest is not None
+        run = service.create_rest_client().get_training_run(client.model_id).result()
+        assert run.user_metadata == {"parent": latest.path, "step": "7"}
+        assert again.save(client, number).parent == latest.path
+
+
+def test_a_checkpoint_that_cannot_be_deleted_stays_and_one_that_is_gone_does_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LocalServer(model="tinker-sync/random") as server, server.service(max_retries=0) as service:
+        saves = service.checkpoints(tmp_path, every=1, keep_last=1)
+        training = service.create_lora_training_client("tinker-sync/random", rank=4)
+        saves.save(training, 0)
+        server.plan = FaultPlan().on("delete_checkpoint", faults.status(403), nth=1)
+        saves.save(training, 1)
+        assert [each.step for each in saves.kept] == [0, 1]
+        assert "stays, because it cannot be deleted" in caplog.text
+        first = saves.kept[0]
+        service.create_rest_client().delete_checkpoint_from_tinker_path(first.path).result()
+        saves.save(training, 2)
+        assert [each.step for each in saves.kept] == [2]
+
+
+def test_a_line_that_was_cut_short_is_no_checkpoint(tmp_path: Path) -> None:
+    line = json.dumps(
+        {"saved": {"step": 3, "path": "tinker://r/weights/step-3", "score": None, "parent": None}}
+    )
+    (tmp_path / "checkpoints.jsonl").write_text(f"{line}\n{line[:40]}")
+    with tinker_sync.ServiceClient(base_url="local") as service:
+        found = service.checkpoints(tmp_path).latest
+    assert found is not None
+    assert found.step == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"every": 0}, "every: expected 1 or more, got 0"),
+        ({"keep_last": -1}, "keep_last: expected 1 or more, got -1"),
+        ({"best": "least"}, "best: expected 'min' or 'max', got 'least'"),
+    ],
+)
+def test_arguments_out_of_their_range_are_refused(tmp_path: Path, options: Any, complaint: str) -> None:
+    with (
+        tinker_sync.ServiceClient(base_url="local") as service,
+        pytest.raises(InvalidInputError, match=complaint),
+    ):
+        service.checkpoints(tmp_path, **options)

@@ -1,0 +1,91 @@
+"""Curves of recorded runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinker_sync import InvalidInputError
+from tinker_sync.errors import ConfigurationError
+from tinker_sync.loop.plot import draw, page, read_run
+
+HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
+
+
+def run(path: Path, *lines: Any) -> Path:
+    path.mkdir(parents=True)
+    text = "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
+    (path / "metrics.jsonl").write_text(text)
+    return path
+
+
+def test_the_last_line_of_a_step_counts(tmp_path: Path) -> None:
+    directory = run(
+        tmp_path / "x", {"step": 1, "loss": 5}, {"step": 0, "loss": 9}, {"step": 1, "loss": 4}, '{"st'
+    )
+    assert [(line["step"], line["loss"]) for line in read_run(directory)] == [(0, 9), (1, 4)]
+
+
+def test_a_page_has_a_panel_for_what_was_recorded_and_refers_to_nothing(tmp_path: Path) -> None:
+    lines = [
+        {"step": n, "loss:mean": 2.0 / (n + 1), "tokens": {"trained": n}, "step_s": 0.5} for n in range(5)
+    ]
+    one = run(tmp_path / "a" / "x", *lines)
+    two = run(tmp_path / "b" / "x", {"step": 0, "loss:mean": 1.0, "reward": 0.1})
+    path = draw([one, two], tmp_path / "curves.html")
+    text = path.read_text()
+    assert re.findall(r"<h2>(\w+)</h2>", text) == ["loss", "reward", "tokens", "seconds"]
+    assert "http" not in text
+    assert text.count(str(two)) >= 1  # runs of one name are told apart by their paths
+    for drawn in re.findall(r"<svg.*?</svg>", text):
+        for number in re.findall(r' [xyc]+[12]?="([^"]+)"', ET.tostring(ET.fromstring(drawn)).decode()):
+            assert 0 <= float(number) <= 560
+
+
+def test_names_cannot_break_the_page() -> None:
+    text = page({"loss": {"<script>": [(0, 1.0)]}})
+    assert "<script>" not in text
+
+
+def test_where_a_picture_goes_without_a_name(tmp_path: Path) -> None:
+    path = draw([run(tmp_path / "x", {"step": 0, "loss": 1})])
+    assert path == tmp_path / "x" / ("plot.png" if HAS_MATPLOTLIB else "plot.html")
+    assert path.stat().st_size > 500
+
+
+@pytest.mark.parametrize(
+    ("lines", "to", "complaint"),
+    [
+        (None, "a.html", "there is no metrics.jsonl"),
+        ([], "a.html", "no step"),
+        ([{"step": 0, "loss": 1}], "a.gif", "ends with"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(tmp_path: Path, lines: Any, to: str, complaint: str) -> None:
+    directory = tmp_path / "x" if lines is None else run(tmp_path / "x", *lines)
+    with pytest.raises(InvalidInputError, match=complaint):
+        draw([directory], tmp_path / to)
+
+
+@pytest.mark.skipif(HAS_MATPLOTLIB, reason="matplotlib is installed")
+def test_a_png_needs_matplotlib(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"pip install matplotlib, or name an \.html file"):
+        draw([run(tmp_path / "x", {"step": 0, "loss": 1})], tmp_path / "a.png")
+
+
+def test_the_command_draws_and_prints_the_path(tmp_path: Path) -> None:
+    directory = run(tmp_path / "x", {"step": 0, "loss": 1}, {"step": 1, "loss": 0.5})
+    to = tmp_path / "out.html"
+    command = [sys.executable, "-m", "tinker_sync", "plot", str(directory), "--to", str(to)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert str(to) in done.stdout.replace("\n", "")
+    assert "polyline" in to.read_text()

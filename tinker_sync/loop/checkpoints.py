@@ -1,0 +1,177 @@
+"""`LoopCheckpoints`: saves of a training loop, the last few and the best, and the way back to the latest."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+
+from attrs import asdict, frozen
+
+from tinker_sync.errors import InvalidInputError, NotFoundError, TinkerError
+
+FILE_NAME: Final = "checkpoints.jsonl"
+
+ClientT = TypeVar("ClientT")
+"""The training client, whose class this room does not know."""
+
+_log = logging.getLogger("tinker_sync.loop")
+
+
+class Service(Protocol):
+    """A service client, as far as checkpoints use it."""
+
+    def create_training_client_from_state_with_optimizer(
+        self, path: str, base_model: str | None = None, user_metadata: dict[str, str] | None = None
+    ) -> Any:
+        """Make a client from a checkpoint."""
+
+    def create_rest_client(self) -> Any:
+        """Return a client that deletes checkpoints."""
+
+
+@frozen
+class SavedStep:
+    """A checkpoint of a loop.
+
+    >>> SavedStep(3, "tinker://run/weights/step-3", score=0.5).step
+    3
+    """
+
+    step: int
+    path: str
+    score: float | None = None
+    parent: str | None = None
+    """The path of the checkpoint from which its run went on."""
+
+
+class LoopCheckpoints(Generic[ClientT]):
+    """Saves a loop every so many steps, and finds the latest. One thread at a time may use it.
+
+    A save is written to `checkpoints.jsonl` when the server has acknowledged it; then checkpoints that are
+    neither among the last nor the best are deleted. Use `ServiceClient.checkpoints`, which makes one.
+
+    Args:
+        service: makes clients from checkpoints.
+        directory: of the run.
+        every: the number of steps between two saves.
+        keep_last: the number of the latest checkpoints that stay.
+        best: keep the one of the least ("min") or greatest ("max") score too.
+
+    Raises:
+        InvalidInputError: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        directory: str | os.PathLike[str],
+        *,
+        every: int = 100,
+        keep_last: int = 3,
+        best: Literal["min", "max"] = "min",
+    ) -> None:
+        for name, value in (("every", every), ("keep_last", keep_last)):
+            if type(value) is not int or value < 1:
+                raise InvalidInputError(f"checkpoints: {name}: expected 1 or more, got {value!r}")
+        if best not in ("min", "max"):
+            raise InvalidInputError(f"checkpoints: best: expected 'min' or 'max', got {best!r}")
+        self.path = Path(directory) / FILE_NAME
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._service, self._every, self._keep_last, self._best = service, every, keep_last, best
+        self._kept = _read(self.path)
+        self._parent: str | None = None
+
+    @property
+    def kept(self) -> list[SavedStep]:
+        """The checkpoints that are there, the latest last."""
+        return list(self._kept)
+
+    @property
+    def latest(self) -> SavedStep | None:
+        """The latest checkpoint; None before the first."""
+        return self._kept[-1] if self._kept else None
+
+    @property
+    def best(self) -> SavedStep | None:
+        """The checkpoint of the best score; None where none has a score."""
+        scored = [each for each in self._kept if each.score is not None]
+        choose = min if self._best == "min" else max
+        return choose(scored, key=lambda each: each.score or 0.0) if scored else None
+
+    def resume(self) -> tuple[ClientT, int] | None:
+        """Make a client from the latest checkpoint. Return it and the next step; None before the first save.
+
+        The metadata of the new run name the checkpoint (`parent`) and its step.
+        """
+        latest = self.latest
+        if latest is None:
+            return None
+        metadata = {"parent": latest.path, "step": str(latest.step)}
+        training: ClientT = self._service.create_training_client_from_state_with_optimizer(
+            latest.path, user_metadata=metadata
+        )
+        self._parent = latest.path
+        return training, latest.step + 1
+
+    def after_step(self, training: ClientT, step: int, *, score: float | None = None) -> SavedStep | None:
+        """Save when a step ends a stretch of `every` steps; return the checkpoint, or None where none is due.
+
+        Args:
+            training: the client of the loop.
+            step: the number of the step that was just taken, from 0.
+            score: what the best checkpoint is chosen by, such as a loss on held-out data.
+        """
+        return self.save(training, step, score=score) if (step + 1) % self._every == 0 else None
+
+    def save(self, training: ClientT, step: int, *, score: float | None = None) -> SavedStep:
+        """Save now, wait for the server, and delete what need not stay. Arguments as in `after_step`."""
+        client: Any = training
+        path = client.save_state(f"step-{step}", overwrite=True).result().path
+        saved = SavedStep(step, path, None if score is None else float(score), self._parent)
+        self._write({"saved": asdict(saved)})
+        self._kept = [each for each in self._kept if each.path != path] + [saved]
+        self._prune()
+        return saved
+
+    def _prune(self) -> None:
+        keep = {each.path for each in self._kept[-self._keep_last :]}
+        if self.best is not None:
+            keep.add(self.best.path)
+        for each in [each for each in self._kept if each.path not in keep]:
+            try:
+                self._service.create_rest_client().delete_checkpoint_from_tinker_path(each.path).result()
+            except NotFoundError:
+                pass  # it has expired, or is deleted already
+            except TinkerError as error:
+                _log.warning("%s stays, because it cannot be deleted: %s", each.path, error)
+                continue
+            self._write({"deleted": each.path})
+            self._kept.remove(each)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self.path.open("ab") as file:
+            if file.tell() and not self.path.read_bytes().endswith(b"\n"):
+                file.write(b"\n")
+            file.write(json.dumps(line).encode() + b"\n")
+
+    def __repr__(self) -> str:
+        return f"<LoopCheckpoints {os.fspath(self.path)!r}, {len(self._kept)} kept>"
+
+
+def _read(path: Path) -> list[SavedStep]:
+    kept: dict[str, SavedStep] = {}
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue  # a line that a killed process left unfinished
+        if "saved" in line:
+            saved = SavedStep(**line["saved"])
+            kept.pop(saved.path, None)
+            kept[saved.path] = saved
+        else:
+            kept.pop(line.get("deleted"), None)
+    return list(kept.values())

@@ -1,0 +1,197 @@
+"""Curves of recorded runs: loss, reward, tokens and time of each step, as PNG or as one page of HTML."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+from tinker_sync.errors import ConfigurationError, InvalidInputError
+from tinker_sync.loop.recorder import FILE_NAME
+
+Line = Mapping[str, Any]
+Curve = list[tuple[int, float]]
+
+_COLOURS: Final = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4b5563")
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 560, 240, 64, 28, 12
+_STYLE: Final = """
+:root { color-scheme: light dark; font: 14px system-ui, sans-serif; }
+body { margin: 24px; display: grid; gap: 24px; grid-template-columns: repeat(auto-fit, minmax(340px, 1fr)); }
+header { grid-column: 1 / -1; } h2 { font-size: 15px; margin: 0 0 6px; } figure { margin: 0; }
+svg { width: 100%; height: auto; } text { fill: currentColor; font-size: 11px; }
+.axis { stroke: currentColor; opacity: .25; } .key { margin-right: 16px; white-space: nowrap; }
+"""
+
+
+def _number(line: Line, *names: str) -> float | None:
+    for name in names:
+        if isinstance(value := line.get(name), (int, float)):
+            return float(value)
+    return None
+
+
+PANELS: Final[Mapping[str, Callable[[Line], float | None]]] = {
+    "loss": lambda line: _number(line, "loss:mean", "loss", "loss:sum"),
+    "reward": lambda line: _number(line, "reward", "reward:mean", "reward/mean"),
+    "tokens": lambda line: float(sum(line["tokens"].values())) if line.get("tokens") else None,
+    "seconds": lambda line: _number(line, "step_s"),
+}
+"""The panels, and the number that each shows of a step."""
+
+
+def read_run(directory: str | os.PathLike[str]) -> list[Line]:
+    """Return the lines of a run in the order of its steps; of several lines of a step the last.
+
+    Raises:
+        InvalidInputError: there is no recorded run.
+
+    >>> read_run("/no/such/run")
+    Traceback (most recent call last):
+    tinker_sync.errors.InvalidInputError: /no/such/run: there is no metrics.jsonl; service.recorder writes one
+    """
+    path = Path(directory)
+    path = path / FILE_NAME if path.is_dir() or not path.exists() else path
+    if not path.exists():
+        raise InvalidInputError(f"{directory}: there is no {FILE_NAME}; service.recorder writes one")
+    found: dict[int, Line] = {}
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue  # a line that a killed process left unfinished
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            found[line["step"]] = line
+    if not found:
+        raise InvalidInputError(f"{path}: it has no step yet")
+    return [found[step] for step in sorted(found)]
+
+
+def draw(runs: Sequence[str | os.PathLike[str]], to: str | os.PathLike[str] | None = None) -> Path:
+    """Draw runs beside each other, and return the path of the picture.
+
+    Args:
+        runs: their directories.
+        to: a `.png` file, which needs matplotlib, or an `.html` file. None writes `plot.png` into the first
+            directory, or `plot.html` where matplotlib is not installed.
+
+    Raises:
+        InvalidInputError: a run has no steps, or the file is of another kind.
+        ConfigurationError: a PNG is asked for and matplotlib is not installed.
+    """
+    has_matplotlib = importlib.util.find_spec("matplotlib") is not None
+    if to is None:
+        first = Path(runs[0])
+        folder = first if first.is_dir() else first.parent
+        to = folder / ("plot.png" if has_matplotlib else "plot.html")
+    path = Path(to)
+    named = {_name(run, runs): read_run(run) for run in runs}
+    shown = {}
+    for title, pick in PANELS.items():
+        curves = {name: _curve(lines, pick) for name, lines in named.items()}
+        if any(curves.values()):
+            shown[title] = curves
+    if path.suffix == ".html":
+        path.write_text(page(shown), encoding="utf-8")
+    elif path.suffix != ".png":
+        raise InvalidInputError(f"{path}: expected a name that ends with .png or .html")
+    elif not has_matplotlib:
+        raise ConfigurationError("matplotlib is not installed: pip install matplotlib, or name an .html file")
+    else:
+        _draw_png(shown, path)
+    return path
+
+
+def _name(run: str | os.PathLike[str], runs: Sequence[str | os.PathLike[str]]) -> str:
+    names = [Path(each).resolve().name for each in runs]
+    own = Path(run).resolve().name
+    return own if names.count(own) == 1 else os.fspath(run)
+
+
+def _curve(lines: Sequence[Line], pick: Callable[[Line], float | None]) -> Curve:
+    return [(line["step"], value) for line in lines if (value := pick(line)) is not None]
+
+
+# ------------------------------------------------------------------------------------------------- HTML
+
+
+def page(panels: Mapping[str, Mapping[str, Curve]]) -> str:
+    """Return a page without references to other files: a figure for each panel, light or dark.
+
+    >>> "polyline" in page({"loss": {"x": [(0, 2.0), (1, 1.0)]}})
+    True
+    """
+    names = list(dict.fromkeys(chain.from_iterable(panels.values())))
+    colours = {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(names)}
+    keys = "".join(_key(name, colours[name]) for name in names)
+    figures = "".join(_figure(title, curves, colours) for title, curves in panels.items())
+    title = escape(", ".join(names))
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style><header>{keys}</header>{figures}</html>\n"
+    )
+
+
+def _key(name: str, colour: str) -> str:
+    return f'<span class="key"><b style="color:{colour}">&#9644;</b> {escape(name)}</span>'
+
+
+def _figure(title: str, curves: Mapping[str, Curve], colours: Mapping[str, str]) -> str:
+    return f"<figure><h2>{escape(title)}</h2>{_svg(curves, colours)}</figure>"
+
+
+def _svg(curves: Mapping[str, Curve], colours: Mapping[str, str]) -> str:
+    points = list(chain.from_iterable(curves.values()))
+    first, last = min(step for step, _ in points), max(step for step, _ in points)
+    low, high = min(value for _, value in points), max(value for _, value in points)
+    across, up = max(last - first, 1), (high - low) or abs(high) or 1.0
+
+    def place(step: float, value: float) -> tuple[float, float]:
+        x = _LEFT + (step - first) / across * (_WIDTH - _LEFT - 8)
+        y = _HEIGHT - _BOTTOM - (value - low) / up * (_HEIGHT - _BOTTOM - _TOP)
+        return round(x, 1), round(y, 1)
+
+    drawn = []
+    for fraction in (0.0, 0.5, 1.0):
+        value = low + fraction * up
+        _, y = place(first, value)
+        drawn.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{y}" y2="{y}"/>')
+        drawn.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{value:.4g}</text>')
+    for step, anchor in ((first, "start"), (last, "end")):
+        x, _ = place(step, low)
+        drawn.append(f'<text x="{x}" y="{_HEIGHT - 8}" text-anchor="{anchor}">step {step}</text>')
+    for name, curve in curves.items():
+        places = [place(*point) for point in curve]
+        colour = colours[name]
+        if len(places) == 1:
+            drawn.append(f'<circle cx="{places[0][0]}" cy="{places[0][1]}" r="3" fill="{colour}"/>')
+        path = " ".join(f"{x},{y}" for x, y in places)
+        drawn.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(drawn)}</svg>'
+
+
+# -------------------------------------------------------------------------------------------------- PNG
+
+
+def _draw_png(panels: Mapping[str, Mapping[str, Curve]], path: Path) -> None:
+    figure: Any = importlib.import_module("matplotlib.figure").Figure(
+        figsize=(11, 3.2 * ((len(panels) + 1) // 2)), layout="constrained"
+    )
+    axes = figure.subplots((len(panels) + 1) // 2, 2, squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (title, curves) in zip(axes.flat, panels.items(), strict=False):
+        for name, curve in curves.items():
+            steps, values = [step for step, _ in curve], [value for _, value in curve]
+            axis.plot(steps, values, label=name, marker="o" if len(curve) == 1 else None)
+        axis.set_title(title)
+        axis.set_xlabel("step")
+        axis.grid(alpha=0.3)
+        axis.legend()
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,141 @@
+"""`StepRecorder`: metrics, timings and usage of each step of a training loop, as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from tinker_sync._clock import Clock
+from tinker_sync.errors import InvalidInputError
+from tinker_sync.usage.counts import TokenCounts
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+FILE_NAME: Final = "metrics.jsonl"
+_OURS: Final = frozenset({"step", "time", "step_s", "call_s", "tokens"})
+
+
+class StepRecorder:
+    """Writes a line of JSON for each step of a training loop. One thread at a time may log.
+
+    A line has the step, the moment, the metrics of the given results, values of your own, `step_s` (since the
+    line before), `call_s` (the longest of the given calls, from its queue to its result), and the tokens used
+    since the line before. A line is on the disk when `log` returns. Where a loop goes on from a checkpoint,
+    the later line of a step counts.
+
+    Use `ServiceClient.recorder`, which makes one.
+
+    Args:
+        directory: of the run; `metrics.jsonl` in it grows.
+        count: returns the tokens that were used so far.
+        clock: measures the steps.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], count: Callable[[], TokenCounts], *, clock: Clock
+    ) -> None:
+        self.path = Path(directory) / FILE_NAME
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._count, self._clock = count, clock
+        self._file = self.path.open("ab", buffering=0)
+        self._end_torn_line()
+        self._began_s = clock.now()
+        self._counted = count()
+
+    def log(self, step: int, *results: Any, **values: float | int | str | None) -> dict[str, Any]:
+        """Write the line of a step, and return it.
+
+        Args:
+            step: its number.
+            results: futures of calls, which this waits for, results with `metrics`, or mappings of metrics.
+            values: more, such as `reward=0.5`.
+
+        Raises:
+            InvalidInputError: a result has no metrics, or a name is taken.
+
+        >>> import tempfile, tinker_sync
+        >>> with tinker_sync.ServiceClient(base_url="local") as service, tempfile.TemporaryDirectory() as to:
+        ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...     datum = tinker_sync.Datum(tinker_sync.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+        ...     with service.recorder(f"{to}/runs/x") as recorder:
+        ...         line = recorder.log(0, training.forward_backward([datum], "cross_entropy"), reward=0.5)
+        >>> line["reward"], line["tokens"], sorted(line)[:4]
+        (0.5, {'trained': 2}, ['call_s', 'loss:mean', 'loss:sum', 'reward'])
+        """
+        if type(step) is not int or step < 0:
+            raise InvalidInputError(f"log: step: expected a whole number from 0 on, got {step!r}")
+        if taken := _OURS & values.keys():
+            raise InvalidInputError(f"log: {min(taken)!r} is written by the recorder; use another name")
+        metrics: dict[str, Any] = {}
+        calls_s = [_took_s(result) for result in results if isinstance(result, Future)]
+        for index, result in enumerate(results):
+            metrics.update(_metrics_of(result, index))
+        now_s, counted = self._clock.now(), self._count()
+        line = {
+            "step": step,
+            "time": round(self._clock.time(), 3),
+            **{name: _plain(value) for name, value in {**metrics, **values}.items() if name not in _OURS},
+            "step_s": round(now_s - self._began_s, 6),
+            **({"call_s": round(max(calls_s), 6)} if calls_s else {}),
+            "tokens": dict((counted - self._counted).items()),
+        }
+        self._began_s, self._counted = now_s, counted
+        self._file.write(json.dumps(line).encode() + b"\n")
+        return line
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<StepRecorder {os.fspath(self.path)!r}>"
+
+    def _end_torn_line(self) -> None:
+        """Let the first line be one of its own, also after a line that a killed process left unfinished."""
+        with self.path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
+                self._file.write(b"\n")
+
+
+def _took_s(future: Any) -> float:
+    future.result()
+    timeline = getattr(future, "timeline", None)
+    return 0.0 if timeline is None or timeline.completed is None else timeline.completed - timeline.queued
+
+
+def _metrics_of(result: Any, index: int) -> Mapping[str, Any]:
+    done = result.result() if isinstance(result, Future) else result
+    found = done if isinstance(done, Mapping) else getattr(done, "metrics", ...)
+    if found is None:
+        return {}
+    if not isinstance(found, Mapping):
+        raise InvalidInputError(
+            f"log: results[{index}]: expected a future, a result with metrics or a mapping, "
+            f"got {type(done).__name__}; give other values by name"
+        )
+    return found
+
+
+def _plain(value: Any) -> Any:
+    number = value.item() if hasattr(value, "item") else value
+    if isinstance(number, float) and not math.isfinite(number):
+        return None  # JSON has no such number
+    return number if isinstance(number, (bool, int, float, str, type(None))) else str(number)
