@@ -70,3 +70,11 @@ def test_named_examples_and_links_exist() -> None:
     assert names == {path.stem for path in package.glob("*.py") if not path.name.startswith("_")}
     for place in re.findall(r"\]\(([\w./-]+)\)", README):
         assert (ROOT / place).exists(), place
+
+
+def test_the_files_of_the_map_exist() -> None:
+    development = README.partition("## Development")[2]
+    named = re.findall(r"`((?:[a-z_]+/)*[a-z_]+(?:/|\.py))`", development)
+    assert len(named) > 12
+    for place in named:
+        assert (ROOT / "tinker_sync" / place).exists() or (ROOT / place).exists(), place

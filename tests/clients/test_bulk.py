@@ -122,6 +122,7 @@ def test_closing_ends_it(stub: Stub) -> None:
             stub.script(where(number), Answer(usual=True, gate=gate))
         future = rest.delete_checkpoints(PATHS, parallel=2)
         stub.await_asked(where(0))
+        service.close(pending=0.0).result(10)
     gate.set()
     with pytest.raises(errors.ClientClosedError):
         future.result(10)

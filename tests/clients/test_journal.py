@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 from collections.abc import Iterator
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.crowd import until
 from support.engine_ledger import Ledger, datum_of, engine_ledger, step_of
 
 import tinker_sync
 from tinker_sync.errors import JournalError
+from tinker_sync.journal.file import JournalFile
 from tinker_sync.testing import FaultPlan, LocalServer, faults
 
 MODEL = "tinker-sync/random"
@@ -197,6 +200,25 @@ def test_a_result_that_is_gone_is_reported(server: LocalServer, journal: Path) -
         with pytest.raises(JournalError, match=r"delivered before.*the call itself is done"):
             training.optim_step(step_of(1)).result(PATIENCE_S)
         training.optim_step(step_of(2)).result(PATIENCE_S)
+
+
+def test_a_client_that_was_not_used_lets_its_journal_go(server: LocalServer, journal: Path) -> None:
+    for _ in range(2):
+        server.service(journal=journal).close().result(PATIENCE_S)
+    service = server.service(journal=journal)
+    with pytest.raises(JournalError, match="another process uses"):
+        server.service(journal=journal)
+    del service
+    gc.collect()
+    until(lambda: opens(journal))
+
+
+def opens(journal: Path) -> bool:
+    try:
+        JournalFile(journal).close()
+    except JournalError:
+        return False
+    return True
 
 
 def test_steps_without_a_journal_are_a_range(server: LocalServer) -> None:

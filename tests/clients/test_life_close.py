@@ -137,7 +137,7 @@ def test_close_fails_what_is_under_way_and_nothing_hangs(stub: Stub) -> None:
     heard: list[str] = []
     futures[0].add_done_callback(lambda future: heard.append(type(future.exception()).__name__))
 
-    service.close().result(10)
+    service.close(pending=0.0).result(10)
     assert [type(future.exception(5)) for future in futures] == [ClientClosedError] * len(futures)
     assert "this client is closed" in str(futures[0].exception())
     until(lambda: heard == ["ClientClosedError"])

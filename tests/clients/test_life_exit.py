@@ -25,6 +25,22 @@ say("busy")
 hear()
 """
 
+STUCK_CALLBACK = """
+running = threading.Event()
+futures[0].add_done_callback(lambda _: (running.set(), threading.Event().wait()))
+assert futures[0].cancel()
+running.wait()
+"""
+FORK_AND_EXEC = """
+import subprocess, warnings
+warnings.filterwarnings("ignore", "This process", DeprecationWarning)
+subprocess.run([sys.executable, "-c", "pass"], check=True)
+child = os.fork()
+if child == 0:
+    sys.exit(5)  # as a script ends, with what is registered for that
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+"""
+
 
 @pytest.fixture
 def stub() -> Iterator[Stub]:
@@ -66,8 +82,15 @@ def end_of(stub: Stub, text: str) -> Ended:
             "",
         ),
         ("with service: raise ValueError('mine')", 1, ["errored"], "ValueError: mine"),
+        ("os.kill(os.getpid(), signal.SIGTERM); threading.Event().wait()", -15, [], ""),
+        (STUCK_CALLBACK, 0, ["success"], ""),
+        (FORK_AND_EXEC, 0, ["success"], ""),
+        ("thread = threading.Thread(target=sys.exit); thread.start(); thread.join()", 0, ["success"], ""),
     ],
-    ids=["end", "exception", "sys.exit", "os._exit", "close-not-awaited", "close-at-exit", "with"],
+    ids=[
+        *("end", "exception", "sys.exit", "os._exit", "close-not-awaited", "close-at-exit", "with"),
+        *("SIGTERM", "callback-that-runs", "fork-with-and-without-exec", "sys.exit-in-a-thread"),
+    ],
 )
 def test_the_process_is_gone_and_the_session_finished(
     stub: Stub, text: str, code: int, status: list[str], last_words: str

@@ -475,7 +475,7 @@ def test_a_route_that_is_missing_is_told_from_an_object(stub: OpenServer, publis
             error = call().exception(PATIENCE_S)
             if name in lacks:
                 assert isinstance(error, UnsupportedByServerError), name
-                assert "this server has no call" in str(error)
+                assert "this server does not offer" in str(error)
             elif name not in ("list_user", "sessions"):
                 assert isinstance(error, NotFoundError), name
     assert stub.paths().count("/openapi.json") <= 1

@@ -367,7 +367,7 @@ class TestCancelling:
             custom = trainer.forward_backward_custom(data(1), gate)
             gate.wait()
             step = trainer.optim_step(types.AdamParams())
-            trainer.service.close("success")  # type: ignore[attr-defined]
+            trainer.service.close("success", pending=0.0)  # type: ignore[attr-defined]
             with pytest.raises(ClientClosedError):
                 custom.result(PATIENCE_S)
             with pytest.raises(ClientClosedError):

@@ -20,6 +20,9 @@ class Member:
         self.failure = failure
         self.finished: list[tuple[str, str | None, float, bool]] = []
 
+    def settle(self, limit_s: float) -> None:
+        self.waited_s = limit_s
+
     def finish(
         self, status: str, detail: str | None, limit_s: float, *, quiet: bool = False
     ) -> threading.Event | None:
@@ -45,6 +48,7 @@ def test_every_open_session_is_finished() -> None:
     finish_all()
     assert [len(member.finished) for member in members] == [1, 0, 1]
     assert members[0].finished == [("success", None, exits.EXIT_LIMIT_S, True)]
+    assert members[0].waited_s <= exits.PENDING_LIMIT_S
 
 
 def test_the_limit_is_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:

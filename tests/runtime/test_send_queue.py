@@ -198,6 +198,25 @@ class TestW02Cancel:
         assert not bench.queue._queue
 
 
+class TestCancelAtTheDoor:
+    """A cancel may come after an operation was taken from the queue, and before it begins."""
+
+    def test_it_gets_no_number_and_the_next_one_goes_on(self, bench: Bench) -> None:
+        class Late(APIFuture[Any]):
+            def begin(self) -> bool:
+                self.cancel()
+                return super().begin()
+
+        part = FakePart("late")
+        part.future = Late()
+        bench.append("first")
+        bench.queue.append(Operation("late", [part], part.future))
+        bench.append("last")
+        bench.workers.do_all()
+        assert bench.sent == "1:first 2:last"
+        assert part.future.cancelled()
+
+
 def refusal_of(made: Operation[FakePart]) -> EarlierCallFailedError:
     failure = made.future.exception(0)
     assert isinstance(failure, EarlierCallFailedError)

@@ -63,6 +63,7 @@ class Script:
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._out: list[str] = []
         self._err: list[str] = []
+        self._err_lines: queue.Queue[str] = queue.Queue()
         self._since = time.monotonic()
         self._readers = [threading.Thread(target=job) for job in (self._read_out, self._read_err)]
         for reader in self._readers:
@@ -89,7 +90,13 @@ class Script:
 
     def _read_err(self) -> None:
         assert self._process.stderr is not None
-        self._err.append(self._process.stderr.read())
+        for line in self._process.stderr:
+            self._err.append(line)
+            self._err_lines.put(line.rstrip("\n"))
+
+    def err_line(self) -> str:
+        """The next line it writes to stderr."""
+        return self._err_lines.get(timeout=PATIENCE_S)
 
     def hear(self) -> str:
         """Return the next line of its output."""

@@ -315,13 +315,16 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         )
         sampled = self._line.submit(request, self._until(deadline))
         from tinker_sync.runtime.combine import CombinedFuture
+        from tinker_sync.runtime.unread import asked_here, watch
 
-        return CombinedFuture(
+        scored: APIFuture[list[float | None]] = CombinedFuture(
             [sampled],
             lambda responses: _prompt_logprobs(responses[0]),
             submit=core.callback_pool.run,
             clock=core.clock,
         )
+        watch(scored, asked_here())
+        return scored
 
     def _until(self, deadline: float | None) -> float:
         core = self._core

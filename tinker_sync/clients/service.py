@@ -26,6 +26,7 @@ from tinker_sync.errors import ClientClosedError
 from tinker_sync.runtime.core import CLOSE_LIMIT_S, Core
 from tinker_sync.runtime.exits import EXIT_LIMIT_S
 from tinker_sync.runtime.naming import names_requests
+from tinker_sync.runtime.pending import PENDING_LIMIT_S
 from tinker_sync.runtime.session import Session
 from tinker_sync.types._console import session_url, sessions_url
 
@@ -175,12 +176,19 @@ class ServiceClient:
         Raises:
             JournalError: there is nothing to go on with, or another process uses the journal.
 
+        >>> import tempfile
         >>> import tinker_sync
-        >>> try:
-        ...     service = tinker_sync.ServiceClient.attach("no-such.journal")
-        ... except tinker_sync.errors.JournalError as error:
-        ...     print("no-such.journal" in str(error))
-        True
+        >>> from tinker_sync.testing import LocalServer
+        >>> path = f"{tempfile.mkdtemp()}/run.journal"
+        >>> with LocalServer(model="tinker-sync/random") as server:
+        ...     service = server.service(journal=path)
+        ...     training = service.create_lora_training_client("tinker-sync/random", rank=4)
+        ...     stepped = training.optim_step(tinker_sync.AdamParams()).result()
+        ...     closed = service.close("errored").result()  # the session stays open
+        ...     with tinker_sync.ServiceClient.attach(path, api_key=server.key) as service:
+        ...         [again] = service.trainings
+        ...         again.model_id == training.model_id, again.unread, again.settled
+        (True, (), ())
         """
         from tinker_sync.journal.record import find_session
 
@@ -685,13 +693,20 @@ class ServiceClient:
         detail: str | None = None,
         *,
         timeout: float = CLOSE_LIMIT_S,
+        pending: float = PENDING_LIMIT_S,
     ) -> APIFuture[None]:
-        """End the session. What is under way fails; the clients made here can be used no more.
+        """End the session; the clients made here can be used no more.
+
+        Calls that change something at the server (`optim_step`, saves, `publish_checkpoint`, deletions, ...)
+        are waited for. Passes are sent where such a call is behind them; by themselves they leave nothing
+        behind, so they are not waited for. Calls that only read fail at once. The end of a ``with`` block
+        and of the script do the same; after 2 s a line on stderr names the calls, and Ctrl-C leaves at once.
 
         Args:
             status: how it went.
             detail: a word about it.
-            timeout: how long to try to tell the server, seconds.
+            timeout: the longest time to try to end the session at the server, seconds.
+            pending: the longest time to wait for calls, seconds; a warning names those that are left.
 
         >>> import tinker_sync
         >>> service = tinker_sync.ServiceClient(base_url="local")
@@ -700,7 +715,7 @@ class ServiceClient:
         """
         for recording in self._recordings:
             recording.close()
-        return self._core.close(status, detail, limit_s=timeout)
+        return self._core.close(status, detail, limit_s=timeout, pending_s=pending)
 
     def __enter__(self) -> Self:
         if self._core.closed:
@@ -716,7 +731,12 @@ class ServiceClient:
         status = _status_after(exc_type)
         # Who presses Ctrl-C wants to leave.
         limit_s = EXIT_LIMIT_S if status == "interrupted" else CLOSE_LIMIT_S
-        self.close(status, timeout=limit_s).result()
+        closed = self.close(status, timeout=limit_s)
+        try:
+            closed.result()
+        except KeyboardInterrupt:
+            self._core.lifecycle.pending.give_up()
+            raise
 
     def get_telemetry(self) -> Any:
         """Return the reporter of failures, or None when telemetry is off.

@@ -186,7 +186,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         first = 0
         if record is not None:
             self.result()
-            for future in record.early:  # numbers are settled once these have ended
+            for future in list(record.early):  # numbers are settled once these have ended
                 wait([future])
             first = record.first_step(self._line.queue.next_number) if record.step is None else record.step
         for step in range(first, stop):
@@ -207,7 +207,8 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         """
         from tinker_sync.clients._recorded import fetch_unread
 
-        return tuple(fetch_unread(self.result()._line, self._until(None)))
+        line = self.result()._line
+        return () if line.record is None else tuple(fetch_unread(line, self._until(None)))
 
     @property
     def settled(self) -> tuple[str, ...]:
@@ -810,7 +811,7 @@ def _note_loss(
     curve: deque[tuple[float, float]], clock: Clock, passed: APIFuture[ForwardBackwardOutput]
 ) -> None:
     """Keep the loss of a pass, in the thread that ended it. Nothing of the client is held until then."""
-    if passed.cancelled() or passed.exception() is not None:
+    if passed.cancelled() or passed.failure is not None:
         return
     metrics = passed.result().metrics
     loss = metrics.get("loss:mean", metrics.get("loss:sum"))

@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 from urllib.parse import unquote, urlsplit
 
@@ -26,6 +28,8 @@ from tinker_sync.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import requests
+
+_log: Final = logging.getLogger(__name__)
 
 KeySource = Literal["argument", "environment", "stored", "local"]
 
@@ -322,7 +326,18 @@ def _resolve_server(
         )
         return reserved.base_url, reserved.key
     base_url = _read_base_url(address, env)
-    return base_url, _embedded.find_key(base_url) if api_key is None else None
+    found = _embedded.find_key(base_url) if api_key is None else None
+    if found is not None and env.secret("TINKER_API_KEY") not in (None, found):
+        _warn_once(
+            f"TINKER_API_KEY is not used for {base_url}, an embedded server whose own key is known here; "
+            "pass api_key to use another one"
+        )
+    return base_url, found
+
+
+@lru_cache(maxsize=64)
+def _warn_once(text: str) -> None:
+    _log.warning("%s", text)
 
 
 def _read_base_url(argument: Secret | None, env: _Environment) -> str:

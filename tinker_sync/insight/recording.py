@@ -184,7 +184,7 @@ class Recording:
         if ended.cancelled():
             outcome = "cancelled"
         else:
-            failure = ended.exception()
+            failure = ended.failure
             outcome = "ok" if failure is None else type(failure).__name__
         self.calls.append(
             CallRecord(

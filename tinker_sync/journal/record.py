@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -151,10 +152,13 @@ class TrainingRecord:
         self._history = ModelHistory()
         self._shift = 0
         self._last_step: int | None = None
+        self._resumed: int | None = None
+        self._before = 0
+        """The number before the first request of the step that is resumed."""
         self.step: int | None = None
         """The step that the user's loop is at."""
-        self.early: list[Any] = []
-        """The futures of the calls before the first step."""
+        self.early: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The futures of the calls before the first step, as far as the runtime or the user holds them."""
         self.settled: tuple[str, ...] = ()
         """The fates of the requests that the journal did not know."""
 
@@ -180,6 +184,10 @@ class TrainingRecord:
         else:
             self._history = ModelHistory(history.digest, start=history.checkpoint)
             self._tell_repeated(history)
+        self._resumed = self._history.last_step
+        # Not the smallest number of the step: of requests that are sent together the first is sent last.
+        others = [one.number for one in self._history.sent.values() if one.step != self._resumed]
+        self._before = max(others, default=0)
         self._shift = self._history.made_with
         if not self._journal.replays:
             self._shift = max(self._history.sent, default=0)
@@ -236,7 +244,7 @@ class TrainingRecord:
         for part in parts:
             part.step = call.step
         if call.step is None:
-            self.early.append(call.future)
+            self.early.add(call.future)
 
     def first_step(self, next_number: int) -> int:
         """Return the step to begin with; its calls get the numbers that they had.
@@ -244,13 +252,10 @@ class TrainingRecord:
         Args:
             next_number: the number of the next call otherwise.
         """
-        last = self._history.last_step
-        if last is None:
+        if self._resumed is None:
             return self._history.start[1] if self._history.start is not None else 0
-        # Not the smallest number of the step: of requests that are sent together the first is sent last.
-        before = max((one.number for one in self._history.sent.values() if one.step != last), default=0)
-        self._shift = before + 1 - next_number
-        return last
+        self._shift = self._before + 1 - next_number
+        return self._resumed
 
     # -------------------------------------------------------------------------------------- requests
 
@@ -277,7 +282,7 @@ class TrainingRecord:
             try:
                 send(part, number)
             except not_taken:
-                del self._history.sent[number]
+                self._history.sent.pop(number, None)
                 self._journal.write({"of": self.model_seq_id, "refused": number, "digest": digest})
                 raise
             if known.request_id is None:
@@ -307,6 +312,7 @@ class TrainingRecord:
         if sent.arrived or future.cancelled() or future.exception() is not None:
             return
         sent.arrived = True
+        self._history.sent.pop(sent.number, None)  # no later call of this run gets its number
         line = {"of": self.model_seq_id, "arrived": sent.number}
         path = getattr(future.result(), "path", None) if sent.call == "save_weights" else None
         try:

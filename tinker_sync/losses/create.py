@@ -76,7 +76,7 @@ def _remember(core: Core, handle: LossHandle) -> None:
 def _forget_failed(core_ref: weakref.ref[Core], key: str, future: APIFuture[LossHandle]) -> None:
     """Let the user create a loss again after a failure."""
     core = core_ref()
-    if core is not None and (future.cancelled() or future.exception() is not None):
+    if core is not None and (future.cancelled() or future.failure is not None):
         with _lock:
             _made.get(core, set()).discard(key)
 

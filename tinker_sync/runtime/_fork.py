@@ -1,7 +1,7 @@
-"""What has to happen in a child process after `os.fork()`, registered in one place.
+"""The objects that a child process renews after `os.fork()`, registered in one place.
 
 A forked child has one thread and a copy of all memory: locks may be held by threads that do not exist there,
-and work may be counted as under way that nobody does. Objects with locks or counts register here and are
+and work may be counted as under way that no thread does. Objects with locks or counts register here and are
 renewed in the child before any of its own code runs. Registration holds an object weakly; any thread may
 register.
 """
@@ -15,7 +15,7 @@ from typing import Protocol
 
 
 class Renewable(Protocol):
-    """Something with state that a forked child must not inherit as it is."""
+    """An object whose state a forked child must not inherit as it is."""
 
     def renew_after_fork(self) -> None:
         """Replace locks, forget threads and what only they could do. Runs in the child's only thread."""
@@ -33,7 +33,7 @@ def renew_in_child(member: Renewable) -> None:
 
 
 def generation() -> int:
-    """How many forks lie between the first process and this one."""
+    """Return the number of forks between the first process and this one."""
     return _generation
 
 

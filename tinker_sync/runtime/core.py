@@ -33,6 +33,7 @@ from tinker_sync.runtime.lifecycle import Acknowledging, Companion, Lifecycle, s
 from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.notices import Notices
 from tinker_sync.runtime.once import Once
+from tinker_sync.runtime.pending import PENDING_LIMIT_S
 from tinker_sync.runtime.poller import Poller
 from tinker_sync.runtime.rate_limiter import RateLimiter
 from tinker_sync.runtime.server import Machinery, Server, finite
@@ -89,6 +90,7 @@ class Core:
         self.stopwatches: tuple[Stopwatch, ...] = ()
         """The recordings under way; replaced, never changed."""
         self._session = session
+        self.lifecycle.journal = session.journal if session is not None else None
         self._opened: Once[Session] = Once()
         self._close_lock = threading.Lock()
         self._closed: APIFuture[None] | None = None  # guarded by _close_lock
@@ -134,7 +136,7 @@ class Core:
 
     def upkeep(self) -> None:
         """Begin to renew what is due, such as a token. Called with every heartbeat."""
-        if not self.closed:
+        if not self.lifecycle.closed:
             self.server.refresh()
 
     def call(
@@ -208,7 +210,7 @@ class Core:
         Raises:
             ClientClosedError: this is closed.
         """
-        self.refuse_closed()
+        self.server.refuse_closed()
         try:
             self.pools.enter.run(step)
         except RuntimeError as error:
@@ -225,7 +227,7 @@ class Core:
         Raises:
             ClientClosedError: this is closed.
         """
-        self.refuse_closed()
+        self.server.refuse_closed()
         try:
             self.pools.create.run(job)
         except RuntimeError as error:
@@ -270,7 +272,7 @@ class Core:
         Args:
             deadline_at: the moment of the clock at which to give up.
         """
-        self.refuse_closed()
+        self.server.refuse_closed()
         session = self.session
         session.refuse_lost()
         if session.session_id is None or session.heartless:
@@ -304,15 +306,20 @@ class Core:
         self.lifecycle.session = session
         if session.owned:
             exits.remember(self.lifecycle)
-        if self.closed:  # while the session was being created: nothing else ends it now
+        if self.lifecycle.closed:  # while the session was being created: nothing else ends it now
             self.lifecycle.shut()
-            self.refuse_closed()
+            self.server.refuse_closed()
         return session
 
     # -------------------------------------------------------------------------------------- the end
 
     def close(
-        self, status: FinishStatus = "success", detail: str | None = None, *, limit_s: float = CLOSE_LIMIT_S
+        self,
+        status: FinishStatus = "success",
+        detail: str | None = None,
+        *,
+        limit_s: float = CLOSE_LIMIT_S,
+        pending_s: float = PENDING_LIMIT_S,
     ) -> APIFuture[None]:
         """End the session and everything under way; the first call counts, later ones get its future.
 
@@ -320,35 +327,44 @@ class Core:
             status: success, errored or interrupted.
             detail: the user's words about it.
             limit_s: the longest time to try to finish the session at the server.
+            pending_s: the longest time to wait for calls that change something at the server.
         """
         with self._close_lock:
             if self._closed is not None:
                 return self._closed
             future = self._closed = APIFuture(clock=self.clock)
-            self.lifecycle.closed = True
+            self.lifecycle.leaving = True
+            self.lifecycle.closed = not self.lifecycle.pending
             self.lifecycle.asked_to_end = (status, detail)
         thread = threading.Thread(
             target=carried(self._close),
-            args=(future, status, detail, limit_s),
+            args=(future, status, detail, limit_s, pending_s),
             name="tinker-close",
             daemon=True,
         )
         try:
             thread.start()
         except RuntimeError:  # the process is ending and starts no more threads
-            self._close(future, status, detail, limit_s)
+            self._close(future, status, detail, limit_s, pending_s)
         return future
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self.lifecycle.closed
+        return self.lifecycle.leaving
 
     def _close(
-        self, future: APIFuture[None], status: FinishStatus, detail: str | None, limit_s: float
+        self,
+        future: APIFuture[None],
+        status: FinishStatus,
+        detail: str | None,
+        limit_s: float,
+        pending_s: float,
     ) -> None:
         try:
             self._finalizer.detach()
+            self.lifecycle.settle(pending_s)
+            self.lifecycle.closed = True
             self.lifecycle.refuse()
             finished = self.lifecycle.finish(status, detail, limit_s)
             if finished is not None:
@@ -367,7 +383,7 @@ class Core:
         Raises:
             ClientClosedError: that is so.
         """
-        if self.lifecycle.closed:
+        if self.lifecycle.leaving:
             raise ClientClosedError
 
     def renew_after_fork(self) -> None:

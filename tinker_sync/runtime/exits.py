@@ -1,8 +1,8 @@
-"""What happens to open sessions when the process ends: the server is told, and not waited for.
+"""The end of a process: wait for calls that change something, then finish the sessions at the server.
 
-All sessions are finished side by side, each on the thread of its heartbeats, since a process that ends may
-start no more threads (3.12). `EXIT_LIMIT_S` is the limit for all. Nothing else holds the process up: every
-thread of ours is a daemon.
+The wait ends after `PENDING_LIMIT_S`, or with Ctrl-C. Then all sessions are finished side by side, each on
+the thread of its heartbeats, because a process that ends may start no more threads (3.12). `EXIT_LIMIT_S` is
+the limit for all of them. Nothing else delays the end: every thread of this package is a daemon.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Final, Literal, Protocol
 
 from tinker_sync import _embedded
 from tinker_sync.runtime import _fork
+from tinker_sync.runtime.pending import PENDING_LIMIT_S
 
 EXIT_LIMIT_S: Final = 1.0
 
@@ -24,7 +25,10 @@ _log = logging.getLogger("tinker_sync.session")
 
 
 class Finishable(Protocol):
-    """Something that can tell the server that its session is over."""
+    """A client with calls that have not ended, or with a session that the server keeps."""
+
+    def settle(self, limit_s: float) -> None:
+        """Wait for the calls that change something at the server."""
 
     def finish(
         self,
@@ -34,11 +38,11 @@ class Finishable(Protocol):
         *,
         quiet: bool = False,
     ) -> threading.Event | None:
-        """Begin to; the event is set when it is done."""
+        """Begin to finish the session at the server; the event is set when that is done."""
 
 
 class _Open:
-    """What has to be finished. Thread-safe."""
+    """The clients to settle and finish. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,7 +62,7 @@ class _Open:
             return list(self._members)
 
     def renew_after_fork(self) -> None:
-        """The parent's sessions are finished by the parent."""
+        """Leave the parent's sessions to the parent."""
         self._lock = threading.Lock()
         self._members = weakref.WeakSet()
 
@@ -75,12 +79,12 @@ _connected: weakref.WeakSet[Connected] = weakref.WeakSet()
 
 
 def remember(member: Finishable) -> None:
-    """Finish this when the process ends."""
+    """Settle and finish a client when the process ends."""
     _open.add(member)
 
 
 def forget(member: Finishable) -> None:
-    """It is finished."""
+    """Drop a client that is finished."""
     _open.discard(member)
 
 
@@ -90,9 +94,7 @@ def hang_up_at_exit(connected: Connected) -> None:
 
 
 def how_it_ended() -> Literal["success", "errored", "interrupted"]:
-    """What became of the program. The interpreter leaves an exception that ended it where tracebacks are
-    printed from.
-    """
+    """Return the status of the program. The interpreter keeps the exception that ended it for tracebacks."""
     error = getattr(sys, "last_value", None)
     # At a prompt that is just the last one of many.
     if error is None or hasattr(sys, "ps1"):
@@ -102,9 +104,15 @@ def how_it_ended() -> Literal["success", "errored", "interrupted"]:
 
 @atexit.register
 def finish_all() -> None:
-    """Finish everything, within the limit."""
+    """Wait for calls that change something at a server, then finish the sessions, each within a limit.
+
+    Ctrl-C ends the wait at once.
+    """
     try:
         status = how_it_ended()
+        settle_until = time.monotonic() + PENDING_LIMIT_S
+        for member in _open.all():
+            member.settle(max(settle_until - time.monotonic(), 0.0))
         under_way = [member.finish(status, None, EXIT_LIMIT_S, quiet=True) for member in _open.all()]
         give_up_at = time.monotonic() + EXIT_LIMIT_S
         for done in under_way:
@@ -113,5 +121,5 @@ def finish_all() -> None:
         for connected in list(_connected):
             connected.forget_idle()
         _embedded.stop_server()
-    except BaseException:  # noqa: BLE001  # a second Ctrl-C means now; and nobody wants to read about it
+    except BaseException:  # noqa: BLE001  # Ctrl-C ends the process now, without a traceback
         _log.debug("the sessions could not be finished", exc_info=True)

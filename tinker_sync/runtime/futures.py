@@ -54,7 +54,8 @@ else:
 
 # Completion in shells and notebooks leaves these out: the runtime calls them.
 _NOT_FOR_USERS: Final = frozenset(
-    {"begin", "fail", "resolve", "set_exception", "set_result", "set_running_or_notify_cancel", "when_done"}
+    {"asked", "looked_at", "only_reads", "overlooked"}
+    | {"begin", "fail", "resolve", "set_exception", "set_result", "set_running_or_notify_cancel", "when_done"}
     | {"mark_accepted", "mark_paused", "mark_sending", "mark_waiting"}
 )
 
@@ -83,6 +84,15 @@ class APIFuture(Future[T]):
     """
 
     _advice = "; call .result() first, which waits for it"
+
+    only_reads = False
+    """The call changes nothing at the server, so the end of its client does not wait for it."""
+    asked: Any = None
+    """Where the user made the call; set by `unread`, as are the next two."""
+    overlooked: Any = None
+    """Logs the failure of the call unless it is looked at."""
+    looked_at = False
+    """The user has asked for the result or waits for it, or has added a callback."""
 
     def __init__(
         self,
@@ -193,10 +203,12 @@ class APIFuture(Future[T]):
         no result after 0 s (queued); the work goes on and may be waited for again
         """
         self._refuse_foreign_wait()
+        self._note_look()
         try:
             return super().result(self._rest_of(timeout))
         except FutureTimeoutError:
             # The failure of the call may itself be a timeout; and the result may have come just now.
+            self.looked_at = False
             if self.done():
                 return super().result()
             raise _WaitTimeout(self._still_going(timeout)) from None
@@ -213,9 +225,11 @@ class APIFuture(Future[T]):
         KeyError('a')
         """
         self._refuse_foreign_wait()
+        self._note_look()
         try:
             return super().exception(self._rest_of(timeout))
         except FutureTimeoutError:
+            self.looked_at = False
             if self.done():
                 return super().exception()
             raise _WaitTimeout(self._still_going(timeout)) from None
@@ -239,10 +253,12 @@ class APIFuture(Future[T]):
         >>> asyncio.run(future.result_async(timeout=5))
         7
         """
+        self._note_look()
         if not self.done():
             self._refuse_foreign_wait()
             await self._arrival(timeout)
             if not self.done():
+                self.looked_at = False
                 raise _async_timeout()(self._still_going(timeout))
         try:
             return super().result()
@@ -325,6 +341,12 @@ class APIFuture(Future[T]):
         """
         return self._exception
 
+    def _note_look(self) -> None:
+        """Take note that the user learns of a failure, if there is one."""
+        self.looked_at = True
+        if self.overlooked is not None:
+            self.overlooked.text = ""
+
     # ---------------------------------------------------- callbacks
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
@@ -339,6 +361,7 @@ class APIFuture(Future[T]):
         7
         True
         """
+        self._note_look()
         with self._condition:
             if self._callbacks is not None:
                 self._callbacks.append(fn)

@@ -1,9 +1,8 @@
-"""Telling the server that a session is alive, on a thread that does nothing else.
+"""The heartbeats that keep a session alive, sent by a thread that does nothing else.
 
-`step` does what is due once and says when to come again. The thread is `tinker-heartbeat`; what it calls
-should hold the client weakly, so that a client that is dropped ends its heartbeats too. The last thing the
-thread does is what `stop` asks for: when a process ends there may be no new threads any more, but this one is
-there.
+`step` does once what is due. The thread is `tinker-heartbeat`. What it calls should hold the client weakly,
+so that the heartbeats of a dropped client end too. The thread ends with the job that is given to `stop`: when
+a process ends, no new thread may start, but this one exists.
 """
 
 from __future__ import annotations
@@ -23,12 +22,11 @@ WARN_AFTER_S: Final = 120.0
 _WARN_EVERY_S: Final = 60.0
 # So late that the thread cannot have been waiting for the network: this process did not let it run.
 STALLED_S: Final = 5.0
-# The server is sure about 410. The others may come from a proxy, or from a machine that is new, so they count
-# only if they are still said a while later.
+# A 410 is certain. The others may come from a proxy, or from a machine that is new, so they count only if the
+# server repeats them a while later.
 _GONE: Final = 410
 _DOUBTFUL: Final = (401, 404)
 _CERTAIN_AFTER_S: Final = 5.0
-# What servers without such a call answer.
 # Not more often than this, however many failures ask for it.
 _SOONEST_S: Final = 1.0
 
@@ -36,24 +34,24 @@ _log = logging.getLogger("tinker_sync.session")
 
 
 class Listener(Protocol):
-    """Hears how a session is, on the thread of its heartbeats."""
+    """Receives news of a session, on the thread of its heartbeats."""
 
     def on_lost(self, error: TinkerError) -> None:
-        """The server does not keep the session any more."""
+        """Take note that the server does not keep the session any more."""
 
     def on_found(self) -> None:
-        """It does, though it had said otherwise."""
+        """Take note that the server keeps the session after all."""
 
     def on_late(self, delay_s: float, reason: str) -> None:
-        """A heartbeat was not sent when it was due."""
+        """Take note that a heartbeat was not sent when it was due."""
 
 
 class Heartbeat:
     """The heartbeats of one session. `step` belongs to one thread, the rest to any.
 
     Args:
-        beat: sends one; raises what the server or the network had to say.
-        listener: told how the session is.
+        beat: sends one; raises the error of the server or the network.
+        listener: receives news of the session.
         upkeep: what else is due from time to time; False when the client is gone, which ends the thread.
         always_offered: whether the server surely has such a call; on another one, a 404 to the very first
             heartbeat only means that there is none.
@@ -85,7 +83,7 @@ class Heartbeat:
         self._warned_s: float | None = None
         self._refused_s: float | None = None
         self._lost = False
-        # These to everybody.
+        # These belong to every thread.
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._stopping = False  # written under _lock, read without
@@ -101,7 +99,7 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self, last: Callable[[], object] | None = None) -> None:
-        """End, after doing `last` on the thread of the heartbeats. The first call counts."""
+        """End the heartbeats, and run `last` on their thread. The first call counts."""
         with self._lock:
             if not self._stopping:
                 self._last = last
@@ -115,14 +113,14 @@ class Heartbeat:
             thread.join(timeout_s)
 
     def ask_soon(self) -> None:
-        """Something hints at the session's end: have the next heartbeat now."""
+        """Send the next heartbeat now, because a failure hints at the end of the session."""
         now = self._clock.now()
         if now - self._asked_s >= _SOONEST_S:
             self._asked_s = now
             self._wake.set()
 
     def step(self) -> bool:
-        """One heartbeat, and what else is due; False when there will be no more."""
+        """Send a heartbeat and do what else is due. Return False when there will be no more."""
         delay_s, reason = self._watch.look()
         if reason:
             _log.warning(
@@ -205,10 +203,10 @@ class Heartbeat:
             self.ended.set()
 
     def _await_turn(self) -> bool:
-        """Sleep until the next heartbeat is due; False when there is to be none."""
+        """Sleep until the next heartbeat is due. Return False when there will be none."""
         self._clock.wait(self._wake, self._period_s)
         self._wake.clear()
-        # Looked at after the flag is cleared: whoever sets it again has said why before.
+        # Read after the flag is cleared: `stop` sets this one before it sets the flag again.
         return not self._stopping
 
 
@@ -221,12 +219,12 @@ class _Watch:
         self.expect_in(0.0)
 
     def expect_in(self, period_s: float) -> None:
-        """The next `look` is due then."""
+        """Expect the next `look` in so many seconds."""
         self._now_s, self._time_s, self._cpu_s = self._clock.now(), self._clock.time(), self._cpu()
         self._due_s = self._now_s + period_s
 
     def look(self) -> tuple[float, str]:
-        """How late it is, and why; an empty reason when it is in time."""
+        """Return the delay and its reason; the reason is empty when `look` comes in time."""
         now_s = self._clock.now()
         late_s = now_s - self._due_s
         # The monotonic clock of most systems stands still while the machine sleeps, the other does not.

@@ -21,9 +21,12 @@ from tinker_sync.runtime import exits
 from tinker_sync.runtime.failures import fresh
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried
+from tinker_sync.runtime.pending import PendingChanges
+from tinker_sync.runtime.unread import note_failure
 
 if TYPE_CHECKING:
     from tinker_sync.config import Settings
+    from tinker_sync.journal.record import RunJournal
     from tinker_sync.runtime.connection import Connection
     from tinker_sync.runtime.poller import Poller
     from tinker_sync.runtime.session import Session
@@ -70,10 +73,15 @@ class Lifecycle:
     """
 
     def __init__(self, connection: Connection, poller: Poller, pools: Sequence[Workers]) -> None:
+        self.leaving = False
+        """True from the first `close` on; final. Calls of the user are refused."""
         self.closed = False
-        """True from the first `close` on; final."""
+        """True when the calls that change something have ended, or are given up; final."""
+        self.pending = PendingChanges()
         self.closing = threading.Event()
         self.session: Session | None = None
+        self.journal: RunJournal | None = None
+        """The journal of the client; its file is closed last."""
         self.companion: Companion | None = None
         self.observers: tuple[Observer, ...] = ()
         """The observers that do not end with the client; replaced, never changed."""
@@ -142,9 +150,23 @@ class Lifecycle:
         self._unfinished.discard(future)
         failure = future.failure
         if failure is not None:
+            note_failure(future)
             self.report(failure)
 
     # -------------------------------------------------------------------------------------- the end
+
+    def note_change(self, future: APIFuture[Any], name: str = "") -> None:
+        """Have the end of the client wait for a call that changes something at the server."""
+        self.pending.add(future, name)
+        exits.remember(self)
+
+    def settle(self, limit_s: float) -> None:
+        """Wait for the calls that change something; end those that only read."""
+        if self.pending:
+            for future in list(self._unfinished):
+                if future.only_reads:
+                    future.fail(ClientClosedError())
+            self.pending.wait(limit_s)
 
     def finish(
         self, status: str, detail: str | None, limit_s: float, *, quiet: bool = False
@@ -210,12 +232,15 @@ class Lifecycle:
             pool.close(timeout=_JOIN_S, drop=False)
         if self.session is not None:
             self.session.join(_JOIN_S)
+        if self.journal is not None:
+            self.journal.close()
 
     def renew_after_fork(self) -> None:
         """Leave the parent's calls to the parent, in a forked child; what is closed stays closed."""
         self._lock = threading.Lock()
         self._acknowledging = weakref.WeakSet()
         self._unfinished = set()
+        self.pending.forget()
         ended, self.closing = self.closing.is_set(), threading.Event()
         if ended:
             self.closing.set()

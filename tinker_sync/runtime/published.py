@@ -151,5 +151,6 @@ def explain_missing_route(name: str, error: APIStatusError, instead: str) -> Uns
     """Return the error for a call for which the server has no route."""
     allowed = error.response.headers.get("allow") if error.response is not None else None
     says = f"it answers {error.status_code}" + (f" and allows {allowed}" if allowed else "")
-    text = f"this server has no call {name} ({says}); the object may well exist"
+    exists = "; the object may well exist" if row_of(name).path.names else ""
+    text = f"this server does not offer {name} ({says}){exists}"
     return UnsupportedByServerError(f"{text}. {instead}" if instead else text, feature=name)

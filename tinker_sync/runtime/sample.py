@@ -34,6 +34,7 @@ from tinker_sync.runtime.fetcher import Promise, decode_with
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried, current, named
 from tinker_sync.runtime.sample_scheduler import Refused, Throttled
+from tinker_sync.runtime.unread import asked_here
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.types.sampling import SampleRequest, SampleResponse
 from tinker_sync.wire import json as wire_json
@@ -172,6 +173,7 @@ class SampleJob:
     def make_future(self) -> APIFuture[SampleResponse]:
         """Make the future that the user holds."""
         self._future = future = self._line.core.future(self._on_done)
+        future.only_reads, future.asked = True, asked_here()
         return future
 
     def start(self) -> None:

@@ -71,9 +71,9 @@ class SampleLine:
             TinkerError: the server cannot do it, or the client is closed.
         """
         job = SampleJob(self, request, deadline_at, may_forbid_retries=may_forbid_retries)
+        self.core.refuse_closed()
         if self.held.open:
             return job.put()
-        self.core.refuse_closed()
         job.limiters = self.core.admission.limiters
         future = job.make_future()
         if not self.held.hold(job):

@@ -67,7 +67,7 @@ class Part(Protocol):
         """Ends with the answer to this request."""
 
     def bytes_for(self, number: int) -> bytes:
-        """The body under this sequence number; asked for once, whatever is repeated."""
+        """Return the body under this sequence number. The sender asks once, and repeats the same bytes."""
 
 
 PartT = TypeVar("PartT", bound=Part)
@@ -124,7 +124,7 @@ _MOVES = {
 
 
 def stages(count: int, *, parallel: bool) -> list[Sequence[int]]:
-    """Which parts are sent together, one stage after the other.
+    """Return the parts that are sent together, one stage after the other.
 
     >>> [list(stage) for stage in stages(4, parallel=True)]
     [[1, 2, 3], [0]]
@@ -150,7 +150,7 @@ class _Sending(Generic[PartT]):
         self.refused: dict[int, BaseException] = {}  # in order of time
 
     def next_stage(self) -> Sequence[int]:
-        """The parts to send now; none when all have been."""
+        """Return the parts to send now; none when all have been sent."""
         stage = self.stages.popleft() if self.stages else ()
         self.under_way = len(stage)
         return stage
@@ -246,11 +246,11 @@ class SendQueue(Generic[PartT]):
             return self._next_number
 
     def close(self, failure: Exception) -> None:
-        """Send nothing more; fail with `failure` what is queued and whatever comes later. The first close
-        counts.
+        """Send nothing more, and fail with `failure` the queued operations and all later ones.
 
-        Requests that are being sent go on, and so does their operation if nothing more of it would have been
-        sent.
+        The first close counts.
+
+        Requests that are being sent go on. So does their operation, unless more of it is still to be sent.
         """
         with self._lock:
             if self._state is QueueState.CLOSED:
@@ -310,7 +310,7 @@ class SendQueue(Generic[PartT]):
     # ---------------------------------------------------- one after the other
 
     def _advance(self) -> None:
-        """Begin with the next operation, unless one is being sent, there is none, or it keeps a place."""
+        """Begin with the next operation. Do nothing while one is being sent, or while it keeps a place."""
         while (operation := self._take_next()) is not None:
             # This takes the future's lock, so ours is free; the state keeps other threads out meanwhile.
             if operation.future.begin():
@@ -326,7 +326,7 @@ class SendQueue(Generic[PartT]):
             return self._queue.popleft()
 
     def _pass_over(self) -> None:
-        """What was taken is cancelled: it gets no number."""
+        """Drop an operation that was cancelled; it gets no number."""
         with self._lock:
             if self._state is QueueState.SENDING:
                 self._move_locked(QueueState.IDLE)

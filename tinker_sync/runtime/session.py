@@ -1,7 +1,8 @@
-"""A session at the server: made once, kept alive by heartbeats, told when it is over.
+"""A session at the server: created once, kept alive by heartbeats, finished at the end.
 
-An owned session is created and finished by us. A joined one was created elsewhere, in the process that sent
-its sampler here or that was forked: it gets heartbeats from us too, and is never finished by us.
+This process creates and finishes an owned session. Another process has created a joined one: the process that
+sent its sampler here, or that was forked. A joined session gets heartbeats from here too, but its own process
+finishes it.
 """
 
 from __future__ import annotations
@@ -31,12 +32,11 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.lifecycle import Lifecycle
     from tinker_sync.wire.dialect import Dialect
 
-# Servers that know no such call; there is nothing to finish there.
-# What a server says to calls in a session that it does not keep.
+# The answers to calls in a session that the server does not keep.
 _NOT_READY: Final = 408
 _SUSPICIOUS: Final = (401, 404, 410)
-# Numbers in a session count from 0. Who shares one with another process, and cannot ask it where it is,
-# starts far from there.
+# Numbers in a session count from 0. A process that shares one with another process, and cannot ask it for its
+# numbers, starts far from there.
 _FAR: Final = 10**6
 _FARTHEST: Final = 2**31
 
@@ -44,8 +44,7 @@ _log = logging.getLogger("tinker_sync.session")
 
 
 class Session:
-    """What a session is created with, and its heart. `open` is called by one thread at a time, the rest by
-    any.
+    """One session, and its heartbeats. One thread at a time calls `open`; any thread calls the rest.
 
     Args:
         user_metadata: the user's own words about it.
@@ -84,13 +83,13 @@ class Session:
 
     @property
     def heartless(self) -> bool:
-        """Whether it exists and nobody in this process keeps it alive."""
+        """True if the session exists and this process sends no heartbeats for it."""
         return self._heartbeat is None and self.session_id is not None
 
     # -------------------------------------------------------------------------------------- its life
 
     def open(self, core: Core, dialect: Dialect, deadline_s: float | None = None) -> None:
-        """Create it, unless it exists, and begin its heartbeats."""
+        """Create the session unless it exists, and begin its heartbeats."""
         session_id = self.session_id or self._go_on(core) or self._create(core, deadline_s)
         self.session_id, self._finish_offered = session_id, dialect.offers("finish_session")
         self._core = weakref.ref(core)
@@ -117,7 +116,7 @@ class Session:
                 display_name=self._display_name,
             ),
             deadline_s=deadline_s,
-            # An account that cannot pay is told so at once; it has nothing under way that could wait.
+            # An account that cannot pay gets the error at once: it has nothing under way that could wait.
             pause_billing=False,
         )
         for level, message in (
@@ -149,7 +148,7 @@ class Session:
         return journal.session_id
 
     def end(self, last: Callable[[], object] | None = None) -> threading.Event | None:
-        """No more heartbeats; their thread does `last` and ends. What is returned tells when that is."""
+        """End the heartbeats; their thread runs `last` and ends. Return the event that is set then."""
         heartbeat = self._heartbeat
         if heartbeat is None:
             return None
@@ -160,13 +159,11 @@ class Session:
         """Wait for the thread of the heartbeats."""
         if self._heartbeat is not None:
             self._heartbeat.join(timeout_s)
-        if self.journal is not None:
-            self.journal.close()
 
     def finish(
         self, lifecycle: Lifecycle, status: str, detail: str | None, limit_s: float, *, quiet: bool = False
     ) -> None:
-        """Tell the server that it is over, if it is ours and the server knows such a call. Never raises.
+        """Finish an owned session at a server that has a call for it. Never raises.
 
         Args:
             lifecycle: what to call through.
@@ -202,7 +199,7 @@ class Session:
                 _log.log(level, "the server was not told that session %s is over: %s", session_id, error)
 
     def renew_after_fork(self) -> None:
-        """A child may go on in its parent's session, whose end remains the parent's business."""
+        """Go on in the parent's session, in a forked child; the parent finishes it."""
         self._heartbeat = None
         if self.session_id is not None:
             self.owned = False
@@ -211,24 +208,24 @@ class Session:
     # -------------------------------------------------------------------------------------- its loss
 
     def refuse_lost(self) -> None:
-        """Raise when the server does not keep it any more.
+        """Raise when the server does not keep the session any more.
 
         Raises:
-            SessionLostError: that is so.
+            SessionLostError: the server has lost it.
         """
         lost = self._lost
         if lost is not None:
             raise fresh(lost)
 
     def look_after(self, error: BaseException) -> None:
-        """A call has failed; if it may be for the loss of the session, find out at once."""
+        """Send a heartbeat at once after a failure that may come from the loss of the session."""
         heartbeat = self._heartbeat
         suspicious = isinstance(error, APIStatusError) and error.status_code in _SUSPICIOUS
         if suspicious and heartbeat is not None:
             heartbeat.ask_soon()
 
     def on_lost(self, error: TinkerError) -> None:
-        """The server has said so to a heartbeat."""
+        """Log the loss of the session, and keep it for later calls."""
         lost = SessionLostError(str(self.session_id), str(error))
         lost.__cause__ = error
         self._lost = lost
@@ -236,12 +233,12 @@ class Session:
         self._tell(SessionLost(session_id=lost.session_id, reason=lost.reason))
 
     def on_found(self) -> None:
-        """The server keeps it after all."""
+        """Take the loss back."""
         self._lost = None
         _log.warning("the server knows session %s again", self.session_id)
 
     def on_late(self, delay_s: float, reason: str) -> None:
-        """Our own process was late with a heartbeat."""
+        """Report a heartbeat that this process sent too late."""
         self._tell(HeartbeatLate(delay_s=delay_s, reason=reason))
 
     def _tell(self, event: Event) -> None:
@@ -267,19 +264,19 @@ def _somewhere_far() -> int:
 
 
 def _beat(core_ref: weakref.ref[Core], session_id: str) -> Callable[[], None]:
-    """One heartbeat. Holds the core only while it works."""
+    """Return what sends one heartbeat. It holds the core only while it works."""
     request = SessionHeartbeatRequest(session_id=session_id)
 
     def beat() -> None:
         core = core_ref()
-        if core is not None and not core.closed:
+        if core is not None and not core.lifecycle.closed:
             core.caller.call(make_call("session_heartbeat", core.settings, request))
 
     return beat
 
 
 def _upkeep(core_ref: weakref.ref[Core]) -> Callable[[], bool]:
-    """What else is due. Whether the core is still there to need it."""
+    """Return what does the rest that is due; it returns False once the core is gone."""
 
     def upkeep() -> bool:
         core = core_ref()

@@ -10,7 +10,9 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +30,7 @@ from tinker_sync.runtime.merge import add_loss, add_mean_loss, merge_outputs
 from tinker_sync.runtime.naming import current, named
 from tinker_sync.runtime.send_queue import NotTaken, Operation, SendQueue
 from tinker_sync.runtime.training_part import TrainingPart
+from tinker_sync.runtime.unread import Unread, asked_here, watch
 from tinker_sync.types.datum import Datum, count_trained
 from tinker_sync.types.model_input import ModelInput
 from tinker_sync.types.training import (
@@ -76,10 +79,14 @@ class TrainingLine:
         """What a journal keeps of the calls; None where there is no journal."""
         send = core.training_sender()
         self._send = send if record is None else record.around(send, NotTaken)
-        self.queue: SendQueue[TrainingPart] = SendQueue(self._send, core.run_sending, self._send_nothing)
+        # Weakly: the line holds the queue, and a client that is dropped must not wait for the collector.
+        send_nothing = partial(_send_nothing, weakref.ref(self))
+        self.queue: SendQueue[TrainingPart] = SendQueue(self._send, core.run_sending, send_nothing)
         self.held = HeldCalls()
         self.model_id = ""
         """Empty until the model exists; set once."""
+        self._steps = 0
+        self._failed_passes: deque[Unread] = deque()
         self.last_state: LoadWeightsRequest | None = None
         """Loads the last state that was saved, or the one the model was made of; None if there is none."""
 
@@ -94,13 +101,38 @@ class TrainingLine:
         Raises:
             TinkerError: the server cannot do it, or the client is closed; nothing was sent.
         """
-        if not self.held.open:
-            self.core.refuse_closed()
+        self.core.refuse_closed()
+        if call.name == "optim_step":
+            self._report_passes()
+        if self.held.open:
+            future = self.submit_first(call)
+        else:
             future = call.wait_for_model(self.core.admission.limiters)
             if not self.held.hold(call):
                 call.start()
-            return future
-        return self.submit_first(call)
+        # Not before: Ctrl-C may keep a call from being queued, and then its future never ends.
+        if call.lasting:
+            self.core.lifecycle.note_change(future)
+        watch(future, asked_here())
+        if call.name.startswith("forward_backward"):
+            future.when_done(partial(self._note_pass, self._steps))
+        return future
+
+    def _note_pass(self, steps: int, passed: APIFuture[Any]) -> None:
+        """Keep the failure of a pass for the next step, or log it if a step was made behind the pass."""
+        unread = passed.overlooked
+        if unread is None:
+            return
+        if self._steps > steps:
+            unread.log()
+        else:
+            self._failed_passes.append(unread)
+
+    def _report_passes(self) -> None:
+        """Log the failures of passes that were never looked at: a step applies gradients without theirs."""
+        self._steps += 1
+        while self._failed_passes:
+            self._failed_passes.popleft().log()
 
     def submit_first(self, call: TrainingCall) -> APIFuture[Any]:
         """Queue a call now, also before those that are held. Return its future.
@@ -115,10 +147,10 @@ class TrainingLine:
         """Put what was prepared into the queue."""
         if self.record is not None:
             self.record.mark(call, [part for operation in operations for part in operation.parts])
-        # Until it ends, the future holds the queue, and thereby the client: nothing in use is dropped.
+        # Until it ends, the future holds the queue and thereby the client, which is not dropped meanwhile.
         self.core.enter(partial(self.queue.append, *operations))
 
-    def _send_nothing(self, number: int) -> None:
+    def send_nothing(self, number: int) -> None:
         """Send a forward pass over one token under a number that a refused request leaves unused.
 
         Servers that keep to the numbers hold back what comes after the hole.
@@ -134,6 +166,12 @@ class TrainingLine:
         deadline_at = self.core.clock.now() + _NOTHING_S
         (forward,) = PassCall(self, "forward", whole, deadline_at, forward_only=True).prepare()
         self._send(forward.parts[0], number)
+
+
+def _send_nothing(line_ref: weakref.ref[TrainingLine], number: int) -> None:
+    line = line_ref()
+    if line is not None:  # else no call follows
+        line.send_nothing(number)
 
 
 class TrainingCall(ABC):
@@ -160,6 +198,11 @@ class TrainingCall(ABC):
         """The future that the user holds; there is one once the call is prepared or waits for its model."""
         assert self._future is not None  # noqa: S101  # made when the call is prepared, at the latest
         return self._future
+
+    @property
+    def lasting(self) -> bool:
+        """True if the call leaves something behind, so the end of the client waits for it."""
+        return False
 
     @abstractmethod
     def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
@@ -213,8 +256,17 @@ class OrderedCall(TrainingCall):
 
     def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
         del limiters  # it uses no tokens
-        self._future = self.line.core.future()
-        return self._future
+        return self._make_future()
+
+    def _make_future(self) -> APIFuture[Any]:
+        self._future = future = self.line.core.future()
+        return future
+
+    @property
+    def lasting(self) -> bool:
+        # Weights saved without a name end with the session.
+        named = self.name.startswith("save_") and self._request.path is not None
+        return named or self.name == "optim_step"
 
     def prepare(self) -> Operations:
         core, request, kind, name = self.line.core, self._request, self._kind, self.name
@@ -226,7 +278,7 @@ class OrderedCall(TrainingCall):
         core.server.published.check_fields(self.name, request, dialect)
         if self.name in _NAMED and request.path is not None:
             check_checkpoint_name(request.path, dialect)
-        self._future = future = self._future or core.future()
+        future = self._future or self._make_future()
         part = TrainingPart(
             future,
             self.name,

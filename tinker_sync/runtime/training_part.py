@@ -137,7 +137,7 @@ def sender(server: Server, session: Session | None) -> Callable[[TrainingPart, i
         if left_s <= 0:
             raise _too_late(part, clock)
         budget = machinery.train_bytes
-        # What has no size worth counting waits for nobody's chunks.
+        # A request without a size worth counting does not wait for chunks.
         if part.size and not budget.acquire(part.size, None if math.isinf(left_s) else left_s):
             raise _too_late(part, clock)
         try:

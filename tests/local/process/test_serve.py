@@ -17,8 +17,9 @@ import pytest
 from support.clock import PATIENCE_S
 from support.served import served
 
-from tinker_sync import AuthenticationError, ConfigurationError, ServiceClient, _embedded
+from tinker_sync import APIConnectionError, AuthenticationError, ConfigurationError, ServiceClient, _embedded
 from tinker_sync._secret import Secret
+from tinker_sync.config import Settings
 from tinker_sync.local import serve
 from tinker_sync.local.process import command, key_files
 
@@ -32,9 +33,21 @@ def ended(process: subprocess.Popen[str], how: signal.Signals) -> tuple[int, str
     return process.wait(PATIENCE_S), output, errors
 
 
-def test_it_serves_until_a_signal_and_clients_find_the_key(tmp_path: Path) -> None:
+def test_it_serves_until_a_signal_and_clients_find_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with served("--data-dir", tmp_path / "data") as (process, url):
         place = key_files.locate(int(url.rpartition(":")[2]))
+        monkeypatch.setenv("TINKER_API_KEY", "tml-of-another-server")
+        for _ in range(2):
+            assert Settings.resolve(base_url=url).api_key_source == "local"
+        (warning,) = [text for text in caplog.messages if "TINKER_API_KEY" in text]
+        assert f"is not used for {url}" in warning
+        assert "another-server" not in warning
+        with ServiceClient(base_url=url.replace("http:", "https:")) as client:
+            with pytest.raises(APIConnectionError, match="does not speak TLS") as failed:
+                client.get_server_capabilities()
+            assert failed.value.attempts == 1
         with ServiceClient(base_url=url) as client:
             assert client.get_server_capabilities().supported_models
         found = _embedded.find_key(url)

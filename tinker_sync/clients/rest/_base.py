@@ -21,6 +21,7 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.published import explain_missing_route
 from tinker_sync.runtime.rate_limiter import key_fingerprint
+from tinker_sync.runtime.unread import asked_here
 from tinker_sync.types import ParsedCheckpointTinkerPath
 from tinker_sync.wire.endpoints import NEWER
 
@@ -81,13 +82,22 @@ class RestBase:
         """Make a call on a worker."""
         del kind  # for the type checker; the row of the endpoint decides
         core = self._core
-        return self._later(lambda: call_offered(core, name, request, path=path, query=query, headers=headers))
+        return self._later(
+            lambda: call_offered(core, name, request, path=path, query=query, headers=headers),
+            changes=name in _CHANGES,
+        )
 
-    def _later(self, work: Callable[[], T]) -> APIFuture[T]:
-        """Run `work` on a worker; its future cannot be cancelled once it has begun."""
+    def _later(self, work: Callable[[], T], *, changes: bool = False) -> APIFuture[T]:
+        """Run `work` on a worker; its future cannot be cancelled once it has begun.
+
+        Args:
+            work: makes the call.
+            changes: it changes something at the server, so the end of the client waits for it.
+        """
         core = self._core
         core.refuse_closed()
         future: APIFuture[T] = core.future()
+        future.only_reads, future.asked = not changes, asked_here()
 
         def run() -> None:
             if not future.begin():
@@ -101,8 +111,20 @@ class RestBase:
                 future.resolve(value)
 
         core.send_pool.run(carried(run))
+        if changes:
+            core.lifecycle.note_change(future)
         return future
 
+
+_CHANGES: Final = frozenset(
+    {
+        "assign_session_project",
+        "delete_checkpoint",
+        "publish_checkpoint",
+        "set_checkpoint_ttl",
+        "unpublish_checkpoint",
+    }
+)
 
 # For a route that a server may lack: a call that works in its place.
 _INSTEAD: Final[Mapping[str, str]] = {

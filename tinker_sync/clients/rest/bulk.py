@@ -149,6 +149,7 @@ class BulkCalls(RestBase):
         future: APIFuture[list[CheckpointOutcome]] = core.future()
         wanted = [path if isinstance(path, str) else path.tinker_path for path in paths]
         _Bulk(wanted, call, parallel, progress, future).start(core.callback_pool.run)
+        core.lifecycle.note_change(future)
         return future
 
 

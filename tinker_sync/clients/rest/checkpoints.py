@@ -285,7 +285,7 @@ class CheckpointCalls(RestBase):
             )
             return copied.tinker_path
 
-        return self._later(copy)
+        return self._later(copy, changes=True)
 
     # ---------------------------------------------------------------------------------- newer servers
 

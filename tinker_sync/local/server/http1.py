@@ -18,7 +18,7 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 from tinker_sync.wire.http1.server import RequestHead, RequestParser
@@ -46,6 +46,9 @@ _CLOSING_ROUNDS = 3
 
 logger = logging.getLogger(__name__)
 
+# The first bytes of every handshake, with which no request begins.
+_TLS_GREETING: Final = b"\x16\x03"
+
 
 class Connection(asyncio.Protocol):
     """One connection: requests one after another, each answered before the next is looked at."""
@@ -68,6 +71,10 @@ class Connection(asyncio.Protocol):
         self._limit(IDLE_S)
 
     def data_received(self, data: bytes) -> None:
+        if data.startswith(_TLS_GREETING) and self._exchange is None and not self._parser.buffered:
+            # Without an answer the client would wait until its handshake times out.
+            self._refuse(400, "this server speaks plain HTTP: begin its address with http://")
+            return
         self._parser.feed(data)
         if self._exchange is None:
             self._limit(STALL_S)

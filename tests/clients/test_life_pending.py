@@ -1,0 +1,199 @@
+"""Leaving with calls under way: what changes something at the server is waited for, what reads is not."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from support.scripts import Script
+from support.tinker_stub import Answer, Stub, StubServer
+
+from tinker_sync import types
+from tinker_sync.clients.service import ServiceClient
+from tinker_sync.clients.training import TrainingClient
+from tinker_sync.errors import ClientClosedError
+
+FULL = {"custom_loss_server_side": False}
+PATIENCE_S = 20.0
+PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
+DATUM = types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})
+STEP = types.AdamParams()
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with StubServer(config=FULL) as stub:
+        yield stub
+
+
+def new_service(stub: Stub) -> ServiceClient:
+    return ServiceClient(base_url=stub.url, api_key="tml-x")  # type: ignore[attr-defined]
+
+
+def leave(service: ServiceClient) -> threading.Thread:
+    """Leave the `with` block of a client in a thread."""
+    thread = threading.Thread(target=lambda: service.__exit__(None, None, None))
+    thread.start()
+    return thread
+
+
+def save(trainer: TrainingClient) -> Any:
+    return trainer.save_state("final")
+
+
+def step(trainer: TrainingClient) -> Any:
+    return trainer.optim_step(STEP)
+
+
+@pytest.mark.parametrize(
+    ("call", "path"),
+    [
+        (save, "/save_weights"),
+        (step, "/optim_step"),
+        (lambda trainer: trainer.save_weights_for_sampler("a"), "/save_weights_for_sampler"),
+    ],
+    ids=["save_state", "optim_step", "save_weights_for_sampler"],
+)
+def test_a_change_is_waited_for(stub: Stub, call: Callable[[TrainingClient], Any], path: str) -> None:
+    service = new_service(stub)
+    trainer = service.create_lora_training_client("stub/model").result()
+    sampler = service.create_sampling_client(base_model="stub/model").result()
+    stub.behaviour.latency_s = 3600.0
+    sampled = sampler.sample(PROMPT, 1, PARAMS)
+    release = threading.Event()
+    stub.script(path, Answer(gate=release, usual=True))
+    changed = call(trainer)
+    stub.await_asked(path)
+    leaving = leave(service)
+    # What only reads ends at once, and nothing new begins.
+    assert isinstance(sampled.exception(PATIENCE_S), ClientClosedError)
+    for attempt in (lambda: trainer.optim_step(STEP), lambda: sampler.sample(PROMPT, 1, PARAMS)):
+        with pytest.raises(ClientClosedError):
+            attempt()
+    assert not changed.done()
+    release.set()
+    leaving.join(PATIENCE_S)
+    assert changed.exception(0) is None
+    assert stub.paths()[-1] == "/sessions/session-0/finish"
+
+
+def test_what_stands_before_a_change_is_sent(stub: Stub) -> None:
+    """Also where the model does not exist yet."""
+    release = threading.Event()
+    stub.script("/create_model", Answer(gate=release, usual=True))
+    service = new_service(stub)
+    trainer = service.create_lora_training_client("stub/model")
+    passed, stepped = trainer.forward_backward([DATUM], "cross_entropy"), step(trainer)
+    saved = save(trainer)
+    stub.await_asked("/create_model")
+    leaving = leave(service)
+    release.set()
+    leaving.join(PATIENCE_S)
+    assert [future.exception(0) for future in (passed, stepped, saved)] == [None] * 3
+
+
+def test_calls_of_rest_clients(stub: Stub) -> None:
+    service = new_service(stub)
+    rest = service.create_rest_client()
+    release = threading.Event()
+    path = "/training_runs/run/checkpoints/weights/a"
+    stub.script(path, Answer(gate=release, body={}))
+    deleted = rest.delete_checkpoint("run", "weights/a")
+    stub.await_asked(path)
+    leaving = leave(service)
+    release.set()
+    leaving.join(PATIENCE_S)
+    assert deleted.exception(0) is None
+
+
+def test_what_is_dropped_is_named_in_one_warning(stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
+    service = new_service(stub)
+    trainer = service.create_lora_training_client("stub/model").result()
+    stub.script("/optim_step", Answer(status=0))
+    futures = [step(trainer), step(trainer), save(trainer)]
+    stub.await_asked("/optim_step")
+    with caplog.at_level(logging.WARNING):
+        service.close(pending=0.0).result(PATIENCE_S)
+    assert all(isinstance(future.exception(0), ClientClosedError) for future in futures)
+    (warning,) = [record.getMessage() for record in caplog.records if "lost" in record.getMessage()]
+    assert warning.endswith("2 optim_step, save_state")
+
+
+def test_passes_by_themselves_are_not_waited_for(stub: Stub) -> None:
+    service = new_service(stub)
+    trainer = service.create_lora_training_client("stub/model").result()
+    stub.script("/forward_backward", Answer(status=0))
+    passed = trainer.forward_backward([DATUM], "cross_entropy")
+    stub.await_asked("/forward_backward")
+    service.close().result(PATIENCE_S)
+    assert isinstance(passed.exception(0), ClientClosedError)
+
+
+SCRIPT = """
+service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
+trainer = service.create_lora_training_client("stub/model").result()
+"""
+
+
+def run(stub: Stub, text: str) -> Script:
+    return Script(SCRIPT + dedent(text), URL=stub.url)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("trainer.save_state('final')", 0),
+        ("trainer.save_state('final'); raise ValueError('mine')", 1),
+        ("threading.Thread(target=lambda: (trainer.save_state('final'), sys.exit(1))).start()", 0),
+        ("threading.Thread(target=trainer.save_state, args=('final',), daemon=True).start(); hear()", 0),
+    ],
+    ids=["end", "exception", "exit-of-a-thread", "daemon-thread"],
+)
+def test_the_end_of_a_script_waits_for_a_save(stub: Stub, text: str, code: int) -> None:
+    release = threading.Event()
+    stub.script("/save_weights", Answer(gate=release, usual=True))
+    with run(stub, text) as script:
+        stub.await_asked("/save_weights")
+        script.say("go on")
+        release.set()
+        ended = script.wait()
+    assert ended.code == code
+    assert "lost" not in ended.err
+    asked = stub.paths()
+    assert asked.index("/sessions/session-0/finish") > asked.index("/save_weights")
+    assert stub.asked("/retrieve_future")[-1].json()["request_id"] == f"req-{stub._counters['promise'] - 1}"
+
+
+def test_ctrl_c_leaves_at_once(stub: Stub) -> None:
+    """The first one where nothing else was interrupted; the answer would come in an hour."""
+    stub.script("/save_weights", Answer(status=0))
+    with run(stub, "trainer.save_state('final')") as script:
+        stub.await_asked("/save_weights")
+        assert script.err_line().startswith("tinker_sync: waiting for save_state")
+        script.interrupt()
+        ended = script.wait()
+    assert ended.err.count("may be lost: save_state") == 1
+    assert len(stub.asked("/save_weights")) == 1
+
+
+def test_a_second_ctrl_c_leaves_at_once(stub: Stub) -> None:
+    stub.script("/save_weights", Answer(status=0))
+    text = """
+    with service:
+        trainer.save_state('final')
+        say("saving")
+        hear()
+    """
+    with run(stub, text) as script:
+        script.hear()
+        stub.await_asked("/save_weights")
+        script.interrupt()
+        assert script.err_line().startswith("tinker_sync: waiting for save_state")
+        script.interrupt()
+        ended = script.wait()
+    assert ended.code == -2
+    assert ended.err.count("may be lost: save_state") == 1

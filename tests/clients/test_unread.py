@@ -1,0 +1,159 @@
+"""A failed call whose future is never looked at is logged once, with its name and the user's line."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from support.crowd import until
+from support.scripts import Script
+from support.tinker_stub import Answer, Stub, StubServer
+
+from tinker_sync import types
+from tinker_sync.clients.service import ServiceClient
+from tinker_sync.errors import RequestFailedError
+from tinker_sync.runtime.futures import APIFuture
+
+PATIENCE_S = 20.0
+PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
+DATUM = types.Datum(PROMPT, {"target_tokens": [2, 3, 4]})
+STEP = types.AdamParams()
+FAILED = Answer(body={"error": "no room", "category": "server"})
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with StubServer(config={"custom_loss_server_side": False}) as stub:
+        yield stub
+
+
+@pytest.fixture
+def service(stub: Stub) -> Iterator[ServiceClient]:
+    with ServiceClient(base_url=stub.url, api_key="tml-x") as service:  # type: ignore[attr-defined]
+        yield service
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.WARNING, "tinker_sync")
+
+    def messages() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "never looked at" in record.getMessage()]
+
+    return messages
+
+
+def end(stub: Stub, call: Callable[[], APIFuture[Any]]) -> APIFuture[Any]:
+    """Make a call that fails, and return its future when it has ended, without a look at it."""
+    stub.script("/retrieve_future", FAILED)
+    future = call()
+    until(future.done)
+    return future
+
+
+def calls(service: ServiceClient) -> dict[str, Callable[[], APIFuture[Any]]]:
+    trainer = service.create_lora_training_client("stub/model").result()
+    sampler = service.create_sampling_client(base_model="stub/model").result()
+    return {
+        "sample": lambda: sampler.sample(PROMPT, 1, PARAMS),
+        "compute_logprobs": lambda: sampler.compute_logprobs(PROMPT),
+        "forward_backward": lambda: trainer.forward_backward([DATUM], "cross_entropy"),
+        "save_state": lambda: trainer.save_state("a"),
+    }
+
+
+def test_one_that_is_collected(stub: Stub, service: ServiceClient, logged: Callable[[], list[str]]) -> None:
+    for name, call in calls(service).items():
+        before = len(logged())
+        future = end(stub, call)
+        assert len(logged()) == before
+        del future
+        gc.collect()
+        until(lambda: len(logged()) > before)  # noqa: B023  # called here and now
+        (message,) = logged()[before:]
+        assert message.startswith(f"{name} at test_unread.py:")
+        assert message.endswith("no room (request " + message.rpartition("(request ")[2])
+
+
+async def _awaited(future: APIFuture[Any]) -> None:
+    await future
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda future: future.result(PATIENCE_S),
+        lambda future: future.exception(PATIENCE_S),
+        lambda future: future.add_done_callback(lambda _: None),
+        lambda future: asyncio.run(_awaited(future)),
+    ],
+    ids=["result", "exception", "callback", "await"],
+)
+def test_a_look_is_enough(
+    stub: Stub, service: ServiceClient, logged: Callable[[], list[str]], look: Callable[[Any], Any]
+) -> None:
+    trainer = service.create_lora_training_client("stub/model").result()
+    future = end(stub, lambda: trainer.save_state("a"))
+    with suppress(RequestFailedError):
+        look(future)
+    del future
+    gc.collect()
+    assert logged() == []
+
+
+def test_waiting_is_looking_and_giving_up_is_not(
+    stub: Stub, service: ServiceClient, logged: Callable[[], list[str]]
+) -> None:
+    trainer = service.create_lora_training_client("stub/model").result()
+    stub.script("/retrieve_future", Answer(408, {}), FAILED)
+    future = trainer.save_state("a")
+    with pytest.raises(TimeoutError):
+        future.result(timeout=0)
+    wait([future], PATIENCE_S)
+    del future
+    gc.collect()
+    until(lambda: len(logged()) == 1)
+
+
+@pytest.mark.parametrize("pipelined", [True, False])
+def test_a_step_behind_a_failed_pass(
+    stub: Stub, service: ServiceClient, logged: Callable[[], list[str]], pipelined: bool
+) -> None:
+    trainer = service.create_lora_training_client("stub/model").result()
+    stub.script("/forward_backward", Answer(422, {"detail": "no such loss"}))
+    passed = trainer.forward_backward([DATUM], "wrong")
+    if not pipelined:
+        until(passed.done)
+        assert logged() == []
+    trainer.optim_step(STEP).result(PATIENCE_S)
+    until(lambda: len(logged()) == 1)
+    assert "forward_backward at test_unread.py:" in logged()[0]
+    trainer.optim_step(STEP).result(PATIENCE_S)
+    del passed
+    gc.collect()
+    assert len(logged()) == 1
+
+
+def test_at_the_end_of_the_process(stub: Stub) -> None:
+    text = """
+service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
+trainer = service.create_lora_training_client("stub/model").result()
+hear()
+futures = [trainer.save_state("a"), trainer.save_state("b")]
+while not all(future.done() for future in futures):
+    threading.Event().wait(0.01)
+futures[1].exception()
+"""
+    with Script(text, URL=stub.url) as script:  # type: ignore[attr-defined]
+        stub.await_asked("/retrieve_future")
+        stub.script("/retrieve_future", FAILED, FAILED)
+        script.say("go on")
+        ended = script.wait()
+    assert ended.err.count("never looked at") == 1
+    assert "save_state at <string>:" in ended.err

@@ -1,0 +1,87 @@
+"""Waiting for calls that change something, without a client and without time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.naming import named
+from tinker_sync.runtime.pending import PendingChanges
+
+
+class Clock:
+    """Time passes when it is asked for."""
+
+    def __init__(self, *moments: float) -> None:
+        self._moments = list(moments)
+
+    def __call__(self) -> float:
+        return self._moments.pop(0) if len(self._moments) > 1 else self._moments[0]
+
+
+def test_nothing_to_wait_for(caplog: pytest.LogCaptureFixture) -> None:
+    PendingChanges().wait(60.0)
+    assert caplog.records == []
+
+
+def test_the_wait_ends_with_the_last_call(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = PendingChanges()
+    futures: list[APIFuture[Any]] = [APIFuture() for _ in range(3)]
+    for future in futures:
+        changes.add(future, "optim_step")
+    waiting = threading.Thread(target=changes.wait, args=(60.0,))
+    waiting.start()
+    futures[0].resolve(None)
+    futures[1].fail(KeyError("refused"))
+    assert waiting.is_alive()
+    futures[2].cancel()
+    waiting.join(20)
+    assert not waiting.is_alive()
+    assert (caplog.records, capsys.readouterr().err) == ([], "")
+
+
+def test_a_line_after_two_seconds_and_one_warning_at_the_limit(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = PendingChanges(Clock(0.0, 2.5, 60.0))
+    futures: list[APIFuture[Any]] = [APIFuture() for _ in range(3)]
+    with named("TrainingClient.save_state"):
+        changes.add(futures[0])
+    for future in futures[1:]:
+        changes.add(future, "optim_step")
+    futures[0].when_done(lambda _: None)
+    waiting = threading.Thread(target=changes.wait, args=(60.0,))
+    with caplog.at_level(logging.WARNING):
+        waiting.start()
+        changes._news.set()
+        while waiting.is_alive():
+            changes._news.set()
+    assert "waiting for save_state, 2 optim_step, 60 s at most" in capsys.readouterr().err
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert caplog.messages[0].endswith("may be lost: save_state, 2 optim_step")
+
+
+def test_giving_up_ends_the_wait(caplog: pytest.LogCaptureFixture) -> None:
+    changes = PendingChanges()
+    changes.add(APIFuture(), "delete_checkpoint")
+    waiting = threading.Thread(target=changes.wait, args=(60.0,))
+    waiting.start()
+    changes.give_up()
+    waiting.join(20)
+    assert not waiting.is_alive()
+    assert "delete_checkpoint" in caplog.messages[0]
+    changes.wait(60.0)
+    assert len(caplog.records) == 1
+
+
+def test_a_forked_child_waits_for_nothing_of_its_parent() -> None:
+    changes = PendingChanges()
+    changes.add(APIFuture(), "save_state")
+    changes.forget()
+    assert not changes

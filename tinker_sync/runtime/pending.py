@@ -1,0 +1,116 @@
+"""The calls that change something at the server: a client that ends waits for them, for a bounded time.
+
+Any thread may enter. Adding a call, removing it and copying the names are each one step of the interpreter.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.naming import current
+
+PENDING_LIMIT_S: Final = 60.0
+"""The longest time for which the end of a client is delayed."""
+_NOTICE_AFTER_S: Final = 2.0
+_LOOK_S: Final = 1.0
+
+_log = logging.getLogger("tinker_sync.session")
+
+
+class PendingChanges:
+    """The calls of one client that change something at the server and have not ended. Thread-safe.
+
+    >>> changes = PendingChanges()
+    >>> changes.add(APIFuture(), "save_state"), changes.add(APIFuture(), "optim_step")
+    (None, None)
+    >>> changes.describe()
+    'save_state, optim_step'
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._names: dict[APIFuture[Any], str] = {}
+        self._news = threading.Event()
+        self._given_up = False
+        self._now = now
+
+    def add(self, future: APIFuture[Any], name: str = "") -> None:
+        """Count a call until its future ends.
+
+        Args:
+            future: of the call.
+            name: of the call; "" takes the name of the public method under way.
+        """
+        self._names[future] = name or current().rpartition(".")[2] or "a call"
+        future.when_done(self._on_ended)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def describe(self) -> str:
+        """Return the names of the calls, with their numbers."""
+        counts = Counter(list(self._names.values()))
+        return ", ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
+
+    def wait(self, limit_s: float) -> None:
+        """Wait until no call is left, the time is up, or `give_up` is called; name the calls that are left.
+
+        Args:
+            limit_s: the longest time.
+        """
+        try:
+            self._wait(limit_s)
+        finally:  # Ctrl-C may end the wait
+            self._report()
+
+    def _wait(self, limit_s: float) -> None:
+        began_at = self._now()
+        noticed = False
+        while self._names and not self._given_up:
+            waited_s = self._now() - began_at
+            if waited_s >= limit_s:
+                break
+            if not noticed and waited_s >= _NOTICE_AFTER_S:
+                noticed = True
+                self._notify(limit_s)
+            next_s = limit_s if noticed else min(limit_s, _NOTICE_AFTER_S)
+            self._news.wait(min(next_s - waited_s, _LOOK_S))
+            self._news.clear()
+            self._forget_ended()
+
+    def give_up(self) -> None:
+        """End the wait now."""
+        self._given_up = True
+        self._news.set()
+
+    def forget(self) -> None:
+        """Drop the calls, which belong to the parent of a forked child."""
+        self._names, self._news, self._given_up = {}, threading.Event(), False
+
+    def _forget_ended(self) -> None:
+        """Forget calls that have ended: Ctrl-C may have come before their callback was added."""
+        for future in [each for each in list(self._names) if each.done()]:
+            self._names.pop(future, None)
+
+    def _on_ended(self, future: APIFuture[Any]) -> None:
+        self._names.pop(future, None)
+        self._news.set()
+
+    def _notify(self, limit_s: float) -> None:
+        text = f"tinker_sync: waiting for {self.describe()}, {limit_s:.0f} s at most; Ctrl-C leaves at once\n"
+        with suppress(OSError, ValueError, AttributeError):  # a closed or missing stderr
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+    def _report(self) -> None:
+        names = self.describe()
+        if names:
+            self._names = {}
+            _log.warning("the client ends before the server has answered, so these may be lost: %s", names)
