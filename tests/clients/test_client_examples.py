@@ -16,6 +16,7 @@ import pytest
 from support.isolation import hold_embedded_server
 
 import tinker_sync
+from tinker_sync.runtime.futures import _NOT_FOR_USERS
 
 CLIENTS = (
     tinker_sync.ServiceClient,
@@ -30,7 +31,8 @@ def public_names(client: type) -> Iterator[tuple[str, type]]:
     """Yield the public names of a client, each with the class of this package that defines it."""
     for name in dir(client):
         owner = next(base for base in client.__mro__ if name in vars(base))
-        if not name.startswith("_") and owner.__module__.startswith("tinker_sync"):
+        ours = owner.__module__.startswith("tinker_sync")
+        if ours and not name.startswith("_") and name not in _NOT_FOR_USERS:
             yield name, owner
 
 

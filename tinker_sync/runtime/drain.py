@@ -34,7 +34,8 @@ class Drain(Generic[T]):
         self._workers = workers
         self._handle = handle
         self._refuse = refuse
-        self._items: deque[T] = deque()  # a worker takes the first, in one step
+        self.items: deque[T] = deque()
+        """The items that wait; a worker takes the first, in one step."""
         self._lock = threading.Lock()
         self._busy = 0  # guarded by _lock; the workers that handle items
 
@@ -42,16 +43,16 @@ class Drain(Generic[T]):
     def first(self) -> T | None:
         """The item that is handled next; None if none waits."""
         try:
-            return self._items[0]
+            return self.items[0]
         except IndexError:
             return None
 
     def add(self, items: Iterable[T], *, held_up: bool = False) -> None:
         """Have items handled. `held_up` calls one more worker, because those that are busy do not get on."""
-        self._items.extend(items)
+        self.items.extend(items)
         with self._lock:
             start = self._busy < _MOST_WORKERS and (
-                len(self._items) > self._busy * _ITEMS_PER_WORKER or (held_up and bool(self._items))
+                len(self.items) > self._busy * _ITEMS_PER_WORKER or (held_up and bool(self.items))
             )
             self._busy += start
         if not start:
@@ -66,7 +67,7 @@ class Drain(Generic[T]):
 
     def _take(self) -> T | None:
         try:
-            return self._items.popleft()
+            return self.items.popleft()
         except IndexError:
             return None
 
@@ -76,7 +77,7 @@ class Drain(Generic[T]):
             item = self._take()
             if item is None:
                 with self._lock:
-                    if not self._items:
+                    if not self.items:
                         self._busy -= 1
                         return
                 continue

@@ -223,7 +223,7 @@ class Poller:
 
     def _send(self, ticket: Ticket) -> None:
         call = ticket.call
-        if call is None or ticket.ended:
+        if call is None or not ticket.reaction:
             self._release()
             return
         try:
@@ -255,7 +255,7 @@ class Poller:
             return
         if readiness is not None:
             self._begin_watch(readiness, ticket, descriptor)
-            if not ticket._action:  # called off meanwhile
+            if not ticket.reaction:  # called off meanwhile
                 self.forget(ticket)
         self._start_or_wake(start, wake=wake)
 
@@ -283,7 +283,7 @@ class Poller:
 
     def _read(self, ticket: Ticket) -> None:
         request = ticket.request
-        if request is None or ticket.ended:
+        if request is None or not ticket.reaction:
             abort(ticket)
             self._release()
             return
@@ -392,7 +392,7 @@ class Poller:
         """
         readiness = self._readiness or self._open_readiness()
         self._take_arrivals(readiness)
-        first = self._readable.first
+        first = self._readable.first if self._readable.items else None
         wait_s = self._time_to_wait(timeout_s)
         if first is not None:
             wait_s = _HELD_UP_S if wait_s is None else min(wait_s, _HELD_UP_S)
@@ -493,7 +493,7 @@ class Poller:
 
     def _go_on(self, *, idle: bool) -> bool:
         with self._lock:
-            busy = bool(self._watched or self._arrivals or self._timers) or self._readable.first is not None
+            busy = bool(self._watched or self._arrivals or self._timers or self._readable.items)
             if not self._closed and (busy or not idle):
                 return True
             self._thread = None

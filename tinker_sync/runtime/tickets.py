@@ -49,13 +49,14 @@ class Runner(Protocol):
 class Ticket:
     """A request or a timer that can be called off."""
 
-    __slots__ = ("_action", "_forget", "call", "request")
+    __slots__ = ("_forget", "call", "reaction", "request")
 
     def __init__(
         self, forget: Callable[[Ticket], object], action: Callable[..., object], call: Call | None
     ) -> None:
         self._forget = forget
-        self._action = [action]  # popped, in one step, by the thread that ends it
+        self.reaction = [action]
+        """Popped, in one step, by the thread that ends it; empty from then on."""
         self.call = call
         self.request: OpenRequest | None = None
 
@@ -69,12 +70,12 @@ class Ticket:
     @property
     def ended(self) -> bool:
         """Whether it is done or called off."""
-        return not self._action
+        return not self.reaction
 
     def take(self) -> Callable[..., object] | None:
         """Return the action to the first that asks, and None to the others."""
         try:
-            return self._action.pop()
+            return self.reaction.pop()
         except IndexError:
             return None
 
