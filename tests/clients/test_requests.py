@@ -350,11 +350,19 @@ def test_a_handle_of_weights_asks_for_the_base_model_once() -> None:
         assert len([path for path in stub.paths()[since:] if path.startswith("/samplers/")]) <= 1
 
 
+def test_a_handle_names_the_base_model_of_the_run_where_the_server_describes_no_samplers() -> None:
+    with world() as (stub, client):
+        sampler = client.create_sampling_client(model_path="tinker://run/sampler_weights/a").result()
+        stub.script("/samplers/session-0:sample:0", Answer(404, {"detail": "no"}))
+        assert decoded(sampler.get_sampler_handle())["base_model"] == "stub/model"
+
+
 @pytest.mark.parametrize("status", [404, 405, 501])
 def test_a_handle_names_no_base_model_where_the_server_has_no_such_call(status: int) -> None:
     with world() as (stub, client):
         sampler = client.create_sampling_client(model_path="tinker://run/sampler_weights/a").result()
-        stub.script("/samplers/session-0:sample:0", Answer(status, {"detail": "no"}))
+        for path in ("/samplers/session-0:sample:0", "/training_runs/run", "/get_info"):
+            stub.script(path, *[Answer(status, {"detail": "no"})] * 2)
         assert decoded(sampler.get_sampler_handle())["base_model"] == ""
         copy = SamplingClient.from_sampler_handle(sampler.get_sampler_handle(), api_key="tml-requests")
         copy.holder.close("success").result(PATIENCE_S)

@@ -210,7 +210,7 @@ def service(stub: Stub) -> Iterator[tinker_sync.ServiceClient]:
 
 def info(model_name: str | None, tokenizer_id: str | None) -> Answer:
     data = {"arch": "a", "model_name": model_name, "tokenizer_id": tokenizer_id}
-    return Answer(200, {"type": "get_info", "model_data": data, "model_id": "m"})
+    return Answer(200, {"type": "get_info", "model_data": data, "model_id": "session-0:train:0"})
 
 
 def test_training_client_loads_once(stub: Stub, service: tinker_sync.ServiceClient, folders: Any) -> None:

@@ -147,7 +147,7 @@ def own_doc(kind: type) -> str:
 def signature_of(value: Any) -> str:
     """Return the parameters as text, without what is only noise.
 
-    >>> def sample(self, count: int = 1, *, seed: "tinker_sync.types.Seed | None" = None) -> "int": ...
+    >>> def sample(self, count: int = 1, *, seed: tinker_sync.types.Seed | None = None) -> int: ...
     >>> signature_of(sample)
     '(count: int = 1, *, seed: Seed | None = None) -> int'
     """
