@@ -1,7 +1,7 @@
-"""What an address says a port speaks, and what it speaks: TLS or plain HTTP. Pure but for the one question.
+"""TLS or plain HTTP: what an address names, and what its port answers.
 
-Whoever writes https:// for http:// would else be told of record layers, and the other way round of nothing
-but a broken connection.
+An address with https:// in place of http:// would otherwise fail with an error about record layers, and one
+with http:// in place of https:// with a broken connection.
 """
 
 from __future__ import annotations
@@ -16,35 +16,50 @@ if TYPE_CHECKING:
 else:
     ssl = LazyModule("ssl")
 
-# What OpenSSL calls the first bytes of an answer that is no TLS; its versions differ.
+# The names that versions of OpenSSL have for an answer that is not TLS.
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")
+_RECORD_BYTES: Final = 1 << 14
 
 
 def answered_without_tls(error: BaseException) -> bool:
-    """Whether a handshake failed because the other side does not know what that is."""
+    """Return True for a handshake that failed because the other side does not use TLS."""
     return isinstance(error, ssl.SSLError) and error.reason in _NO_TLS
 
 
 def speaks_tls(host: str, port: int, timeout_s: float) -> bool:
-    """Greet a port in TLS and hear whether it understands. Nothing else is sent; no certificate matters."""
+    """Send the greeting of TLS to a port, and return True if the answer is TLS.
+
+    Nothing else is sent, and no certificate is checked. The handshake runs in memory: a socket of the `ssl`
+    module that is reset while it is wrapped stays open.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
+    answer, greeting = ssl.MemoryBIO(), ssl.MemoryBIO()
     try:
+        handshake = context.wrap_bio(answer, greeting, server_hostname=host)
         with socket.create_connection((host, port), timeout_s) as plain:
-            context.wrap_socket(plain, server_hostname=host).close()
+            try:
+                handshake.do_handshake()
+            except ssl.SSLWantReadError:
+                plain.sendall(greeting.read())
+            received = plain.recv(_RECORD_BYTES)
+        answer.write(received)
+        handshake.do_handshake()
+    except ssl.SSLWantReadError:
+        return bool(received)  # the answer goes on in a further record
     except ssl.SSLError as error:
-        return "ALERT" in (error.reason or "")  # it understood, and wants something else of us
+        return "ALERT" in (error.reason or "")  # TLS, with other demands
     except (OSError, ValueError):
         return False
     return True
 
 
 def without_tls(netloc: str) -> str:
-    """The words for an https address whose port speaks plain HTTP."""
+    """Return the error text for an https address whose port uses plain HTTP."""
     return f"the server at {netloc} does not speak TLS; begin its address with http://, or name another port"
 
 
 def with_tls(netloc: str) -> str:
-    """The words for an http address whose port speaks TLS."""
+    """Return the error text for an http address whose port uses TLS."""
     return f"the server at {netloc} speaks TLS; begin its address with https://, or name another port"
