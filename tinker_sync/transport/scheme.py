@@ -35,7 +35,7 @@ def speaks_tls(host: str, port: int, timeout_s: float) -> bool:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    answer, greeting = ssl.MemoryBIO(), ssl.MemoryBIO()
+    answer, greeting, received = ssl.MemoryBIO(), ssl.MemoryBIO(), b""
     try:
         handshake = context.wrap_bio(answer, greeting, server_hostname=host)
         with socket.create_connection((host, port), timeout_s) as plain:
