@@ -137,7 +137,7 @@ class Admission:
         # When a limiter refuses, the reservations of those before it must be released.
         with Pledge(self._tell, held) as pledge:
             for limiter in limiters:
-                held.append((limiter, limiter.hold(wanted)))  # noqa: PERF401  # `held` keeps the first ones when `hold` raises
+                held.append((limiter, limiter.hold(wanted)))  # noqa: PERF401  # kept if `hold` raises
         return pledge
 
     def renew_after_fork(self) -> None:

@@ -36,9 +36,9 @@ class ExpectedOutputs:
     """The outputs that a request with some data must have.
 
     Attributes:
-        sizes: for each datum, the number of its targets; None where that is not known.
-        whole: each output has a score for every target; servers of older versions may leave out targets
-            that have no weight.
+        sizes: the number of targets of each datum; None if that is unknown.
+        whole: whether each output must have a score for every target; servers of older versions may leave
+            out targets that have no weight.
     """
 
     sizes: tuple[int | None, ...]
@@ -53,8 +53,8 @@ class ExpectedOutputs:
         """Return the output.
 
         Raises:
-            WireError: the number of records differs from that of the data, or the number of scores from that
-                of the targets.
+            WireError: the number of records differs from that of the data, or the number of scores does not
+                fit that of the targets.
 
         >>> expected = ExpectedOutputs((2,), whole=True)
         >>> expected.check(ForwardBackwardOutput("ArrayRecord", []))

@@ -66,7 +66,7 @@ class ByteBudget:
         return self._enter(size_bytes, None)
 
     def acquire(self, size_bytes: int, timeout: float | None = None) -> bool:
-        """Take the bytes, after at most `timeout` seconds. Return False if there is no room by then.
+        """Wait at most `timeout` seconds for room, and take the bytes. Return False if there is no room.
 
         Raises:
             TinkerError: the failure given to `close`.

@@ -70,7 +70,7 @@ def make_call(
         sdk_method=current() if row.named else "",
         credential=row.credential,
         timeout=_timeout(row, settings),
-        # A patient call retries for minutes by itself; for the others, their callers repeat them.
+        # A patient call retries for minutes by itself. The callers of other calls repeat them.
         max_retries=None if row.patient else row.max_retries,
         patient=row.patient,
         deadline_s=deadline_s,
@@ -140,7 +140,7 @@ def read_promise(
 def odd_answer(
     row: Endpoint, reply: Reply, error: WireError, secrets: Callable[[], Iterable[Secret]]
 ) -> APIResponseValidationError:
-    """Return the error for an unreadable answer; its cause may be `error`, from which secrets are removed."""
+    """Return the error for an unreadable answer. Its cause may be `error`, which no longer quotes secrets."""
     known = tuple(secrets())
     hush(error, reply.body, known)
     request_id = reply.headers.get("x-request-id")

@@ -453,7 +453,7 @@ class APIFuture(Future[T]):
         """Mark the call as accepted and, as far as is known, in work at the server.
 
         Args:
-            trouble: the reason why the server cannot be asked about it; None if there is no trouble.
+            trouble: the reason why polls for the result fail; None if they work.
 
         >>> future = APIFuture()
         >>> future.mark_waiting()

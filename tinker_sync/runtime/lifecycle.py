@@ -65,7 +65,7 @@ class Acknowledging(Protocol):
 
 
 class Lifecycle:
-    """The life of one client. Thread-safe.
+    """The observers, the unfinished calls and the end of one client. Thread-safe.
 
     The set of unfinished futures has no lock; see "Threads" in the package's docstring. A future that is
     added while the client closes is in the copy that `refuse` iterates over, or `keep` sees the failure.
