@@ -34,7 +34,7 @@ The modules and what they own:
     readiness, drain       the readable sockets, and the few workers that read them
     rate_limiter, byte_budget   the limits; samples and chunks wait there
     held_calls             calls on a client that is not ready yet
-    session_poll           one poll for all samples of a session, where the server offers that
+    session_poll           one poll for all samples of a session, if the server offers it
     exits, _fork           the end of the process; forked children
     naming                 the public method that requests are sent for
 

@@ -93,7 +93,7 @@ def read_reply(name: str, reply: Reply, secrets: Callable[[], Iterable[Secret]] 
     Args:
         name: the name of the endpoint.
         reply: the answer.
-        secrets: the values that must not appear in an error.
+        secrets: returns the values that must not appear in an error.
 
     Raises:
         APIResponseValidationError: the answer does not have that type.

@@ -121,7 +121,7 @@ class Core:
         """Do the same as `start` for a call that needs the session.
 
         Raises:
-            SessionLostError: the server does not keep the session any more.
+            SessionLostError: the server has dropped the session.
         """
         made = self.start(deadline_at)
         session = self._session
@@ -286,7 +286,7 @@ class Core:
 
     @property
     def known_session_id(self) -> str | None:
-        """The id of the session, or None if there is none yet. This never asks the server."""
+        """The id of the session, or None before it is created. This never asks the server."""
         return self._session.session_id if self._session is not None else None
 
     @property

@@ -89,7 +89,7 @@ class Fetcher:
         on_notice: called with a notice of the server's queue and the promise that it concerns.
         on_trouble: called with the request type and a description of failures that last.
         read_timeout_s: the time that a poll may be silent before it is sent again.
-        secrets: the values that must not appear in errors and notices.
+        secrets: returns the values that must not appear in errors and notices.
         clock: measures time.
         pace: the factor by which the poller multiplies pauses.
     """
