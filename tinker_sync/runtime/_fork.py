@@ -1,9 +1,9 @@
 """The objects that a child process renews after `os.fork()`, registered in one place.
 
-A forked child has one thread and a copy of all memory: locks may be held by threads that do not exist there,
-and work may be counted as under way that no thread does. Objects with locks or counts register here and are
-renewed in the child before any of its own code runs. Registration holds an object weakly; any thread may
-register.
+A forked child has one thread and a copy of all memory. Threads that do not exist in the child may hold locks
+there, and the counts of work under way may include work that no thread does. Objects with locks or counts
+register here. This module renews them in the child before any other code of the child runs. It holds them
+weakly. Any thread may register an object.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Renewable(Protocol):
     """An object whose state a forked child must not inherit as it is."""
 
     def renew_after_fork(self) -> None:
-        """Replace locks, forget threads and what only they could do. Runs in the child's only thread."""
+        """Replace locks, and forget threads and their unfinished work. Runs in the child's only thread."""
 
 
 _lock = threading.Lock()
@@ -38,7 +38,7 @@ def generation() -> int:
 
 
 def _renew_all() -> None:
-    global _lock, _generation  # noqa: PLW0603  # the process itself has changed
+    global _lock, _generation  # noqa: PLW0603  # they belong to the process, and the process is new
     _lock = threading.Lock()
     _generation += 1
     for member in list(_members):

@@ -1,6 +1,6 @@
-"""What a call would use, said before it is sent, and what it has used, said when its results arrive.
+"""Limits on spending: the planned use of a call before it is sent, and its real use when results arrive.
 
-Whoever limits what is spent may refuse a call here. Nobody who limits: nothing is computed for it.
+A limiter may refuse a call here. Without a limiter, no plan is computed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tinker_sync.types.model_input import ModelInput, ModelInputChunk
 
 @frozen(kw_only=True)
 class Plan:
-    """The tokens a call will take, or may.
+    """The tokens that a call takes or may take.
 
     >>> Plan(model="s:train:0", trained=12).sampled
     0
@@ -30,26 +30,26 @@ class Plan:
     trained: int = 0
     prompt: int = 0
     sampled: int | None = 0
-    """At most; None: nobody knows."""
+    """The most tokens the call may sample; None if that is unknown."""
 
 
 class Limiter(Protocol):
-    """Somebody who limits what is spent."""
+    """A limit on spending, asked about every call."""
 
     def hold(self, plan: Plan) -> object:
-        """Set aside what a call may come to, or raise; give a key."""
+        """Reserve the most that a call may use and return a key, or raise to refuse the call."""
 
     def settle(self, key: object, used: TokensUsed, *, last: bool) -> None:
-        """A result has arrived, the last one or not."""
+        """Take note that a result has arrived, and whether it is the last one."""
 
     def release(self, key: object) -> None:
-        """Nothing more of a call is to come."""
+        """Free the rest of the reservation; no more results of the call follow."""
 
 
 class Pledge:
-    """What one call may take, as all who limit have agreed. In a `with` block, which ends it when it raises.
+    """The reservations of one call at all limiters. Thread-safe.
 
-    Thread-safe.
+    A `with` block releases them when it raises.
     """
 
     __slots__ = ("_held", "_lock", "_tell", "parts")
@@ -58,10 +58,10 @@ class Pledge:
         self._tell = tell
         self._held = held
         self._lock = threading.Lock()
-        self.parts = 1  # guarded by _lock once results may arrive; how many are still to come
+        self.parts = 1  # the results still to come; guarded by _lock once results may arrive
 
     def settle(self, used: TokensUsed) -> None:
-        """A result has arrived."""
+        """Report the use of a result that has arrived."""
         self._tell(used)
         with self._lock:
             self.parts -= 1
@@ -70,7 +70,7 @@ class Pledge:
             limiter.settle(key, used, last=last)
 
     def follow(self, future: APIFuture[Any]) -> None:
-        """Nothing more is to come when this ends."""
+        """Release the reservations when `future` ends."""
         if self._held:
             future.when_done(self._release)
 
@@ -87,13 +87,13 @@ class Pledge:
 
 
 class Admission:
-    """Asks all who limit. Thread-safe.
+    """The limiters of a client, asked before each call. Thread-safe.
 
     >>> Admission(print).admitted(Plan).settle(TokensUsed(model="s:train:0", trained=2))
     TokensUsed(model='s:train:0', trained=2, prompt=0, cached=0, sampled=0)
 
     Args:
-        tell: hears what each result took.
+        tell: called with the use of each result.
     """
 
     def __init__(self, tell: Callable[[TokensUsed], object]) -> None:
@@ -103,7 +103,7 @@ class Admission:
         _fork.renew_in_child(self)
 
     def attach(self, limiter: Limiter) -> Callable[[], None]:
-        """Have `limiter` asked about every call from now on; call what is returned to end that."""
+        """Ask `limiter` about every call from now on. Return a function that ends this."""
         with self._lock:
             self._limiters = (*self._limiters, limiter)
 
@@ -115,18 +115,18 @@ class Admission:
 
     @property
     def limiters(self) -> tuple[Limiter, ...]:
-        """The limits in force now."""
+        """The limiters in force now."""
         return self._limiters
 
     def admitted(self, plan: Callable[[], Plan], limiters: tuple[Limiter, ...] | None = None) -> Pledge:
-        """Ask for a call that is to begin now.
+        """Ask the limiters about a call that is about to begin, and return their reservations.
 
         Args:
-            plan: what it would take; only asked for if somebody limits.
-            limiters: the limits that were in force when the call was made; None: those of now.
+            plan: computes what the call may use; called only if there are limiters.
+            limiters: the limiters that were in force when the call was made; None for the present ones.
 
         Raises:
-            TinkerError: somebody does not agree.
+            TinkerError: a limiter refuses the call.
         """
         if limiters is None:
             limiters = self._limiters
@@ -134,20 +134,22 @@ class Admission:
             return Pledge(self._tell, [])
         wanted = plan()
         held: list[tuple[Limiter, object]] = []
-        # What one has set aside must not stay so when the next refuses.
+        # When a limiter refuses, the reservations of those before it must be released.
         with Pledge(self._tell, held) as pledge:
             for limiter in limiters:
-                held.append((limiter, limiter.hold(wanted)))  # noqa: PERF401  # kept also where the next raises
+                held.append((limiter, limiter.hold(wanted)))  # noqa: PERF401  # kept if `hold` raises
         return pledge
 
     def renew_after_fork(self) -> None:
-        """The lock may have been held in the parent."""
+        """Replace the lock; a thread of the parent may have held it."""
         self._lock = threading.Lock()
 
 
 def length_of(model_input: ModelInput) -> int:
-    """The tokens of an input. Of images, what they are expected to take; an image that does not say counts
-    nothing, for only the server knows.
+    """Return the number of tokens of an input.
+
+    An image counts as the tokens it is expected to take. An image without that number counts as 0, because
+    only the server can compute it.
 
     >>> length_of(ModelInput.from_ints([1, 2, 3]))
     3

@@ -1,4 +1,4 @@
-"""Checks of the results of training calls against what was asked. Pure; any thread.
+"""Checks of the results of training calls against their requests. Pure; any thread.
 
 A result that is too short, or that belongs to another call, fails the call that waits for it. The checks of
 samples are in `sample_response`.
@@ -36,9 +36,9 @@ class ExpectedOutputs:
     """The outputs that a request with some data must have.
 
     Attributes:
-        sizes: for each datum, the number of its targets; None where that is not known.
-        whole: each output has a score for every target; servers of older versions may leave out targets
-            that have no weight.
+        sizes: the number of targets of each datum; None if that is unknown.
+        whole: whether each output must have a score for every target; servers of older versions may leave
+            out targets that have no weight.
     """
 
     sizes: tuple[int | None, ...]
@@ -46,14 +46,15 @@ class ExpectedOutputs:
 
     @classmethod
     def of(cls, data: Sequence[Datum], *, whole: bool) -> ExpectedOutputs:
-        """Return what a request with these data must have."""
+        """Return the outputs that a request with these data must have."""
         return cls(tuple(_target_count(datum) for datum in data), whole)
 
     def check(self, output: ForwardBackwardOutput) -> ForwardBackwardOutput:
         """Return the output.
 
         Raises:
-            WireError: it has another number of records than there are data, or of scores than targets.
+            WireError: the number of records differs from that of the data, or the number of scores does not
+                fit that of the targets.
 
         >>> expected = ExpectedOutputs((2,), whole=True)
         >>> expected.check(ForwardBackwardOutput("ArrayRecord", []))
@@ -88,7 +89,7 @@ def check_kind(name: str, tree: Any) -> None:
     """Refuse a result that is marked as the result of another call.
 
     Raises:
-        WireError: it is.
+        WireError: the mark names another call.
 
     >>> check_kind("save_weights", {"path": "tinker://run/weights/a", "type": "save_weights_for_sampler"})
     >>> check_kind("optim_step", {"type": "load_weights"})
@@ -102,10 +103,10 @@ def check_kind(name: str, tree: Any) -> None:
 
 
 def check_saved(path: str | None, session: str | None = None) -> None:
-    """Refuse the result of a save that names nothing that was saved.
+    """Refuse the result of a save that names no saved weights.
 
     Raises:
-        WireError: there is neither a path nor a sampling session.
+        WireError: the result has neither a path nor a sampling session.
     """
     if not path and not session:
         raise WireError("the result names nothing that was saved", "path")
@@ -115,7 +116,7 @@ def check_model(model_id: str, result: Any) -> None:
     """Refuse a result that names another model; most results name none.
 
     Raises:
-        WireError: it does.
+        WireError: the result names another model.
     """
     if getattr(result, "model_id", None) not in (None, "", model_id):
         raise WireError("it belongs to another model", "model_id")

@@ -1,4 +1,4 @@
-"""What a 402 means: for a while, that somebody is about to pay; after that, that nobody is."""
+"""The wait after a 402: calls pause for a limited time, in which the account may be paid, and then fail."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tinker_sync.runtime import _fork
 
 PAUSE_S: Final = 5.0
 _LOG_EVERY_S: Final = 60.0
-# Silence for this long means that the last incident is over, and the next 402 begins another.
+# After this long without a 402 the incident is over, and the next 402 begins a new one.
 _INCIDENT_ENDS_AFTER_S: Final = 300.0
 
 _log = logging.getLogger("tinker_sync.billing")
 
 
 class BillingPause:
-    """Decides whether to wait out a 402. Thread-safe.
+    """The decision whether to wait out a 402. Thread-safe.
 
     >>> BillingPause(3600).may_pause()
     True
@@ -36,7 +36,7 @@ class BillingPause:
         _fork.renew_in_child(self)
 
     def may_pause(self) -> bool:
-        """A 402 has come: True to try again in `PAUSE_S`, False to let it through."""
+        """Return True if a call with a 402 should be repeated after `PAUSE_S`, False if it should fail."""
         now = self._clock.now()
         with self._lock:
             if self._seen_at is None or now - self._seen_at > _INCIDENT_ENDS_AFTER_S:
@@ -54,5 +54,5 @@ class BillingPause:
         return not over
 
     def renew_after_fork(self) -> None:
-        """The lock may have been held in the parent."""
+        """Replace the lock; a thread of the parent may have held it."""
         self._lock = threading.Lock()

@@ -1,13 +1,13 @@
-"""`ByteBudget`: how many bytes may be under way at once.
+"""`ByteBudget`: a limit on the bytes under way at once.
 
-The rule is the reference client's: whoever comes may enter while the balance is not negative, and takes its
-size off; leaving puts it back. The balance may go below zero, so a request larger than the whole budget
-passes too, as soon as nothing exceeds it, and then keeps everybody else out.
+The rule is that of the reference client: a request may enter while the balance is not negative. Entering
+takes its size off the balance, leaving puts it back. The balance may go below zero. So a request larger than
+the whole budget may enter too, once the balance is not negative, and then keeps all others out.
 
-Looking and taking are one step under one lock. Those who do not get in stand in line and are let in by those
-who leave, in the order they came: nobody wakes up only to find the place taken, and a stream of small
-requests cannot starve anybody. (That is why each waits for an event of its own, rather than all on one
-Condition. It also lets the injected clock do the waiting.)
+The check and the deduction are one step under one lock. Requests that cannot enter wait in a line. Requests
+that leave let them in, in order of arrival. So no thread wakes up only to find its place taken, and a stream
+of small requests cannot starve a large one. For this, each request waits for its own event instead of a
+shared Condition, which also lets the injected clock do the waiting.
 
 Threads: any. Workers that must not block use `try_acquire` or `when_free`.
 """
@@ -33,12 +33,12 @@ class _Turn:
 
     def __init__(self, size_bytes: int, wake: Callable[[bool], object]) -> None:
         self.size_bytes = size_bytes
-        self.wake = wake  # called once: with True when let in, with False when sent away
+        self.wake = wake  # called once: with True when the turn enters, with False when the budget closes
         self.granted = False
 
 
 class ByteBudget:
-    """A bound on bytes under way, first come first served. Thread-safe.
+    """A limit on the bytes under way, first come first served. Thread-safe.
 
     >>> budget = ByteBudget(100)
     >>> budget.try_acquire(70), budget.try_acquire(70), budget.try_acquire(1)
@@ -58,7 +58,7 @@ class ByteBudget:
         _fork.renew_in_child(self)
 
     def try_acquire(self, size_bytes: int) -> bool:
-        """Take the bytes if that is possible now.
+        """Take the bytes if that is possible now. Return True if they are taken.
 
         >>> ByteBudget(10).try_acquire(4)
         True
@@ -66,7 +66,7 @@ class ByteBudget:
         return self._enter(size_bytes, None)
 
     def acquire(self, size_bytes: int, timeout: float | None = None) -> bool:
-        """Take the bytes, waiting at most `timeout` seconds for room; False when there was none in time.
+        """Wait at most `timeout` seconds for room, and take the bytes. Return False if there is no room.
 
         Raises:
             TinkerError: the failure given to `close`.
@@ -92,9 +92,10 @@ class ByteBudget:
         return granted
 
     def when_free(self, size_bytes: int, then: Callable[[bool], object]) -> None:
-        """Take the bytes and call `then(True)`: now, or from the thread that makes room; `then(False)` if the
-        budget closes before. For threads that must not wait, such as the workers whose results make the room.
-        `then` must be short.
+        """Take the bytes and call `then(True)`, or call `then(False)` if the budget closes before.
+
+        The call comes now, or later from the thread that makes room. This method is for threads that must not
+        wait, such as the workers whose results make room. `then` must be short.
 
         Raises:
             TinkerError: the failure given to `close`.
@@ -110,7 +111,7 @@ class ByteBudget:
             then(True)
 
     def release(self, size_bytes: int) -> None:
-        """Put the bytes back and let in who is next.
+        """Put the bytes back and let in the next requests in line.
 
         >>> budget = ByteBudget(10)
         >>> budget.acquire(4)
@@ -135,7 +136,7 @@ class ByteBudget:
         """Hold the bytes inside a `with`.
 
         Raises:
-            TinkerError: no room in time, or the failure given to `close`.
+            TinkerError: there is no room in time, or the failure given to `close`.
 
         >>> budget = ByteBudget(10)
         >>> with budget.hold(4):
@@ -150,8 +151,7 @@ class ByteBudget:
             self.release(size_bytes)
 
     def close(self, failure: Exception) -> None:
-        """Let nobody in any more: who waits or comes later gets `failure`. What was taken may still be put
-        back.
+        """Close the budget: waiting and later requests get `failure`. Bytes under way may still be put back.
 
         >>> budget = ByteBudget(10)
         >>> budget.close(TinkerError("closed"))
@@ -168,7 +168,7 @@ class ByteBudget:
             turn.wake(False)
 
     def renew_after_fork(self) -> None:
-        """What the parent has under way is no load of the child's."""
+        """Forget the bytes under way in the parent; they do not count in the child."""
         self._lock = threading.Lock()
         self._balance_bytes = self._limit_bytes
         self._line = deque()
@@ -180,7 +180,7 @@ class ByteBudget:
             return f"<ByteBudget {free}, {len(self._line)} in line{closed}>"
 
     def _enter(self, size_bytes: int, turn: _Turn | None) -> bool:
-        """Take the bytes, or else get in line if there is a `turn` for it."""
+        """Take the bytes and return True; else put `turn`, if there is one, in line and return False."""
         assert size_bytes >= 0  # noqa: S101
         with self._lock:
             failure = self._failure
@@ -194,7 +194,7 @@ class ByteBudget:
         return entered
 
     def _leave_line(self, turn: _Turn) -> bool:
-        """End the wait of a turn; True when the bytes are already its own."""
+        """Take a turn out of the line. Return True if it already has its bytes."""
         with self._lock:
             if turn in self._line:
                 self._line.remove(turn)

@@ -1,6 +1,6 @@
-"""A row of the endpoint table and a request become a call; a reply becomes what the row promises.
+"""Calls made from rows of the endpoint table, and replies read as the types that the rows declare.
 
-Pure, but for the name of the public method under way, which goes into the call.
+Pure, except that a call contains the name of the public method under way.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ def make_call(
     dialect: Dialect | None = None,
     idempotency_key: str | None = None,
 ) -> Call:
-    """One call of the API, ready to be sent.
+    """Return one call of the API, ready to be sent.
 
     Args:
-        name: of the endpoint.
-        settings: where the connect timeout comes from.
-        request: a model, or a mapping whose nulls are meant.
+        name: the name of the endpoint.
+        settings: the source of the connect timeout.
+        request: a model, or a mapping whose nulls are sent as nulls.
         path: the ids in the path.
-        query: parameters; None and empty ones are left out.
-        headers: of this call alone.
-        body: instead of `request`, where it is already encoded.
-        content_type: what the body is.
-        deadline_s: how long it may take in all.
-        dialect: what the server speaks; None before that is known, or where it makes no difference.
-        idempotency_key: None: the caller draws one.
+        query: the query parameters; None and empty ones are left out.
+        headers: extra headers for this call alone.
+        body: the encoded body, instead of `request`.
+        content_type: the content type of the body.
+        deadline_s: the time that the call may take in all.
+        dialect: the dialect of the server; None before it is known, or if it makes no difference.
+        idempotency_key: the key to send; None if the caller draws one.
     """
     row = row_of(name)
     if body is None and row.body != "none":
@@ -70,7 +70,7 @@ def make_call(
         sdk_method=current() if row.named else "",
         credential=row.credential,
         timeout=_timeout(row, settings),
-        # A patient call tries for minutes by itself; the others have somebody who asks again.
+        # A patient call retries for minutes by itself. The callers of other calls repeat them.
         max_retries=None if row.patient else row.max_retries,
         patient=row.patient,
         deadline_s=deadline_s,
@@ -88,15 +88,15 @@ def _timeout(row: Endpoint, settings: Settings) -> Timeout | None:
 
 
 def read_reply(name: str, reply: Reply, secrets: Callable[[], Iterable[Secret]] = tuple) -> Any:
-    """What an answer says, as the type its row promises; None where it says nothing of interest.
+    """Return an answer as the type that its row declares, or None if the row declares no type.
 
     Args:
-        name: of the endpoint.
+        name: the name of the endpoint.
         reply: the answer.
-        secrets: what must not appear in an error.
+        secrets: returns the values that must not appear in an error.
 
     Raises:
-        APIResponseValidationError: it does not fit.
+        APIResponseValidationError: the answer does not have that type.
     """
     row = row_of(name)
     kind = row.reply_type
@@ -119,16 +119,16 @@ def _refuse_empty_ids(answer: Any) -> None:
 def read_promise(
     name: str, reply: Reply, secrets: Callable[[], Iterable[Secret]] = tuple
 ) -> tuple[str, Sequence[str] | None]:
-    """Return the request id of a promise, and the ids of the sequences of a sample, where it has some.
+    """Return the request id of a promise, and the sequence ids of a sample, or None if there are no such ids.
 
     Raises:
-        APIResponseValidationError: it does not fit.
+        APIResponseValidationError: the answer is not a promise.
     """
     try:
         tree = wire_json.loads(reply.body)
     except WireError as error:
         raise odd_answer(row_of(name), reply, error, secrets) from error
-    if type(tree) is dict and tree.get("model_id") is None:  # the usual form needs no converter
+    if type(tree) is dict and tree.get("model_id") is None:  # the usual form; it needs no converter
         request_id, ids = tree.get("request_id"), tree.get("sample_sequence_ids")
         fits = ids is None or (type(ids) is list and set(map(type, ids)) <= {str})
         if type(request_id) is str and request_id and fits:
@@ -140,7 +140,7 @@ def read_promise(
 def odd_answer(
     row: Endpoint, reply: Reply, error: WireError, secrets: Callable[[], Iterable[Secret]]
 ) -> APIResponseValidationError:
-    """The error for an answer that cannot be read; may be raised from `error`, which no longer quotes it."""
+    """Return the error for an unreadable answer. Its cause may be `error`, which no longer quotes secrets."""
     known = tuple(secrets())
     hush(error, reply.body, known)
     request_id = reply.headers.get("x-request-id")

@@ -1,7 +1,7 @@
-"""Splitting the data of a training call into requests, by size and by count. Pure; any thread.
+"""The split of the data of a training call into requests, by size and by count. Pure; any thread.
 
-Sizes are estimates: those by which the server's limits on chunks are meant, computed from what a datum holds
-without encoding it. Keys, spans and framing do not count.
+Sizes are the estimates to which the server's limits on chunks refer. They are computed from the contents of a
+datum, without encoding it. Keys, spans and framing do not count.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from tinker_sync.types.model_input import (
 if TYPE_CHECKING:
     from tinker_sync.types.datum import Datum
 
-# A token travels as an int32 in training requests, as decimal text in sampling requests.
+# A token is an int32 in training requests, and decimal text in sampling requests.
 _TRAINING_TOKEN_BYTES: Final = 4
 _SAMPLING_TOKEN_BYTES: Final = 10
 
 
 @frozen
 class DataChunk:
-    """The data of one request, in the order they were given, and their estimated size."""
+    """The data of one request, in the order of the call, and their estimated size."""
 
     data: Sequence[Datum]
     size_bytes: int
 
 
 def estimate_bytes(datum: Datum) -> int:
-    """The estimated size of a datum in a training request.
+    """Return the estimated size of a datum in a training request.
 
     >>> from tinker_sync.types import Datum
     >>> datum = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4], "weights": [0, 1, 1]})
@@ -49,7 +49,7 @@ def estimate_bytes(datum: Datum) -> int:
 
 
 def estimate_prompt_bytes(prompt: ModelInput) -> int:
-    """The estimated size of a prompt in a sampling request.
+    """Return the estimated size of a prompt in a sampling request.
 
     >>> estimate_prompt_bytes(ModelInput.from_ints([1, 2, 3]))
     30

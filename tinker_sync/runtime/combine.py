@@ -1,15 +1,13 @@
-"""Many futures into one: a call that was split into several requests has one result.
+"""`CombinedFuture`: one result for a call that was split into several requests.
 
-The parts are counted down in their callbacks; no thread waits. The last part to arrive merges all of them, in
-the thread that resolved it, which is a worker. Rules:
+The callbacks of the parts count them down; no thread waits. The thread that resolves the last part, which is
+a worker, merges all of them. Rules:
 
-- The first failure, in time, fails the whole at once. The other parts go on; what becomes of them is of no
-  consequence.
-- A cancel of the whole cancels the parts, and is possible only as long as the send queue has not begun with
-  it.
-- A part that was cancelled on its own makes the whole fail with `CancelledError`.
-- Status, request ids and timeline are those of the parts: sending when the first is, accepted when the last
-  is, paused when any is.
+- The first failure in time fails the whole at once. The other parts go on, and their results are ignored.
+- A cancel of the whole cancels the parts. It is possible until the send queue begins with the call.
+- A cancel of a single part makes the whole fail with `CancelledError`.
+- Status, request ids and timeline come from the parts: the whole is sending when the first part is, accepted
+  when the last part is, and paused when any part is.
 """
 
 from __future__ import annotations
@@ -47,16 +45,16 @@ class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
         """Follow `parts`.
 
         Args:
-            parts: what to wait for, in the order in which `merge` wants the results; none: `follow` brings
-                them later.
-            merge: makes one result of all; what it raises becomes the failure.
+            parts: the futures to wait for, in the order of the results that `merge` receives; empty if
+                `follow` brings them later.
+            merge: makes one result of all; an exception that it raises becomes the failure.
             submit, clock: as for every `APIFuture`.
         """
         super().__init__(submit=submit, clock=clock)
         self._lock = threading.Lock()
         self._merge = merge
         self._missing = 0  # guarded by _lock
-        # guarded by _lock; empty until `follow`, and once the whole has ended
+        # guarded by _lock; empty before `follow` and after the end of the whole
         self._parts: tuple[APIFuture[PartT], ...] = ()
         self._let_go = False  # guarded by _lock; the whole has ended
         self._ended_ids: tuple[str, ...] = ()
@@ -65,7 +63,7 @@ class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
             self.follow(parts)
 
     def follow(self, parts: Sequence[APIFuture[PartT]]) -> None:
-        """Take the parts of a whole that was made without any. Cancel them if the whole was cancelled.
+        """Take the parts of a whole that was made without parts. Cancel them if the whole was cancelled.
 
         >>> whole = CombinedFuture([], merge=sum)
         >>> whole.follow([APIFuture()]), whole.status().state
@@ -84,7 +82,7 @@ class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
 
     @property
     def request_id(self) -> str | None:
-        """The id of the first request; None before the server took one.
+        """The id of the first request; None before the server accepts one.
 
         >>> CombinedFuture([APIFuture()], merge=list).request_id is None
         True
@@ -93,7 +91,7 @@ class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """The ids of all requests the server took, in the order of the parts.
+        """The ids of all requests that the server accepted, in the order of the parts.
 
         >>> part = APIFuture()
         >>> part.mark_accepted("req-1")
@@ -104,7 +102,7 @@ class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
         return tuple(part.request_id for part in parts if part.request_id) if parts else self._ended_ids
 
     def status(self) -> Status:
-        """Where the call is: as far as the part that is furthest behind; paused if any is paused.
+        """Return the status of the part that is furthest behind; paused if any part is paused.
 
         >>> CombinedFuture([APIFuture()], merge=list).status().state
         <FutureState.QUEUED: 'queued'>
@@ -123,7 +121,7 @@ class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
 
     @property
     def timeline(self) -> Timeline:
-        """Sent with the first part, accepted with the last.
+        """The timeline: sent with the first part, accepted with the last.
 
         >>> CombinedFuture([APIFuture()], merge=list).timeline.sending is None
         True
@@ -144,7 +142,7 @@ class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
             return
         with self._lock:
             self._missing -= 1
-            # After a failure of the whole the parts are gone, and one failed part keeps this from reaching 0.
+            # After a failure of the whole there are no parts, and `_missing` does not reach 0.
             arrived = self._parts if self._missing == 0 else ()
         if arrived:
             self._merge_all(arrived)
@@ -152,13 +150,13 @@ class CombinedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
     def _merge_all(self, parts: tuple[APIFuture[PartT], ...]) -> None:
         try:
             whole = self._merge([part.result(timeout=0) for part in parts])
-        except Exception as failure:  # noqa: BLE001  # whoever waits must hear of it, whatever it is
+        except Exception as failure:  # noqa: BLE001  # any failure must reach the threads that wait
             self.fail(failure)
         else:
             self.resolve(whole)
 
     def _let_go_of_parts(self) -> tuple[APIFuture[PartT], ...]:
-        """Keep what the parts know about themselves and drop them, with the results in them."""
+        """Keep the request ids and moments of the parts, and drop the parts with their results."""
         with self._lock:
             self._let_go = True
             parts = self._parts
@@ -176,7 +174,7 @@ def _end(whole: CombinedFuture[PartT, WholeT]) -> None:
 
 
 def _moments(parts: Sequence[APIFuture[PartT]]) -> tuple[float | None, float | None]:
-    """When the first part was sent, and when the last was accepted if all were."""
+    """Return the moments when the first part was sent, and when the last was accepted if all were."""
     timelines = [part.timeline for part in parts]
     sent = [moments.sending for moments in timelines if moments.sending is not None]
     accepted = [moments.accepted for moments in timelines if moments.accepted is not None]

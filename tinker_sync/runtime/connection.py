@@ -1,6 +1,6 @@
-"""`Connection`: the address, the keys and the sockets of one client, and what renews them.
+"""`Connection`: the address, the keys and the sockets of one client; `Refresher`: their renewal.
 
-It makes no thread and sends nothing by itself. Any thread may enter.
+This module makes no thread and sends nothing by itself. Any thread may call it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger("tinker_sync.session")
 
 
 class Connection:
-    """The way to one server. Thread-safe.
+    """The address, the keys and the sockets of one client. Thread-safe.
 
     Args:
         settings: the address, the key and everything else that the user has configured.
@@ -40,7 +40,7 @@ class Connection:
         self.clock = clock
         self.keys = KeyRing(settings, clock=clock)
         self.secrets = secrets = _secrets_of(self.keys)
-        """Return the values that must not appear in logs, errors and notices."""
+        """A function that returns the values that must not appear in logs, errors and notices."""
         self.journal = journal = Journal(
             base_url=settings.base_url, as_curl=settings.log_curl, secrets=secrets
         )
@@ -49,9 +49,9 @@ class Connection:
         self.caller = Caller(self.http, settings, clock=clock, journal=journal, secrets=secrets)
 
     def mask(self, text: str | None) -> str | None:
-        """Return a secret of the user, such as an access token, in a form whose repr shows nothing.
+        """Return a secret of the user, such as an access token, in a form whose repr hides it.
 
-        From then on the text is masked where the server repeats it.
+        From then on the client masks the text where the server repeats it.
         """
         if not text:
             return None
@@ -63,7 +63,7 @@ class Connection:
         """Ask the server for the settings that may change.
 
         Raises:
-            TinkerError: it gave none.
+            TinkerError: the server returns none.
         """
         request = ClientConfigRequest(sdk_version=self.settings.sdk_version)
         reply = self.caller.call(make_call("dynamic_config", self.settings, request))
@@ -78,7 +78,7 @@ class Connection:
 
 
 def _secrets_of(keys: KeyRing) -> Callable[[], tuple[Secret, ...]]:
-    # A function of the key ring alone: what is given to other parts must not keep the client alive.
+    # The function holds the key ring alone: other parts keep it, and must not keep the client alive.
     return lambda: keys.secrets
 
 
@@ -90,10 +90,10 @@ class Renewable(Protocol):
 
 
 class Refresher:
-    """Renews the token and the server's settings while a client lives. Thread-safe.
+    """The renewal of the token and the server's settings while a client lives. Thread-safe.
 
-    Each heartbeat calls `begin_if_due`, which returns at once: a worker does the work, because a token may
-    need a command to be run.
+    Each heartbeat calls `begin_if_due`, which returns at once. A worker does the work, because the renewal of
+    a token may run a command.
 
     Args:
         keys: the token.
@@ -116,16 +116,16 @@ class Refresher:
         self._busy = threading.Lock()  # held while a worker renews
         self._refresh_at = clock.now()
         self.settings: ClientDynamicConfigResponse | None = None
-        """The newest settings; None where the server has no such call."""
+        """The newest settings; None if the server has no such call."""
         _fork.renew_in_child(self)
 
     def know(self, settings: ClientDynamicConfigResponse) -> None:
-        """Keep the settings, and ask again after the time that they name."""
+        """Keep the settings, and ask for new ones after the time that they name."""
         self.settings = settings
         self._refresh_at = self._clock.now() + max(settings.refresh_interval_sec, SHORTEST_REFRESH_S)
 
     def begin_if_due(self) -> None:
-        """Have a worker renew what is due, unless one does."""
+        """Make a worker renew the token and the settings that are due, unless a worker already does."""
         if not (self._is_token_due() or self._are_settings_due()) or not self._busy.acquire(blocking=False):
             return
         try:
@@ -134,7 +134,7 @@ class Refresher:
             self._busy.release()
 
     def step(self) -> None:
-        """Renew what is due. Runs on a worker, for which `begin_if_due` has taken the lock."""
+        """Renew the token and the settings that are due, on a worker. `begin_if_due` has taken the lock."""
         try:
             if self._is_token_due():
                 self._keys.step()
@@ -144,7 +144,7 @@ class Refresher:
             self._busy.release()
 
     def renew_after_fork(self) -> None:
-        """Forget the parent's worker, which does not exist here."""
+        """Forget the parent's worker, which does not exist in the child."""
         self._busy = threading.Lock()
 
     def _is_token_due(self) -> bool:
@@ -156,7 +156,7 @@ class Refresher:
 
     def _refresh(self) -> None:
         settings = self.settings
-        assert settings is not None  # noqa: S101  # else nothing was due
+        assert settings is not None  # noqa: S101  # otherwise they are not due
         try:
             settings = self._fetch()
         except TinkerError as error:

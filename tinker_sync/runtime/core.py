@@ -1,13 +1,13 @@
-"""`Core`: the parts of one client, made in order and given to each other.
+"""`Core`: the parts of one client, which it makes in order and connects.
 
 - `connection`: the address, the keys and the sockets.
-- `server`: its settings, asked for once, and the calls, schedulers and limits that depend on them.
+- `server`: the server's settings, asked for once, and the calls, schedulers and limits that depend on them.
 - `pools`, `poller`: the threads.
 - `session`: the session at the server, if the client has one.
-- `lifecycle`: the observers, the calls that have not ended, and the end of all of the above.
+- `lifecycle`: the observers, the calls that have not ended, and the end of all parts above.
 
-Nothing touches the network before it is needed. A core that is dropped, closed or forked leaves no thread
-behind; calls under way keep it from being dropped.
+A core uses the network only when a call needs it. A core that is dropped, closed or forked leaves no thread
+behind. Calls under way keep it alive.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Core:
     """The parts of one client. Thread-safe.
 
     Args:
-        settings: what the user has configured.
-        session: what to create a session with; None for a client that needs none.
-        limiter: a rate limiter of its own, where isolation is wanted; None: the one that all clients of this
-            base URL and key share.
-        facts: the facts about the server, where another process has asked for them.
+        settings: the settings of the user.
+        session: the session to open; None for a client that needs none.
+        limiter: a rate limiter for this client alone; None for the one that all clients of this base URL and
+            key share.
+        facts: the facts about the server, if another process has asked for them.
         clock: measures time.
     """
 
@@ -86,7 +86,7 @@ class Core:
         self.hide = connection.mask
         """Mask a secret of the user; see `Connection.mask`."""
         self.admission = Admission(self.lifecycle.tell)
-        """Asked before a pass or a sample is sent, and informed of what it used."""
+        """Asked before a pass or a sample is sent, and informed of the tokens it used."""
         self.stopwatches: tuple[Stopwatch, ...] = ()
         """The recordings under way; replaced, never changed."""
         self._session = session
@@ -101,13 +101,13 @@ class Core:
     # -------------------------------------------------------------------------------------- the server
 
     def start(self, deadline_at: float = math.inf) -> Machinery:
-        """Ask the server for its settings, the first time; return what depends on them.
+        """Ask the server for its settings, the first time; return the parts that depend on them.
 
         Args:
             deadline_at: the moment of the clock at which to give up.
 
         Raises:
-            ClientClosedError: this is closed.
+            ClientClosedError: the client is closed.
             TinkerError: the server cannot be reached, or refuses the client. The next call tries again.
         """
         made = self.server.made.made
@@ -118,10 +118,10 @@ class Core:
         return made
 
     def ready(self, deadline_at: float = math.inf) -> Machinery:
-        """Do the same for a call in the session.
+        """Do the same as `start` for a call that needs the session.
 
         Raises:
-            SessionLostError: the server does not keep the session any more.
+            SessionLostError: the server has dropped the session.
         """
         made = self.start(deadline_at)
         session = self._session
@@ -131,11 +131,11 @@ class Core:
 
     @property
     def dynamic(self) -> ClientDynamicConfigResponse:
-        """The newest of the server's settings that may change."""
+        """The newest version of the server's settings that may change."""
         return self.server.dynamic
 
     def upkeep(self) -> None:
-        """Begin to renew what is due, such as a token. Called with every heartbeat."""
+        """Begin to renew the token and the settings that are due. Every heartbeat calls this."""
         if not self.lifecycle.closed:
             self.server.refresh()
 
@@ -154,13 +154,13 @@ class Core:
         """Make one call of the API and wait for its answer; see `Server.call`.
 
         Args:
-            deadline_s: the time that it may take in all; None: as the settings say.
-            usual_s: the time where the settings give none either.
+            deadline_s: the time that the call may take in all; None for that of the settings.
+            usual_s: the time if the settings have none either.
             pause_billing: wait out a 402 for as long as the server allows.
 
         Raises:
-            ClientClosedError: this is closed, or was closed during the call.
-            TinkerError: there is no good answer.
+            ClientClosedError: the client is closed, or was closed during the call.
+            TinkerError: the call fails.
         """
         limits = (deadline_s, self.settings.deadline_s, usual_s, math.inf)
         give_up_at = self.clock.now() + next(limit_s for limit_s in limits if limit_s is not None)
@@ -178,10 +178,10 @@ class Core:
     # -------------------------------------------------------------------------------------- jobs
 
     def future(self, *when_done: Callable[[APIFuture[Any]], object]) -> APIFuture[Any]:
-        """Return a future for a call of the user; it ends when this is closed, at the latest.
+        """Return a future for a call of the user; the future ends when the client is closed, at the latest.
 
         Args:
-            when_done: called inline, one after the other, when it ends.
+            when_done: called inline, one after the other, when the future ends.
         """
         lifecycle = self.lifecycle
         made: APIFuture[Any] = APIFuture(
@@ -193,22 +193,22 @@ class Core:
         return made
 
     def note_encoded(self, method: str, began_s: float) -> None:
-        """Pass on to recordings that this thread has encoded a request since a moment of the clock."""
+        """Report to the recordings that this thread encoded a request from the moment `began_s` until now."""
         for stopwatch in self.stopwatches:
             stopwatch.encoded(method, began_s)
 
     def end_with_this(self, future: APIFuture[Any]) -> None:
-        """End a future when this is closed, at the latest."""
+        """End a future when the client is closed, at the latest."""
         self.lifecycle.end_with_client(future)
 
     def enter(self, step: Callable[[], object]) -> None:
-        """Take a step into the runtime for a thread of the user; steps are taken in the order of the calls.
+        """Run a step on the thread `tinker-enter`, in the order of the calls.
 
-        A thread of the runtime takes it, because Ctrl-C may interrupt the main thread between any two lines,
-        also between two of which both must be done or none.
+        Ctrl-C may interrupt the main thread between any two lines. On a thread of the runtime, lines that
+        belong together run together.
 
         Raises:
-            ClientClosedError: this is closed.
+            ClientClosedError: the client is closed.
         """
         self.server.refuse_closed()
         try:
@@ -217,15 +217,15 @@ class Core:
             raise ClientClosedError from error
 
     def run_awaited(self, job: Callable[[], object]) -> None:
-        """Run a call that blocks and is awaited."""
+        """Run a blocking call that the user awaits."""
         self.refuse_closed()
         self.pools.awaited.run(job)
 
     def run_creating(self, job: Callable[[], object]) -> None:
-        """Run a job that creates a client; it may block.
+        """Run a job that creates a client; the job may block.
 
         Raises:
-            ClientClosedError: this is closed.
+            ClientClosedError: the client is closed.
         """
         self.server.refuse_closed()
         try:
@@ -234,22 +234,22 @@ class Core:
             raise ClientClosedError from error
 
     def run_sending(self, job: Callable[[], object]) -> None:
-        """Run a job that sends a training request; the worker also asks for the result, when it is done."""
+        """Run a job that sends a training request, and send the first poll for its result on that worker."""
         self.send_pool.run(partial(self.poller.step_on_worker, job))
 
     def training_sender(self) -> Callable[[training_part.TrainingPart, int], None]:
-        """Return what sends the requests of one training client."""
+        """Return the function that sends the requests of one training client."""
         return training_part.sender(self.server, self._session)
 
     # -------------------------------------------------------------------------------------- observers
 
     def watch(self, companion: Companion) -> None:
-        """Set the observer that ends with this."""
+        """Set the observer that ends with the client."""
         self.lifecycle.companion = companion
 
     @property
     def companion(self) -> Companion | None:
-        """The observer that ends with this."""
+        """The observer that ends with the client."""
         return self.lifecycle.companion
 
     def listen(self, observer: Observer) -> None:
@@ -277,16 +277,16 @@ class Core:
         session.refuse_lost()
         if session.session_id is None or session.heartless:
             self._begin_heartbeats(deadline_at)
-        assert session.session_id is not None  # noqa: S101  # it is opened now
+        assert session.session_id is not None  # noqa: S101  # `open` has set it
         return session.session_id
 
     def get_session_id(self) -> str:
-        """Do the same, under the name that scripts know."""
+        """Return the id of the session, under the name that existing scripts use."""
         return self.session_id()
 
     @property
     def known_session_id(self) -> str | None:
-        """The id of the session if there is one yet; never asks the server."""
+        """The id of the session, or None before it is created. This never asks the server."""
         return self._session.session_id if self._session is not None else None
 
     @property
@@ -306,7 +306,7 @@ class Core:
         self.lifecycle.session = session
         if session.owned:
             exits.remember(self.lifecycle)
-        if self.lifecycle.closed:  # while the session was being created: nothing else ends it now
+        if self.lifecycle.closed:  # closed while the session was created: nothing else would end it
             self.lifecycle.shut()
             self.server.refuse_closed()
         return session
@@ -321,11 +321,11 @@ class Core:
         limit_s: float = CLOSE_LIMIT_S,
         pending_s: float = PENDING_LIMIT_S,
     ) -> APIFuture[None]:
-        """End the session and everything under way; the first call counts, later ones get its future.
+        """End the session and all calls under way. The first call counts; later ones return its future.
 
         Args:
             status: success, errored or interrupted.
-            detail: the user's words about it.
+            detail: the user's comment on the status.
             limit_s: the longest time to try to finish the session at the server.
             pending_s: the longest time to wait for calls that change something at the server.
         """
@@ -350,7 +350,7 @@ class Core:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True once `close` was called."""
         return self.lifecycle.leaving
 
     def _close(
@@ -369,7 +369,7 @@ class Core:
             finished = self.lifecycle.finish(status, detail, limit_s)
             if finished is not None:
                 self.clock.wait(finished, limit_s)
-        except Exception:  # noqa: BLE001  # the end must come whatever happens
+        except Exception:  # noqa: BLE001  # no failure may prevent the end
             _log.exception("the client could not be closed in order")
         finally:
             try:
@@ -378,19 +378,19 @@ class Core:
                 future.resolve(None)
 
     def refuse_closed(self) -> None:
-        """Raise when `close` was called.
+        """Raise an error if `close` was called.
 
         Raises:
-            ClientClosedError: that is so.
+            ClientClosedError: the client is closed.
         """
         if self.lifecycle.leaving:
             raise ClientClosedError
 
     def renew_after_fork(self) -> None:
-        """Keep the facts and begin anew with everything that lives: connections, heartbeats, locks."""
+        """Keep the facts, and start anew with connections, heartbeats and locks."""
         self._close_lock = threading.Lock()
         if self._closed is not None and not self._closed.done():
-            self._closed = APIFuture(clock=self.clock)  # the parent's is closing; this is closed
+            self._closed = APIFuture(clock=self.clock)  # the child's client is closed already
             self._closed.resolve(None)
         self.lifecycle.renew_after_fork()
         self.connection.renew_after_fork()

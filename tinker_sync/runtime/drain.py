@@ -1,6 +1,6 @@
-"""`Drain`: items that few workers handle one after the other, at first one worker.
+"""`Drain`: a queue of items for a few workers. A single worker begins, and more join if items pile up.
 
-Threads that share one interpreter gain nothing from more. Any thread may add items.
+Threads that share one interpreter gain nothing from more workers. Any thread may add items.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from tinker_sync.runtime.tickets import Runner
 
 T = TypeVar("T")
 
-# One more worker comes for each so many items that wait.
+# One more worker starts for each group of this many waiting items.
 _ITEMS_PER_WORKER: Final = 32
 _MOST_WORKERS: Final = 8
 
 
 class Drain(Generic[T]):
-    """Handles items on workers, in order. Thread-safe. Owners make a new one in a forked child.
+    """A queue of items that workers handle in order. Thread-safe. Owners make a new one in a forked child.
 
     Args:
-        workers: run what `handle` does.
+        workers: the pool that runs `handle`.
         handle: handles one item; it may block, and must not raise.
         refuse: receives an item and the reason why no worker takes it.
     """
@@ -35,20 +35,20 @@ class Drain(Generic[T]):
         self._handle = handle
         self._refuse = refuse
         self.items: deque[T] = deque()
-        """The items that wait; a worker takes the first, in one step."""
+        """The waiting items; a worker takes the first one in one atomic step."""
         self._lock = threading.Lock()
         self._busy = 0  # guarded by _lock; the workers that handle items
 
     @property
     def first(self) -> T | None:
-        """The item that is handled next; None if none waits."""
+        """The next item to handle; None if no item waits."""
         try:
             return self.items[0]
         except IndexError:
             return None
 
     def add(self, items: Iterable[T], *, held_up: bool = False) -> None:
-        """Have items handled. `held_up` calls one more worker, because those that are busy do not get on."""
+        """Add items. With `held_up`, start one more worker, because the busy workers make no progress."""
         self.items.extend(items)
         with self._lock:
             start = self._busy < _MOST_WORKERS and (
@@ -72,7 +72,7 @@ class Drain(Generic[T]):
             return None
 
     def _work(self) -> None:
-        """Handle items until none is left, on one worker."""
+        """Handle items on one worker until no item is left."""
         while True:
             item = self._take()
             if item is None:

@@ -1,8 +1,8 @@
-"""The end of a process: wait for calls that change something, then finish the sessions at the server.
+"""The end of a process: the wait for calls that change something, then the end of sessions at the server.
 
-The wait ends after `PENDING_LIMIT_S`, or with Ctrl-C. Then all sessions are finished side by side, each on
-the thread of its heartbeats, because a process that ends may start no more threads (3.12). `EXIT_LIMIT_S` is
-the limit for all of them. Nothing else delays the end: every thread of this package is a daemon.
+The wait ends after `PENDING_LIMIT_S`, or with Ctrl-C. Then all sessions are finished at the same time, each
+on the thread of its heartbeats, because a process that ends cannot start threads (since 3.12). `EXIT_LIMIT_S`
+is the limit for all of them. Threads of this package do not delay the end: all are daemons.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Finishable(Protocol):
         *,
         quiet: bool = False,
     ) -> threading.Event | None:
-        """Begin to finish the session at the server; the event is set when that is done."""
+        """Begin to finish the session at the server. The returned event is set at the end of that."""
 
 
 class _Open:
@@ -71,7 +71,7 @@ class Connected(Protocol):
     """A holder of connections."""
 
     def forget_idle(self) -> None:
-        """Close those that no request uses."""
+        """Close the connections that no request uses."""
 
 
 _open = _Open()
@@ -84,19 +84,19 @@ def remember(member: Finishable) -> None:
 
 
 def forget(member: Finishable) -> None:
-    """Drop a client that is finished."""
+    """Remove a client that is finished."""
     _open.discard(member)
 
 
 def hang_up_at_exit(connected: Connected) -> None:
-    """Close the idle connections when the process ends, so that none is left to the garbage collector."""
+    """Close idle connections when the process ends, so that the garbage collector finds none open."""
     _connected.add(connected)
 
 
 def how_it_ended() -> Literal["success", "errored", "interrupted"]:
-    """Return the status of the program. The interpreter keeps the exception that ended it for tracebacks."""
+    """Return the status of the program, from the exception that the interpreter keeps for tracebacks."""
     error = getattr(sys, "last_value", None)
-    # At a prompt that is just the last one of many.
+    # At an interactive prompt, that exception did not end the program.
     if error is None or hasattr(sys, "ps1"):
         return "success"
     return "errored" if isinstance(error, Exception) else "interrupted"
@@ -121,5 +121,5 @@ def finish_all() -> None:
         for connected in list(_connected):
             connected.forget_idle()
         _embedded.stop_server()
-    except BaseException:  # noqa: BLE001  # Ctrl-C ends the process now, without a traceback
+    except BaseException:  # noqa: BLE001  # Ctrl-C ends the process at once, without a traceback
         _log.debug("the sessions could not be finished", exc_info=True)

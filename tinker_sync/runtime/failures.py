@@ -1,4 +1,4 @@
-"""One failure, reported in many places, and fit for the eyes of users. A leaf; any thread may call it."""
+"""Copies of failures for several places, and errors without secrets. Any thread may call them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
 def fresh(failure: ErrorT) -> ErrorT:
-    """A copy of an exception for one more future or thread; the exception itself where it cannot be copied.
+    """Return a copy of an exception for another future or thread, or the exception itself if it has no copy.
 
-    Each raise adds its frames to the traceback of the object raised, so a shared one grows into a page of
-    frames of other threads and keeps their local variables alive.
+    Each raise adds frames to the traceback of the exception. The traceback of a shared exception grows with
+    the frames of other threads and keeps their local variables alive.
 
     >>> first = KeyError("a")
     >>> second = fresh(first)
@@ -39,14 +39,14 @@ _UNQUOTED: Final = "it does not have the expected form; it is not quoted, becaus
 
 
 def hush(error: WireError | InvalidInputError, content: bytes, secrets: Iterable[Secret]) -> BaseException:
-    """Take out of a complaint about an answer whatever the answer repeats of our secrets.
+    """Remove the quotations from an error about an answer if the answer contains a secret. Return the error.
 
-    Complaints quote pieces, so looking for secrets in their words would not find one that was cut in two.
+    The error quotes pieces of the answer. A search in its message would miss a secret that was cut in two.
 
     Args:
-        error: the complaint.
+        error: the error; changed in place.
         content: the answer.
-        secrets: ours.
+        secrets: the secrets of the client.
 
     >>> print(hush(WireError("expected a number, got 'hello hunt…'", "$.a"), b"hello hunter22", []))
     $.a: expected a number, got 'hello hunt…'

@@ -1,8 +1,8 @@
-"""Bringing home what the server owes: one `Fetch` drives the retrieval of one promise over the poller.
+"""The retrieval of results: one `Fetch` polls for the result of one promise, over the poller.
 
-Every step runs on a worker, or on the thread that starts it; none waits. A fetch ends exactly once: its
-future is resolved, failed, or was cancelled by its user, or `on_gone` takes over where the server forgot the
-promise.
+Every step runs on a worker, or on the thread that starts it, and does not wait. A fetch ends exactly once:
+its future is resolved or failed, or was cancelled by the user, or `on_gone` takes over because the server
+forgot the promise.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The server holds a poll for about 30 s; what is silent for longer is asked again.
+# The server holds a poll for about 30 s; a poll that is silent for longer than this is sent again.
 POLL_TIMEOUT_S: Final = 45.0
 _PROTO_FIRST: Final = "application/x-protobuf, application/json"
 
 Decode = Callable[[Reply, Any], T]
-"""Makes the result of a reply and its parsed JSON (None for protobuf)."""
+"""A function that makes the result from a reply and its parsed JSON (None for protobuf)."""
 
 _log = logging.getLogger(__name__)
 
 
 @frozen
 class Promise:
-    """Work the server has accepted.
+    """A piece of work that the server has accepted.
 
     >>> Promise("req-1", "OptimStep").wants_proto
     False
@@ -71,26 +71,27 @@ class Promise:
     request_type: str
     wants_proto: bool = False
     roundtrip_s: float | None = None
-    """From the call to the receipt of the promise."""
+    """The time from the call to the receipt of the promise."""
     announced_bytes: int | None = None
-    """The result is ready and this large, as a poll for many has said."""
+    """The size of the result if a session poll has reported it as ready."""
     sdk_method: str = field(factory=current)
     """The public method that polls are sent for."""
 
 
 class Fetcher:
-    """Starts fetches; what they share. Thread-safe.
+    """A starter of fetches, with the parts that they share. Thread-safe.
 
     Args:
         poller: carries the requests.
         inflight: bounds the answers under way, in bytes.
         open_server: whether 400 and 422 on retrieval report failed requests.
-        may_pause_billing: whether a 402 is still to be waited out.
-        read_timeout_s: how long a poll may be silent before it is asked again.
-        on_notice: told what the server says of its queue, with the promise it said it of.
-        secrets: what must not appear in errors and notices.
-        clock: what time it is.
-        pace: what the poller multiplies pauses by.
+        may_pause_billing: returns whether to wait out a 402.
+        on_notice: called with a notice of the server's queue and the promise that it concerns.
+        on_trouble: called with the request type and a description of failures that last.
+        read_timeout_s: the time that a poll may be silent before it is sent again.
+        secrets: returns the values that must not appear in errors and notices.
+        clock: measures time.
+        pace: the factor by which the poller multiplies pauses.
     """
 
     def __init__(
@@ -127,14 +128,14 @@ class Fetcher:
         deadline_at: float = math.inf,
         on_gone: Callable[[Exception], object] | None = None,
     ) -> Fetch[T]:
-        """Resolve `future` with what the promise turns into.
+        """Resolve `future` with the result of a promise.
 
         Args:
-            promise: what to ask for.
-            future: who waits.
-            decode: runs on a worker; what it raises fails the future.
+            promise: the promise to poll for.
+            future: the future of the call.
+            decode: runs on a worker; an exception that it raises fails the future.
             deadline_at: the moment of the clock at which to give up.
-            on_gone: called instead of failing the future when the server has forgotten the promise.
+            on_gone: called instead of failing the future if the server has forgotten the promise.
         """
         fetch = Fetch(self, promise, future, decode, deadline_at, on_gone)
         fetch.begin()
@@ -142,9 +143,9 @@ class Fetcher:
 
 
 class Fetch(Generic[T]):
-    """The retrieval of one promise. Its steps follow each other, so no two threads are in it at once."""
+    """The retrieval of one promise. Its steps follow one another, so at most one thread runs one."""
 
-    # There may be tens of thousands.
+    # Tens of thousands may exist at once.
     __slots__ = (
         "_asked_at",
         "_began_at",
@@ -179,7 +180,7 @@ class Fetch(Generic[T]):
         self._began_at = fetcher.clock.now()
         self._asked_at = self._began_at
         self._held_bytes = 0
-        self._skipped_s = 0.0  # of pauses; what is skipped has been waited, as far as limits go
+        self._skipped_s = 0.0  # time that `pace` took off pauses; deadlines count it as waited
         self._ticket: Ticket | None = None
         self._trouble: Trouble | None = None  # the failures since the last good answer
         self._retrieval = Retrieval(
@@ -195,7 +196,7 @@ class Fetch(Generic[T]):
         )
 
     def begin(self) -> None:
-        """Ask for the first time."""
+        """Send the first poll."""
         size = self._promise.announced_bytes
         if size:
             self._take_bytes(size)
@@ -203,7 +204,7 @@ class Fetch(Generic[T]):
             self._ask(self._retrieval.ask())
 
     def abandon(self) -> None:
-        """Nobody waits any more: stop asking."""
+        """Stop polling, because the result is no longer wanted."""
         ticket = self._ticket
         if ticket is not None and ticket.cancel():
             self._release()
@@ -234,7 +235,7 @@ class Fetch(Generic[T]):
     def _ask_again(self) -> None:
         try:
             self._ask(self._retrieval.ask())
-        except Exception as error:  # noqa: BLE001  # whatever it was, somebody waits for the result
+        except Exception as error:  # noqa: BLE001  # any failure must reach the future
             self._fail(error)
 
     def _now(self) -> float:
@@ -253,7 +254,7 @@ class Fetch(Generic[T]):
             self._fail(error)
 
     def _show_trouble(self, action: Action, now: float) -> None:
-        """Name failures that go on for longer than a moment in the log and in the future's status."""
+        """Show failures that last in the log and in the status of the future."""
         if self._retrieval.trouble_since is None:
             if self._trouble is not None:
                 self._trouble = None
@@ -290,7 +291,7 @@ class Fetch(Generic[T]):
 
     def _take_bytes(self, size: int) -> None:
         def go_on(granted: bool) -> None:
-            # Called by whoever made room, maybe in the middle of its own work: go on from a worker.
+            # The thread that made room calls this, maybe in the middle of its own work: continue on a worker.
             if granted:
                 self._held_bytes = size
                 self._ticket = self._fetcher.poller.after(0.0, self._ask_again)
@@ -312,7 +313,7 @@ class Fetch(Generic[T]):
             value = self._decode(finished.reply, finished.tree)
         except (WireError, InvalidInputError) as error:
             self._fail(self._odd_result(finished.reply, error))
-        except Exception as error:  # noqa: BLE001  # it belongs to whoever waits
+        except Exception as error:  # noqa: BLE001  # any failure must reach the future
             self._fail(error)
         else:
             self._release()
@@ -354,19 +355,20 @@ class Fetch(Generic[T]):
 
 
 def _pass_on(fetcher: Fetcher, promise: Promise, future: APIFuture[Any], notice: QueueNotice) -> None:
-    # No method: a fetch that its retrieval knew would wait for the garbage collector, as would all it holds.
+    # A function, not a method: if its retrieval referred to it, a fetch and all that it holds would form a
+    # cycle and wait for the garbage collector.
     if notice.state.paused:
         future.mark_paused(notice.reason or notice.state.value)
     else:
         future.mark_waiting()
     try:
         fetcher.on_notice(notice, promise)
-    except Exception:  # noqa: BLE001  # news must not cost the result
+    except Exception:  # noqa: BLE001  # a failed observer must not cost the result
         _log.exception("a queue observer failed")
 
 
 def decode_with(decode_proto: Callable[[bytes], T], decode_tree: Callable[[Any], T]) -> Decode[T]:
-    """A decoder for results that may come either way.
+    """Return a decoder for results that come as protobuf or JSON.
 
     >>> decode_with(lambda body: "proto", lambda tree: "json")(Reply(200, {}, b""), {})
     'json'

@@ -1,17 +1,17 @@
-"""`APIFuture`: what every call that takes its time returns.
+"""`APIFuture`: the result of every call that takes time.
 
-A real `concurrent.futures.Future`, so `wait`, `as_completed` and `asyncio.wrap_future` work, with more to ask
-it. One rule holds for every way to wait: waiting never cancels. A wait that runs out, an awaiting task that
-is cancelled and a Ctrl-C leave the work going on and the future usable.
+It is a `concurrent.futures.Future`, so `wait`, `as_completed` and `asyncio.wrap_future` work. It adds a
+status, request ids and a timeline. One rule holds for every way to wait: waiting never cancels. After a
+timeout, the cancel of an awaiting task or a Ctrl-C, the work goes on and the future stays usable.
 
-Callbacks: those that users add run on the workers given to the constructor, in the order they were added and
-never under a lock; also when they are added to a finished future. Where there are no workers, or none any
-more, they run in the thread that finishes the future or adds them. The runtime's own go through `when_done`
-and run inline, so they must be short.
+Callbacks: the callbacks of users run on the workers given to the constructor, in the order of their addition
+and never under a lock, also if the future has already finished. Without workers, or once the workers are
+closed, they run in the thread that finishes the future or adds them. The callbacks of the runtime are added
+with `when_done` and run inline, so they must be short.
 
-Threads: anybody may wait, look or cancel. One stage of the runtime at a time reports progress, by attribute
-writes that need no lock. This module knows nothing of requests, threads that do them or event loops;
-`asyncio` is loaded only by an `await`.
+Threads: any thread may wait, read or cancel. One stage of the runtime at a time reports progress, by
+attribute writes that need no lock. This module does not depend on requests, worker threads or event
+loops; only an `await` loads `asyncio`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from tinker_sync.runtime.progress import FutureState, Status, Timeline
 T = TypeVar("T")
 
 Job = Callable[[], object]
-"""Something to run on a worker."""
+"""A function to run on a worker."""
 
 Submit = Callable[[Job], object]
-"""How a job reaches the workers; raises RuntimeError when they take no more."""
+"""A function that passes a job to the workers; raises RuntimeError if they take no more jobs."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,17 +49,17 @@ if sys.version_info >= (3, 11):
 else:
 
     class _WaitTimeout(FutureTimeoutError, TimeoutError):
-        """Before 3.11 there were two exceptions of this name; whichever a script catches, it catches this."""
+        """A timeout of a wait. Before 3.11 there were two exceptions of this name; this one is both."""
 
 
-# Completion in shells and notebooks leaves these out: the runtime calls them.
+# Completion in shells and notebooks leaves these out, because only the runtime uses them.
 _NOT_FOR_USERS: Final = frozenset(
     {"asked", "looked_at", "only_reads", "overlooked"}
     | {"begin", "fail", "resolve", "set_exception", "set_result", "set_running_or_notify_cancel", "when_done"}
     | {"mark_accepted", "mark_paused", "mark_sending", "mark_waiting"}
 )
 
-# How soon a cell of a notebook that awaits a future can be interrupted.
+# The longest delay before an interrupt reaches a notebook cell that awaits a future.
 _WAKE_S: Final = 0.25
 
 _QUEUED = Status(FutureState.QUEUED)
@@ -68,11 +68,11 @@ _WAITING = Status(FutureState.WAITING)
 
 
 class APIFuture(Future[T]):
-    """The result of a call, now or later. Thread-safe.
+    """The result of a call, available now or later. Thread-safe.
 
-    `cancel()` works until the call is being sent, and for samples until they are done; after that it returns
-    False and changes nothing. Cancelled futures raise `concurrent.futures.CancelledError`, also where they
-    are awaited.
+    `cancel()` works until the runtime begins to send the call, and for samples until they are done. After
+    that it returns False and changes nothing. A cancelled future raises `concurrent.futures.CancelledError`,
+    also in an `await`.
 
     >>> future = APIFuture()
     >>> future.status().state
@@ -86,13 +86,13 @@ class APIFuture(Future[T]):
     _advice = "; call .result() first, which waits for it"
 
     only_reads = False
-    """The call changes nothing at the server, so the end of its client does not wait for it."""
+    """True if the call changes nothing at the server; then the end of its client does not wait for it."""
     asked: Any = None
-    """Where the user made the call; set by `unread`, as are the next two."""
+    """The place in the user's code that made the call; `unread` sets this and the next two attributes."""
     overlooked: Any = None
-    """Logs the failure of the call unless it is looked at."""
+    """The object that logs the failure of the call unless the user looks at the call."""
     looked_at = False
-    """The user has asked for the result or waits for it, or has added a callback."""
+    """True if the user has asked for the result, waits for it, or has added a callback."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class APIFuture(Future[T]):
         clock: Clock = SYSTEM_CLOCK,
         when_done: tuple[Callable[[Any], object], ...] = (),
     ) -> None:
-        """Make a future of work that has not begun.
+        """Make a future for work that has not begun.
 
         Args:
             submit: runs a job on a worker; used for callbacks that users add.
@@ -119,7 +119,7 @@ class APIFuture(Future[T]):
         self._sending_s: float | None = None
         self._accepted_s: float | None = None
         self._completed_s: float | None = None
-        # Both guarded by the condition that guards the rest of a Future; its lock is reentrant.
+        # Both are guarded by the condition that guards the other fields of a Future; its lock is reentrant.
         self._callbacks: list[Callable[[Any], object]] | None = None
         self._cancel_notified = False
 
@@ -127,7 +127,7 @@ class APIFuture(Future[T]):
 
     @property
     def request_id(self) -> str | None:
-        """The id the server gave the request (the first of several); None before it took it.
+        """The id of the request at the server (the first of several); None before the server accepts it.
 
         >>> APIFuture().request_id is None
         True
@@ -136,7 +136,7 @@ class APIFuture(Future[T]):
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """The ids of all requests the call was split into, as far as the server took them.
+        """The ids of the requests of the call that the server has accepted.
 
         >>> APIFuture().request_ids
         ()
@@ -145,7 +145,7 @@ class APIFuture(Future[T]):
         return () if request_id is None else (request_id,)
 
     def status(self) -> Status:
-        """Where the call is and, if it is paused or ended badly, why.
+        """Return the state of the call, with the reason if it is paused, delayed, cancelled or failed.
 
         >>> APIFuture().status()
         Status(state=<FutureState.QUEUED: 'queued'>, reason=None)
@@ -154,7 +154,7 @@ class APIFuture(Future[T]):
 
     @property
     def timeline(self) -> Timeline:
-        """When the call was queued, sent, accepted and completed.
+        """The moments when the call was queued, sent, accepted and completed.
 
         >>> APIFuture().timeline.completed is None
         True
@@ -171,16 +171,16 @@ class APIFuture(Future[T]):
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in _NOT_FOR_USERS]
 
-    if not TYPE_CHECKING:  # checkers shall go on to find what is not there
+    if not TYPE_CHECKING:  # type checkers must still report unknown attributes
 
         def __getattr__(self, name: str) -> Any:
-            # Only asked for what is not there; half-made futures have no field that it could look at.
+            # Called for missing attributes only; uses no fields, because a half-made future has none.
             advice = "" if name.startswith("_") else type(self)._advice
             message = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
             raise AttributeError(message, name=name, obj=self)
 
         def __getitem__(self, key: Any) -> Any:
-            # Also what `list(future)` and a loop over it come to.
+            # `list(future)` and a loop over the future call this too.
             raise TypeError(f"{type(self).__name__!r} object has no items{type(self)._advice}")
 
     # ---------------------------------------------------- waiting
@@ -189,11 +189,11 @@ class APIFuture(Future[T]):
         """Wait for the result.
 
         Args:
-            timeout: at most so many seconds; None waits as long as it takes.
+            timeout: the longest wait in seconds; None for no limit.
 
         Raises:
-            TimeoutError: it is not there yet. The work goes on, ask again.
-            concurrent.futures.CancelledError: it was cancelled.
+            TimeoutError: there is no result yet. The work goes on; call this again.
+            concurrent.futures.CancelledError: the call was cancelled.
             TinkerError: the call failed.
 
         >>> try:
@@ -207,7 +207,7 @@ class APIFuture(Future[T]):
         try:
             return super().result(self._rest_of(timeout))
         except FutureTimeoutError:
-            # The failure of the call may itself be a timeout; and the result may have come just now.
+            # The failure of the call may itself be a timeout, or the result may have arrived just now.
             self.looked_at = False
             if self.done():
                 return super().result()
@@ -216,7 +216,7 @@ class APIFuture(Future[T]):
             del self  # a failure's traceback holds this frame, and the future holds the failure
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end and return the failure, None after a success. Arguments and errors as in `result`.
+        """Wait for the end. Return the failure, or None after a success. Arguments and errors as in `result`.
 
         >>> future = APIFuture()
         >>> future.fail(KeyError("a"))
@@ -235,7 +235,7 @@ class APIFuture(Future[T]):
             raise _WaitTimeout(self._still_going(timeout)) from None
 
     def future(self) -> APIFuture[T]:
-        """This future itself, for scripts that ask a client's future for the one below it.
+        """Return this future, for scripts that ask a client's future for the one that it wraps.
 
         >>> future = APIFuture()
         >>> future.future() is future
@@ -266,7 +266,7 @@ class APIFuture(Future[T]):
             del self  # as in `result`
 
     def coroutine(self) -> Coroutine[Any, Any, T]:
-        """The same as `result_async()`, for `asyncio.create_task` and its like.
+        """Return `result_async()`, for `asyncio.create_task` and similar functions.
 
         >>> import asyncio
         >>> future = APIFuture()
@@ -281,7 +281,7 @@ class APIFuture(Future[T]):
         return self.result_async().__await__()
 
     def _arrival(self, timeout: float | None) -> Awaitable[None]:
-        """A future of the running loop that is done when this one is or the time is up."""
+        """Return a future of the running loop that is done when this future is done or the time is over."""
         import asyncio
 
         loop = asyncio.get_running_loop()
@@ -292,7 +292,7 @@ class APIFuture(Future[T]):
                 arrived.set_result(None)
 
         def announce(_: Future[T]) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            with suppress(RuntimeError):  # the loop is closed, so no task waits there
                 loop.call_soon_threadsafe(arrive)
 
         if timeout is not None:
@@ -304,14 +304,14 @@ class APIFuture(Future[T]):
         return arrived
 
     def _refuse_foreign_wait(self) -> None:
-        """In a forked child nobody is left to finish what the parent began."""
+        """Refuse to wait in a forked child for a call of the parent; only the parent can finish it."""
         if self._generation != _fork._generation and not self.done():
             raise TinkerError(
                 "this call was made before the process was forked; its result arrives in the parent only"
             )
 
     def _rest_of(self, timeout: float | None) -> float | None:
-        """Wait for the end, a slice at a time; what is left of the time for the last one."""
+        """Wait for the end in slices. Return the time that is left for the last slice."""
         left_s = math.inf if timeout is None else timeout
         while not self.done() and (now_s := slice_of(left_s)) < left_s:
             with suppress(FutureTimeoutError, CancelledError):
@@ -334,7 +334,7 @@ class APIFuture(Future[T]):
 
     @property
     def failure(self) -> BaseException | None:
-        """The failure of a call that has failed; None while it goes on, after a success and after a cancel.
+        """The failure of the call; None while it goes on, after a success and after a cancel.
 
         >>> APIFuture().failure is None
         True
@@ -342,7 +342,7 @@ class APIFuture(Future[T]):
         return self._exception
 
     def _note_look(self) -> None:
-        """Take note that the user learns of a failure, if there is one."""
+        """Take note that the user looks at the call, so that its failure need not be logged."""
         self.looked_at = True
         if self.overlooked is not None:
             self.overlooked.text = ""
@@ -350,10 +350,10 @@ class APIFuture(Future[T]):
     # ---------------------------------------------------- callbacks
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        """Have `fn(self)` called on a worker thread once the call has ended; soon, if it has ended already.
+        """Call `fn(self)` on a worker thread once the call has ended, or soon if it has already ended.
 
-        Callbacks of one future run one after the other in the order they were added. What one raises is
-        logged and keeps nothing else from running.
+        The callbacks of one future run one after the other, in the order of their addition. An exception of a
+        callback is logged and does not stop the others.
 
         >>> future = APIFuture()
         >>> future.add_done_callback(lambda done: print(done.result()))
@@ -375,7 +375,7 @@ class APIFuture(Future[T]):
             self.when_done(_hand_over_callbacks)
 
     def when_done(self, fn: Callable[[Any], object]) -> None:
-        """For the runtime: like `add_done_callback`, but inline, in whichever thread ends the future.
+        """Call `fn(self)` inline, in the thread that ends the future. For the runtime, not for users.
 
         >>> future = APIFuture()
         >>> future.when_done(lambda done: print("done"))
@@ -397,7 +397,7 @@ class APIFuture(Future[T]):
             try:
                 self._submit(job)
             except RuntimeError:
-                # The workers have gone home; somebody may be waiting for this call in another way.
+                # The workers are closed, but a thread may still wait for the effect of these callbacks.
                 _log.debug("callbacks of %r run where it ended: the workers are closed", self)
             else:
                 return
@@ -406,7 +406,7 @@ class APIFuture(Future[T]):
     # ---------------------------------------------------- for the runtime
 
     def begin(self) -> bool:
-        """From here on `cancel()` returns False. False when the future has already ended.
+        """Make `cancel()` return False from now on. Return False if the future has already ended.
 
         >>> future = APIFuture()
         >>> future.begin(), future.cancel()
@@ -416,7 +416,7 @@ class APIFuture(Future[T]):
             return not self.done() and (self.running() or super().set_running_or_notify_cancel())
 
     def mark_sending(self) -> None:
-        """The call is on its way; a repeated send keeps the first moment.
+        """Mark the call as being sent. A repeated send keeps the moment of the first.
 
         >>> future = APIFuture()
         >>> future.mark_sending()
@@ -428,7 +428,7 @@ class APIFuture(Future[T]):
         self._progress = _SENDING
 
     def mark_accepted(self, request_id: str) -> None:
-        """The server has the call, under this id.
+        """Mark the call as accepted by the server under this id.
 
         >>> future = APIFuture()
         >>> future.mark_accepted("req-1")
@@ -440,7 +440,7 @@ class APIFuture(Future[T]):
         self._progress = _WAITING
 
     def mark_paused(self, reason: str | None) -> None:
-        """The server does not work on it for now; until `mark_waiting`.
+        """Mark the call as paused by the server, until `mark_waiting`.
 
         >>> future = APIFuture()
         >>> future.mark_paused("rate limit")
@@ -450,10 +450,10 @@ class APIFuture(Future[T]):
         self._progress = Status(FutureState.PAUSED, reason)
 
     def mark_waiting(self, trouble: str | None = None) -> None:
-        """The server has it, and works on it as far as is known.
+        """Mark the call as accepted and, as far as is known, in work at the server.
 
         Args:
-            trouble: the reason for which there is no news of it.
+            trouble: the reason why polls for the result fail; None if they work.
 
         >>> future = APIFuture()
         >>> future.mark_waiting()
@@ -463,7 +463,7 @@ class APIFuture(Future[T]):
         self._progress = _WAITING if trouble is None else Status(FutureState.WAITING, trouble)
 
     def resolve(self, value: T) -> bool:
-        """End with a result, unless it has ended already, by a cancel for instance; says whether it did.
+        """End with a result and return True. Return False if the future has already ended, e.g. by a cancel.
 
         >>> future = APIFuture()
         >>> future.resolve(1), future.resolve(2), future.result()
@@ -476,7 +476,7 @@ class APIFuture(Future[T]):
         return True
 
     def fail(self, failure: BaseException) -> bool:
-        """End with a failure, unless it has ended already; says whether it did.
+        """End with a failure and return True. Return False if the future has already ended.
 
         >>> APIFuture().fail(KeyError())
         True
@@ -488,7 +488,7 @@ class APIFuture(Future[T]):
         return True
 
     def cancel(self) -> bool:
-        """Give the call up if it has not been sent. True when it is cancelled, now or before.
+        """Cancel the call if it is not being sent yet. Return True if it is cancelled, now or before.
 
         >>> future = APIFuture()
         >>> future.cancel(), future.cancelled()
@@ -500,12 +500,12 @@ class APIFuture(Future[T]):
         with self._condition:
             first, self._cancel_notified = not self._cancel_notified, True
             if first:
-                # Nobody else would wake those in `concurrent.futures.wait`; a second call would be an error.
+                # This wakes threads in `concurrent.futures.wait`. A second call would be an error.
                 super().set_running_or_notify_cancel()
         return True
 
     def set_result(self, result: T) -> None:
-        """Like `resolve`, but an error when the future has ended already.
+        """End with a result, as `resolve` does, but raise an error if the future has already ended.
 
         >>> APIFuture().set_result(7)
         """
@@ -513,7 +513,7 @@ class APIFuture(Future[T]):
         super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """Like `fail`, but an error when the future has ended already.
+        """End with a failure, as `fail` does, but raise an error if the future has already ended.
 
         >>> APIFuture().set_exception(KeyError())
         """
@@ -521,25 +521,25 @@ class APIFuture(Future[T]):
         super().set_exception(exception)
 
     def _invoke_callbacks(self) -> None:
-        """Run the callbacks, and drop them: they hold the runtime's parts, and through them the client.
+        """Run the callbacks and drop them, because they hold parts of the runtime and so the client.
 
-        Only the thread that ended the future comes here. Dropping them anywhere else, say at the end of
-        `cancel`, would let a second cancel take them away from the first, which has not run them yet.
+        Only the thread that ended the future calls this. If `cancel` dropped them at its end, a second cancel
+        could remove them before the first has run them.
         """
         super()._invoke_callbacks()  # type: ignore[misc]  # not in typeshed, in every Python from 3.2 on
         self._done_callbacks = []
 
     def _complete(self) -> None:
-        """Note when it ended; the first to say so counts."""
+        """Note the moment of the end. The first call counts."""
         if self._completed_s is None:
             self._completed_s = self._clock.now()
 
 
 class _Pulse:
-    """Wakes the loop of a notebook now and then while futures are awaited in it.
+    """A timer that wakes the loop of a notebook regularly while futures are awaited in it.
 
     The kernel cancels a cell from a signal handler, which a sleeping loop does not notice by itself. Only the
-    thread of the loop comes here.
+    thread of the loop uses this object.
     """
 
     def __init__(self) -> None:
@@ -547,7 +547,7 @@ class _Pulse:
         self._beats = False
 
     def follow(self, loop: Any, arrived: Any) -> None:
-        """Wake the loop until a future of it is done or cancelled."""
+        """Wake the loop until one of its futures, `arrived`, is done or cancelled."""
         self._awaited += 1
         arrived.add_done_callback(self._leave)
         if not self._beats:
@@ -574,7 +574,7 @@ def _call_each(future: APIFuture[Any], callbacks: list[Callable[[Any], object]])
     for callback in callbacks:
         try:
             callback(future)
-        except BaseException as failure:  # even a callback's SystemExit is not ours to obey
+        except BaseException as failure:  # even a callback's SystemExit must not end the worker
             if (
                 isinstance(failure, KeyboardInterrupt)
                 and threading.current_thread() is threading.main_thread()

@@ -1,8 +1,8 @@
-"""The heartbeats that keep a session alive, sent by a thread that does nothing else.
+"""The heartbeats that keep a session alive, and the thread that sends them.
 
-`step` does once what is due. The thread is `tinker-heartbeat`. What it calls should hold the client weakly,
-so that the heartbeats of a dropped client end too. The thread ends with the job that is given to `stop`: when
-a process ends, no new thread may start, but this one exists.
+The thread is `tinker-heartbeat`; its loop calls `step` when a heartbeat is due. The functions that it calls
+should hold the client weakly, so that the heartbeats of a dropped client end too. The thread runs the job
+given to `stop` and ends. This works at the end of a process too, when no new thread may start.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from tinker_sync.errors import APIStatusError, TinkerError
 PERIOD_S: Final = 10.0
 WARN_AFTER_S: Final = 120.0
 _WARN_EVERY_S: Final = 60.0
-# So late that the thread cannot have been waiting for the network: this process did not let it run.
+# A delay that the network cannot explain: this process did not let the thread run.
 STALLED_S: Final = 5.0
-# A 410 is certain. The others may come from a proxy, or from a machine that is new, so they count only if the
-# server repeats them a while later.
+# A 410 is certain. The others may come from a proxy or from a new machine, so they count only if the server
+# repeats them a while later.
 _GONE: Final = 410
 _DOUBTFUL: Final = (401, 404)
 _CERTAIN_AFTER_S: Final = 5.0
-# Not more often than this, however many failures ask for it.
+# The shortest time between heartbeats, even if many failures ask for one.
 _SOONEST_S: Final = 1.0
 
 _log = logging.getLogger("tinker_sync.session")
 
 
 class Listener(Protocol):
-    """Receives news of a session, on the thread of its heartbeats."""
+    """A receiver of the events of a session, called on the thread of its heartbeats."""
 
     def on_lost(self, error: TinkerError) -> None:
-        """Take note that the server does not keep the session any more."""
+        """Take note that the server has dropped the session."""
 
     def on_found(self) -> None:
         """Take note that the server keeps the session after all."""
@@ -47,16 +47,17 @@ class Listener(Protocol):
 
 
 class Heartbeat:
-    """The heartbeats of one session. `step` belongs to one thread, the rest to any.
+    """The heartbeats of one session. One thread calls `step`; any thread may call the other methods.
 
     Args:
-        beat: sends one; raises the error of the server or the network.
-        listener: receives news of the session.
-        upkeep: what else is due from time to time; False when the client is gone, which ends the thread.
-        always_offered: whether the server surely has such a call; on another one, a 404 to the very first
-            heartbeat only means that there is none.
-        clock: what time it is.
-        cpu: seconds of processor time this process has used.
+        beat: sends a heartbeat; raises the error of the server or the network.
+        listener: receives the events of the session.
+        upkeep: does other periodic work; returns False when the client is gone, which ends the thread.
+        always_offered: whether the server certainly offers heartbeats; if not, a 404 to the first heartbeat
+            means that the server has no such call.
+        period_s: the time between two heartbeats.
+        clock: measures time.
+        cpu: returns the seconds of processor time that this process has used.
     """
 
     def __init__(
@@ -76,14 +77,14 @@ class Heartbeat:
         self._period_s = period_s
         self._clock = clock
         self._watch = _Watch(clock, cpu)
-        # These belong to the thread.
+        # Only the thread uses these.
         self._beating = True
         self._known = always_offered
         self._last_success_s = clock.now()
         self._warned_s: float | None = None
         self._refused_s: float | None = None
         self._lost = False
-        # These belong to every thread.
+        # Any thread uses these.
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._stopping = False  # written under _lock, read without
@@ -91,15 +92,15 @@ class Heartbeat:
         self._asked_s = clock.now()
         self._thread: threading.Thread | None = None
         self.ended = threading.Event()
-        """Set when the thread has done all it will do."""
+        """Set when the thread has ended its work."""
 
     def start(self) -> None:
-        """Begin on a thread of its own."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._loop, name="tinker-heartbeat", daemon=True)
         self._thread.start()
 
     def stop(self, last: Callable[[], object] | None = None) -> None:
-        """End the heartbeats, and run `last` on their thread. The first call counts."""
+        """End the heartbeats, and run `last` on their thread. Only the first call has an effect."""
         with self._lock:
             if not self._stopping:
                 self._last = last
@@ -107,20 +108,20 @@ class Heartbeat:
         self._wake.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread."""
+        """Wait at most `timeout_s` for the end of the thread."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
 
     def ask_soon(self) -> None:
-        """Send the next heartbeat now, because a failure hints at the end of the session."""
+        """Send the next heartbeat now, because a failure of a call may mean that the session is lost."""
         now = self._clock.now()
         if now - self._asked_s >= _SOONEST_S:
             self._asked_s = now
             self._wake.set()
 
     def step(self) -> bool:
-        """Send a heartbeat and do what else is due. Return False when there will be no more."""
+        """Send a heartbeat and do the upkeep. Return False if no more heartbeats follow."""
         delay_s, reason = self._watch.look()
         if reason:
             _log.warning(
@@ -143,7 +144,7 @@ class Heartbeat:
             self._refused(error)
         except TinkerError as error:
             self._failed(error)
-        except Exception as error:  # noqa: BLE001  # our own mistake must not end the session
+        except Exception as error:  # noqa: BLE001  # an error in this package must not end the session
             _log.debug("a heartbeat could not be sent", exc_info=True)
             self._failed(error)
         else:
@@ -203,15 +204,15 @@ class Heartbeat:
             self.ended.set()
 
     def _await_turn(self) -> bool:
-        """Sleep until the next heartbeat is due. Return False when there will be none."""
+        """Sleep until the next heartbeat is due. Return False if no more heartbeats follow."""
         self._clock.wait(self._wake, self._period_s)
         self._wake.clear()
-        # Read after the flag is cleared: `stop` sets this one before it sets the flag again.
+        # This read follows the clearing of `_wake`; `stop` sets `_stopping` before it sets `_wake`.
         return not self._stopping
 
 
 class _Watch:
-    """Notices that a thread did not run when it should have, and finds out why. For one thread."""
+    """A detector of delays of a thread, and of their reasons. For one thread."""
 
     def __init__(self, clock: Clock, cpu: Callable[[], float]) -> None:
         self._clock = clock
@@ -219,15 +220,15 @@ class _Watch:
         self.expect_in(0.0)
 
     def expect_in(self, period_s: float) -> None:
-        """Expect the next `look` in so many seconds."""
+        """Expect the next `look` in `period_s` seconds."""
         self._now_s, self._time_s, self._cpu_s = self._clock.now(), self._clock.time(), self._cpu()
         self._due_s = self._now_s + period_s
 
     def look(self) -> tuple[float, str]:
-        """Return the delay and its reason; the reason is empty when `look` comes in time."""
+        """Return the delay and its reason; the reason is empty if `look` is called in time."""
         now_s = self._clock.now()
         late_s = now_s - self._due_s
-        # The monotonic clock of most systems stands still while the machine sleeps, the other does not.
+        # On most systems the monotonic clock stops while the machine sleeps; the wall clock does not.
         asleep_s = (self._clock.time() - self._time_s) - (now_s - self._now_s)
         if asleep_s > STALLED_S:
             return asleep_s, f"this machine was asleep for {asleep_s:.0f} s, or its clock was set"

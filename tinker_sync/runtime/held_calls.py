@@ -1,4 +1,4 @@
-"""Calls made on a client that is not ready: kept in order, started when it is, failed when it fails."""
+"""The calls on a client that is not ready: kept in order until it is ready or has failed."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class HeldCall(Protocol):
     """A call that has its future and waits for its client."""
 
     def start(self) -> object:
-        """Go on; a failure goes into the future."""
+        """Start the call; a failure goes into its future."""
 
     def fail(self, failure: Exception) -> object:
-        """End the future."""
+        """Fail the future of the call."""
 
 
 class HeldCalls:
-    """The calls of one client until it is ready. Thread-safe.
+    """A queue of the calls of one client until it is ready. Thread-safe.
 
-    A call made while earlier ones are being started waits behind them, so each thread's calls start in the
-    order it made them. Calls are started and failed with the lock free.
+    A call made while earlier calls are being started waits behind them. So the calls of each thread start in
+    the order in which the thread made them. Calls start and fail while the lock is free.
 
     >>> from types import SimpleNamespace
     >>> calls = HeldCalls()
@@ -37,14 +37,14 @@ class HeldCalls:
 
     def __init__(self) -> None:
         self.open = False
-        """True once calls need not be held; never waits."""
+        """True once calls need not be held; read without a lock."""
         self._lock = threading.Lock()
         self._waiting: list[HeldCall] = []  # guarded by _lock
         self._failure: Exception | None = None  # guarded by _lock; final
         _fork.renew_in_child(self)
 
     def hold(self, call: HeldCall) -> bool:
-        """Keep a call. Return False when the client is ready: the caller starts the call itself."""
+        """Keep a call. Return False if the client is ready: then the caller starts the call itself."""
         with self._lock:
             failure = self._failure
             if self.open:
@@ -56,7 +56,7 @@ class HeldCalls:
         return True
 
     def release(self) -> None:
-        """Start the calls in order; from then on none is held."""
+        """Start the calls in order, and hold no more calls from then on."""
         while True:
             with self._lock:
                 calls, self._waiting = self._waiting, []
@@ -67,7 +67,7 @@ class HeldCalls:
                 call.start()
 
     def fail(self, failure: Exception) -> int:
-        """Fail the calls and all later ones; return how many there were. The first failure counts."""
+        """Fail the held calls and return their number. Later calls fail with the first failure given here."""
         with self._lock:
             self._failure = self._failure or failure
             doomed, self._waiting = self._waiting, []
@@ -76,6 +76,6 @@ class HeldCalls:
         return len(doomed)
 
     def renew_after_fork(self) -> None:
-        """Drop the calls of the parent: they go on there."""
+        """Drop the calls of the parent, where they go on."""
         self._lock = threading.Lock()
         self._waiting = []

@@ -1,4 +1,4 @@
-"""The first exchange with a server: its settings for clients, what it speaks, and whether it wants tokens."""
+"""The first exchange with a server, about its settings for clients, its dialect and its use of tokens."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from tinker_sync.wire.dialect import (
 )
 from tinker_sync.wire.endpoints import ENDPOINTS
 
-# A server of JSON may fall over the probe each time; that is an answer too.
+# A JSON server may fail on the probe each time; that is an answer too.
 _PROBE_RETRIES: Final = 2
-# What a call that exists may say to a body without anything in it.
+# The statuses with which an existing call may answer an empty body.
 _WRONG_BODY: Final = (400, 415, 422, 500)
 _log = logging.getLogger(__name__)
 
-# What probes have found, for all clients of this process.
+# The dialects that probes have found, for all clients of this process.
 _probed: Final = DialectCache()
 
 
 @frozen
 class ServerFacts:
-    """What the server said of itself. Immutable."""
+    """The settings and the dialect of a server. Immutable."""
 
     config: ClientConfigResponse
     dynamic: ClientDynamicConfigResponse
@@ -50,7 +50,7 @@ class ServerFacts:
 
 @frozen
 class _Said:
-    """An answer and its JSON, which its repr does not show: servers may repeat there what they were told."""
+    """An answer and its JSON. The repr hides the JSON, because servers may repeat secrets in it."""
 
     reply: Reply
     tree: Any = field(default=None, repr=False)
@@ -61,13 +61,13 @@ class _Said:
 
 
 class Introduction:
-    """Asks a server what a client has to know. `ask` is called by one thread at a time.
+    """The first exchange of a client with its server. One thread at a time may call `ask`.
 
     Args:
-        settings: where the server is.
-        keys: told whether the server wants tokens.
+        settings: the settings of the client, with the address of the server.
+        keys: the key ring, which exchanges the key for tokens if the server wants them.
         caller: makes the calls.
-        left_s: how long the next call may take; None: as configured.
+        left_s: returns the time that the next call may take; None for that of the settings.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class Introduction:
         self._left_s = left_s
 
     def ask(self) -> ServerFacts:
-        """Ask for everything.
+        """Ask the server for its settings and find its dialect.
 
         Raises:
-            TinkerError: the server cannot be reached, or refuses us.
+            TinkerError: the server cannot be reached, or refuses the client.
         """
         said = self._get("client_config")
         config = self._fitted("client_config", said, ClientConfigResponse)
@@ -100,7 +100,7 @@ class Introduction:
         return ServerFacts(config, dynamic, dialect)
 
     def has_forward(self) -> bool:
-        """Whether an older server has a call of its own for forward passes; some have none at all."""
+        """Return True if an older server has a separate call for forward passes; some have none."""
         call = make_call("forward", self._settings, {}, deadline_s=self._left_s())
         try:
             self._caller.call(evolve(call, max_retries=_PROBE_RETRIES))
@@ -112,7 +112,7 @@ class Introduction:
         return True
 
     def adopt(self, facts: ServerFacts) -> ServerFacts:
-        """Go by what another process has asked for and sent along."""
+        """Use the facts that another process has asked for and passed on. Return them."""
         self._use_tokens(facts.config)
         return facts
 
@@ -122,11 +122,11 @@ class Introduction:
             self._keys.use_exchange(_exchange(self._caller, self._settings), enforce_cmd=enforce)
 
     def _get(self, name: str) -> _Said:
-        """The answer to a settings call; without JSON where the server knows no such call."""
+        """Return the answer to a settings call; it has no JSON if the server knows no such call."""
         request = ClientConfigRequest(sdk_version=self._settings.sdk_version)
         call = make_call(name, self._settings, request, deadline_s=self._left_s())
         try:
-            # Later refreshes may fail; the beginning is worth some patience.
+            # Later refreshes may fail, but the first exchange retries with patience.
             reply = self._caller.call(evolve(call, max_retries=None))
         except APIStatusError as error:
             if error.status_code not in NO_SUCH_CALL:
@@ -159,7 +159,7 @@ class Introduction:
         return known or _probed.keep(self._settings.base_url, self._probe(said))
 
     def _probe(self, said: _Said) -> Dialect:
-        """Ask in protobuf about a model that does not exist."""
+        """Send a protobuf request for a model that does not exist. Return the dialect found by its answer."""
         call = make_call(
             "forward_backward",
             self._settings,

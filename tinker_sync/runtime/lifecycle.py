@@ -1,8 +1,8 @@
-"""`Lifecycle`: the observers of a client, its calls that have not ended, and its end, in order.
+"""`Lifecycle`: the observers of a client, its unfinished calls, and its end, in order.
 
-It is held apart from the client, so that the end of a client that was dropped can be noticed. Three ways lead
-to the end: `close`, the end of the process, and a client that the garbage collector finds. Any thread may
-enter; each part ends once.
+This object is separate from the client, so that it outlives a client that was dropped. A client ends in one
+of three ways: by `close`, by the end of the process, or by garbage collection. Any thread may call the
+methods; each part ends once.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from tinker_sync.transport.call import Call
     from tinker_sync.transport.caller import Caller
 
-# They follow from a failure that was reported, or from the user's own `close`.
+# These follow from a failure that was reported, or from `close` by the user.
 _NO_NEWS: Final = (EarlierCallFailedError, ClientClosedError)
-# Observers and courtesies to the server delay the end by this much at most.
+# Observers and acknowledgements delay the end by at most these times.
 _COMPANION_LIMIT_S: Final = 1.0
 _ACKNOWLEDGE_LIMIT_S: Final = 1.0
 _JOIN_S: Final = 0.5
@@ -48,7 +48,7 @@ class Companion(Observer, Protocol):
     """An observer of a client that ends with it."""
 
     def close(self, limit_s: float) -> None:
-        """Deliver within `limit_s` what is left to deliver, then stop. Never raises."""
+        """Deliver the rest within `limit_s`, then stop. Never raises."""
 
 
 class Closable(Protocol):
@@ -61,22 +61,21 @@ class Acknowledging(Protocol):
     """A part that owes the server an acknowledgement at the end."""
 
     def last_call(self) -> Call | None:
-        """Return the call that makes it; None where there is nothing to acknowledge."""
+        """Return the call that makes the acknowledgement; None if there is nothing to acknowledge."""
 
 
 class Lifecycle:
-    """The life of one client. Thread-safe.
+    """The observers, the unfinished calls and the end of one client. Thread-safe.
 
-    The futures that have not ended are kept without a lock; see "Threads" in the package's docstring. A
-    future that is added while the client is closed is in the copy that `refuse` goes through, or sees the
-    failure.
+    The set of unfinished futures has no lock; see "Threads" in the package's docstring. A future that is
+    added while the client closes is in the copy that `refuse` iterates over, or `keep` sees the failure.
     """
 
     def __init__(self, connection: Connection, poller: Poller, pools: Sequence[Workers]) -> None:
         self.leaving = False
         """True from the first `close` on; final. Calls of the user are refused."""
         self.closed = False
-        """True when the calls that change something have ended, or are given up; final."""
+        """True when the calls that change something have ended or are given up; final."""
         self.pending = PendingChanges()
         self.closing = threading.Event()
         self.session: Session | None = None
@@ -104,22 +103,22 @@ class Lifecycle:
 
     @property
     def caller(self) -> Caller:
-        """Makes calls until the client is shut."""
+        """The caller of the client; it makes calls until `shut`."""
         return self._connection.caller
 
     # -------------------------------------------------------------------------------------- news
 
     def tell(self, event: Event) -> None:
-        """Pass an event to the observers. An observer that raises is logged and harms nothing."""
+        """Pass an event to the observers. An exception of an observer is logged and has no other effect."""
         observers = self.observers if self.companion is None else (*self.observers, self.companion)
         for observer in observers:
             try:
                 observer.observe(event)
-            except Exception:  # noqa: BLE001  # watching must not change what is watched
+            except Exception:  # noqa: BLE001  # an observer must not disturb the client
                 _log.debug("an observer failed", exc_info=True)
 
     def report(self, failure: BaseException) -> None:
-        """Pass on the failure of a call of the user."""
+        """Report the failure of a call of the user to the session and the observers."""
         if isinstance(failure, _NO_NEWS):
             return
         if self.session is not None:
@@ -135,7 +134,7 @@ class Lifecycle:
             self.keep(future)
 
     def keep(self, future: APIFuture[Any]) -> None:
-        """Do the same with a new future, which calls `on_ended` when it ends."""
+        """Keep a new future, which calls `on_ended` itself, and end it with the client."""
         self._unfinished.add(future)
         if self._failure is not None:
             future.fail(fresh(self._failure))
@@ -156,12 +155,12 @@ class Lifecycle:
     # -------------------------------------------------------------------------------------- the end
 
     def note_change(self, future: APIFuture[Any], name: str = "") -> None:
-        """Have the end of the client wait for a call that changes something at the server."""
+        """Make the end of the client wait for a call that changes something at the server."""
         self.pending.add(future, name)
         exits.remember(self)
 
     def settle(self, limit_s: float) -> None:
-        """Wait for the calls that change something; end those that only read."""
+        """Wait for the calls that change something; fail the calls that only read."""
         if self.pending:
             for future in list(self._unfinished):
                 if future.only_reads:
@@ -171,15 +170,15 @@ class Lifecycle:
     def finish(
         self, status: str, detail: str | None, limit_s: float, *, quiet: bool = False
     ) -> threading.Event | None:
-        """Begin to finish the session at the server; the event is set when that is done.
+        """Begin to finish the session at the server. The returned event is set at the end of that.
 
-        It happens on the thread of the heartbeats. So the wait for it is bounded, even where looking up a
-        name is not, and it works at the end of a process, when there are no new threads any more.
+        The thread of the heartbeats does the work. So the wait has a limit even though a lookup of a host
+        name has none, and it works at the end of a process, when no new thread can start.
         """
         session = self.session
         if session is None:
             return None
-        if self.asked_to_end is not None:  # the process may end before the thread that closes has begun
+        if self.asked_to_end is not None:  # the process may end before `tinker-close` has begun
             status, detail = self.asked_to_end
 
         def last() -> None:
@@ -191,12 +190,12 @@ class Lifecycle:
         return session.end(carried(last))
 
     def owe(self, acknowledging: Acknowledging) -> None:
-        """Send its last call before the connections are closed. Held weakly."""
+        """Send the last call of a part before the connections are closed. The part is held weakly."""
         with self._lock:
             self._acknowledging.add(acknowledging)
 
     def _acknowledge(self, limit_s: float) -> None:
-        """Send what is owed, within `limit_s` for all of it. Never raises."""
+        """Send the acknowledgements, within `limit_s` for all of them. Never raises."""
         with self._lock:
             owing = list(self._acknowledging)
         calls = [call for each in owing if (call := each.last_call()) is not None]
@@ -207,7 +206,7 @@ class Lifecycle:
                 _log.debug("retrieved samples could not be acknowledged: %s", error)
 
     def refuse(self) -> None:
-        """Fail the calls that wait for a result or for a turn, and all later ones."""
+        """Fail the calls that wait for a result or for their turn, and all later ones."""
         self.closing.set()
         failure = self._failure = self._failure or ClientClosedError()
         for future in list(self._unfinished):
@@ -226,8 +225,8 @@ class Lifecycle:
         self.caller.close()
         self._poller.close()
         self._connection.http.close()
-        # With everything closed threads come home at once, but for those in a callback of the user. Jobs that
-        # are left are done all the same: users count on their callbacks.
+        # With everything closed, the threads end at once, except those in a callback of the user. The workers
+        # still do the jobs that are left, because users rely on their callbacks.
         for pool in self._pools:
             pool.close(timeout=_JOIN_S, drop=False)
         if self.session is not None:
@@ -236,7 +235,7 @@ class Lifecycle:
             self.journal.close()
 
     def renew_after_fork(self) -> None:
-        """Leave the parent's calls to the parent, in a forked child; what is closed stays closed."""
+        """Leave the parent's calls to the parent, in a forked child. A closed client stays closed."""
         self._lock = threading.Lock()
         self._acknowledging = weakref.WeakSet()
         self._unfinished = set()
@@ -247,10 +246,10 @@ class Lifecycle:
 
 
 def shut_elsewhere(lifecycle: Any) -> None:
-    """Have everything shut by a thread that holds no lock.
+    """Shut a client on a thread that holds no lock.
 
-    For finalizers, which may run in any thread, between any two steps, with any lock held. Starting a
-    `threading.Thread` takes locks of its own, so even that is left to the new thread.
+    Finalizers call this. They may run in any thread, between any two steps, with any lock held. The start of
+    a `threading.Thread` takes locks too, so a thread from `_thread` starts it.
     """
     with suppress(RuntimeError):  # the process ends anyway
         _thread.start_new_thread(_start_shutting, (lifecycle,))
