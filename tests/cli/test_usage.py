@@ -43,10 +43,24 @@ def test_warnings_are_lines_for_people(
         logging.getLogger("tinker_sync.session").warning("the server is %s", "slow")
 
     monkeypatch.setattr("tinker_sync.clients.service.ServiceClient.get_server_capabilities", warn)
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # the test runner has some
+    for name in (None, "tinker_sync"):  # the test runner has some, and so may an earlier test
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
     done = run("model", "list", *(["-q"] if quiet else []))
     shown = [line for line in done.err.splitlines() if "Error" not in line]
     assert shown == ([] if quiet else ["Warning: this is on its way out", "Warning: the server is slow"])
+
+
+def test_a_log_on_the_console_prints_each_warning_once(
+    run: Run, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warn(*_: object) -> None:
+        logging.getLogger("tinker_sync.session").warning("the server is slow")
+
+    for name in (None, "tinker_sync"):
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
+    monkeypatch.setenv("TINKER_LOG", "info")
+    monkeypatch.setattr("tinker_sync.clients.service.ServiceClient.get_server_capabilities", warn)
+    assert run("model", "list").err.count("the server is slow") == 1
 
 
 def test_a_program_with_a_log_of_its_own_gets_each_warning_once(

@@ -305,8 +305,8 @@ class _WarningLines(logging.Handler):
         self._shown: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the text of a record, unless the program has a log of its own."""
-        if not logging.getLogger().handlers:
+        """Print the text of a record, unless a log of the program or of `TINKER_LOG` prints it."""
+        if not logging.getLogger().handlers and logging.getLogger("tinker_sync").handlers == [self]:
             self.show(record.getMessage())
 
     def show(self, text: str) -> None:
