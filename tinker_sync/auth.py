@@ -1,6 +1,7 @@
-"""Is there a key, and does the service take it? For programs that want to know before they begin.
+"""Checks of the configured credential, for programs that verify it before they begin.
 
-No state; any thread may call. The first two functions neither open a connection nor run a command.
+No state; any thread may call. `get_tinker_token` and `tinker_has_credentials` neither open a connection nor
+run a command.
 """
 
 from __future__ import annotations
@@ -40,13 +41,12 @@ __all__ = [
 
 _KEY_PATH: Final = "/api/v1/auth/apikey/me"
 
-# Servers that know no such call also know no tokens.
-
 
 def get_tinker_token() -> str | None:
-    """Give the configured key: of the environment, else the stored default one. None when there is none.
+    """Return the key from the environment or, without one, the stored default key; None without either.
 
-    Never runs the credential command. A key the service would not take, for its form, counts as none.
+    This function never runs the credential command. It returns None for a key of a form that the service
+    does not accept.
 
     >>> get_tinker_token() is None
     True
@@ -54,7 +54,7 @@ def get_tinker_token() -> str | None:
     try:
         settings = Settings.resolve()
         if settings.api_key is None:
-            stored = CredentialsFile().default_key()  # also where a command goes before it
+            stored = CredentialsFile().default_key()  # also when a command takes precedence
             settings = evolve(settings, api_key=stored.key if stored else None, api_key_source="stored")
         key = static_key(settings)
     except TinkerError:
@@ -63,10 +63,13 @@ def get_tinker_token() -> str | None:
 
 
 def tinker_has_credentials(*, base_url: str | None = None) -> bool:
-    """Tell whether a credential is configured: a key, a stored key, or a command, which is not run.
+    """Return True if a credential is configured: a key, a stored key, or a command.
+
+    This function does not run the command.
 
     Args:
-        base_url: the server it is for; None: `TINKER_BASE_URL`, else the hosted service.
+        base_url: the server that takes the credential; None means `TINKER_BASE_URL` or, if that is not set,
+            the hosted service.
 
     >>> tinker_has_credentials()
     False
@@ -78,17 +81,17 @@ def tinker_has_credentials(*, base_url: str | None = None) -> bool:
 
 
 def raise_if_tinker_not_accessible(*, base_url: str | None = None) -> None:
-    """Return if the service can be used with the configured credential; raise what is wrong otherwise.
+    """Raise an error if the configured credential does not give access to the service.
 
-    Asks for the server's capabilities, which needs an account in good order, after the exchange of the key
-    for a token where the server wants one. Nothing is tried twice.
+    This function exchanges the key for a token if the server wants one. It then requests the server's
+    capabilities, which needs an account in good order. It makes no retries.
 
     Args:
-        base_url: the server; None: `TINKER_BASE_URL`, else the hosted service.
+        base_url: the server; None means `TINKER_BASE_URL` or, if that is not set, the hosted service.
 
     Raises:
         CredentialError: No credential is configured, or the credential command failed.
-        AuthenticationError: The service does not take it.
+        AuthenticationError: The service does not accept the credential.
         BillingError: The account is not set up.
         APIConnectionError: The service cannot be reached.
         TinkerError: Anything else.
@@ -107,7 +110,7 @@ def raise_if_tinker_not_accessible(*, base_url: str | None = None) -> None:
 
 @frozen
 class KeyDetails:
-    """What the service knows of an API key, but for the key itself.
+    """The service's record of an API key, without the key itself.
 
     >>> KeyDetails("17", "laptop", "", "ada@example.com", "Analytical Engines").name
     'laptop'
@@ -121,14 +124,14 @@ class KeyDetails:
 
 
 def describe_key(api_key: str, *, base_url: str | None = None) -> KeyDetails:
-    """Ask the service what it knows of a key; so it also says whether the key is good.
+    """Return the service's record of a key. The service accepts the key if this function returns.
 
     Args:
         api_key: the key; it need not be configured anywhere.
-        base_url: the server; None: `TINKER_BASE_URL`, else the hosted service.
+        base_url: the server; None means `TINKER_BASE_URL` or, if that is not set, the hosted service.
 
     Raises:
-        AuthenticationError: the service does not take it.
+        AuthenticationError: the service does not accept the key.
         TinkerError: anything else.
     """
     reply = _about_key("GET", Secret(api_key), base_url)
@@ -147,7 +150,10 @@ def describe_key(api_key: str, *, base_url: str | None = None) -> KeyDetails:
 
 
 def delete_key(api_key: str, *, base_url: str | None = None) -> None:
-    """Have the service delete a key for good, for everybody who uses it. Arguments as in `describe_key`."""
+    """Delete a key in the service, permanently and for all its users.
+
+    The arguments are those of `describe_key`.
+    """
     _about_key("DELETE", Secret(api_key), base_url)
 
 
@@ -166,17 +172,17 @@ def _ask(settings: Settings) -> None:
 
 
 def _refuse_wrong_key(caller: Caller) -> None:
-    """Make a call that needs a key. Some open servers list their models to every caller.
+    """Make a call that needs a key, since some open servers list their models to every caller.
 
     Raises:
-        AuthenticationError, PermissionDeniedError: the server does not take the key.
+        AuthenticationError, PermissionDeniedError: the server does not accept the key.
     """
     call = Call(method="GET", path="/api/v1/training_runs", query="limit=1")
     try:
         caller.call(call)
     except (AuthenticationError, PermissionDeniedError):
         raise
-    except TinkerError:  # the server has no such list, or no news of it
+    except TinkerError:  # the server has no such list, or cannot return it now
         return
 
 
@@ -193,13 +199,13 @@ def _calling(settings: Settings) -> Iterator[tuple[Caller, KeyRing]]:
 
 
 def _prepare(caller: Caller, keys: KeyRing, sdk_version: str) -> None:
-    """Learn whether the server wants tokens, and if so, get ready to fetch one."""
+    """Ask the server whether it wants tokens, and set up their exchange if it does."""
     path = "/api/v1/client/config"
     body = json.dumps({"sdk_version": sdk_version}).encode()
     try:
         reply = caller.call(Call(method="POST", path=path, body=body, credential="exchange"))
     except APIStatusError as error:
-        if error.status_code in NO_SUCH_CALL:
+        if error.status_code in NO_SUCH_CALL:  # a server without this call exchanges no tokens either
             return
         raise
     config = _config_in(reply)

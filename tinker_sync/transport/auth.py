@@ -1,8 +1,9 @@
-"""Which credential goes with which call.
+"""Selection of the credential for each call.
 
-Three sources: a static key, a command that prints one, and the exchange of either for a short-lived token.
-The vendor's servers take keys of known kinds and tell whether they want tokens; other servers take any key,
-or none. `KeyRing` hands the text out at the moment of sending; everywhere else it is a `Secret`.
+A credential has three sources: a static key, a command that prints one, and the exchange of either for a
+short-lived token. The vendor's servers accept keys of known kinds and state whether they want tokens. Other
+servers accept any key, or none. `KeyRing` returns the text at the moment of sending; everywhere else it is a
+`Secret`.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from tinker_sync.errors import CredentialError
 if TYPE_CHECKING:
     from tinker_sync.transport import tokens
     from tinker_sync.transport.credential_command import CredentialCommand
-else:  # most clients have a key, and use it
+else:  # most clients send a static key and need no tokens
     tokens = LazyModule("tinker_sync.transport.tokens")
 
 __all__ = ["KeyRing", "choose_source", "static_key"]
 
 _KEY_PREFIX: Final = "tml-"
 _JWT_PREFIX: Final = "eyJ"
-# Tokens of this issuer, given as the key, tell who the user is.
+# A token of this issuer identifies the user when it serves as the key.
 _IDENTITY_ISSUER: Final = "passport-"
 
-# Each is looked for in whatever is logged; servers that repeat something do so soon.
+# The limit of kept secrets, since each is searched for in every logged text. The oldest can go: servers that
+# echo a secret do so soon.
 _MOST_KEPT: Final = 100
 
 _MISSING: Final = (
@@ -47,17 +49,18 @@ _COMMAND_USELESS: Final = (
 
 
 def choose_source(settings: Settings, *, enforce_cmd: bool) -> Secret | CredentialCommand | None:
-    """Find the long-lived credential: for the first call of a client, and for the token exchange.
+    """Return the long-lived credential, for the first call of a client and for the token exchange.
 
     Args:
-        settings: Where the key and the command are.
-        enforce_cmd: The server wants what the command prints; only a key that is a token may stand in.
+        settings: the source of the key and the command.
+        enforce_cmd: True if the server wants the output of the command; a key that is a token is accepted
+            in its place.
 
     Returns:
-        A key, a command to run for one, or None where another server than the vendor's may go without.
+        A key, a command that prints one, or None if the server is not the vendor's and neither is set.
 
     Raises:
-        CredentialError: There is none, or it is of no known kind; the text says what to do.
+        CredentialError: No suitable credential is set, or it is of no known kind; the text names the remedy.
 
     >>> choose_source(Settings.resolve(api_key="tml-example"), enforce_cmd=False)
     Secret('***')
@@ -77,10 +80,10 @@ def choose_source(settings: Settings, *, enforce_cmd: bool) -> Secret | Credenti
 
 
 def static_key(settings: Settings) -> Secret | None:
-    """Find the credential for ordinary calls to a server that exchanges no tokens.
+    """Return the key for ordinary calls to a server that exchanges no tokens, or None if no key is set.
 
     Raises:
-        CredentialError: The vendor's server needs one and there is none, or it is of no known kind.
+        CredentialError: No key is set but the vendor's server needs one, or the key is of no known kind.
     """
     if settings.api_key is not None:
         return _checked(settings, settings.api_key)
@@ -92,8 +95,8 @@ def static_key(settings: Settings) -> Secret | None:
 class KeyRing:
     """The credentials of one client. Thread-safe.
 
-    It starts with the long-lived credential; once the server has said that it wants tokens, `use_exchange`
-    changes over. A thread may call `step` after every `next_refresh_in_s`, to renew tokens ahead of time.
+    A ring starts with the long-lived credential. `use_exchange` switches to tokens if the server wants them.
+    A thread may call `step` after every `next_refresh_in_s` to renew tokens ahead of time.
 
     >>> ring = KeyRing(Settings.resolve(api_key="tml-example"))
     >>> ring.credential() == "tml-example", ring.for_exchange() == "tml-example"
@@ -103,19 +106,19 @@ class KeyRing:
     def __init__(self, settings: Settings, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._settings = settings
         self._clock = clock
-        # Both are written by the thread that sets the client up, before others come in.
+        # The thread that sets up the client writes these two before other threads use the ring.
         self._enforce_cmd = False
         self._tokens = _printed_tokens(settings, clock)
-        self._static: str | None = None  # the settings' key, once it was looked at; they do not change
+        self._static: str | None = None  # the settings' key, cached: settings do not change
         self._lock = threading.Lock()
-        self._kept: dict[Secret, None] = {}  # guarded by _lock; in the order in which they came
+        self._kept: dict[Secret, None] = {}  # guarded by _lock; in order of arrival
 
     def credential(self) -> str:
-        """Give the credential for an ordinary call; empty where none is to be sent. Its repr is masked.
+        """Return the credential for an ordinary call, empty if the call carries none. Its repr is masked.
 
         Raises:
-            CredentialError: There is none.
-            TinkerError: The token exchange failed, and there is no token from before.
+            CredentialError: The call needs a credential and none is usable.
+            TinkerError: The token exchange failed before there was a token.
         """
         if self._tokens is not None:
             return self._tokens.get().reveal()
@@ -125,7 +128,7 @@ class KeyRing:
         return self._static
 
     def renewed(self, rejected: Secret) -> Secret | None:
-        """Give a credential in place of one that the server rejected; None where there is no other source.
+        """Return a credential that replaces a rejected one, or None if the ring has no other source.
 
         Threads whose credentials are rejected together share one exchange, or one run of the command.
 
@@ -135,29 +138,29 @@ class KeyRing:
         return None if self._tokens is None else self._tokens.renewed(rejected)
 
     def for_exchange(self) -> str:
-        """Give the long-lived credential, for the first call of a client and for the token exchange itself.
+        """Return the long-lived credential, for the first call of a client and for the token exchange itself.
 
-        Runs the credential command when that is the source. Empty where none is to be sent.
+        Runs the credential command if that is the source. The result is empty if the call carries none.
         """
         secret = self._long_lived()
         return secret.reveal() if secret else ""
 
     def use_exchange(self, fetch_token: Callable[[], tokens.Grant], *, enforce_cmd: bool = False) -> None:
-        """From now on send tokens with ordinary calls.
+        """Send tokens with ordinary calls from now on.
 
         Args:
-            fetch_token: Makes the exchange call with `for_exchange` and reads its answer with `read_grant`.
-            enforce_cmd: The server wants the credential command's output exchanged, not a static key.
+            fetch_token: makes the exchange call with `for_exchange` and reads its answer with `read_grant`.
+            enforce_cmd: True if the server exchanges the credential command's output, not a static key.
         """
         self._enforce_cmd = enforce_cmd
         self._tokens = tokens.TokenCache(fetch_token, self._clock)
 
     def check(self) -> None:
-        """Raise `CredentialError` when there is no usable credential, without running anything."""
+        """Raise `CredentialError` if no usable credential is configured. This method runs no command."""
         choose_source(self._settings, enforce_cmd=self._enforce_cmd)
 
     def step(self) -> None:
-        """Renew the token if it is time to. A failure is logged and tried again later."""
+        """Renew the token if it is due. This method logs a failure; a later call tries again."""
         if self._tokens is not None:
             self._tokens.step()
 
@@ -168,13 +171,13 @@ class KeyRing:
             self._tokens.renew_after_fork()
 
     def next_refresh_in_s(self) -> float | None:
-        """When to call `step` next; None while there is nothing to renew."""
+        """Return the seconds until the next call of `step`, or None while no token needs renewal."""
         return None if self._tokens is None else self._tokens.next_step_in_s()
 
     def identity(self) -> Mapping[str, Any] | None:
-        """Read who the user is from the token: `sub`, `org_id`, `email`. None when no token tells.
+        """Return the identity of the user in the token (`sub`, `org_id`, `email`), or None if it has none.
 
-        May fetch a token, and raises as `credential` does.
+        This method may fetch a token. It raises the errors of `credential`.
         """
         if self._tokens is not None:
             return tokens.claims_of(self._tokens.get()) or None
@@ -183,14 +186,14 @@ class KeyRing:
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
-        """Every value that must not show up in logs and errors: the settings', tokens, and what was kept."""
+        """Return every value to mask in logs and errors: those of the settings, tokens, and kept values."""
         tokens = self._tokens.known if self._tokens else ()
         with self._lock:
             kept = tuple(self._kept)
         return (*self._settings.secrets, *tokens, *kept)
 
     def keep(self, secret: Secret) -> None:
-        """Add to `secrets` what calls bring along, such as a token for somebody else's weights.
+        """Add to `secrets` a value that a call carries, such as a token for another user's weights.
 
         >>> ring = KeyRing(Settings.resolve(base_url="http://localhost:1"))
         >>> ring.keep(Secret("of somebody else"))
@@ -213,7 +216,10 @@ class KeyRing:
 
 
 def _printed_tokens(settings: Settings, clock: Clock) -> tokens.TokenCache | None:
-    """At servers without our vendor's exchange, what the command prints is itself the credential."""
+    """Return a cache of the command's output if that is itself the credential, otherwise None.
+
+    This is so for servers that are not the vendor's and so exchange no tokens, if no key is set.
+    """
     command = _command_of(settings)
     if command is None or settings.api_key is not None or settings.is_vendor_host:
         return None

@@ -1,4 +1,4 @@
-"""What goes into the transport and what comes out: frozen values without behaviour."""
+"""The values that enter and leave the transport: a call, its reply, and the failure to get one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NONE: Final = HeaderMap()
 
 @frozen(kw_only=True, repr=False)
 class Call:
-    """One call of the API, ready to be sent as often as it takes. Its repr shows no header and no body.
+    """One call of the API, which can be sent repeatedly. Its repr shows no header and no body.
 
     >>> Call(method="POST", path="/api/v1/asample", body=b"{}")
     <Call POST /api/v1/asample, 2 bytes>
@@ -29,38 +29,38 @@ class Call:
     """Encoded, without the question mark."""
     body: bytes | None = None
     headers: HeaderMap = field(default=_NONE, converter=header_map)
-    """Of this call alone; they win over ours, and the user's default headers over them."""
+    """Headers of this call alone. They replace the client's, and the user's default headers replace them."""
     accept: str = "application/json"
     content_type: str = "application/json"
-    """Sent with everything but GET and HEAD, also without a body."""
+    """Sent with every method except GET and HEAD, also without a body."""
     sdk_method: str = ""
-    """The public method that causes the call, as servers are told it; "" tells them none."""
+    """The public method that causes the call, for the header `X-SDK-Method`; "" omits the header."""
     credential: Literal["usual", "exchange", "none"] = "usual"
-    """Which key goes along: the one for ordinary calls, the long-lived one that buys a token, or none."""
+    """The key to send: the one for ordinary calls, the long-lived one that buys a token, or none."""
     timeout: Timeout | None = None
-    """None: as configured."""
+    """None means the configured one."""
     read_s: float | None = None
-    """In place of the timeout's `read`, for calls that a server may hold, or that must not take long."""
+    """Replaces the timeout's `read`, for calls that a server may hold, or that must not take long."""
     max_retries: int | None = None
-    """None: as configured."""
+    """None means the configured number."""
     patient: bool = False
-    """Whether tries are not counted for the first minutes, unless somebody has configured their number."""
+    """True if tries do not count for the first minutes, unless the call or the user sets their number."""
     deadline_s: float | None = None
-    """How long the call may take in all, pauses included. None: as configured."""
+    """The limit of the whole call, pauses included. None means the configured one."""
     repeatable: bool = True
-    """Whether the call may be sent again after the server may have received it."""
+    """True if the call may be sent again after the server may have received it."""
     needed: bool = False
-    """Whether a server's wish that it be not sent again is ignored; the status alone decides then."""
+    """True to ignore a server's wish for no retry after a 409 or 5xx; the status alone decides then."""
     follow_redirects: bool = True
     idempotency_key: str | None = None
-    """One for each logical operation, kept over its retries. None: the retry loop makes one."""
+    """One key for each logical operation, kept over its retries. If it is None, the retry loop makes one."""
     attempt: int = 1
-    """Set by the retry loop."""
+    """The number of the try, from 1; set by the retry loop."""
     fresh: bool = False
-    """Over a new connection only; set by the retry loop where an old one is suspect."""
+    """True to use a new connection; set by the retry loop if an old one is suspect."""
 
     def but(self, **changes: Any) -> Call:
-        """The same call with some of it otherwise; the new values are taken as they are.
+        """Return a copy of the call with some fields changed. The new values are not converted.
 
         >>> Call(method="GET", path="/x").but(attempt=2).attempt
         2
@@ -80,7 +80,7 @@ _CALL_FIELDS: Final = tuple(field.name for field in fields(Call))
 
 @frozen
 class Reply:
-    """A whole answer, whatever its status; the content encoding is undone.
+    """A whole answer of any status, with its content encoding undone.
 
     >>> Reply(200, {"Content-Type": "application/json"}, b"{}").headers["content-type"]
     'application/json'
@@ -88,29 +88,29 @@ class Reply:
 
     status: int
     headers: HeaderMap = field(converter=header_map, repr=lambda headers: repr(list(headers)))
-    """Found under any case; the values of one that came several times are joined with commas."""
+    """Headers by name in any case; commas join the values of a header that came several times."""
     body: bytes = field(default=b"", repr=lambda body: f"<{len(body)} bytes>")
     resent: bool = field(default=False, kw_only=True, repr=False)
-    """The call had been sent before, on a connection that broke, and may have been received then."""
+    """True if the call was sent before on a connection that broke, and may have been received then."""
     may_be_cut: bool = field(default=False, kw_only=True, repr=False)
-    """The answer states no length: where it was cut, only its content can show it."""
+    """True if the answer states no length, so that its content alone can show a cut."""
 
     @property
     def ok(self) -> bool:
-        """Any 2xx."""
+        """Return True if the status is 2xx."""
         return 200 <= self.status < 300
 
 
 class SendFailed(Exception):
-    """One attempt ended without an answer. Never leaves the transport and the runtime.
+    """The end of one attempt without an answer. It never leaves the transport and the runtime.
 
     Args:
-        message: What happened; holds no credentials.
-        maybe_received: False when the server surely has not seen the whole request.
-        timed_out: Silence, as opposed to an error.
-        stale: The connection had been used before and said nothing to this request; most likely the server
-            had closed it in the meantime.
-        final: Another try would end the same way.
+        message: the description of the failure, without credentials.
+        maybe_received: False if the server has certainly not received the whole request.
+        timed_out: True if the cause is silence, not an error.
+        stale: True if the connection had been used before and returned nothing for this request; most
+            likely the server had closed it in the meantime.
+        final: True if another try would end the same way.
 
     >>> SendFailed("connection refused", maybe_received=False)
     SendFailed('connection refused', maybe_received=False)
@@ -134,7 +134,7 @@ class SendFailed(Exception):
 
     @property
     def cause(self) -> BaseException | None:
-        """The exception behind it, where there is one."""
+        """Return the exception that caused the failure, or None."""
         return self.__cause__
 
     def __repr__(self) -> str:

@@ -1,10 +1,10 @@
-"""The only retry loop: a `Call` becomes a `Reply`, or one of the public errors.
+"""The retry loop of blocking calls: a `Call` becomes a `Reply`, or one of the public errors.
 
-Tries belong to one logical operation: they carry the same idempotency key, and the number of those before.
-A call that the server may have received is sent again only if it says that it is repeatable. Waiting is
-interrupted at once by `close`.
+All tries of one logical operation carry the same idempotency key, and each carries the number of earlier
+tries. The loop repeats a call that the server may have carried out if the call is marked as repeatable or the
+server asks for the retry. `close` interrupts a pause at once.
 
-Many threads may call at the same time; each waits in its own call and holds nothing meanwhile.
+Many threads may call at the same time. Each waits in its own call and holds no lock meanwhile.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from tinker_sync.transport.journal import Journal
 from tinker_sync.transport.redact import redact_text
 from tinker_sync.transport.verdict import Fatal, Judge, Retry, Verdict
 
-# Where neither the call nor the settings give a deadline: no new try begins after this. A try under way ends
-# as its own timeouts say. Servers that restart are back within it, so patient calls use all of it.
+# If neither the call nor the settings have a deadline, no new try begins after this time. A try under way
+# ends by its own timeouts. Servers that restart are back within this time, so patient calls use all of it.
 PATIENCE_S: Final = 300.0
 _MAX_NOTES: Final = 100
 ErrorT = TypeVar("ErrorT", bound=TinkerError)
-# A call that fails for longer is named in the log: minutes of silence look like a hang.
+# The log names a call that fails for longer than this: minutes of silence look like a hang.
 QUIET_S: Final = 2.0
 NAME_EVERY_S: Final = 60.0
 _logger: Final = logging.getLogger(__name__)
 
 
 class Sender(Protocol):
-    """Sends a call once; `Http` is one."""
+    """An object that sends a call once, such as `Http`."""
 
     def send(self, call: Call) -> Reply: ...
 
 
 class Caller:
-    """Calls, and calls again where that helps. Thread-safe.
+    """A sender that repeats a failed call if that can help. Thread-safe.
 
     Args:
-        http: Sends each try.
-        settings: Retries and deadline for calls that say nothing themselves.
-        clock: Time; pauses are waited here.
-        draw: Random numbers from 0 to 1, for the jitter of pauses.
-        journal: Told of pauses.
-        secrets: What must not appear in errors.
+        http: sends each try.
+        settings: the retries and the deadline of calls that set none.
+        clock: the source of time; it also waits for the pauses.
+        draw: returns random numbers from 0 to 1, for the jitter of pauses.
+        journal: records the pauses.
+        secrets: returns the values to mask in errors.
     """
 
     def __init__(
@@ -87,21 +87,21 @@ class Caller:
 
     @property
     def judge(self) -> Judge:
-        """The table by which this caller decides, for those who send by themselves."""
+        """Return the judge that decides about retries, for code that sends without this caller."""
         return self._judge
 
     def call(self, call: Call) -> Reply:
-        """Send until there is a good answer.
+        """Send a call until a good answer comes, and return the answer.
 
         Raises:
-            APIStatusError: The server said no, or kept saying "later" for too long.
+            APIStatusError: The server refused the call, or asked for later tries for too long.
             APIConnectionError: No answer came, or the client was closed meanwhile.
-            CredentialError: There is no key to send it with.
+            CredentialError: The call needs a key and none is usable.
         """
         call = _keyed(call)
         patience = self._patience(call)
         trouble = Trouble()
-        skipped_s = 0.0  # of pauses; what is skipped has been waited, as far as patience goes
+        skipped_s = 0.0  # the skipped part of the pauses; it counts as time waited
         while True:
             try:
                 outcome = self._attempt(patience.allow(call, self._clock.now() + skipped_s))
@@ -123,7 +123,7 @@ class Caller:
             call = call.but(attempt=call.attempt + 1, fresh=call.fresh or outcome.fresh)
 
     def close(self) -> None:
-        """Let every call that waits for its next try fail now, and every later one. May be called twice."""
+        """Make every call that waits for its next try fail now, and every later call. May be called twice."""
         self._closing.set()
 
     def renew_after_fork(self) -> None:
@@ -178,14 +178,14 @@ class Caller:
             new = note not in self._notes and len(self._notes) < _MAX_NOTES
             if new:
                 self._notes.add(note)
-        if new:  # once is enough: some servers put it on every answer
+        if new:  # logged once: some servers put it on every answer
             severe = reply.headers.get("x-deprecation-level", "").strip().lower() == "error"
             level = logging.ERROR if severe else logging.WARNING
             _logger.log(level, "%s %s: %s", call.method, call.path, note)
 
 
 class Trouble:
-    """Decides when the failures of one call are named. For one thread at a time.
+    """The schedule by which the log names the failures of one call. For one thread at a time.
 
     >>> trouble = Trouble()
     >>> [trouble.is_due(now_s, pause_s=1.0) for now_s in (10.0, 11.0, 12.0, 70.0, 71.0)]
@@ -200,7 +200,7 @@ class Trouble:
         self._named_s: float | None = None
 
     def is_due(self, now_s: float, pause_s: float) -> bool:
-        """Return True if a failure now, before a pause, is to be named: after 2 s, then once a minute."""
+        """Return True if the log names a failure now, before a pause: after 2 s, then once a minute."""
         if self.since_s is None:
             self.since_s = now_s
         if now_s + pause_s - self.since_s < QUIET_S:
@@ -213,26 +213,26 @@ class Trouble:
 
 @frozen
 class _Patience:
-    """How much trying is left; a failed try returns the next one, or raises what failed."""
+    """The tries that one call has left. Immutable: `after` returns the state after a failed try."""
 
     retries: int
     free_until_s: float
-    """Until this moment of the clock a try may begin also when none is left."""
+    """Until this moment of the clock, a try may begin even if no retries are left."""
     until_s: float
     """No try begins after this moment of the clock."""
     cuts_tries: bool
-    """Whether the moment also ends a try under way."""
+    """True if `until_s` also ends a try under way."""
     limited: int = 0
-    """How many failures there were of the kind that may only be retried a few times."""
+    """The number of failures so far of a kind that has its own limit of retries."""
     lost: bool = False
-    """Whether a try may have been carried out without our hearing of it."""
+    """True if the server may have carried out a try whose answer did not arrive."""
 
     def allow(self, call: Call, now_s: float) -> Call:
-        """The call with what it may still take."""
+        """Return the call with the time left as its deadline if `cuts_tries`, otherwise the call itself."""
         return call.but(deadline_s=max(self.until_s - now_s, 0.0)) if self.cuts_tries else call
 
     def after(self, verdict: Retry, next_try_s: float) -> _Patience:
-        """Return what is left for a try that begins at `next_try_s`."""
+        """Return the state for a try that begins at `next_try_s`; raise the error if no try is left."""
         limit = verdict.limit
         limited = self.limited + (limit is not None)
         spent = self.retries <= 0 and next_try_s >= self.free_until_s
@@ -255,7 +255,7 @@ def _may_have_been_done(error: APIError) -> bool:
 
 
 def _keyed(call: Call) -> Call:
-    """With a key that lets the server recognise repetitions of this one operation."""
+    """Return the call with a key by which the server recognises repetitions of this operation."""
     if call.idempotency_key or call.method in ("GET", "HEAD"):
         return call
     return call.but(idempotency_key=str(uuid.uuid4()))

@@ -1,21 +1,21 @@
-"""The `WWW-Authenticate` header of a 401: the one question that matters here, answered by a parser. Pure."""
+"""A parser of the `WWW-Authenticate` header of a 401, for rejected tokens. Pure."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-# A parameter of a challenge, or a quoted text that belongs to none. The last quote may be missing.
+# A parameter of a challenge, or a quoted text outside of any parameter. The last quote may be missing.
 _TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]"  # noqa: S105 - a class of characters
 _QUOTED: Final = r'"(?:[^"\\]|\\.)*(?:"|$)'
 _PART: Final = re.compile(rf"(?<!{_TOKEN})({_TOKEN}+)[ \t]*=[ \t]*({_QUOTED}|{_TOKEN}+)|{_QUOTED}", re.DOTALL)
 
 
 def rejects_token(header: str | None) -> bool:
-    """Tell if a server rejects the credential as an invalid token, so that a new one may help.
+    """Return True if the server rejects the credential as an invalid token, so that a new one may help.
 
     Args:
-        header: The value of `WWW-Authenticate`; several challenges are separated by commas.
+        header: the value of `WWW-Authenticate`; commas separate several challenges.
 
     >>> rejects_token('Basic realm="x", Bearer Error = INVALID_TOKEN')
     True

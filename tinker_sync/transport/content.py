@@ -1,7 +1,7 @@
-"""Undoing the content encoding of an answer, within a limit.
+"""Decoders for the content encoding of an answer, with a limit on their output.
 
-Pure functions; any thread. A few hundred bytes can unfold to gigabytes, so every step is told how much may
-still come out, and stops there.
+Pure functions; any thread may call them. A few hundred bytes can unfold to gigabytes, so every step has a
+limit on its output.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Any, Final
 
 from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 
-# Nobody honest stacks more than two encodings.
+# Legitimate answers stack no more than two encodings.
 _MAX_CODINGS: Final = 3
-# What RFC 9659 allows a zstd body in HTTP; a larger window is memory the server would make us allocate.
+# The window that RFC 9659 allows for a zstd body in HTTP. A larger one would make the client allocate more
+# memory at the server's wish.
 _ZSTD_WINDOW_BYTES: Final = 8 * 1024 * 1024
 # zstandard takes no output limit: 4 bytes of input may give 128 KiB, so one step gives at most 16 MiB.
 _ZSTD_STEP_BYTES: Final = 512
-# Each member costs a copy of what follows it.
+# Each member of a gzip body costs a copy of the bytes that follow it.
 _MAX_MEMBERS: Final = 100
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _GZIP: Final = 31
@@ -37,12 +38,12 @@ def _zstandard() -> Any | None:
 
 
 def accepted_encodings() -> str:
-    """The value of `Accept-Encoding`: what `decode` can undo here.
+    """Return the value of `Accept-Encoding`: the encodings that `decode` can undo here.
 
     >>> accepted_encodings().startswith("gzip, deflate")
     True
     """
-    # Found, not imported: most answers are small and come as they are.
+    # This does not import zstandard: most answers are small and come without an encoding.
     return "gzip, deflate, zstd" if find_spec("zstandard") else "gzip, deflate"
 
 
@@ -50,8 +51,9 @@ def decode(body: bytes, encoding: str | None, *, limit: int) -> bytes:
     """Undo the encodings of a `Content-Encoding` header.
 
     Raises:
-        MalformedMessage: The body does not fit its encoding, ends too early, or is in one nobody asked for.
-        MessageTooLarge: More than `limit` bytes would come out.
+        MalformedMessage: The body does not fit its encoding, ends too early, or has an encoding that the
+            request did not accept.
+        MessageTooLarge: The output exceeds `limit` bytes.
 
     >>> import gzip
     >>> decode(gzip.compress(b"hello"), "gzip", limit=100)
@@ -75,7 +77,7 @@ def _undo(body: bytes, coding: str, limit: int) -> bytes:
     if coding in ("gzip", "x-gzip"):
         return _undo_zlib(body, _GZIP, limit)
     if coding == "deflate":
-        # The name means zlib's wrapping; some servers send the bare stream.
+        # The name stands for zlib's wrapping, but some servers send the bare stream.
         return _undo_zlib(body, _ZLIB if _has_zlib_header(body) else _RAW_DEFLATE, limit)
     zstandard = _zstandard()
     if coding == "zstd" and zstandard:
@@ -98,7 +100,7 @@ def _undo_zlib(body: bytes, window_bits: int, limit: int) -> bytes:
             room -= len(pieces[-1])
             _check(room, limit, ended=member.eof)
             rest = member.unused_data
-            if not rest.startswith(_GZIP_MAGIC):  # servers pad, and only gzip goes on with another member
+            if not rest.startswith(_GZIP_MAGIC):  # some servers add padding; only gzip has further members
                 return b"".join(pieces)
     except zlib.error as error:
         raise MalformedMessage(f"the compressed answer is damaged: {error}") from error

@@ -1,7 +1,7 @@
-"""Running the user's credential command: a shell line whose output is the key.
+"""Runs of the user's credential command: a shell line whose output is the key.
 
-The thread that calls `run` waits; two short-lived threads read what the command prints, because a command
-that fills one pipe while nobody reads it never ends. What it prints is wrapped before anything can fail.
+The thread that calls `run` waits. Two short-lived threads read the two outputs of the command, because a
+command that fills an unread pipe never ends. The output is wrapped in a `Secret` before anything can fail.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tinker_sync._clock import SYSTEM_CLOCK, Clock, in_seconds
 from tinker_sync._secret import Secret, mask_text
 from tinker_sync.errors import CredentialError
 
-# Tokens have a few KiB; whatever prints more is no credential helper.
+# Tokens have a few KiB; a command that prints more is no credential helper.
 _MAX_OUTPUT_BYTES: Final = 64 * 1024
 _MAX_COMPLAINT_BYTES: Final = 2 * 1024
 _MAYBE_KEY: Final = re.compile(r"(?![/.~$])(?=.*[0-9])(?=.*[A-Za-z]).{8,}")
-# A killed command's pipes close at once, unless something it started in another session keeps them.
+# A killed command's pipes close at once, unless a process that it started in another session holds them.
 _AFTER_KILL_S: Final = 1.0
 
 
 @frozen
 class CredentialCommand:
-    """A shell command that prints a credential. Has no state; any thread may run it.
+    """A shell command that prints a credential. It has no state; any thread may run it.
 
     >>> CredentialCommand(Secret("echo tml-example")).run()
     Secret('***')
@@ -41,13 +41,14 @@ class CredentialCommand:
     clock: Clock = field(default=SYSTEM_CLOCK, repr=False)
 
     def run(self) -> Secret:
-        """Run the command and give what it printed, freed of surrounding blanks.
+        """Run the command and return its output without surrounding blanks.
 
-        Its standard input is empty. It runs in a session of its own, so that all it started can be ended.
+        Its standard input is empty. It runs in a session of its own, so that `run` can end it together with
+        its child processes.
 
         Raises:
-            CredentialError: It could not be started, took too long, failed, or printed no single line. The
-                text quotes the end of its error output, without what it printed.
+            CredentialError: The command could not be started, took too long, failed, or did not print a
+                single word. The text quotes the end of its error output, and masks its standard output there.
         """
         end = _run(self.command, self.time_limit_s, self.clock)
         if end.problem:
@@ -58,7 +59,7 @@ class CredentialCommand:
 
 @frozen
 class _End:
-    """How a run ended."""
+    """The end of a run: its output, and the problem if it has one."""
 
     output: Secret
     problem: str = ""
@@ -66,13 +67,13 @@ class _End:
 
 
 class _Run:
-    """A started command and the two threads that listen to it; one thread owns it, they only report."""
+    """A started command and the two threads that read its outputs, for the one thread that owns it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
         self.done = threading.Event()
         self.output = Secret("")  # written by the output thread, read after `done` or a join
-        self.too_much = False  # likewise
+        self.too_much = False  # the same
         self.complaint = b""  # the same for the complaint thread
         self._threads = [
             threading.Thread(target=work, args=(pipe,), name=f"tinker-command-{name}", daemon=True)
@@ -83,7 +84,7 @@ class _Run:
         ]
 
     def wait(self, time_limit_s: float, clock: Clock) -> bool:
-        """Wait for its end, and make sure of it in any case; False when it took too long."""
+        """Return True if the command ends within the limit; kill it otherwise, and wait for its threads."""
         try:
             for thread in self._threads:
                 thread.start()
@@ -96,8 +97,8 @@ class _Run:
                     thread.join(_AFTER_KILL_S)
 
     def kill(self) -> None:
-        """End the command and all it started in its session."""
-        with suppress(OSError):  # it has just ended by itself
+        """End the command and all processes in its session."""
+        with suppress(OSError):  # the command has just ended by itself
             if os.name == "posix":
                 os.killpg(self.process.pid, signal.SIGKILL)
             else:
@@ -121,7 +122,7 @@ class _Run:
 
 def _run(command: Secret, time_limit_s: float, clock: Clock) -> _End:
     try:
-        process = subprocess.Popen(  # noqa: S602 - a shell line is what the user was asked for
+        process = subprocess.Popen(  # noqa: S602 - the setting is defined as a shell line
             command.reveal(),
             shell=True,
             stdin=subprocess.DEVNULL,
@@ -158,9 +159,9 @@ def _problem_of(run: _Run, time_limit_s: float, *, in_time: bool) -> str:
 
 
 def _keys_in(command: Secret) -> list[Secret]:
-    """Words of the command line that may be keys themselves; shells and tools quote words in complaints.
+    """Return the words of the command line that may be keys: shells and tools quote words in complaints.
 
-    Names of programs and files are none: without them a complaint would be of no use.
+    Names of programs and files are not among them, because a complaint without them would be useless.
     """
     words = re.split(r"[\s'\"=:;|&()<>]+", command.reveal())
     return [command, *(Secret(word) for word in words if _MAYBE_KEY.match(word))]

@@ -1,13 +1,13 @@
-"""A call that has been sent and whose answer has not been read yet, over all its redirects.
+"""A sent call whose answer is still to be read, over all its redirects.
 
-The seam for a poller. Put `fileno()` into a selector; when it is readable, or `expires_at_s` has come, call
-`step()`: it takes what has arrived without blocking, and returns the reply once that is whole. After a
-redirect or a replaced connection `fileno()` is another one (and connecting may have blocked for a moment), so
-ask again after every `step`.
+A poller puts `fileno()` into a selector. It calls `step()` when the socket is readable or `expires_at_s` has
+come. `step()` takes the bytes that have arrived without waiting for more, and returns the reply once it is
+whole. After a redirect or a broken connection, `step()` connects and sends again, which may block for a
+moment. `fileno()` changes then, so the poller reads it after every `step`.
 
-When the server rejects the token of a request as invalid, the exchange gets a new one and sends the same
-request once more, for every kind of call. Getting one blocks the thread that reads the answer, as getting the
-first one blocks the thread that sends.
+If the server rejects the token of a request as invalid, the exchange gets a new token and sends the same
+request once more, for every kind of call. This blocks the thread that reads the answer, as the first token
+blocks the thread that sends.
 
 An exchange belongs to one thread at a time.
 """
@@ -42,19 +42,19 @@ from tinker_sync.transport.socket_line import Limits, RawReply, SocketLine
 from tinker_sync.wire.http1.client import request_head
 from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 
-# The usual Python server closes what was idle for 5 s. A call that must not be repeated does not ride a
-# connection near that age: if it broke, it would be unknown what happened.
+# Common Python servers close connections that were idle for 5 s. A call that must not be repeated does not
+# use a connection near that age: if it broke, the fate of the call would be unknown.
 _FRESH_ENOUGH_S: Final = 2.0
 
 
 class Launcher:
-    """Sends requests along the ways the session allows, over idle connections or new ones. Thread-safe.
+    """A sender of requests, over idle connections or new ones. Thread-safe.
 
     Args:
-        rules: the ways.
-        pools: the connections.
-        clock: measures time.
-        before_connecting: called before a connection is opened; raises SendFailed if that is of no use.
+        rules: the routes that the session allows.
+        pools: the open connections.
+        clock: the source of time.
+        before_connecting: called before a connection is opened; raises SendFailed if connecting is useless.
     """
 
     def __init__(
@@ -64,19 +64,19 @@ class Launcher:
         self._pools = pools
         self._clock = clock
         self._before_connecting = before_connecting
-        self._routes: dict[Origin, Route] = {}  # of those that no proxy serves; they do not change
+        self._routes: dict[Origin, Route] = {}  # of origins without a proxy; they do not change
 
     def launch(self, hop: Hop, limits: Limits, *, repeatable: bool, fresh: bool) -> SocketLine:
         """Send a request.
 
         Args:
-            hop: What and where to.
-            limits: How long it may take.
-            repeatable: Whether it may be sent again should the connection turn out to be dead.
-            fresh: Over a new connection.
+            hop: the request and its address.
+            limits: the time limits.
+            repeatable: True if the request may be sent again after its connection turned out to be dead.
+            fresh: True to use a new connection.
 
         Raises:
-            SendFailed: It was not sent, or not to its end.
+            SendFailed: The request was not sent, or not to its end.
         """
         way = self._rules.way_to(hop.origin)
         headers = self._complete(hop, way)
@@ -87,10 +87,10 @@ class Launcher:
     def launch_head(
         self, origin: Origin, call: Call, head: bytes, limits: Limits, *, fresh: bool
     ) -> SocketLine | None:
-        """Send a request whose head is written. None: it must be launched as a hop, for a proxy reads it.
+        """Send a request whose head is written. Return None if a proxy serves the origin: use `launch` then.
 
         Raises:
-            SendFailed: It was not sent, or not to its end.
+            SendFailed: The request was not sent, or not to its end.
         """
         route = self._routes.get(origin)
         if route is None:
@@ -123,11 +123,11 @@ class Launcher:
         return line
 
     def keep_cookies(self, hop: Hop, reply: RawReply) -> None:
-        """Store the cookies of an answer, as the session would."""
+        """Store the cookies of an answer, as the session does."""
         self._rules.keep_cookies(hop.address, reply.headers)
 
     def _complete(self, hop: Hop, way: Way) -> Headers:
-        """The headers of this very hop. `Host` is first, where some servers want it."""
+        """Return all headers of this hop. `Host` comes first, because some servers want it there."""
         headers = {"host": ("Host", hop.origin.netloc), **hop.headers}
         authorization = self._rules.authorization(way) if hop.own else way.netrc
         if authorization:
@@ -160,7 +160,7 @@ class Launcher:
 
 
 class Exchange:
-    """One attempt of a call; `Http.open` makes it."""
+    """One attempt of a call, made by `Http.open`."""
 
     def __init__(
         self,
@@ -178,19 +178,19 @@ class Exchange:
         """Send a call.
 
         Args:
-            compose: Returns the first request.
-            head: Its head, where that is written already; None has it written.
-            origin: The server.
-            renew: Exchanges a credential that the server rejected for a new one, None where there is none.
-                May block, and raises what the exchange raises.
-            credential: The credential that goes along. A key among the user's default headers takes its
-                place, and is the user's to renew.
+            compose: returns the first request.
+            head: the head of the first request if it is already written, otherwise None.
+            origin: the server.
+            renew: returns a credential that replaces a rejected one, or None if no other exists. It may
+                block, and its errors reach the reader of the answer.
+            credential: the credential of the request. A key among the user's default headers replaces it,
+                and is not renewed.
         """
         self._credential = credential
-        self._renew = renew  # None once it was asked: a second rejection is final
+        self._renew = renew  # None after its first call: a second rejection is final
         self._call = call
         self._compose = compose
-        self._head = head  # None once the request is another one
+        self._head = head  # None once another request replaces the first
         self._origin = origin
         self._made_hop: Hop | None = None
         self._limits = limits
@@ -199,8 +199,8 @@ class Exchange:
         self._journal = journal
         self._began_s = clock.now()
         self._redirects = 0
-        self._resent = False  # a send before this one may have been received
-        self._taken = False  # an earlier address has processed the request and sent us on with a GET
+        self._resent = False  # the server may have received an earlier send
+        self._taken = False  # an earlier address has processed the request and redirected to a GET
         self._line: SocketLine
         self._begin()
 
@@ -210,7 +210,7 @@ class Exchange:
 
     @property
     def _hop(self) -> Hop:
-        """The request under way, composed when it is first needed."""
+        """Return the request under way, composed when it is first needed."""
         if self._made_hop is None:
             self._made_hop = self._compose()
         return self._made_hop
@@ -225,22 +225,22 @@ class Exchange:
 
     @property
     def expires_at_s(self) -> float:
-        """The moment of the clock at which `step` should be called even if nothing has arrived."""
+        """Return the moment of the clock at which to call `step` even if nothing has arrived."""
         return self._line.expires_at_s
 
     def step(self) -> Reply | None:
-        """Take what has arrived; the reply, once it is whole.
+        """Take the bytes that have arrived, and return the reply if it is whole, otherwise None.
 
         Raises:
-            SendFailed: There will be none.
+            SendFailed: The attempt ended without a reply.
         """
         return self._ask(self._line.step)
 
     def finish(self) -> Reply:
-        """Wait for the reply.
+        """Wait for the reply and return it.
 
         Raises:
-            SendFailed: There will be none.
+            SendFailed: The attempt ended without a reply.
         """
         while True:
             reply = self._ask(self._line.finish)
@@ -248,7 +248,7 @@ class Exchange:
                 return reply
 
     def abort(self) -> None:
-        """Give the exchange up; its connection is closed. Does nothing once the reply is there."""
+        """Give up the exchange and close its connection. Do nothing once the reply has arrived."""
         self._line.abort()
 
     @property
@@ -281,7 +281,7 @@ class Exchange:
         return None if raw is None else self._conclude(raw)
 
     def _replace_or_raise(self, failed: SendFailed) -> None:
-        """Send again over a new connection where an old one has let us down and nothing can happen twice."""
+        """Send again if an idle connection was dead and no call can be carried out twice; otherwise raise."""
         if failed.stale and (self._repeatable or not failed.maybe_received):
             self._resent = self._resent or failed.maybe_received
             try:
@@ -305,7 +305,7 @@ class Exchange:
         except (MalformedMessage, MessageTooLarge) as error:
             final = isinstance(error, MessageTooLarge)
             raise self._lost(SendFailed(str(error), maybe_received=True, final=final)) from error
-        # A compressed body shows a cut by itself.
+        # A compressed body reveals a cut by itself.
         may_be_cut = raw.lasts_until_close and not encoding
         reply = Reply(raw.status, raw.fields, body, resent=self._resent, may_be_cut=may_be_cut)
         journal = self._journal
@@ -317,7 +317,10 @@ class Exchange:
         return reply
 
     def _has_new_credential(self, reply: Reply) -> bool:
-        """Put a new credential into the request if the server rejected the one it carried as invalid."""
+        """Put a new credential into the request if the server rejected the one it carried as invalid.
+
+        Return True if the request carries a new one.
+        """
         renew = self._renew
         if renew is None or not rejects_token(reply.headers.get("www-authenticate")):
             return False
@@ -354,5 +357,5 @@ class Exchange:
 
 
 def _location(raw: RawReply) -> str | None:
-    """Where a redirect leads, in a form whose repr shows nothing: it may be a signed address."""
+    """Return the target of a redirect. Its repr is masked, because it may be a signed address."""
     return next((Secret(value).reveal() for name, value in raw.headers if name.lower() == "location"), None)

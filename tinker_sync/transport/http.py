@@ -1,9 +1,9 @@
-"""One blocking round trip: a `Call` goes out, a `Reply` comes back, or `SendFailed` says why not.
+"""One blocking round trip: `Http` sends a `Call` and returns a `Reply` or raises `SendFailed`.
 
-One attempt and no retries; those are `caller.py`. Redirects are followed here, and a pooled connection that
-the server had closed in the meantime is replaced here where nothing can happen twice by it.
+It makes one attempt; the retries are in `caller.py`. It follows redirects. It replaces a pooled connection
+that the server has closed in the meantime, if no call can be carried out twice by that.
 
-`Http.open` is the seam for a poller; `exchange.py` says how to use it.
+A poller uses `Http.open`; `exchange.py` describes how.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tinker_sync.wire.http1.client import Unanswered
 __all__ = ["Call", "Credentials", "Exchange", "Http", "Reply", "SendFailed"]
 
 
-# A port that does not understand TLS may wait in silence for more of it.
+# A port that does not use TLS may take the greeting for a partial request and wait for the rest.
 _GREETING_S: Final = 1.0
 
 
 class Credentials(Protocol):
-    """Where keys come from; `KeyRing` is one."""
+    """A source of keys; `KeyRing` is one."""
 
     def credential(self) -> str: ...
     def for_exchange(self) -> str: ...
@@ -43,14 +43,14 @@ class Credentials(Protocol):
 
 
 class Http:
-    """Sends calls to one base URL. Thread-safe.
+    """A sender of calls to one base URL. Thread-safe.
 
     Args:
-        settings: Address, timeouts, headers, the user's session.
-        keys: Where credentials come from, asked at each attempt; None sends none.
-        clock: Time.
-        journal: Told of every request, answer and failure.
-        max_idle: How many connections are kept for later.
+        settings: the address, timeouts, headers, and the user's session.
+        keys: the source of credentials, read at each attempt; None sends none.
+        clock: the source of time.
+        journal: records every request, answer and failure.
+        max_idle: the number of idle connections to keep.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class Http:
         )
         self._pools = Pools(clock, max_idle=max_idle)
         self._launcher = Launcher(self._rules, self._pools, clock, self.start_server)
-        # Written by any thread, and only ever to True: what the server speaks is known, or has been asked.
+        # Set by any thread once the server has answered or its port was probed for TLS; never reset.
         self._heard = False
 
     def send(self, call: Call) -> Reply:
-        """Send a call once and wait for its answer, whatever its status.
+        """Send a call once and return its answer, of any status.
 
         Raises:
-            SendFailed: There is no answer.
-            CredentialError: There is no key to send it with.
+            SendFailed: No answer came.
+            CredentialError: The call needs a key and none is usable.
         """
         try:
             reply = self.open(call).finish()
@@ -95,11 +95,11 @@ class Http:
         return reply
 
     def open(self, call: Call) -> Exchange:
-        """Send a call and leave its answer to be read later. Connecting and sending may block.
+        """Send a call and return the exchange that reads its answer. Connecting and sending may block.
 
         Raises:
-            SendFailed: It could not be sent.
-            CredentialError: There is no key to send it with.
+            SendFailed: The call could not be sent.
+            CredentialError: The call needs a key and none is usable.
         """
         keys = self._keys
         credential = self._credential(call, keys) if keys is not None else ""
@@ -121,7 +121,7 @@ class Http:
         """Start the embedded server if these calls go to it and it is not running.
 
         Raises:
-            SendFailed: It has ended by itself.
+            SendFailed: The server has ended by itself.
             ConfigurationError: Its directory or its model cannot be used.
             MissingExtraError: A package that it needs is not installed.
         """
@@ -133,7 +133,10 @@ class Http:
             raise SendFailed(str(error), maybe_received=False, final=True) from error
 
     def _was_meant_for_tls(self, failed: SendFailed, call: Call) -> bool:
-        """Whether a first request broke because it came in plain to a port that speaks TLS. Asks it, once."""
+        """Return True if the first request failed because it was plain HTTP and the port uses TLS.
+
+        This method probes the port at most once.
+        """
         origin = self._origin
         unanswered = isinstance(failed.cause, (OSError, Unanswered)) and not (
             failed.timed_out or failed.final
@@ -146,15 +149,15 @@ class Http:
         return direct and speaks_tls(origin.host, origin.port, left_s)
 
     def has_idle_connection(self) -> bool:
-        """Return True if the next request need not open a connection, as far as can be known."""
+        """Return True if the next request can probably use an idle connection."""
         return self._pools.has_idle()
 
     def forget_idle(self) -> None:
-        """Let the next requests go over new connections."""
+        """Close the idle connections, so that the next requests use new ones."""
         self._pools.forget_idle()
 
     def close(self) -> None:
-        """Close all connections; what is under way fails. May be called twice, from any thread."""
+        """Close all connections; requests under way fail. May be called twice, from any thread."""
         self._pools.close()
         self._rules.close()
         if self._embedded is not None:
@@ -165,7 +168,7 @@ class Http:
         return self._pools.closed
 
     def renew_after_fork(self) -> None:
-        """Leave the parent's connections alone, in a forked child. The first call would do it as well."""
+        """Drop the copies of the parent's connections, in a forked child. The first call does it as well."""
         self._pools.renew_after_fork()
         self._rules.renew_after_fork()
 
@@ -177,7 +180,7 @@ class Http:
 
     @staticmethod
     def _credential(call: Call, keys: Credentials) -> str:
-        """Return the text that goes along; empty where none does."""
+        """Return the text of the call's credential, empty if the call carries none."""
         if call.credential == "usual":
             return keys.credential()
         return keys.for_exchange() if call.credential == "exchange" else ""

@@ -1,7 +1,7 @@
-"""Telling the log and the observer what happens to a request.
+"""Reports about requests, for the log and the observers.
 
-Log lines are written at DEBUG, with headers and bodies redacted and bodies cut; nothing is formatted unless
-somebody listens. Any thread may come in.
+The log lines have headers and bodies redacted, and bodies cut. Most are at DEBUG, and are formatted only if
+that level is enabled. Any thread may enter.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _logger: Final = logging.getLogger(__name__)
 
 
 class Journal:
-    """Reports the stages of calls. Thread-safe; never raises.
+    """A reporter of the stages of calls. Thread-safe; never raises.
 
     Args:
-        observer: Told of every stage, if there is one.
-        base_url: For curl lines.
-        as_curl: Log each request as a curl line.
-        secrets: What must not appear in the log.
+        observer: receives every stage; None for no observer.
+        base_url: the base of the addresses in curl lines.
+        as_curl: True to log each request as a curl line, too.
+        secrets: returns the values to mask in the log.
     """
 
     def __init__(
@@ -46,14 +46,16 @@ class Journal:
         secrets: Callable[[], Iterable[Secret]] = lambda: (),
     ) -> None:
         self.observers: tuple[Observer, ...] = () if observer is None else (observer,)
-        """Replaced, never changed. Callers look at them, and at the level of `log`, before they report."""
+        """The observers: a tuple that is replaced, never changed. Callers check it and the level of `log`
+        before they report.
+        """
         self.log = _logger
         self._base_url = base_url
         self._as_curl = as_curl
         self._secrets = secrets
 
     def listen(self, observer: Observer) -> Callable[[], None]:
-        """Add an observer; the returned function removes it."""
+        """Add an observer, and return a function that removes it."""
         self.observers = (*self.observers, observer)
 
         def stop() -> None:
@@ -62,7 +64,7 @@ class Journal:
         return stop
 
     def sent(self, call: Call, headers: Headers) -> None:
-        """A request has left, with these headers."""
+        """Report that a request was sent with these headers."""
         size_bytes = len(call.body or b"")
         if self.observers:
             self._tell(
@@ -80,7 +82,7 @@ class Journal:
         )  # fmt: skip
 
     def answered(self, call: Call, reply: Reply, duration_s: float) -> None:
-        """The whole answer is here."""
+        """Report that the whole answer has arrived."""
         if self.observers:
             self._tell(
                 ReplyReceived(
@@ -103,7 +105,7 @@ class Journal:
         )  # fmt: skip
 
     def lost(self, call: Call, failed: SendFailed, duration_s: float) -> None:
-        """The attempt has ended without an answer."""
+        """Report that the attempt has ended without an answer."""
         self._tell(
             RequestLost(
                 method=call.method,
@@ -119,16 +121,16 @@ class Journal:
             _logger.debug("%s %s: no answer after %.3f s: %s", call.method, call.path, duration_s, text)
 
     def redirected(self, call: Call, status: int, *, same_origin: bool, to: str) -> None:
-        """A redirect is followed."""
+        """Report that the client follows a redirect."""
         self._tell(Redirected(method=call.method, path=call.path, status=status, same_origin=same_origin))
         if same_origin:
             _logger.debug("%s %s: redirected (%d)", call.method, call.path, status)
         else:
-            # A person who set http:// or an old host will otherwise wonder why the key is not accepted.
+            # This explains to a user with http:// or an old host why the server does not accept the key.
             _logger.info("%s %s: redirected to %s, without credentials", call.method, call.path, to)
 
     def retrying(self, call: Call, delay_s: float, reason: str) -> None:
-        """The call will be tried again after a pause."""
+        """Report that the client repeats the call after a pause."""
         self._tell(
             RetryScheduled(
                 method=call.method, path=call.path, attempt=call.attempt, delay_s=delay_s, reason=reason

@@ -1,11 +1,11 @@
-"""Connections to one server after another, kept open between requests.
+"""Connections to servers, kept open between requests.
 
-A `Route` is the way to an origin: directly or through an HTTP proxy, and with which TLS settings. `connect`
-opens a connection: a socket, with TLS of the standard library where the origin has it; urllib3 opens the
-tunnels through proxies, and is imported for that alone. `Pools` keeps the idle connections of each route.
+A `Route` describes the way to an origin: direct or through an HTTP proxy, and the TLS settings. `connect`
+opens a connection: a socket, with TLS of the standard library for an https origin. urllib3 opens the tunnels
+through proxies, and is imported for them alone. `Pools` keeps the idle connections of each route.
 `socket_line.py` writes and reads on their sockets.
 
-Any thread may take and give back; a connection itself belongs to the one thread that took it.
+Any thread may take a connection and give it back. The connection belongs to the thread that took it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,19 @@ from tinker_sync.transport.scheme import answered_without_tls, without_tls
 if TYPE_CHECKING:
     import ssl
 
-# Enough for every long poll of a busy client to come back to its connection; idle ones cost a file each.
+# Enough for every long poll of a busy client to reuse its connection. Each idle one costs a file descriptor.
 MAX_IDLE: Final = 1000
-# Most balancers and servers drop what has been silent for a minute; a request on that would be a gamble.
+# Most balancers and servers drop connections that are silent for a minute; a request on one could be lost.
 MAX_IDLE_S: Final = 50.0
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _TUNNEL_REFUSED: Final = re.compile(r"Tunnel connection failed: (\d{3})")
 
 
 def _socket_options() -> list[tuple[int, int, int]]:
-    """No delay for small requests; and probes that notice a dead peer behind a long poll within a minute."""
+    """Return socket options: no delay for small requests, and probes for a dead peer behind a long poll.
+
+    The probes notice a dead peer within a minute.
+    """
     options = [
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -55,7 +58,7 @@ _SOCKET_OPTIONS: Final = _socket_options()
 
 @frozen
 class Origin:
-    """Scheme, host and port: what credentials are bound to.
+    """The scheme, host and port of a server; credentials are bound to an origin.
 
     >>> Origin.of("HTTPS://Host/x?y"), Origin.of("https://host:443") == Origin.of("https://host")
     (Origin(scheme='https', host='host', port=443), True)
@@ -67,10 +70,10 @@ class Origin:
 
     @classmethod
     def of(cls, url: str | SplitResult) -> Origin:
-        """The origin of an address.
+        """Return the origin of an address.
 
         Raises:
-            ValueError: It has no http or https scheme, no host, or an impossible port.
+            ValueError: The address has no http or https scheme, no host, or an impossible port.
         """
         parts = urlsplit(url) if isinstance(url, str) else url
         scheme = parts.scheme.lower()
@@ -83,7 +86,7 @@ class Origin:
 
     @property
     def netloc(self) -> str:
-        """Host and, unless it is the usual one, port; as in a `Host` header."""
+        """Return the host, and the port unless it is the scheme's default, as in a `Host` header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -93,62 +96,62 @@ class Origin:
 
 @frozen(eq=False)
 class Route:
-    """How an origin is reached. Compared by identity: each is made once."""
+    """The way to an origin. Routes compare by identity, because each is made once."""
 
     origin: Origin
     tls: ssl.SSLContext | None = None
-    """For an https origin."""
+    """The TLS settings for an https origin, otherwise None."""
     proxy: Origin | None = None
-    """An HTTP proxy: a tunnel to https origins; for others it is asked for the whole address."""
+    """An HTTP proxy: it opens a tunnel to an https origin, and forwards requests to an http origin."""
     proxy_headers: Mapping[str, str] = field(factory=HeaderMap, converter=HeaderMap)
 
     @property
     def forwarded(self) -> bool:
-        """Whether the proxy itself reads the requests."""
+        """Return True if the proxy itself reads the requests."""
         return self.proxy is not None and self.origin.scheme == "http"
 
 
 class ConnectFailed(Exception):
-    """No connection came about; nothing of the request was sent."""
+    """The failure to open a connection. No part of the request was sent."""
 
     def __init__(self, message: str, *, timed_out: bool = False, final: bool = False) -> None:
         super().__init__(message)
         self.timed_out = timed_out
         self.final = final
-        """Another try would end the same way: a certificate, a proxy that refuses us."""
+        """True if another try would end the same way: a bad certificate, or a proxy that refuses access."""
 
 
 class Connection:
-    """An open connection and what its keeper must know of it."""
+    """An open connection and its state in the pools."""
 
     __slots__ = ("idle_since_s", "nothing_yet", "requests", "route", "sock")
 
     def __init__(self, route: Route, sock: socket.socket) -> None:
         self.route = route
         self.requests = 0
-        """How many answers have been read from it."""
+        """The number of answers read from it."""
         self.idle_since_s = 0.0
         self.sock = sock
         self.nothing_yet: tuple[type[OSError], ...] = (BlockingIOError,)
-        """What a read raises where it would have to wait."""
+        """The exceptions by which a read on a non-blocking socket reports that it would have to wait."""
         if route.tls is not None:
-            import ssl  # loaded already, with the settings of the route
+            import ssl  # already loaded with the settings of the route
 
             self.nothing_yet = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
     def close(self) -> None:
-        """Close it; the other side sees the end of the connection."""
-        # A TLS socket that the peer reset may raise here; it is closed all the same.
+        """Close the connection; the other side sees its end."""
+        # A TLS socket that the peer has reset may raise here, but is closed.
         with contextlib.suppress(OSError):
             self.sock.close()
 
     def interrupt(self) -> None:
-        """Wake the thread that reads or writes on it; that thread closes it."""
+        """Wake the thread that reads or writes on the connection; that thread closes it."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def is_quiet(self) -> bool:
-        """Whether nothing has come since the last answer. An idle server says nothing but goodbye."""
+        """Return True if nothing has arrived since the last answer: bytes or an end make it unfit for use."""
         try:
             if type(self.sock) is not socket.socket:  # TLS cannot peek
                 return not _has_arrived(self.sock)
@@ -156,7 +159,7 @@ class Connection:
             self.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return True
-        except (OSError, ValueError):  # closed under our hands
+        except (OSError, ValueError):  # the socket was reset, or closed by another thread
             return False
         return False
 
@@ -170,7 +173,7 @@ def _has_arrived(sock: socket.socket) -> bool:
 
 
 def never_block(sock: socket.socket) -> None:
-    """Where it is so already, asking is cheaper than telling the system again."""
+    """Make a socket non-blocking. The check is cheaper than a second system call."""
     if sock.gettimeout() != 0:
         sock.settimeout(0)
 
@@ -179,7 +182,7 @@ def connect(route: Route, timeout_s: float | None) -> Connection:
     """Open a connection: name, TCP, tunnel and TLS, each step within `timeout_s`.
 
     Raises:
-        ConnectFailed: With what went wrong; the text holds no credentials.
+        ConnectFailed: No connection was opened. The text names the cause and holds no credentials.
     """
     try:
         dialled = route.proxy is None or route.forwarded
@@ -194,7 +197,7 @@ def _dial(route: Route, timeout_s: float | None) -> socket.socket:
     peer = route.proxy or route.origin
     host: str | bytes = peer.host
     if all(0 < len(label) < 64 for label in peer.host.split(".")):
-        host = peer.host.encode("ascii")  # a text loads the codec for international names
+        host = peer.host.encode("ascii")  # a str would load the codec for international names
     sock = socket.create_connection((host, peer.port), timeout_s)  # type: ignore[arg-type]  # takes both
     try:
         for option in _SOCKET_OPTIONS:
@@ -214,7 +217,7 @@ def _tunnel(route: Route, timeout_s: float | None) -> socket.socket:
     from urllib3.connection import HTTPSConnection
     from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
-    assert route.proxy is not None  # noqa: S101  # the caller's condition
+    assert route.proxy is not None  # noqa: S101  # the caller checks this
     http = HTTPSConnection(
         route.proxy.host,
         route.proxy.port,
@@ -225,9 +228,9 @@ def _tunnel(route: Route, timeout_s: float | None) -> socket.socket:
     http.set_tunnel(route.origin.host, route.origin.port, headers=dict(route.proxy_headers))
     try:
         http.connect()
-        # Thousands may be open; of each only the socket is kept.
+        # Thousands of connections may be open, so each keeps its socket and drops the rest.
         sock, http.sock = http.sock, None
-    except NewConnectionError as error:  # urllib3 makes it a kind of timeout
+    except NewConnectionError as error:  # in urllib3 a subclass of a timeout
         raise OSError(_reason(error)) from error
     except ConnectTimeoutError as error:
         raise TimeoutError(_reason(error)) from error
@@ -262,7 +265,7 @@ def _explain(error: Exception, route: Route) -> ConnectFailed:
     return ConnectFailed(
         f"cannot connect to {where}: {mask_url(str(error) or type(error).__name__)}",
         timed_out=isinstance(error, TimeoutError),
-        final=isinstance(error, ValueError),  # a host no resolver takes
+        final=isinstance(error, ValueError),  # a host that no resolver accepts
     )
 
 
@@ -272,10 +275,10 @@ def _reason(error: Exception) -> str:
 
 
 class Pools:
-    """Open connections by route, idle ones to be taken again. Thread-safe.
+    """The open connections of each route, idle ones for reuse. Thread-safe.
 
-    A forked child starts with none: it closes its copies of the parent's on first use, which the parent's own
-    and the server do not notice.
+    A forked child starts without connections. On first use it closes its copies of the parent's, which has no
+    effect on the parent or the server.
     """
 
     def __init__(self, clock: Clock, *, max_idle: int = MAX_IDLE, max_idle_s: float = MAX_IDLE_S) -> None:
@@ -290,11 +293,13 @@ class Pools:
         self._closed = False  # guarded by _lock; final
 
     def take(self, route: Route, *, max_idle_s: float | None = None) -> Connection | None:
-        """An idle connection the server has not closed, or None. Whoever takes one gives it back.
+        """Return an idle connection that the server has not closed, or None.
+
+        The caller has to give the connection back or discard it.
 
         Args:
-            route: Where to.
-            max_idle_s: Not one that has been idle for longer than this.
+            route: the route of the connection.
+            max_idle_s: the longest idle time of the connection; None means the limit of the pools.
         """
         self._notice_fork()
         allowed_s = self._max_idle_s if max_idle_s is None else min(max_idle_s, self._max_idle_s)
@@ -304,7 +309,7 @@ class Pools:
                 idle = self._idle.get(route)
                 if not idle or self._closed:
                     return None
-                if idle[-1].idle_since_s < oldest_s:  # the others are older still
+                if idle[-1].idle_since_s < oldest_s:  # the others are older
                     return None
                 connection = idle.pop()
                 self._idle_count -= 1
@@ -314,11 +319,11 @@ class Pools:
             self.discard(connection)
 
     def has_idle(self) -> bool:
-        """Return True if connections are idle. Takes no lock: the answer may be late by a moment."""
+        """Return True if connections are idle. This takes no lock, so the answer may lag by a moment."""
         return self._idle_count > 0
 
     def adopt(self, connection: Connection) -> bool:
-        """Count a new connection as taken. False when the pools are closed: then nobody wants it."""
+        """Count a new connection as taken. Return False if the pools are closed: the caller must close it."""
         self._notice_fork()
         with self._lock:
             if not self._closed:
@@ -326,11 +331,11 @@ class Pools:
             return not self._closed
 
     def give_back(self, connection: Connection) -> None:
-        """Take a connection whose answer was read to its end."""
+        """Take back a connection whose answer was read to its end."""
         now_s = self._clock.now()
         connection.idle_since_s = now_s
         with self._lock:
-            ours = connection in self._busy  # not so after a fork, or once closed
+            ours = connection in self._busy  # False after a fork or `discard`
             self._busy.discard(connection)
             keep = ours and not self._closed and self._idle_count < self._max_idle
             if keep:
@@ -341,13 +346,13 @@ class Pools:
             old.close()
 
     def discard(self, connection: Connection) -> None:
-        """Close a connection that is fit for nothing more."""
+        """Close a connection that cannot be used again."""
         with self._lock:
             self._busy.discard(connection)
         connection.close()
 
     def forget_idle(self) -> None:
-        """Close what is idle, so that the next requests go over new connections."""
+        """Close the idle connections, so that the next requests use new ones."""
         self._notice_fork()
         with self._lock:
             idle = self._take_all_idle_locked()
@@ -355,7 +360,7 @@ class Pools:
             connection.close()
 
     def close(self) -> None:
-        """Close what is idle and interrupt what is under way. May be called twice, from any thread."""
+        """Close idle connections and interrupt busy ones. May be called twice, from any thread."""
         self._notice_fork()
         with self._lock:
             self._closed = True
@@ -372,10 +377,10 @@ class Pools:
             return self._closed
 
     def renew_after_fork(self) -> None:
-        """Start without connections, in a child process; its only thread calls this, or nobody does."""
+        """Drop all connections, in a forked child, before a second thread of the child uses the pools."""
         inherited = [*self._busy, *(c for idle in self._idle.values() for c in idle)]
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # the old one may be held by a thread that only the parent has
+        self._lock = threading.Lock()  # a thread of the parent may hold the old one
         self._idle, self._idle_count, self._busy = {}, 0, set()
         for connection in inherited:
             connection.close()

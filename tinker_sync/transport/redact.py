@@ -1,7 +1,8 @@
-"""What may be logged of a call and its answer.
+"""Redaction of calls and answers for the log.
 
-Whatever the transport writes goes through here, at the moment of writing. Pure functions; any thread may come
-in. The rules themselves (which names, which forms) are in `tinker_sync._secret`, since errors obey them too.
+Every log line of the transport passes through this module at the moment of writing. Pure functions; any
+thread may call them. The rules (names and forms of secrets) are in `tinker_sync._secret`, since errors follow
+them too.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from tinker_sync.transport.call import Call
 
 __all__ = ["curl", "redact_body", "redact_headers", "redact_json", "redact_text", "redact_url"]
 
-# More of a body than this nobody reads in a log, nor pastes into a shell.
+# The part of a body that a log line shows: a longer one is of no use in a log.
 _SHOWN_CHARACTERS: Final = 2048
 _TEXT_BYTES: Final = 64 * 1024
-# Stands in a body where the shell is to put a variable: private characters, which no text uses and no encoder
-# escapes.
+# A placeholder in a body for a shell variable. Its private characters occur in no text, and no encoder
+# escapes them.
 _SLOT: Final = re.compile("\ue000(\\w+)\ue001")
-# curl writes these itself; a length would be wrong once variables are filled in.
+# curl writes these itself; a length would be wrong after the shell has replaced the variables.
 _OF_THE_CONNECTION: Final = frozenset({"host", "content-length", "connection", "accept-encoding"})
 
 _VARIABLES: Final[Mapping[str, str]] = {
@@ -48,7 +49,7 @@ redact_json = mask_json
 
 
 def redact_body(content: bytes | None, content_type: str, secrets: Iterable[str | Secret] = ()) -> str:
-    """Show the beginning of a body: text masked, other bytes by their number.
+    """Return the beginning of a body: masked if it is text, otherwise the number of its bytes.
 
     >>> redact_body(b'{"path": "p", "weights_access_token": "abc"}', "application/json")
     '{"path": "p", "weights_access_token": "***"}'
@@ -72,16 +73,16 @@ def curl(
     headers: Mapping[str, str] | None = None,
     secrets: Iterable[str | Secret] = (),
 ) -> str:
-    """Render a call as a command line that runs once the variables in it are set.
+    """Return a call as a command line that runs once the variables in it are set.
 
     Secrets appear as variables: the key as `$TINKER_API_KEY`, others under the name of their header or field.
-    A body that is long or no text has to be put into a file `body.bin` first.
+    The command line reads a body from the file `body.bin` if it is long, encoded, or not JSON.
 
     Args:
-        call: The call.
-        base_url: Where it goes.
-        headers: What is really sent, the credential included; without it, what the call itself says.
-        secrets: Values that must not appear, wherever they stand.
+        call: the call.
+        base_url: the base of its address.
+        headers: the headers as sent, with the credential; None takes those that the call itself states.
+        secrets: the values to mask everywhere.
 
     >>> call = Call(method="POST", path="/api/v1/auth/token", body=b"{}")
     >>> print(curl(call, "https://host/pre"))
@@ -102,7 +103,10 @@ def curl(
 
 
 def _masked(content: bytes, known: tuple[str | Secret, ...]) -> str:
-    """By field where it is JSON: servers that echo a body do so as a text inside of a text."""
+    """Return a body as text with its secrets masked.
+
+    JSON is masked field by field: a server that echoes a body quotes it as a text inside of a text.
+    """
     try:
         tree = json.loads(content)
     except (ValueError, RecursionError):
@@ -138,7 +142,7 @@ def _quoted_header(name: str, value: str, known: tuple[str | Secret, ...]) -> st
 
 
 def _quoted_json(body: bytes, known: tuple[str | Secret, ...]) -> str:
-    """The body in single quotes, opened where a variable stands; empty when it is no JSON."""
+    """Return the body in single quotes, interrupted by variables; empty if the body is not JSON."""
     from shlex import quote
 
     try:
@@ -149,7 +153,7 @@ def _quoted_json(body: bytes, known: tuple[str | Secret, ...]) -> str:
 
 
 def _with_slots(tree: Any, known: tuple[str | Secret, ...]) -> Any:
-    """A JSON tree with slots in place of its secret fields."""
+    """Return a JSON tree with placeholders for the values of its secret fields."""
     if isinstance(tree, dict):
         return {
             name: f"\ue000{_variable(name)}\ue001"

@@ -1,11 +1,11 @@
-"""One request to one address: its headers, its head as bytes, and where a redirect leads from there.
+"""One request to one address: its headers, its head as bytes, and the request after a redirect.
 
-Headers come in layers, of which the later ones win: those that a user may replace (`User-Agent`,
-`Accept-Encoding`, Cloudflare Access), the session's, those the protocol needs for the call, the call's own,
-and the user's default headers. Any thread may enter.
+Headers come in layers, and later layers replace earlier ones: defaults (`User-Agent`, `Accept-Encoding`,
+Cloudflare Access), the session's headers, those the protocol needs for the call, the call's own, and the
+user's default headers. Any thread may enter.
 
-Credentials are bound to the origin they were meant for: what goes to another one is a short list of harmless
-headers, not "all but the secret ones", because users may put secrets into any header.
+Credentials stay with the origin for which they are meant. A request to another origin carries a short list of
+harmless headers, not "all but the secret ones", because users may put secrets into any header.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ IDEMPOTENCY_KEY: Final = "X-Idempotency-Key"
 RETRY_COUNT: Final = "X-Retry-Count"
 MAX_REDIRECTS: Final = 10
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
-# What any server may see. The length is written anew for every hop.
+# The headers that any server may see. The length is written anew for every hop.
 _HARMLESS: Final = frozenset({"accept", "accept-encoding", "user-agent", "content-type", "content-encoding"})
 _OF_THE_BODY: Final = frozenset({"content-type", "content-encoding", "x-idempotency-key"})
 
 
-# Lines of a head that differ from request to request.
+# The headers that differ from request to request.
 _DIFFERING: Final = frozenset(
     {"x-idempotency-key", "content-length", "transfer-encoding", "authorization", "cookie"}
 )
@@ -46,11 +46,11 @@ _LINE_END: Final = "\r\n"
 _NONE: Final = HeaderMap()
 
 Headers = Mapping[str, tuple[str, str]]
-"""Names as they are written, and values, by lower-case name."""
+"""Headers by lower-case name: the name as it is sent, and the value."""
 
 
 class RedirectRefused(Exception):
-    """The redirect is not followed; the text says why and holds no credentials."""
+    """The refusal to follow a redirect. The text names the reason and holds no credentials."""
 
 
 @frozen(repr=False)
@@ -63,17 +63,17 @@ class Hop:
     headers: Headers
     body: bytes | None
     own: bool = True
-    """Still at the origin the user configured: only then credentials and the user's own headers go along."""
+    """True while at the origin that the user configured: it alone gets credentials and the user's headers."""
 
     @property
     def target(self) -> str:
-        """Path and query, as in a request line."""
+        """Return path and query, as in a request line."""
         path = self.url.path or "/"
         return f"{path}?{self.url.query}" if self.url.query else path
 
     @property
     def address(self) -> str:
-        """The whole address, as a forwarding proxy wants it."""
+        """Return the whole address, as a forwarding proxy needs it."""
         return f"{self.origin}{self.target}"
 
     def __repr__(self) -> str:
@@ -81,13 +81,14 @@ class Hop:
 
 
 def redirected(hop: Hop, status: int, location: str) -> Hop:
-    """Where a redirect leads.
+    """Return the request that follows a redirect.
 
-    307 and 308 keep method and body; so do 301 and 302, which browsers turn into GET for historical reasons:
-    a training step must not become a harmless-looking read because a proxy moved. 303 asks for a GET.
+    307 and 308 keep method and body. So do 301 and 302 here, which browsers turn into GET for historical
+    reasons: a training step must not become a harmless-looking read because a proxy moved. 303 asks for a
+    GET.
 
     Raises:
-        RedirectRefused: It leads from https to http, to something else than HTTP, or would take a secret in
+        RedirectRefused: The redirect leads from https to http, to another protocol, or would take a secret in
             the body to another origin.
     """
     url = _absolute(hop, location)
@@ -110,7 +111,7 @@ def redirected(hop: Hop, status: int, location: str) -> Hop:
 
 
 def _absolute(hop: Hop, location: str) -> SplitResult:
-    """The address in a `Location`, which may be relative, hold UTF-8 read as latin-1, or blanks."""
+    """Return the address in a `Location`, which may be relative, or hold blanks or UTF-8 read as latin-1."""
     try:
         text = location.encode("latin-1").decode("utf-8")
     except UnicodeError:
@@ -125,7 +126,7 @@ def _absolute(hop: Hop, location: str) -> SplitResult:
 
 
 def _holds_secret(body: bytes) -> bool:
-    """Whether a JSON body has a field or a text that must not be shown; other bodies hold tensors."""
+    """Return True if a JSON body holds a field or a text to mask. Other bodies hold tensors."""
     try:
         tree = json.loads(body)
     except (ValueError, RecursionError):
@@ -138,7 +139,7 @@ def _holds_secret(body: bytes) -> bool:
 
 @lru_cache(maxsize=1)
 def user_agent() -> str:
-    """Who we are: package, interpreter and system.
+    """Return the value of `User-Agent`: package, interpreter and system.
 
     >>> user_agent().startswith("tinker_sync/")
     True
@@ -148,7 +149,7 @@ def user_agent() -> str:
 
 
 def by_name(headers: Mapping[str, str]) -> Headers:
-    """Headers in the form in which layers are laid over each other.
+    """Return headers in the form of the layers, by lower-case name.
 
     >>> by_name({"Accept": "*/*"})
     {'accept': ('Accept', '*/*')}
@@ -157,7 +158,7 @@ def by_name(headers: Mapping[str, str]) -> Headers:
 
 
 class HeaderLayers:
-    """Composes the headers of calls. Immutable after construction, so any thread may use it."""
+    """The layers that make up the headers of calls. Immutable, so any thread may use them."""
 
     def __init__(self, settings: Settings) -> None:
         ours = {"User-Agent": user_agent(), "Accept-Encoding": accepted_encodings()}
@@ -168,10 +169,10 @@ class HeaderLayers:
         self._ours = by_name(ours)
         self._version = settings.sdk_version
         self.users = by_name(settings.default_headers)
-        """The user's default headers, which win over all others."""
+        """The user's default headers, which replace all others."""
 
     def compose(self, call: Call, credential: Secret | None, session_headers: HeaderMap) -> Headers:
-        """All headers of a call but those of framing and of the way it takes."""
+        """Return all headers of a call except those for its framing and its route."""
         headers = {**self._ours, **session_headers.lines}
         headers["accept"] = ("Accept", call.accept)
         if credential:
@@ -191,16 +192,16 @@ class HeaderLayers:
 
 @frozen(repr=False)
 class _Written:
-    """The text of a head up to the lines that differ from request to request. Its repr shows no header."""
+    """The part of a head that several requests share, as text. Its repr shows no header."""
 
     text: str
     names: frozenset[str]
 
 
 class RequestHeads:
-    """Writes the heads of the requests to one server. Thread-safe.
+    """A writer of the heads of requests to one server. Thread-safe.
 
-    What does not differ between the requests of one method is written once.
+    It writes the shared lines of like requests once.
 
     Args:
         settings: the address and the headers of the user.
@@ -210,10 +211,10 @@ class RequestHeads:
         self._layers = HeaderLayers(settings)
         self._base = urlsplit(settings.base_url)
         self.origin = Origin.of(self._base)
-        self._written: dict[object, _Written | None] = {}  # replaced as a whole when it grows
+        self._written: dict[object, _Written | None] = {}  # replaced by an empty one when it is full
 
     def hop(self, call: Call, credential: str, session_headers: HeaderMap) -> Hop:
-        """Return the request of a call to the server itself. `credential` is empty where none goes along."""
+        """Return the request of a call to the server itself. An empty `credential` is not sent."""
         base = self._base
         url = SplitResult(base.scheme, base.netloc, base.path + call.path, call.query, "")
         secret = Secret(credential) if credential else None
@@ -223,7 +224,7 @@ class RequestHeads:
     def write(self, call: Call, credential: str) -> bytes | None:
         """Return the head of a usual request: with a body, and without headers of a session.
 
-        None: the lines of this one must be composed and checked one by one.
+        Returns None if the lines of this request must be composed and checked one by one.
         """
         if call.method != "POST" or call.body is None:
             return None
@@ -238,7 +239,7 @@ class RequestHeads:
         if call.idempotency_key:
             lines.append(f"{IDEMPOTENCY_KEY}: {call.idempotency_key}")
         if not "".join(lines).isprintable() or not "".join(lines).isascii():
-            return None  # a line end would add headers of its own
+            return None  # a line end in a value would add headers
         lines.append(f"{RETRY_COUNT}: {call.attempt - 1}\r\nContent-Length: {len(call.body)}\r\n\r\n")
         return f"{written.text}{_LINE_END.join(lines)}".encode("ascii")
 
@@ -249,7 +250,7 @@ class RequestHeads:
         return written
 
     def _write(self, call: Call, credential: str) -> _Written | None:
-        """Return the lines that all requests like this share; None if a user replaces one that differs."""
+        """Return the lines that all like requests share, or None if the user sets a line that differs."""
         hop = self.hop(call.but(headers=_NONE, idempotency_key=None), credential, _NONE)
         headers = {"host": ("Host", self.origin.netloc), **hop.headers}
         del headers[RETRY_COUNT.lower()]

@@ -1,7 +1,7 @@
-"""TLS or plain HTTP: what an address names, and what its port answers.
+"""Detection of a port that uses TLS under an http address, or plain HTTP under an https address.
 
-An address with https:// in place of http:// would otherwise fail with an error about record layers, and one
-with http:// in place of https:// with a broken connection.
+Without it, an address with https:// in place of http:// fails with an error about record layers, and one with
+http:// in place of https:// fails with a broken connection.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 else:
     ssl = LazyModule("ssl")
 
-# The names that versions of OpenSSL have for an answer that is not TLS.
+# The names in various versions of OpenSSL for an answer that is not TLS.
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")
 _RECORD_BYTES: Final = 1 << 14
 
 
 def answered_without_tls(error: BaseException) -> bool:
-    """Return True for a handshake that failed because the other side does not use TLS."""
+    """Return True if a handshake failed because the other side does not use TLS."""
     return isinstance(error, ssl.SSLError) and error.reason in _NO_TLS
 
 
 def speaks_tls(host: str, port: int, timeout_s: float) -> bool:
     """Send the greeting of TLS to a port, and return True if the answer is TLS.
 
-    Nothing else is sent, and no certificate is checked. The handshake runs in memory: a socket of the `ssl`
-    module that is reset while it is wrapped stays open.
+    This function sends nothing else and checks no certificate. The handshake runs in memory, because a socket
+    that is reset while the `ssl` module wraps it stays open.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -47,9 +47,9 @@ def speaks_tls(host: str, port: int, timeout_s: float) -> bool:
         answer.write(received)
         handshake.do_handshake()
     except ssl.SSLWantReadError:
-        return bool(received)  # the answer goes on in a further record
+        return bool(received)  # the answer continues in another record
     except ssl.SSLError as error:
-        return "ALERT" in (error.reason or "")  # TLS, with other demands
+        return "ALERT" in (error.reason or "")  # an alert is TLS: the server requires other parameters
     except (OSError, ValueError):
         return False
     return True

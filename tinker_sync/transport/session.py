@@ -1,14 +1,16 @@
-"""The user's `requests.Session`, or the environment: how to reach servers over the client's own connections.
+"""Routes, headers and cookies from the user's `requests.Session`, or from the environment.
 
-The session's proxies, certificates, `trust_env`, headers, user name and password, and cookies are used. A
-session that changes how requests are sent (a subclass, hooks, other adapters or authentication, parameters)
-is refused when the client is made; a proxy other than an HTTP proxy is refused when it is first needed.
+The client has its own connections. It takes the session's proxies, certificates, `trust_env`, headers, user
+name and password, and cookies. The client refuses a session that changes how requests are sent (a subclass,
+hooks, other adapters or authentication, parameters) when it is made. It refuses a proxy other than an HTTP
+proxy when it first needs the proxy.
 
-Without a session, the environment alone counts. requests is imported where it has a proxy, or a file goes
-through an adapter of requests; a program that talks to its server directly never loads it.
+Without a session, the environment alone counts. This module imports requests if the environment has a proxy,
+or if a file goes through an adapter of requests; a program that connects to its server directly never loads
+it.
 
-Any thread may enter. Proxies and certificates are read when an origin is first contacted; headers, user name
-and password, and cookies with every request.
+Any thread may enter. The client reads proxies and certificates when it first contacts an origin. It reads
+headers, user name and password, and cookies with every request.
 """
 
 from __future__ import annotations
@@ -48,21 +50,22 @@ _BUNDLES: Final = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 @frozen
 class Way:
-    """The way of requests to one origin."""
+    """The route of requests to one origin, and their options."""
 
     route: Route
     options: Mapping[str, Any]
-    """`proxies` and `verify`, for files, which go through the session's own adapter."""
+    """`proxies`, `verify` and `cert`, for transfers of files, which use the session's own adapter."""
     netrc: str | None = None
-    """An `Authorization` from the user's netrc file; its repr is masked."""
+    """The `Authorization` from the user's netrc file; its repr is masked."""
 
 
 class SessionRules:
-    """Reads a session, or the environment when the user gave none. Thread-safe.
+    """A reader of the user's session or, without one, of the environment. Thread-safe.
 
     Args:
         session: the user's session.
-        direct: without a session, bypass the proxies of the environment, as for a server on this machine.
+        direct: True to bypass the environment's proxies and certificates, as for a server on this machine;
+            it has no effect on a user's session.
 
     Raises:
         ConfigurationError: the session changes how requests are sent.
@@ -73,7 +76,7 @@ class SessionRules:
             _refuse_unusual(session)
         self._given = session
         self.adds_nothing = session is None
-        """True while requests carry nothing of a session: no header, no authorization, no cookie."""
+        """True while requests carry no header, authorization or cookie of a session."""
         self._trust_environment = not direct
         self._plain: requests.Session | None = None  # guarded by _lock
         self._own_jar: CookieJar | None = None  # guarded by _lock; set once
@@ -84,7 +87,7 @@ class SessionRules:
 
     @property
     def session(self) -> requests.Session:
-        """The user's session; a plain one, made when it is first needed, where the user gave none."""
+        """Return the user's session or, without one, a plain session, made when it is first needed."""
         if self._given is not None:
             return self._given
         made = requests.Session()
@@ -95,22 +98,22 @@ class SessionRules:
             return self._plain
 
     def way_to(self, origin: Origin) -> Way:
-        """How to reach an origin; always the same object for one origin.
+        """Return the way to an origin, always the same object for one origin.
 
         Raises:
             ConfigurationError: A certificate file cannot be used.
         """
         if self._pid != os.getpid():
             self.renew_after_fork()
-        way = self._ways.get(origin)  # entries are only ever added
+        way = self._ways.get(origin)  # entries are added and never removed
         if way is None:
             found = self._find_way(origin)
-            with self._lock:  # two threads may have looked; the first one's finding stays
+            with self._lock:  # two threads may have searched; the first result stays
                 way = self._ways.setdefault(origin, found)
         return way
 
     def headers(self) -> HeaderMap:
-        """The headers the user put into the session, without what requests puts into every session."""
+        """Return the session's headers without those that requests puts into every session."""
         if self._given is None:
             return _NONE
         usual = requests.utils.default_headers()
@@ -123,9 +126,7 @@ class SessionRules:
         )
 
     def authorization(self, way: Way) -> str | None:
-        """The value of `Authorization` for the origin we were sent to: of the session, else of the netrc
-        file.
-        """
+        """Return the `Authorization` for the user's origin: from the session, else from the netrc file."""
         if self._given is None:
             return None
         auth = self._given.auth
@@ -141,12 +142,12 @@ class SessionRules:
 
     @property
     def has_cookies(self) -> bool:
-        """Whether there may be any to send."""
+        """Return True if a cookie may have to be sent."""
         jar = self._jar
         return jar is not None and len(jar) > 0
 
     def cookies_for(self, url: str) -> str | None:
-        """The value of `Cookie` for an address."""
+        """Return the value of `Cookie` for an address, or None."""
         jar = self._jar
         if jar is None:
             return None
@@ -156,7 +157,7 @@ class SessionRules:
         return Secret(cookies).reveal() if cookies else None
 
     def keep_cookies(self, url: str, headers: list[tuple[str, str]]) -> None:
-        """Store the cookies an answer sets."""
+        """Store the cookies that an answer sets."""
         self.adds_nothing = False
         from http.cookiejar import CookieJar
 
@@ -168,15 +169,15 @@ class SessionRules:
         jar.extract_cookies(_CookieReply(values), _cookie_request(url))  # type: ignore[arg-type]
 
     def renew_after_fork(self) -> None:
-        """Leave the parent's connections alone, in a forked child; the session stays usable."""
+        """Drop the copies of the parent's connections, in a forked child; the session stays usable."""
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # the old one may be held by a thread that only the parent has
+        self._lock = threading.Lock()  # a thread of the parent may hold the old one
         session = self._given or self._plain
         for adapter in session.adapters.values() if session is not None else ():
             adapter.close()
 
     def close(self) -> None:
-        """Close the session if it is ours; a user's session is the user's to close."""
+        """Close the session that this object has made. A user's session stays open."""
         with self._lock:
             plain = self._plain
         if plain is not None:
@@ -197,12 +198,13 @@ class SessionRules:
 
     def _options(self, url: str) -> dict[str, Any]:
         merged: Mapping[str, Any] = self.session.merge_environment_settings(url, {}, None, None, None)
-        # Addresses of proxies hold passwords; in this form no repr shows them.
+        # Addresses of proxies hold passwords; the repr of this form is masked.
         proxies = {scheme: Secret(proxy).reveal() for scheme, proxy in merged["proxies"].items() if proxy}
         return {"proxies": proxies, "verify": merged["verify"], "cert": merged["cert"]}
 
     def _netrc(self, url: str) -> str | None:
-        # Only for a session of the user's own: who just gives an API key expects no password to go along.
+        # This needs a session from the user: a user who gives an API key alone does not expect a password to
+        # be sent.
         if self._given is None or not self._given.trust_env:
             return None
         found = requests.utils.get_netrc_auth(url)
@@ -238,7 +240,7 @@ class SessionRules:
 
 
 def _refuse_unusual(session: requests.Session) -> None:
-    """Refuse a session with anything that this client would silently leave out."""
+    """Refuse a session with a feature that this client would silently ignore."""
     problem = _first_problem(session)
     if problem is not None:
         raise ConfigurationError(
@@ -271,7 +273,7 @@ def _first_problem(session: requests.Session) -> str | None:
 
 
 class _CookieReply:
-    """As much of an answer as a cookie jar reads."""
+    """The part of an answer that a cookie jar reads."""
 
     def __init__(self, values: list[str]) -> None:
         from email.message import Message
@@ -285,14 +287,14 @@ class _CookieReply:
 
 
 def _cookie_request(url: str) -> urllib.request.Request:
-    """Return a request that only answers the questions of a cookie jar."""
+    """Return a request for a cookie jar to read; the client does not send it."""
     from urllib.request import Request
 
     return Request(url)  # noqa: S310 - it is never opened
 
 
 def _may_have_proxies() -> bool:
-    """Return whether the environment, or the settings of these systems, may name a proxy."""
+    """Return True if the environment may name a proxy, or the settings of macOS or Windows."""
     if sys.platform in ("darwin", "win32"):
         from urllib.request import getproxies
 
@@ -345,7 +347,7 @@ def _basic(user: str | bytes, password: str | bytes) -> str:
 
 
 def _latin1(text: str) -> bytes:
-    """As requests encodes them; what latin-1 lacks goes as UTF-8, where RFC 7617 is heading."""
+    """Return a text in latin-1, as requests encodes it, or in UTF-8 (RFC 7617) if latin-1 lacks a letter."""
     try:
         return text.encode("latin-1")
     except UnicodeEncodeError:

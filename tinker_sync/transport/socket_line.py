@@ -1,8 +1,8 @@
 """One request on one connection, and the reading of its answer.
 
-A `SocketLine` is the seam between blocking callers and a poller: its request has been sent; `finish` blocks
-until the answer is whole, `step` takes what has arrived and never blocks. Both use the same parser, so they
-may be mixed. A line belongs to one thread at a time.
+Blocking callers and pollers both use a `SocketLine`. After its request is sent, `finish` blocks until the
+answer is whole; `step` takes the bytes that have arrived and never blocks. Both use the same parser, so a
+thread may call first one and then the other. A line belongs to one thread at a time.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ from tinker_sync.transport.scheme import with_tls
 from tinker_sync.wire.http1.client import ReplyParser, SpeaksTls
 from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 
-# A socket's timeout covers one whole `sendall`: in pieces it limits standing still, not the upload.
+# A socket's timeout covers one whole `sendall`. Sending in pieces limits each piece, not the whole upload.
 _SEND_BYTES: Final = 256 * 1024
 
 
 @frozen
 class RawReply:
-    """An answer as it came, its content encoding not undone."""
+    """An answer as received, with its content encoding still in place."""
 
     status: int
-    headers: list[tuple[str, str]] = field(repr=False)  # of redirects to signed addresses, too
+    headers: list[tuple[str, str]] = field(repr=False)  # may hold the signed address of a redirect
     fields: Mapping[str, str] = field(repr=False)
-    """The same by lower-case name."""
+    """The headers by lower-case name."""
     body: bytes = field(repr=False)
     lasts_until_close: bool = False
 
 
 @frozen
 class Limits:
-    """How long one request may be silent, and when it has to be over."""
+    """The limits of one request: its time, its silences, and the size of its answer."""
 
     connect_s: float
     read_s: float
-    """Until the first byte of the answer; also for each piece of the request."""
+    """The limit until the first byte of the answer, and for each piece of the request."""
     idle_s: float
-    """Between two pieces of an answer that has begun."""
+    """The limit between two pieces of an answer that has begun."""
     give_up_s: float
-    """A moment of the clock after which nothing more is waited for."""
+    """The moment of the clock at which the request must be over."""
     max_body_bytes: int
 
 
 class SocketLine:
-    """A request under way on a connection. Gives the connection back itself, when done or failed."""
+    """A request under way on a connection. It returns the connection to the pools when it is over."""
 
     def __init__(
         self, connection: Connection, pools: Pools, clock: Clock, method: str, limits: Limits
     ) -> None:
         self._connection = connection
         self.sock = connection.sock
-        """The socket; readable means that `step` gets on."""
+        """The socket; when it is readable, `step` makes progress."""
         self._pools = pools
         self._clock = clock
         self._limits = limits
@@ -73,14 +73,14 @@ class SocketLine:
 
     @property
     def expires_at_s(self) -> float:
-        """The moment of the clock after which `step` fails for want of news."""
+        """Return the moment of the clock after which `step` fails if nothing has arrived."""
         return min(self._silence_ends_s, self._limits.give_up_s)
 
     def send(self, head: bytes, body: bytes | None) -> None:
-        """Send the request, or find that the server has answered and closed before its end.
+        """Send the request. Return early if the server has answered before the end of the request.
 
         Raises:
-            SendFailed: The connection broke first: a request cut short was not received.
+            SendFailed: The connection broke or stalled first, so the server has not received the request.
         """
         try:
             if not body or len(body) <= _SEND_BYTES:
@@ -100,7 +100,7 @@ class SocketLine:
             raise
 
     def _send_piece(self, piece: bytes | memoryview) -> None:
-        """What fits goes at once, without asking how long it may take; most requests are small."""
+        """Send a piece. The first try does not block and needs no timeout, since most requests are small."""
         sock = self.sock
         self._begin_silence(self._limits.read_s)
         left_s = self._left_s()
@@ -114,10 +114,10 @@ class SocketLine:
             sock.sendall(memoryview(piece)[at:])
 
     def step(self) -> RawReply | None:
-        """Take what has arrived; the answer, once it is whole. Never blocks.
+        """Take the bytes that have arrived, without blocking, and return the answer if it is whole.
 
         Raises:
-            SendFailed: There will be no answer, or none came in time.
+            SendFailed: The request failed, or no answer came in time.
         """
         sock = self.sock
         try:
@@ -133,10 +133,10 @@ class SocketLine:
         return self._conclude()
 
     def finish(self) -> RawReply:
-        """Wait for the answer.
+        """Wait for the answer and return it.
 
         Raises:
-            SendFailed: There will be none, or it did not come in time.
+            SendFailed: The request failed, or no answer came in time.
         """
         try:
             while not self._parser.done:
@@ -149,7 +149,7 @@ class SocketLine:
         return self._conclude()
 
     def _receive(self) -> bytes:
-        """Wait for the next piece."""
+        """Wait for the next piece and return it."""
         sock, left_s = self.sock, self._left_s()
         while True:
             now_s = slice_of(left_s)
@@ -162,7 +162,7 @@ class SocketLine:
                     raise
 
     def abort(self) -> None:
-        """Give up: close the connection. Does nothing when the line is over."""
+        """Give up the request and close the connection. Do nothing if the line is over."""
         if not self._over:
             self._over = True
             self._pools.discard(self._connection)
@@ -184,7 +184,7 @@ class SocketLine:
             self._parser.eof()
 
     def _answered_early(self) -> bool:
-        """A server may refuse a large body without reading it to its end; its answer is then already here."""
+        """Return True if the whole answer has arrived: a server may refuse a large body before its end."""
         sock = self.sock
         try:
             never_block(sock)
@@ -199,8 +199,8 @@ class SocketLine:
         if not self._over:
             self._over = True
             self._connection.requests += 1
-            # Servers that stumble tend to hang up behind their answer, without having said so in it; the next
-            # call may be one that nobody would dare to repeat.
+            # After a 5xx, servers often close the connection without announcing it in the answer. The next
+            # call on it may be one that must not be repeated.
             if self._parser.keep_alive and self._parser.status < 500:
                 self._pools.give_back(self._connection)
             else:
@@ -213,7 +213,7 @@ class SocketLine:
         timed_out = isinstance(error, TimeoutError)
         unheard = not self._parser.started and not timed_out
         if isinstance(error, SpeaksTls):
-            # What came in plain was not understood, let alone received.
+            # The server cannot read plain HTTP at this port, so it has not received the request.
             message = with_tls(self._connection.route.origin.netloc)
             raise SendFailed(message, maybe_received=False, final=True) from error
         raise SendFailed(

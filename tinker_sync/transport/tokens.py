@@ -1,8 +1,13 @@
-"""Short-lived tokens: how long one lasts, and a cache that renews it in time.
+"""Short-lived tokens: their lifetime, and a cache that renews them in time.
 
-Guarantees: one renewal at a time, whatever the number of threads; nobody waits for it while the token at hand
-is good; a failed renewal hurts nobody before the token's end; however short tokens live, there are pauses.
-Assumes that `fetch` neither takes a token from this cache nor waits for a thread that does.
+Guarantees:
+
+- One renewal runs at a time, for any number of threads.
+- The other threads do not wait for it while the current token is good.
+- No caller gets the error of a failed renewal before the current token ends.
+- Renewals ahead of time have pauses between them, even if tokens have short lives.
+
+The cache assumes that `fetch` neither takes a token from it nor waits for a thread that does.
 """
 
 from __future__ import annotations
@@ -29,38 +34,41 @@ from tinker_sync.transport.call import Reply
 
 _logger = logging.getLogger(__name__)
 
-# A token is renewed ahead at about half of its life, so that many clients do not ask at the same moment.
+# The cache renews a token ahead of time at about half of its life. The exact moment is random, so that many
+# clients do not ask at once.
 _RENEW_FROM: Final = 0.45
 _RENEW_TO: Final = 0.55
-# Whoever needs a token fetches a new one when this little is left: a minute, or a tenth of a short life.
+# `get` fetches a new token if the old one has less time left: a minute, or a tenth of a short life.
 _MARGIN_S: Final = 60.0
 _MARGIN: Final = 0.1
-# Between two renewals ahead, and between two tries of one.
+# Limits of the pause between two renewals ahead of time, and between two tries of one.
 _SHORTEST_PAUSE_S: Final = 5.0
 _LONGEST_PAUSE_S: Final = 60.0
-# Of a token that does not tell: opaque ones, and what credential commands print.
+# The lifetime of a token that states none: an opaque token, or the output of a credential command.
 _ASSUMED_LIFETIME_S: Final = 60.0
-# A token is used for this long even if it claims to be over: clocks of servers are not perfect.
+# The cache uses a token for this long even if the token has ended by its own claim: servers' clocks are
+# inexact.
 _SHORTEST_LIFETIME_S: Final = 1.0
-# Sums of times come out a little off; without this a thread would come back after a pause of nothing.
+# Sums of times have rounding errors. Without this margin, `step` could skip a token that is due in almost
+# zero seconds, and its thread would call again at once.
 _ROUNDING_S: Final = 0.001
-# The Date header has whole seconds, and the answer took a while to come.
+# The Date header has whole seconds, and the answer needs time to arrive.
 _DATE_TOLERANCE_S: Final = 5.0
 
 
 @frozen
 class Grant:
-    """A token as it was received, and the server's time at that moment if it told."""
+    """A received token, with the server's time at its receipt if the answer has a date."""
 
     token: Secret
     server_time_s: float | None = None
 
 
 def read_grant(reply: Reply) -> Grant:
-    """Take the token out of the answer of the token exchange.
+    """Return the token in the answer of the token exchange.
 
     Raises:
-        APIResponseValidationError: It holds none. The text does not quote it.
+        APIResponseValidationError: The answer holds no token. The text does not quote the answer.
 
     >>> read_grant(Reply(200, {"Date": "Thu, 01 Jan 1970 00:01:40 GMT"}, b'{"jwt": "eyJ.e30.x"}'))
     Grant(token=Secret('***'), server_time_s=100.0)
@@ -76,7 +84,7 @@ def read_grant(reply: Reply) -> Grant:
 
 
 def claims_of(token: Secret) -> dict[str, Any]:
-    """Read what a JWT says about itself, without checking its signature; nothing for other tokens.
+    """Return the claims of a JWT without checking its signature, or an empty dict for other tokens.
 
     >>> claims_of(Secret("eyJhbGciOiJub25lIn0.eyJzdWIiOiAidTEifQ.")), claims_of(Secret("tml-example"))
     ({'sub': 'u1'}, {})
@@ -90,14 +98,14 @@ def claims_of(token: Secret) -> dict[str, Any]:
 
 
 def lifetime_s(grant: Grant, time_s: float) -> float:
-    """How long a token lasts from its receipt.
+    """Return the lifetime of a token from its receipt, in seconds.
 
-    By the server's clock where it is known; by ours where that fits what the token says of its own life (our
-    clock may be wrong by any amount); else the whole life that the token claims.
+    The server's clock counts if the answer has a date, otherwise the local clock, which may be wrong by any
+    amount. If the result does not fit the life that the token claims, that whole life counts.
 
     Args:
-        grant: The token, just received.
-        time_s: Our wall clock at its receipt.
+        grant: the token, just received.
+        time_s: the local wall clock at its receipt.
     """
     claims = claims_of(grant.token)
     ends_s, begins_s = _number(claims.get("exp")), _number(claims.get("iat"))
@@ -117,16 +125,16 @@ class _Moment:
 
 @frozen
 class _Held:
-    """A token at hand."""
+    """The current token and the times that decide when it is renewed."""
 
     token: Secret
     received: _Moment
     lifetime_s: float
     renew_at: float
-    """The part of its life after which it is renewed ahead."""
+    """The fraction of its life after which `step` renews it."""
 
     def age_s(self, now: _Moment) -> float:
-        """By the clock that went further: a suspended machine stops the monotonic one."""
+        """Return the age by the clock that advanced more: a suspended machine stops the monotonic one."""
         return max(now.monotonic_s - self.received.monotonic_s, now.wall_s - self.received.wall_s)
 
     def left_s(self, now: _Moment) -> float:
@@ -140,7 +148,7 @@ class _Held:
 
 
 class _Flight:
-    """One renewal under way. Its fetcher alone writes; the others read after `over`."""
+    """A renewal under way. Its thread alone writes; other threads read after `over` is set."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
@@ -150,15 +158,15 @@ class _Flight:
 
 
 class TokenCache:
-    """The token of the moment. Thread-safe.
+    """A cache of the current token. Thread-safe.
+
+    The cache has no thread of its own. `get` renews the token when it must. A thread that calls `step` after
+    every `next_step_in_s` renews it ahead of time.
 
     Args:
-        fetch: Gets a new token; blocks as long as it takes, and limits its own time.
-        clock: The time.
-        draw: Random numbers from 0 to 1, for the moment of a renewal.
-
-    Nothing is renewed by itself: `get` does it when it must, and a thread that calls `step` after every
-    `next_step_in_s` does it ahead of time.
+        fetch: gets a new token; it blocks, and limits its own time.
+        clock: the source of time.
+        draw: returns random numbers from 0 to 1, for the moment of a renewal.
     """
 
     def __init__(
@@ -169,28 +177,28 @@ class TokenCache:
         self._draw = draw
         self._lock = threading.Lock()
         self._held: _Held | None = None  # guarded by _lock
-        self._before: Secret | None = None  # guarded by _lock; some calls under way still carry it
+        self._before: Secret | None = None  # guarded by _lock; calls under way may still carry it
         self._flight: _Flight | None = None  # guarded by _lock
-        self._quiet_until_s = -math.inf  # guarded by _lock; after a failure no early renewal before this
+        self._quiet_until_s = -math.inf  # guarded by _lock; no early renewal before this after a failure
 
     def renew_after_fork(self) -> None:
-        """Replace the lock, in a forked child, and forget the parent's renewal; the token stays good."""
+        """Replace the lock, in a forked child, and forget the parent's renewal; the token stays."""
         self._lock = threading.Lock()
         self._flight = None
 
     @property
     def known(self) -> tuple[Secret, ...]:
-        """The token at hand and the one before it."""
+        """Return the current token and the one before it."""
         with self._lock:
             tokens = (self._held.token if self._held else None, self._before)
         return tuple(token for token in tokens if token)
 
     def get(self) -> Secret:
-        """Give a token that is good for a while, renewing it first if need be.
+        """Return a token that stays good for a while; renew it first if necessary.
 
         Raises:
-            CredentialError: The old one is over and there was no new one.
-            Exception: Whatever `fetch` raised, when there never was a token.
+            CredentialError: The old token has ended and its renewal failed.
+            Exception: The first token could not be fetched; this is the error of `fetch`.
         """
         while True:
             now = self._now()
@@ -207,13 +215,13 @@ class TokenCache:
             flight.over.wait()
             if flight.failure is not None:
                 raise _for_user(_twin(flight.failure), held)
-            # Either there is a new token now, or its fetcher was interrupted and someone else has to do it.
+            # Either the renewal succeeded, or an interrupt ended it and another thread has to renew.
 
     def renewed(self, rejected: Secret) -> Secret:
-        """Give another token than the one the server rejected; the first thread that asks renews it.
+        """Return a token that replaces the one the server rejected; the first thread that asks renews it.
 
         Raises:
-            CredentialError: There is no new one. The rejected one is not used again.
+            CredentialError: The renewal failed. The cache does not return the rejected token again.
         """
         with self._lock:
             held = self._held
@@ -222,7 +230,7 @@ class TokenCache:
         return self.get()
 
     def step(self) -> None:
-        """Renew the token if it is time to; a failure is logged. For a thread that does it ahead of time."""
+        """Renew the token if it is due, and log a failure. For a thread that renews ahead of time."""
         now = self._now()
         with self._lock:
             idle = self._flight_locked() is None
@@ -231,11 +239,11 @@ class TokenCache:
             flight = self._flight = _Flight()
         try:
             self._renew(flight)
-        except Exception as error:  # noqa: BLE001 - whoever needs a token and has none gets the error
+        except Exception as error:  # noqa: BLE001 - `get` raises when no good token is left
             _logger.warning("there is no new token: %s", mask_text(str(error)))
 
     def next_step_in_s(self) -> float | None:
-        """When to call `step` next; None before the first token was fetched."""
+        """Return the seconds until the next call of `step`, or None before the first token."""
         now = self._now()
         with self._lock:
             if self._flight_locked() is not None:
@@ -269,10 +277,10 @@ class TokenCache:
         return held.token
 
     def _land(self, flight: _Flight, held: _Held | None, failure: Exception | None) -> _Held | None:
-        """End a renewal: keep its token or note its failure, and let the others go on.
+        """End a renewal: keep its token or note its failure, and wake the threads that wait for it.
 
         Returns:
-            The token now at hand, new or old.
+            The current token, new or old.
         """
         now = self._now()
         with self._lock:
@@ -291,13 +299,13 @@ class TokenCache:
         return at_hand
 
     def _flight_locked(self) -> _Flight | None:
-        """The renewal under way; in a forked child the parent's does not count, its thread is not here."""
+        """Return the renewal under way, or None. A forked child drops the parent's: it lacks its thread."""
         if self._flight is not None and self._flight.process != os.getpid():
             self._flight = None
         return self._flight
 
     def _is_good_locked(self, held: _Held, now: _Moment) -> bool:
-        """Fresh; or still good, and a new one under way or just refused."""
+        """Return True if the token is fresh, or still good while a renewal runs or has just failed."""
         waiting = self._flight is not None or now.monotonic_s < self._quiet_until_s
         return held.is_fresh(now) or (waiting and held.left_s(now) > 0)
 
@@ -309,7 +317,11 @@ class TokenCache:
 
 
 def _for_user(error: Exception, held: _Held | None) -> Exception:
-    """The error itself says most when there never was a token: a wrong key, no network."""
+    """Return the error to raise after a failed renewal.
+
+    If there never was a token, this is the error itself, because it names the cause best: a wrong key, or no
+    network.
+    """
     if held is None:
         return error
     wrapped = CredentialError(f"the token is over and there is no new one: {mask_text(str(error))}")
@@ -318,7 +330,10 @@ def _for_user(error: Exception, held: _Held | None) -> Exception:
 
 
 def _twin(error: Exception) -> Exception:
-    """The same error for another thread: the traceback of one raised in many would be of no use to any."""
+    """Return a copy of an error for another thread.
+
+    If many threads raised the same error, its traceback would mix theirs.
+    """
     if not isinstance(error, TinkerError):
         return CredentialError(f"no token is to be had: {mask_text(str(error)) or type(error).__name__}")
     twin = copy.copy(error)
@@ -332,7 +347,10 @@ def _refuse_reentry(flight: _Flight) -> None:
 
 
 def _token_in(reply: Reply) -> Secret | None:
-    """Not raising keeps the frames that saw the token out of every traceback."""
+    """Return the token in an answer, or None.
+
+    This function does not raise, so that no traceback contains a frame that saw the token.
+    """
     try:
         tree = json.loads(reply.body)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""Apply the policy of `_policy` to the answer of a call, or to the lack of one.
+"""Decisions about the answer of a call, or about the lack of one, by the policy of `_policy`.
 
-`Judge` turns an answer or a `SendFailed` into `Retry` (wait, then send again), `Fatal` (raise), or None when
-the answer is what the call asked for. The caller of `Judge` acts on it. Pure but for the clock, so any thread
-may enter.
+`Judge` turns an answer or a `SendFailed` into `Retry` (wait, then send again), `Fatal` (raise), or None if
+the answer is the one that the call asked for. The caller of `Judge` acts on it. Pure except for the clock, so
+any thread may enter.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from tinker_sync.transport.call import Call, Reply, SendFailed
 
 @frozen
 class Retry:
-    """Send again after a pause."""
+    """The decision to send again after a pause."""
 
     error: APIError
-    """To be raised when there is no more patience."""
+    """The error to raise if no tries are left."""
     after_s: float | None = None
-    """The pause the server asked for."""
+    """The pause that the server asked for."""
     limit: int | None = None
-    """How often this may be retried at most; None: as often as anything."""
+    """The limit of retries for this kind of failure; None means no limit of its own."""
     fresh: bool = False
-    """Over a new connection."""
+    """True to send over a new connection."""
 
 
 @frozen
 class Fatal:
-    """Give up: another try would end the same way, or might apply the call twice."""
+    """The decision to give up: another try would end the same way, or might apply the call twice."""
 
     error: APIError
 
@@ -44,12 +44,12 @@ Verdict = Retry | Fatal
 
 
 class Judge:
-    """Knows what answers and failures mean. Immutable; any thread may ask.
+    """A judge of answers and failures. Immutable; any thread may call.
 
     Args:
-        base_url: For the addresses in errors.
-        clock: For waits until a date.
-        secrets: What must not appear in an error.
+        base_url: the base of the addresses in errors.
+        clock: the clock for pauses until a date.
+        secrets: returns the values to mask in an error.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class Judge:
         self._secrets = secrets
 
     def reply(self, reply: Reply, call: Call, stage: Stage = Stage.CALL) -> Verdict | None:
-        """Judge an answer; None means that it is what the call asked for.
+        """Return the verdict on an answer, or None if it is the one that the call asked for.
 
-        A server may decide by `x-should-retry`. Its "false" does not count for a 409 or 5xx of a call that
-        training cannot go on without.
+        A server may decide by `x-should-retry`. Its "false" does not count for a 409 or 5xx if training needs
+        the call to go on.
 
         Args:
-            reply: The answer.
-            call: What was sent; its `attempt` counts the tries so far.
-            stage: The place at which the answer arrived.
+            reply: the answer.
+            call: the call that was sent; its `attempt` counts the tries so far.
+            stage: the place at which the answer arrived.
         """
         if reply.ok or (300 <= reply.status < 400 and not call.follow_redirects):
             return None
@@ -88,7 +88,7 @@ class Judge:
         return Retry(error, after_s, limit, fresh=status == EMPTY_400)
 
     def failure(self, failed: SendFailed, call: Call) -> Verdict:
-        """Judge the lack of an answer."""
+        """Return the verdict on an attempt without an answer."""
         error = self._connection_error(failed, call)
         if failed.final or (failed.maybe_received and not call.repeatable):
             return Fatal(error)
@@ -132,12 +132,12 @@ def _is_empty_400(reply: Reply) -> bool:
 
 
 def retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
-    """The pause a server asks for, in whichever of three forms; None when it asks for none.
+    """Return the pause that a server asks for, or None. A server has three forms to ask for it.
 
     Args:
-        headers: The answer's headers, by lower-case name or found under any case.
-        now_s: Seconds since the epoch. A date is compared with the server's own, if it sent one: its clock
-            set the date, and ours may be wrong.
+        headers: the answer's headers, by lower-case name, or a mapping that ignores case.
+        now_s: the local time, in seconds since the epoch. If the answer has a `Date`, that counts instead:
+            the same clock set both dates, and the local one may be wrong.
 
     >>> retry_after_s({"retry-after": "1.5"}, 0), retry_after_s({"retry-after-ms": "200"}, 0)
     (1.5, 0.2)
