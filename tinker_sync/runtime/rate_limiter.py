@@ -358,7 +358,7 @@ class Gate:
         return self._acquire(None)
 
     def acquire(self, timeout: float | None = None) -> Permit | None:
-        """Wait for a permit and return it, or None if there is none within `timeout` seconds.
+        """Wait for a permit and return it, or None if no permit comes within `timeout` seconds.
 
         Raises:
             Exception: the failure given to `close`, also in threads that are waiting.

@@ -136,7 +136,7 @@ class Server:
         return known or (ClientDynamicConfigResponse() if made is None else made.facts.dynamic)
 
     def refresh(self) -> None:
-        """Begin to renew the settings and keys that are due. Called with every heartbeat."""
+        """Begin to renew the token and the settings if they are due. Called with every heartbeat."""
         self._refresher.begin_if_due()
 
     def refuse_without_forward(self) -> None:
