@@ -47,7 +47,7 @@ def named(name: str) -> Iterator[None]:
 
 
 def carried(job: Callable[P, T]) -> Callable[P, T]:
-    """Return a job for another thread that names its requests after the public method that runs here."""
+    """Return a job for another thread that names its requests after this thread's public method."""
     name = current()
     if not name:
         return job

@@ -293,7 +293,7 @@ class Poller:
             reply = request.step()
         except SendFailed as failed:
             self._conclude(ticket, failed)
-        except Exception as error:  # noqa: BLE001  # as above
+        except Exception as error:  # noqa: BLE001  # a call waits for an outcome
             self._conclude(ticket, outcome_of(error))
         else:
             if reply is None:
@@ -404,7 +404,7 @@ class Poller:
             tickets = [
                 ticket for descriptor in ready if (ticket := self._watched.pop(descriptor, None)) is not None
             ]
-        if len(tickets) < len(ready):  # one of them wakes this thread
+        if len(tickets) < len(ready):  # one may be the pipe that wakes this thread
             with suppress(BlockingIOError):
                 os.read(self._wake_in, 4096)
             readiness.watch(self._wake_in)

@@ -49,7 +49,7 @@ class Status:
 
 @frozen
 class Timeline:
-    """The times at which a call reached its states, in seconds of a monotonic clock; None if it has not yet.
+    """The times at which a call reached its states, in seconds of a monotonic clock; None if not reached.
 
     >>> Timeline(queued=10.0, sending=10.5, accepted=11.0, completed=14.0).duration_s
     4.0

@@ -6,8 +6,7 @@ clients.
 
     permit = gate.acquire(timeout)      # waits while the limiter is closed or its window is full
     ... send ...
-    gate.succeeded(permit)              # or gate.throttled(permit, delay_s), or gate.failed(permit): each
-    permit once
+    gate.succeeded(permit)              # or gate.throttled(permit, delay_s) or gate.failed(permit), once
 
 While the limiter is open, a request passes after one `Event.is_set()`, and nothing is counted. A refusal
 (429), or a queue that the server reports as paused, closes the limiter for a time: no request passes. Then it
@@ -40,7 +39,7 @@ from tinker_sync.runtime.once import Shared
 FIRST_WINDOW: Final = 10
 # At most this many samples are in their send phase at once, so a wider window limits nothing.
 OPEN_WINDOW: Final = 400
-# For this time after a pause a large prompt has a greater weight.
+# For this time after a pause the prompts have a greater weight.
 RECENT_S: Final = 10.0
 
 _SMALL_BYTES: Final = 128 * 1024
@@ -116,8 +115,7 @@ class RateLimiter:
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK, pace: float = 1.0) -> None:
         self._clock = clock
         self._pace = pace  # pauses are multiplied by this
-        # Set and cleared under _lock, read without. No thread that holds the event's own lock waits for
-        # _lock.
+        # Set and cleared under _lock, read without. No thread waits for _lock with the event's lock held.
         self._open = threading.Event()
         self._open.set()
         self._free = Permit(0, counted=False)  # the permit while open; replaced under _lock, read without
@@ -462,7 +460,7 @@ class Gate:
         return permit, sleep_s
 
     def _leave(self, turn: _Turn) -> Permit | None:
-        """Stop waiting. Return the permit if one came in the last moment."""
+        """Stop waiting. Return the permit if the turn was admitted just before, else None."""
         limiter = self.limiter
         with limiter._lock:
             watch = limiter._leave_locked([turn]) if turn in limiter._line else None

@@ -44,8 +44,7 @@ PATH: Final = "/api/v1/retrieve_future"
 # Templates are faster than encoding the whole body for each of the many polls: only the id is encoded.
 _METADATA_TOO: Final = b'{"request_id":%b,"allow_metadata_only":true}'
 _RESULT_ONLY: Final = b'{"request_id":%b,"allow_metadata_only":false}'
-# Trouble is measured from the first failure since the last good answer, so healthy polls use up nothing of
-# it.
+# Trouble is measured from the first failure since the last good answer, so healthy polls do not count.
 TROUBLE_LIMIT_S: Final = 300.0
 # A server that answers faster does not hold the poll. Without a pause the client would ask thousands of times
 # a second.
@@ -351,8 +350,7 @@ class Retrieval:
     def _on_passing(self, reply: Reply, now: float) -> Action:
         wish_s = retry_after_s(reply.headers, self.wall()) if reply.status == 429 else None
         if wish_s is not None:
-            # The server asks for this pause, so it is not trouble, however long. A deadline may end it
-            # earlier.
+            # The server asks for this pause, so it is not trouble, however long. A deadline may end it.
             return Wait(wish_s, "status 429")
         if reply.status < 500:
             return self._back_off_connection(now, lambda: self._status_error(reply))

@@ -2,13 +2,13 @@
 
 The steps of a job, in order, each a method:
 
-    SampleJob()    check the request, and refuse what no server accepts
+    SampleJob()    check the request, and refuse one that no server accepts
     put            prepare and queue it once the sampler exists: on the caller's thread if it exists already
     admit          wait for the limits and take a number, on the one worker that admits
     submit         send the request, on a worker
     _on_promise    let the fetcher poll for the result, because the server has accepted the sample
     _decode        read the result, count it and compare it with the request
-    _on_done       give back the place and stop what is under way
+    _on_done       give back the place; after a cancel, also stop the request that is under way
 
 A job keeps its number through every retry of its submit, so the server recognises a repetition. When the
 server has forgotten the promise, the job gets a new number and is submitted again, a bounded number of times.
@@ -414,8 +414,7 @@ class SampleJob:
                 self._give_back_bytes()
             if future.request_id is not None:
                 self._line.core.server.abandon(future.request_id)
-        # They refer to this job. The cycle would keep the job and the client alive until a garbage
-        # collection.
+        # They refer to this job. Such a cycle would keep the client alive until a garbage collection.
         self._fetch = self._ticket = None
         self._give_back_place()
 

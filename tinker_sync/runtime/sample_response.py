@@ -1,4 +1,4 @@
-"""Checks of the response to a sample against its request. The functions are pure, for any thread."""
+"""Checks of the response to a sample against its request. Pure functions; any thread may call them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def named(response: SampleResponse, sequence_ids: Sequence[str] | None) -> Sampl
 
 
 def check_response(request: SampleRequest, response: SampleResponse) -> SampleResponse:
-    """Check a response against its request. Return it with an entry for the first prompt token.
+    """Check a response against its request, and return it.
+
+    If the server leaves out the entry of the first prompt token, the returned response has it.
 
     Raises:
         UnsupportedByServerError: a part that the request asks for is missing.

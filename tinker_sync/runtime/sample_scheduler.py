@@ -96,7 +96,7 @@ class SampleScheduler:
             if start:
                 self._start_admitting()
         except BaseException:
-            # After Ctrl-C it is unknown if a worker admits. The next sample starts one; two do no harm.
+            # After Ctrl-C it is unknown whether a worker admits. The next sample starts one; two do no harm.
             if start:
                 with self._lock:
                     self._admitting = False

@@ -1,4 +1,4 @@
-"""`Server`: one server from the view of a client.
+"""`Server`: the view that a client has of one server.
 
 The first call that needs the server asks it for its settings (`Introduction`), and gets the immutable
 `ServerFacts`. Then the schedulers and the limits that depend on them are made, once. A failed start is not
@@ -48,8 +48,8 @@ from tinker_sync.transport.call import Call, Reply
 from tinker_sync.types.service import ClientDynamicConfigResponse
 
 # With this budget four chunks of the usual 5 MB are under way at once, because a budget admits one more while
-# it is not overdrawn. More chunks would not arrive sooner, and getting new memory for each takes longer than
-# filling it.
+# it is not overdrawn. More chunks would not arrive sooner, and to get new memory for a chunk takes longer
+# than to fill it.
 _TRAIN_BYTES: Final = 15_000_000
 
 
@@ -65,7 +65,7 @@ class Machinery:
 
 
 class Server:
-    """One server from the view of a client: its facts, and calls to it. Thread-safe.
+    """The view that a client has of one server: its facts, and calls to it. Thread-safe.
 
     Args:
         connection: the connection to the server.

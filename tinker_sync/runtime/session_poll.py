@@ -1,9 +1,9 @@
 """`SessionPoll`: one long poll for all the samples of a sampling session, if the server offers that.
 
 A sample waits until the poll announces it, and is then fetched, once. If the server does not offer the poll,
-or the poll keeps failing, the fetcher polls for each sample alone. The next acknowledgement then shows if the
-poll works again. A completion may come before its sample waits: the newest ones are kept, and older ones are
-dropped. Two samples under one request id are both fetched alone.
+or the poll keeps failing, the fetcher polls for each sample alone. The next acknowledgement then shows
+whether the poll works again. A completion may come before its sample waits: the newest ones are kept, and
+older ones are dropped. Two samples under one request id are both fetched alone.
 
 The server may hold a poll for longer than the deadline of a sample, so a timer ends the wait of a sample
 whose deadline is near. If a server answers at once without news, the next poll follows after a pause.
@@ -50,7 +50,7 @@ PATH: Final = "/api/v1/retrieve_futures"
 # The server may announce a completion before the client has read the answer to the submit.
 _EARLY_KEPT: Final = 10_000
 _FAILURES_BEFORE_SINGLES: Final = 3
-# A server answers a poll that only acknowledges at once.
+# A server answers at once if a poll only acknowledges.
 _ACKNOWLEDGE_S: Final = 5.0
 _LONGEST_QUICK_PAUSE_S: Final = 1.0
 

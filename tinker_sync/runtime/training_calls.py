@@ -6,8 +6,8 @@
   becomes ready.
 - Queued then, in the order of the calls. The send queue numbers and sends.
 
-`TrainingLine` takes the calls through these steps. Two kinds of threads come here: the user's threads, and
-one worker that starts the calls that were held.
+`TrainingLine` takes the calls through these steps. They run on the user's threads, and on one worker that
+starts the calls that were held.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class TrainingLine:
         """The record of the calls in a journal; None without a journal."""
         send = core.training_sender()
         self._send = send if record is None else record.around(send, NotTaken)
-        # A weak reference, because the line holds the queue. A cycle would keep a client that is dropped
-        # alive until a garbage collection.
+        # A weak reference, because the line holds the queue: a cycle would keep a dropped client alive until
+        # a garbage collection.
         send_nothing = partial(_send_nothing, weakref.ref(self))
         self.queue: SendQueue[TrainingPart] = SendQueue(self._send, core.run_sending, send_nothing)
         self.held = HeldCalls()

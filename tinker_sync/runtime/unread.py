@@ -53,7 +53,7 @@ class Unread:
         self._generation = _fork.generation()
 
     def log(self) -> None:
-        """Log the failure, unless the user has looked at it, it was logged, or it is the parent process's."""
+        """Log the failure, unless the user has seen it, it was logged, or it is from the parent process."""
         text, self.text = self.text, ""
         if text and self._generation == _fork.generation():
             _log.warning("%s", text)

@@ -136,7 +136,7 @@ class Workers(ThreadPoolExecutor):
             self._adjust_thread_count()
 
     def close(self, timeout: float | None = None, *, drop: bool = True) -> bool:
-        """Take no more jobs, and wait up to `timeout` seconds for the present jobs.
+        """Take no more jobs, and wait up to `timeout` seconds for those that are queued or running.
 
         After that, drop the jobs that have not begun, unless `drop` is false. May be called again, and from a
         job.
@@ -158,7 +158,7 @@ class Workers(ThreadPoolExecutor):
         return ended
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more jobs. Wait for the present ones, or cancel them.
+        """Take no more jobs. Wait for those that are queued or running, or cancel the queued ones.
 
         >>> Workers("demo", max_threads=1).shutdown()
         """
