@@ -18,7 +18,7 @@ appear in the order in which the chunks first have them. The result has the keys
 of the first.
 
 `loss` and `loss:sum` may both be present and do not affect each other. `loss:sum` is the loss of the whole
-call and takes precedence wherever one number is needed. A bare `loss` names no reduction, so it stays per
+call and takes precedence if one number is needed. A bare `loss` names no reduction, so it stays per
 chunk (`loss`, `loss_1`) and never becomes or replaces `loss:sum`. With a single chunk a bare `loss` is the
 loss of the whole call.
 """

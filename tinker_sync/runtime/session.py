@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 # The answers to calls in a session that the server may have lost.
 _NOT_READY: Final = 408
 _SUSPICIOUS: Final = (401, 404, 410)
-# Numbers in a session count from 0. A process that shares a session cannot ask the other process for its
-# numbers, so it starts far from 0.
+# Numbers in a session count from 0. A process that shares a session with another process, and cannot ask it
+# for its numbers, starts far from 0.
 _FAR: Final = 10**6
 _FARTHEST: Final = 2**31
 

@@ -21,7 +21,7 @@ _FEWEST_OPEN: Final = 16
 _UNLIMITED_FILES: Final = 65536
 
 Outcome = Reply | SendFailed
-"""An answer or the failure to get one: a value that is passed on and never raised."""
+"""An answer or the failure to get one. Both are passed on as values, because the call waits elsewhere."""
 
 
 class OpenRequest(Protocol):
