@@ -455,7 +455,7 @@ class Poller:
         return None if watched else timeout_s
 
     def _expire(self, readiness: Readiness) -> None:
-        """Let workers read the requests that were silent for too long, to fail them, or were called off."""
+        """Pass requests that were silent for too long, or were called off, to workers, which end them."""
         now = self._clock.now()
         over: list[tuple[int, Ticket]] = []
         with self._lock:

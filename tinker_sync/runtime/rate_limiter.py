@@ -11,8 +11,8 @@ clients.
 While the limiter is open, a request passes after one `Event.is_set()`, and nothing is counted. A refusal
 (429), or a queue that the server reports as paused, closes the limiter for a time: no request passes. Then it
 reopens for a small window of requests. The window grows by one with each request that succeeds; a further
-refusal halves it. The limiter opens when the window is wider than the number of requests that can be in their
-send phase, and no request waits. So the requests that gathered meanwhile never go all at once.
+refusal halves it. The limiter opens when the window covers all requests that can be in their send phase, and
+no request waits. So the requests that gathered meanwhile never go all at once.
 
 The requests that wait form one line. The thread of the first one watches the time while the limiter is
 closed. The others sleep until they are admitted, so the end of a pause wakes one thread, not all. Any thread
