@@ -1,25 +1,26 @@
-"""Many chunk outputs into one, metrics included. Pure; any thread; nothing a server puts into metrics makes
-it raise.
+"""Merge the outputs of many chunks into one, metrics included.
 
-A metric key is `name:reduction` with exactly one colon. Over the chunks that have the key, with the number of
-outputs of a chunk as its weight:
+The functions are pure, and any thread may call them. No content of a server's metrics makes them raise.
 
-    mean            weighted mean; the plain one where all weights are 0
-    sum, min, max   what they say
+A metric key is `name:reduction` with exactly one colon. The reduction covers the chunks that have the key.
+The weight of a chunk is the number of its outputs:
+
+    mean            weighted mean; the plain mean if all weights are 0
+    sum, min, max   sum, smallest and largest value
     slack           largest minus mean
     hash2           sum of the whole parts modulo 2**64, an exact int
     unique          every value, see below
 
-A key without exactly one colon, a reduction this list does not have, and values that cannot be reduced (a
-hash2 of infinity, text, None) are kept per chunk, as `unique` is: the first value under the key itself, later
-ones under `key_1`, `key_2` and so on, passing over names that a chunk uses itself. Keys come in the order in
-which the chunks, one after the other, first have them. None is lost: those of later chunks count as much as
-those of the first.
+Three cases keep one value per chunk, as `unique` does: a key without exactly one colon, a reduction that is
+not in this list, and values that cannot be reduced (a hash2 of infinity, text, None). The first value keeps
+the key itself. Later values get `key_1`, `key_2` and so on; names that a chunk uses itself are skipped. Keys
+appear in the order in which the chunks first have them. The result has the keys of all chunks, not only those
+of the first.
 
-`loss` and `loss:sum` may both be there and keep to themselves. `loss:sum` is the loss of the whole call and
-takes precedence wherever one number is asked for; a bare `loss` does not say how to put chunks together, so
-it stays per chunk (`loss`, `loss_1`) and never becomes or replaces `loss:sum`. With a single chunk a bare
-`loss` is the whole.
+`loss` and `loss:sum` may both be present and do not affect each other. `loss:sum` is the loss of the whole
+call and takes precedence if one number is needed. A bare `loss` names no reduction, so it stays per
+chunk (`loss`, `loss_1`) and never becomes or replaces `loss:sum`. With a single chunk a bare `loss` is the
+loss of the whole call.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _LOSS: Final = "loss:sum"
 
 
 def merge_outputs(outputs: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
-    """The output of a call from those of its chunks, at least one, in order.
+    """Return the output of a call, merged from the outputs of its chunks: at least one, in order.
 
     >>> first = ForwardBackwardOutput("ArrayRecord", [{}], {"loss:sum": 1.5})
     >>> second = ForwardBackwardOutput("ArrayRecord", [{}, {}], {"loss:sum": 2.0, "loss": 0.1})
@@ -56,9 +57,9 @@ def merge_outputs(outputs: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOu
 
 
 def add_mean_loss(output: ForwardBackwardOutput, trained: int) -> ForwardBackwardOutput:
-    """Return the output of a call with `loss:mean`, its `loss:sum` for each token that the loss counts.
+    """Return the output of a call with `loss:mean`: `loss:sum` divided by the number of tokens it counts.
 
-    A `loss:mean` that the server sends stays.
+    A `loss:mean` from the server stays as it is.
 
     >>> add_mean_loss(ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 6.0}), 4).metrics
     {'loss:sum': 6.0, 'loss:mean': 1.5}
@@ -72,12 +73,14 @@ def add_mean_loss(output: ForwardBackwardOutput, trained: int) -> ForwardBackwar
 def add_loss(
     output: ForwardBackwardOutput, weights: Sequence[TensorData | None] | None
 ) -> ForwardBackwardOutput:
-    """Add `loss:sum` to an output whose server gives no such metric, where the outputs tell it.
+    """Return the output with `loss:sum`, computed from its rows if the server does not send this metric.
+
+    The output stays as it is if its rows do not contain the needed values.
 
     Args:
         output: the output of one chunk.
-        weights: the weights of each datum of a cross-entropy, None where all are 1; None for another loss,
-            whose outputs have to contain its elements.
+        weights: for a cross-entropy, the weights of each datum, with None for a datum whose weights are all
+            1. For another loss, None; its rows must contain the elements of the loss.
 
     >>> rows = [{"logprobs": {"data": [-1.0, -2.0], "dtype": "float32"}}]
     >>> add_loss(ForwardBackwardOutput("scalar", rows, {}), [None]).metrics
@@ -99,18 +102,18 @@ def _sum_loss(output: ForwardBackwardOutput, weights: Sequence[TensorData | None
     total = 0.0
     for row, weight in zip(rows, weights, strict=True):
         scores = row["logprobs"].to_numpy().reshape(-1)
-        # A token without weight counts nothing, whatever its score: it may be infinite.
+        # A token of weight 0 adds nothing, even if its score is infinite.
         counted = np.ones(len(scores)) if weight is None else weight.to_numpy().reshape(-1)
         total -= float(np.sum(np.where(counted != 0, scores, 0.0) * counted))
     return total
 
 
 def merge_metrics(chunks: Sequence[Mapping[str, Any]], weights: Sequence[int]) -> dict[str, Any]:
-    """The metrics of a call from those of its chunks.
+    """Return the metrics of a call, merged from the metrics of its chunks.
 
     Args:
         chunks: the metrics of each chunk.
-        weights: how many outputs each chunk has.
+        weights: the number of outputs of each chunk.
 
     >>> merge_metrics([{"a:mean": 1, "clock:unique": 7}, {"a:mean": 2, "clock:unique": 8}], [1, 3])
     {'a:mean': 1.75, 'clock:unique': 7, 'clock:unique_1': 8}
@@ -126,7 +129,7 @@ def merge_metrics(chunks: Sequence[Mapping[str, Any]], weights: Sequence[int]) -
 
 
 def _reduced(key: str, values: list[Any], weights: list[int]) -> list[Any]:
-    """One value where the key says how to get it, else the values themselves."""
+    """Return one reduced value if the key names a reduction that works, else the values themselves."""
     _, _, name = key.partition(":")
     reduce = _REDUCTIONS.get(name)
     if reduce is None:
@@ -134,7 +137,7 @@ def _reduced(key: str, values: list[Any], weights: list[int]) -> list[Any]:
     try:
         with np.errstate(all="ignore"):
             return [reduce(values, weights)]
-    except Exception:  # noqa: BLE001  # a metric is never worth the result it came with
+    except Exception:  # noqa: BLE001  # a bad metric must not cost the result it came with
         return values
 
 
@@ -155,7 +158,7 @@ def _hash2(values: list[Any], _: list[int]) -> int:
 
 
 def _plain(reduced: Any) -> Any:
-    """A Python number of numpy's; ints that numpy has no type for are Python's already."""
+    """Return a Python number for a numpy number. An int too large for numpy is a Python int already."""
     return reduced.item() if isinstance(reduced, np.generic) else reduced
 
 

@@ -1,9 +1,9 @@
-"""The public method on whose behalf requests are sent: servers are told its name in `x-sdk-method`.
+"""The name of the public method that causes a request. The header `x-sdk-method` sends it to the server.
 
-`names_requests` marks a client class: each public method names the requests that it causes, and methods that
-it calls in turn do not change the name. The name lives in a context variable of the calling thread. Work that
-goes on in another thread takes it along: a job by `carried`, a request that is sent later by a field filled
-with `current` when it is made.
+`names_requests` decorates a client class: each public method then names the requests that it causes. Public
+methods that it calls in turn do not change the name. A context variable of the calling thread holds the name.
+Work in another thread keeps the name in one of two ways: `carried` wraps a job, and a request that is sent
+later stores `current()` in a field when it is made.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _name: Final[ContextVar[str]] = ContextVar("tinker_sync_method", default="")
-_set: Final = _name.set  # looked up once: samples pass here by the thousand
+_set: Final = _name.set  # looked up once, because thousands of samples use it
 _MARK: Final = "_names_requests"
 
 current: Final[Callable[[], str]] = _name.get
-"""Return the name of the public method under way in this thread or task; "" outside of any."""
+"""Return the name of the public method that runs in this thread or task, or "" outside of public methods."""
 
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """Name the requests of a block after a public method; "" names none.
+    """Name the requests of a `with` block after a public method; "" leaves them without a name.
 
     >>> with named("RestClient.get_session"):
     ...     current()
@@ -47,7 +47,7 @@ def named(name: str) -> Iterator[None]:
 
 
 def carried(job: Callable[P, T]) -> Callable[P, T]:
-    """Return the same job for another thread; its requests are named after the method under way here."""
+    """Return a job for another thread that names its requests after this thread's public method."""
     name = current()
     if not name:
         return job
@@ -60,7 +60,7 @@ def carried(job: Callable[P, T]) -> Callable[P, T]:
 
 
 def names_requests(client: C) -> C:
-    """Have each public method of a client class, inherited ones included, name the requests it causes.
+    """Make each public method of a client class, inherited ones included, name the requests that it causes.
 
     >>> @names_requests
     ... class ShopClient:
@@ -72,7 +72,7 @@ def names_requests(client: C) -> C:
     >>> ShopClient().buy(), ShopClient().pay(), current()
     ('ShopClient.buy', 'ShopClient.pay', '')
     """
-    # A client that is the future of itself sends nothing when it is waited for or ends.
+    # Some clients are futures of themselves. The methods of a future send no requests.
     for attribute in set(dir(client)) - set(dir(APIFuture)):
         method = inspect.getattr_static(client, attribute)
         if isinstance(method, FunctionType) and not attribute.startswith("_"):
@@ -88,8 +88,8 @@ def _naming(method: FunctionType, name: str) -> Callable[..., Any]:
     return wrapped
 
 
-# These set and do not reset: a coroutine may be closed in another context than the one it began in. `named`
-# would cost a sample twice as much.
+# These functions set the name back to "" without a reset token, because a coroutine may be closed in another
+# context than the one it began in. `named` would cost a sample twice as much.
 
 
 def _naming_call(method: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
-"""Reports on the server's queues, passed on to the log and to listeners.
+"""Reports on the server's queues, for the log and for listeners.
 
 The log gets one line a minute for each kind of request and state, however many requests wait. Listeners get
-every report, on a worker thread, never under a lock.
+every report, on a worker thread, with no lock held.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger("tinker_sync.queue")
 
 @frozen
 class QueueReport:
-    """The server's report on the queue of a request that is not done.
+    """A report of the server on the queue of a request that is not done.
 
     >>> QueueReport(QueueState.PAUSED_CAPACITY, None, "Sample", "req-1").state.paused
     True
@@ -37,7 +37,7 @@ class QueueReport:
 
     state: QueueState
     reason: str | None
-    """The server's words; the name of the state where this package does not know it."""
+    """The reason in the server's words, or the name of a state that this package does not know."""
     request_type: str
     request_id: str
 
@@ -46,7 +46,7 @@ Listener = Callable[[QueueReport], object]
 
 
 class Notices:
-    """Passes reports on queues on. Thread-safe."""
+    """A distributor of reports on queues to the log and to listeners. Thread-safe."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -56,7 +56,7 @@ class Notices:
         _fork.renew_in_child(self)
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Have `listener` called with every report; calling the returned function stops that."""
+        """Add a listener that gets every report. Return a function that removes it."""
         with self._lock:
             self._listeners = (*self._listeners, listener)
 
@@ -67,14 +67,14 @@ class Notices:
         return stop
 
     def publish(self, notice: QueueNotice, request_type: str, request_id: str) -> None:
-        """Pass a report on to every listener. An exception of a listener is logged and goes no further."""
+        """Pass a report to every listener. Log the exceptions of listeners and do not raise them."""
         report = QueueReport(notice.state, notice.reason, request_type, request_id)
         if report.state.paused:
             self._log(report)
         for listener in self._listeners:
             try:
                 listener(report)
-            except Exception:  # noqa: BLE001  # it is a user's
+            except Exception:  # noqa: BLE001  # the listener is the user's code
                 _log.exception("an observer of queue states failed")
 
     def log_trouble(self, request_type: str, words: str) -> None:
@@ -98,5 +98,5 @@ class Notices:
         _log.warning("%s requests are paused (%s): %s; waiting", report.request_type, report.state, reason)
 
     def renew_after_fork(self) -> None:
-        """The lock may have been held in the parent."""
+        """Replace the lock, which another thread of the parent may have held."""
         self._lock = threading.Lock()

@@ -1,6 +1,6 @@
 """Values that are made on first use: `Once` holds one, `Shared` one for each key.
 
-Any thread may ask. No lock is held while a value is made.
+Any thread may call the methods. No lock is held while a value is made.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Once(Generic[T]):
-    """Holds a value, not None, from its first use on. A failure is not remembered: the next call tries again.
-    Thread-safe.
+    """A holder of a value, never None, that is made on first use. Thread-safe.
+
+    A failure is not stored: the next call tries again.
 
     >>> once = Once()
     >>> once.made, once.get(lambda: 7), once.get(lambda: 8), once.made
@@ -33,23 +34,23 @@ class Once(Generic[T]):
         self._lock = threading.Lock()
         self._flight: Future[None] | None = None  # guarded by _lock; the try under way
         self.made: T | None = None
-        """The value, or None before there is one; never waits."""
+        """The value, or None before it is made. Reading it never waits."""
         _fork.renew_in_child(self)
 
     def get(self, make: Callable[[], T], *, limit_s: float = math.inf) -> T:
-        """The value; whoever comes first makes it, whoever comes meanwhile waits.
+        """Return the value. The first caller makes it; callers that come meanwhile wait for that.
 
         Args:
-            make: makes it; must not come here again.
-            limit_s: how long to wait for another thread that makes it.
+            make: makes the value; must not call `get` of the same object.
+            limit_s: the longest wait for another thread that makes the value.
 
         Raises:
-            Exception: what `make` raised, to all who waited for this try.
+            Exception: the exception of `make`, in every thread that waited for this try.
             DeadlineError: another thread was not done in time.
         """
         while self.made is None:
             mine: Future[None] = Future()
-            # Ctrl-C may come anywhere in here; whatever it leaves, the flight must not stay open.
+            # Ctrl-C may interrupt this block at any point. The flight must end in every case.
             try:
                 with self._lock:
                     flight = self._flight = self._flight or mine
@@ -84,28 +85,29 @@ class Once(Generic[T]):
                 waited_s=limit_s,
                 last_words="another thread was still setting it up",
             ) from None
-        # When Ctrl-C met the thread that made it, that is no answer for others: one of them takes over.
+        # If Ctrl-C interrupted the thread that was making the value, one of the waiting threads takes over.
         if isinstance(failure, Exception):
             raise fresh(failure)
 
     def renew_after_fork(self) -> None:
-        """Nobody finishes in a child what the parent had begun; what it had made is good."""
+        """Forget a try of the parent, which no thread of the child would end. Keep a value that was made."""
         self._lock = threading.Lock()
         self._flight = None
 
 
 class Shared(Generic[K, T]):
-    """One value for each key. Threads that ask for a missing value at once each make one; the first to be
-    stored is returned to all of them. Thread-safe.
+    """A holder of one value for each key. Thread-safe.
+
+    Threads that ask for a missing value at the same time each make one. All of them get the first one stored.
 
     >>> shared = Shared({})
     >>> shared.get("a", lambda: 1), shared.get("a", lambda: 2)
     (1, 1)
 
     Args:
-        values: holds the values; a weak dictionary keeps a value as long as it is used.
-        is_usable: return False for a value that has to be replaced. It is called under the lock.
-        discard: receives a value that was made for nothing.
+        values: the dictionary of the values; a weak dictionary keeps a value as long as it is used.
+        is_usable: returns False for a value that must be replaced; called under the lock.
+        discard: receives a value that was made but is not used.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class Shared(Generic[K, T]):
         _fork.renew_in_child(self)
 
     def get(self, key: K, make: Callable[[], T]) -> T:
-        """Return the value of a key; `make` makes it where there is none yet."""
+        """Return the value of a key; call `make` if the key has no usable value."""
         value = self._find_or_keep(key, None)
         if value is not None:
             return value
@@ -143,5 +145,5 @@ class Shared(Generic[K, T]):
             return made
 
     def renew_after_fork(self) -> None:
-        """Replace the lock: a thread of the parent may hold it."""
+        """Replace the lock, which another thread of the parent may have held."""
         self._lock = threading.Lock()

@@ -1,6 +1,7 @@
-"""The calls that change something at the server: a client that ends waits for them, for a bounded time.
+"""The calls that change something at the server. A client that ends waits for them for a bounded time.
 
-Any thread may enter. Adding a call, removing it and copying the names are each one step of the interpreter.
+Any thread may call the methods without a lock: adding a call, removing it and copying the names are each one
+step of the interpreter.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import current
 
 PENDING_LIMIT_S: Final = 60.0
-"""The longest time for which the end of a client is delayed."""
+"""The longest delay of the end of a client."""
 _NOTICE_AFTER_S: Final = 2.0
 _LOOK_S: Final = 1.0
 
@@ -45,8 +46,8 @@ class PendingChanges:
         """Count a call until its future ends.
 
         Args:
-            future: of the call.
-            name: of the call; "" takes the name of the public method under way.
+            future: the future of the call.
+            name: the name of the call; "" stands for the public method that runs in this thread.
         """
         self._names[future] = name or current().rpartition(".")[2] or "a call"
         future.when_done(self._on_ended)
@@ -55,12 +56,12 @@ class PendingChanges:
         return len(self._names)
 
     def describe(self) -> str:
-        """Return the names of the calls, with their numbers."""
+        """Return the names of the calls, each with its count if that is not 1."""
         counts = Counter(list(self._names.values()))
         return ", ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
 
     def wait(self, limit_s: float) -> None:
-        """Wait until no call is left, the time is up, or `give_up` is called; name the calls that are left.
+        """Wait until no call is left, the time is up, or `give_up` is called. Log the calls that are left.
 
         Args:
             limit_s: the longest time.
@@ -86,16 +87,16 @@ class PendingChanges:
             self._forget_ended()
 
     def give_up(self) -> None:
-        """End the wait now."""
+        """End the wait at once."""
         self._given_up = True
         self._news.set()
 
     def forget(self) -> None:
-        """Drop the calls, which belong to the parent of a forked child."""
+        """Drop the calls in a forked child, because they belong to the parent."""
         self._names, self._news, self._given_up = {}, threading.Event(), False
 
     def _forget_ended(self) -> None:
-        """Forget calls that have ended: Ctrl-C may have come before their callback was added."""
+        """Forget calls that have ended without a callback: Ctrl-C may have come before it was added."""
         for future in [each for each in list(self._names) if each.done()]:
             self._names.pop(future, None)
 

@@ -1,12 +1,13 @@
-"""One thread that holds every request under way, by the readiness of its socket, and every timer.
+"""`Poller`: one thread that watches the sockets of all requests under way, and all timers.
 
-A request is opened on a worker (connecting and writing may block), then waits here without a thread of its
-own. When its socket is readable a worker takes what has come; a whole answer, or the failure to get one, is
-handed to `on_done` on that worker, exactly once. An answer that is not whole yet comes back here. The answers
-that are readable at the same time are read one after the other by few workers, at first by one.
+A worker opens a request, because connecting and writing may block. The request then waits in the poller
+without a thread of its own. When its socket is readable, a worker reads the bytes that have arrived. If the
+answer is complete or has failed, that worker passes it to `on_done`, exactly once. If it is not complete, the
+request goes back to the poller. Few workers, at first one, read the answers that are readable at the same
+time, one after the other.
 
 The thread is called `tinker-poll`. It starts with the first request and ends after `IDLE_S` without any. It
-never runs code of users, never connects, reads or decodes. The lock is held for container work only.
+never runs code of users, and it never connects, reads or decodes. The lock is held for container work only.
 """
 
 from __future__ import annotations
@@ -43,31 +44,32 @@ from tinker_sync.runtime.tickets import (
 from tinker_sync.transport.call import Call, SendFailed
 
 IDLE_S: Final = 5.0
-# A large answer, or a token to be renewed, may hold up a worker that reads. After this time another one takes
-# over the answers behind it.
+# A large answer, or the renewal of a token, may hold up a worker that reads. After this time another worker
+# takes over the answers that wait behind it.
 _HELD_UP_S: Final = 0.02
-# Requests that are over stay in the heap of expiries; above this many more than are alive, they go.
+# Requests that are over stay in the heap of expiries until there are this many more entries than twice the
+# watched requests.
 _STALE_EXPIRIES: Final = 1024
 
 _log = logging.getLogger(__name__)
 
 
 class _NextOnThisWorker(threading.local):
-    """The request that the present worker sends itself once its present step is done."""
+    """The request that the current worker sends itself after its current step."""
 
     busy = False
     ticket: Ticket | None = None
 
 
 class Poller:
-    """Every request under way and every timer of one client. Thread-safe.
+    """The holder of every request under way and every timer of one client. Thread-safe.
 
     Args:
         http: sends requests.
-        workers: run what may block: sending, reading, callbacks.
+        workers: run the jobs that may block: sending, reading, callbacks.
         clock: measures time.
-        max_open: the most requests under way; more wait their turn. None: half of the files this process
-            may open.
+        max_open: the most requests under way; further ones wait for their turn. None stands for half of the
+            files that this process may open.
         pace: a factor for the pauses of `after`.
     """
 
@@ -92,11 +94,11 @@ class Poller:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._backlog: deque[Ticket] = deque()  # guarded by _lock; more than may be open
+        self._backlog: deque[Ticket] = deque()  # guarded by _lock; beyond the most that may be open
         self._open = 0  # guarded by _lock
         self._watched: dict[int, Ticket] = {}  # guarded by _lock; by the number of the socket
         self._expiries: list[tuple[float, int, Ticket]] = []  # guarded by _lock; a heap
-        self._arrivals: list[Ticket] = []  # guarded by _lock; to be watched once the thread is there
+        self._arrivals: list[Ticket] = []  # guarded by _lock; the thread will watch them
         self._called_off: list[Ticket] = []  # guarded by _lock; their sockets are to be closed
         self._timers: list[tuple[float, int, Ticket]] = []  # guarded by _lock; a heap
         self._thread: threading.Thread | None = None  # guarded by _lock
@@ -107,18 +109,18 @@ class Poller:
         self._readable = Drain(self._workers, self._handle_readable, self._refuse_readable)
 
     def renew_after_fork(self) -> None:
-        """Leave the parent's requests to the parent; its thread does not exist here."""
+        """Drop the parent's requests in a forked child, where the parent's thread does not exist."""
         inherited = Leftovers([], self._readiness, (self._wake_in, self._wake_out))
         closed = self._closed
         self._begin()
         self._closed = closed
-        # Closing is safe, ending watches is not: the kernel's set of sockets is shared with the parent.
+        # Only close: the parent shares the kernel's set of sockets, so ending watches would affect it.
         inherited.close()
 
     # -------------------------------------------------------------------------------------- for the runtime
 
     def start(self, call: Call, on_done: Callable[[Outcome], object]) -> Ticket:
-        """Send a request; `on_done` gets its answer, or the reason why there is none, on a worker."""
+        """Send a request. A worker calls `on_done` with the answer or with the failure to get one."""
         ticket = Ticket(self.forget, on_done, call)
         with self._lock:
             closed = self._closed
@@ -134,7 +136,7 @@ class Poller:
         return ticket
 
     def after(self, delay_s: float, action: Callable[[], object]) -> Ticket:
-        """Run `action` on a worker once this much time has gone by. Not at all once the poller is closed."""
+        """Run `action` on a worker after a delay, unless the poller is closed by then."""
         ticket = Ticket(self.forget, action, None)
         at = self._clock.now() + max(delay_s, 0.0) * self._pace
         with self._lock:
@@ -147,10 +149,10 @@ class Poller:
         return ticket
 
     def step_on_worker(self, step: Callable[[], object]) -> None:
-        """Call `step()`, and then send the first request it has started, from this thread, a worker's.
+        """Call `step()` on this worker thread, and then send the first request that it started.
 
-        For short steps that end where they start a request: no other worker need wake up for it, and the
-        connection whose answer led to it is at hand.
+        This is for short steps that end by starting a request. No other worker has to wake up for the
+        request, and it can use the connection whose answer led to it.
         """
         following = self._next
         if following.busy:
@@ -170,12 +172,12 @@ class Poller:
 
     @property
     def under_way(self) -> int:
-        """The number of requests that are open or wait for their turn."""
+        """Return the number of requests that are open or wait for their turn."""
         with self._lock:
             return self._open + len(self._backlog)
 
     def close(self) -> None:
-        """End everything: requests fail, timers are dropped, the thread goes. May be called twice."""
+        """Fail the requests, drop the timers and end the thread. May be called twice."""
         with self._lock:
             self._closed = True
             doomed, self._backlog = list(self._backlog), deque()
@@ -193,11 +195,11 @@ class Poller:
         else:
             self._wake()
             if thread is not threading.current_thread():
-                with suppress(RuntimeError):  # about to be started; it will see that this is closed
+                with suppress(RuntimeError):  # not started yet; it ends when it finds the poller closed
                     thread.join(2.0)
 
     def forget(self, ticket: Ticket) -> None:
-        """Have the socket of a ticket that was called off closed soon."""
+        """Let the thread close the socket of a ticket that was called off."""
         if ticket.request is not None:
             with self._lock:
                 self._called_off.append(ticket)
@@ -218,7 +220,7 @@ class Poller:
         try:
             self._workers.run(partial(self.step_on_worker, partial(self._send, ticket)))
         except RuntimeError as error:
-            # The pool is closed: the call must learn of it, on whichever thread is at hand.
+            # The pool is closed, so this thread ends the call.
             self._conclude(ticket, closed_failure(error))
 
     def _send(self, ticket: Ticket) -> None:
@@ -230,7 +232,7 @@ class Poller:
             request = self._http.open(call)
         except SendFailed as failed:
             self._conclude(ticket, failed)
-        except Exception as error:  # noqa: BLE001  # whatever it was, a call waits for an outcome
+        except Exception as error:  # noqa: BLE001  # a call waits for an outcome
             self._conclude(ticket, outcome_of(error))
         else:
             ticket.request = request
@@ -267,7 +269,7 @@ class Poller:
     def _begin_watch(self, readiness: Readiness, ticket: Ticket, descriptor: int) -> None:
         try:
             readiness.watch(descriptor)
-        except (ValueError, OSError):  # closed under our hands; reading it shows why
+        except (ValueError, OSError):  # another thread closed the socket; reading it shows why
             with self._lock:
                 watched = self._watched.get(descriptor) is ticket
                 if watched:
@@ -291,7 +293,7 @@ class Poller:
             reply = request.step()
         except SendFailed as failed:
             self._conclude(ticket, failed)
-        except Exception as error:  # noqa: BLE001  # as above
+        except Exception as error:  # noqa: BLE001  # a call waits for an outcome
             self._conclude(ticket, outcome_of(error))
         else:
             if reply is None:
@@ -303,12 +305,12 @@ class Poller:
     def _conclude(self, ticket: Ticket, outcome: Outcome) -> None:
         request, ticket.request = ticket.request, None
         if request is not None:
-            request.abort()  # it is not read to its end
+            request.abort()  # its answer was not read completely
         self._release()
         self._end(ticket, outcome)
 
     def _release(self) -> None:
-        """Let the next request have the turn of one that is over."""
+        """Give the place of a request that is over to the next one in the backlog."""
         with self._lock:
             self._open -= 1
             following = None
@@ -327,20 +329,20 @@ class Poller:
             return
         try:
             action(*outcome)
-        except Exception:  # noqa: BLE001  # one request's trouble must not cost the others their worker
+        except Exception:  # noqa: BLE001  # the failure of one request must not end the worker of others
             _log.exception("a reaction to an answer failed")
 
     # -------------------------------------------------------------------------------------- the thread
 
     def _wanted_locked(self) -> threading.Thread | None:
-        """Return a thread to start, if there is none."""
+        """Return a new thread for the caller to start, or None if there is a thread already."""
         if self._thread is not None:
             return None
         self._thread = threading.Thread(target=self._loop, name="tinker-poll", daemon=True)
         return self._thread
 
     def _wakes_locked(self, at: float) -> bool:
-        """Return True if the thread sleeps beyond a moment. The caller then wakes it, and no other does."""
+        """Return True if the thread sleeps beyond `at`. Then this caller alone must wake it."""
         if self._sleeps_until <= at:
             return False
         self._sleeps_until = -math.inf
@@ -361,7 +363,7 @@ class Poller:
     def _write_wake(self) -> None:
         descriptor = self._wake_out
         if descriptor >= 0:
-            with suppress(OSError):  # full: it will wake anyway; closed: it has gone
+            with suppress(OSError):  # if the pipe is full, the thread wakes anyway; if closed, it has ended
                 os.write(descriptor, b".")
 
     def _loop(self) -> None:
@@ -369,8 +371,8 @@ class Poller:
             while self.step(IDLE_S):
                 pass
         except BaseException:
-            # A loop that dies fails all that waits on it; the next request starts another. What waits for a
-            # time goes on at once, or it might never: without a request no thread watches the clock.
+            # A loop that dies fails the requests that it holds; the next request starts another loop. The
+            # actions of its timers run at once: without a request no thread would watch the clock for them.
             _log.exception("the poller failed")
             with self._lock:
                 self._thread = None
@@ -383,12 +385,12 @@ class Poller:
             raise
 
     def step(self, timeout_s: float | None) -> bool:
-        """Take one turn: take arrivals, wait for sockets and timers, hand over what is ready.
+        """Take one turn: take arrivals, wait for sockets and timers, pass on what is ready.
 
-        False: nothing is left, and the thread's things are put away.
+        Return False if nothing is left and the sockets of the thread are closed.
 
         Args:
-            timeout_s: the longest wait when there is nothing to wait for.
+            timeout_s: the longest wait if there is no request and no timer.
         """
         readiness = self._readiness or self._open_readiness()
         self._take_arrivals(readiness)
@@ -402,7 +404,7 @@ class Poller:
             tickets = [
                 ticket for descriptor in ready if (ticket := self._watched.pop(descriptor, None)) is not None
             ]
-        if len(tickets) < len(ready):  # one of them wakes this thread
+        if len(tickets) < len(ready):  # one may be the pipe that wakes this thread
             with suppress(BlockingIOError):
                 os.read(self._wake_in, 4096)
             readiness.watch(self._wake_in)
@@ -429,7 +431,7 @@ class Poller:
             arrivals, self._arrivals = self._arrivals, []
         for ticket in arrivals:
             request = ticket.request  # read once: a worker may be ending it now
-            if request is None or ticket.ended:  # called off between being sent and coming here
+            if request is None or ticket.ended:  # called off since it was sent
                 self._readable.add([ticket])
                 continue
             descriptor, expires_at_s = request.fileno(), request.expires_at_s
@@ -441,7 +443,7 @@ class Poller:
         now = self._clock.now()
         with self._lock:
             if not self._watched:
-                self._expiries.clear()  # those of requests that are over would keep an idle thread
+                self._expiries.clear()  # expiries of requests that are over would keep an idle thread alive
             if self._arrivals or self._called_off or self._closed:
                 return 0.0
             soonest = min([heap[0][0] for heap in (self._timers, self._expiries) if heap], default=math.inf)
@@ -453,7 +455,7 @@ class Poller:
         return None if watched else timeout_s
 
     def _expire(self, readiness: Readiness) -> None:
-        """Hand over what has been silent for too long, which reading it shows; and what was called off."""
+        """Pass requests that were silent for too long, or were called off, to workers, which end them."""
         now = self._clock.now()
         over: list[tuple[int, Ticket]] = []
         with self._lock:
@@ -497,13 +499,13 @@ class Poller:
             if not self._closed and (busy or not idle):
                 return True
             self._thread = None
-            # In the same moment: another thread may take over as soon as the lock is free.
+            # Under the same lock, because another thread may take over as soon as the lock is free.
             leftovers = self._detach_locked()
         self._fail_leftovers(leftovers)
         return False
 
     def _detach_locked(self) -> Leftovers:
-        """Take everything the thread works with, so that it ends with nothing in its hands."""
+        """Remove and return everything that the thread works with, so that it can end."""
         tickets = [*self._watched.values(), *self._arrivals]
         leftovers = Leftovers(tickets, self._readiness, (self._wake_in, self._wake_out))
         self._watched, self._expiries, self._arrivals = {}, [], []

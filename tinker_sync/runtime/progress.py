@@ -1,4 +1,7 @@
-"""Where a call is on its way: the words in which a future tells it. Pure values; any thread."""
+"""The states of a call on its way to the server and back, as its future reports them.
+
+All are immutable values for any thread.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ from attrs import frozen
 
 
 class FutureState(str, Enum):
-    """Where a call is on its way.
+    """The state of a call.
 
-    Moves: queued, sending, waiting, done, in this order, of which any but the last may be left out; waiting
-    and paused alternate while the server says so. From queued or, for samples, any state, a cancel leads to
+    The order is queued, sending, waiting, done. Each state but the last may be left out. Waiting and paused
+    alternate as the server reports them. A cancel leads from queued to done; for samples, from any state to
     done. Done is final.
 
     >>> FutureState.QUEUED == "queued", str(FutureState.PAUSED)
@@ -19,22 +22,22 @@ class FutureState(str, Enum):
     """
 
     QUEUED = "queued"
-    """Not sent; earlier calls of the same client, a limit or a pause come first."""
+    """Not sent: it waits for earlier calls of the same client, a limit or a pause."""
     SENDING = "sending"
-    """On its way to the server, possibly for the second time."""
+    """On its way to the server, possibly not for the first time."""
     WAITING = "waiting"
-    """The server has it."""
+    """Accepted by the server."""
     PAUSED = "paused"
-    """The server has it and says that it does not work on it."""
+    """Accepted by the server, which reports that it does not work on it."""
     DONE = "done"
-    """There is a result, a failure, or it was cancelled."""
+    """Ended with a result, a failure or a cancel."""
 
     __str__ = str.__str__
 
 
 @frozen
 class Status:
-    """Where a call is, and why where there is something to say: the server's words for a pause, how it ended.
+    """The state of a call, with a reason if there is one: why the server pauses, or how the call ended.
 
     >>> Status(FutureState.PAUSED, "the backend is short of capacity").state
     <FutureState.PAUSED: 'paused'>
@@ -46,7 +49,7 @@ class Status:
 
 @frozen
 class Timeline:
-    """When a call got where, in seconds of a monotonic clock; None for what has not happened.
+    """The times at which a call reached its states, in seconds of a monotonic clock; None if not reached.
 
     >>> Timeline(queued=10.0, sending=10.5, accepted=11.0, completed=14.0).duration_s
     4.0
@@ -59,5 +62,5 @@ class Timeline:
 
     @property
     def duration_s(self) -> float | None:
-        """From the call to its end; None while it goes on."""
+        """Return the time from the call to its end, or None while it goes on."""
         return None if self.completed is None else self.completed - self.queued

@@ -1,7 +1,7 @@
-"""`Published`: the description that an open server gives of itself, fetched at the first question.
+"""`Published`: the description that an open server publishes of itself, fetched on first use.
 
-Any thread may ask; the first one fetches, others wait for it. Servers that speak the whole protocol are not
-asked.
+Any thread may call the methods. The first one fetches the description, and others wait for it. A server with
+the whole protocol is not asked for it.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 _CAPABILITIES: Final = "get_server_capabilities"
 _READ_S: Final = 10.0
-# The answer of the framework that most open servers are built on, for a path without a route.
+# The answer for a path without a route, of the framework that most open servers use.
 _NO_ROUTE: Final = {"detail": "Not Found"}
 
 _log = logging.getLogger("tinker_sync.session")
 
 
 class Published:
-    """Questions about what one server offers, beyond its settings. Thread-safe.
+    """The calls, fields and models that one server offers, as far as its description shows. Thread-safe.
 
     Args:
-        send: makes a call.
+        send: makes a call and returns the answer.
         settings: the server's address and the timeouts.
     """
 
     def __init__(self, send: Callable[[Call], Reply], settings: Settings) -> None:
         self._send = send
         self._settings = settings
-        # In lists, for Once holds no None.
+        # Lists, because Once holds no None.
         self._api: Once[list[PublishedApi]] = Once()
         self._models: Once[list[SupportedModel]] = Once()
         self._lock = threading.Lock()
@@ -53,13 +53,13 @@ class Published:
         _fork.renew_in_child(self)
 
     def api(self) -> PublishedApi | None:
-        """Return what the server publishes, or None."""
+        """Return the description that the server publishes, or None."""
         return next(iter(self._api.get(self._fetch)), None)
 
     def lacks_route(self, name: str, error: APIStatusError, dialect: Dialect) -> bool:
-        """Return True if an error answers a call for which the server has no route.
+        """Return True if an error shows that the server has no route for a call.
 
-        Without a published description, 405 and 501 prove it, and so does a 404 that names no object.
+        Without a published description, a 405, a 501 and a 404 that names no object show this.
         """
         if error.status_code not in NO_SUCH_CALL or dialect.vendor:
             return False
@@ -69,10 +69,10 @@ class Published:
         return error.status_code != 404 or error.body == _NO_ROUTE
 
     def check_fields(self, name: str, request: Model, dialect: Dialect) -> None:
-        """Refuse or report the fields of a request that the server would skip without a word.
+        """Refuse or report the fields of a request that the server would ignore silently.
 
         Raises:
-            UnsupportedByServerError: the call would do something else without one of them.
+            UnsupportedByServerError: without one of them the call would have another result.
         """
         used = [] if knows_all(dialect) else used_fields(name, request)
         api = self.api() if used else None
@@ -89,7 +89,7 @@ class Published:
             self.warn_once(f"this server does not know {each.name} of {name} and leaves it out")
 
     def check_model(self, base_model: str | None, dialect: Dialect) -> None:
-        """Report a base model that the server does not list: some train another one then."""
+        """Warn about a base model that the server does not list, because some servers then train another."""
         if base_model is None or knows_all(dialect):
             return
         listed = [model.model_name for model in self.models()]
@@ -105,11 +105,11 @@ class Published:
         return found[0].max_context_length if len(found) == 1 else None
 
     def models(self) -> list[SupportedModel]:
-        """Return the models that the server lists; none if it cannot be asked."""
+        """Return the models that the server lists, or an empty list if it does not list them."""
         return self._models.get(self._list_models)
 
     def warn_once(self, text: str) -> None:
-        """Log a warning, the first time."""
+        """Log a warning the first time it occurs."""
         with self._lock:
             new = text not in self._warned
             self._warned.add(text)
@@ -139,7 +139,7 @@ class Published:
 
 
 def knows_all(dialect: Dialect) -> bool:
-    """Return True if a server speaks the protocol as it is now, and so refuses what it does not know.
+    """Return True if a server has the current protocol, and therefore refuses fields that it does not know.
 
     >>> knows_all(Dialect.of_vendor()), knows_all(Dialect.forced("json"))
     (True, False)

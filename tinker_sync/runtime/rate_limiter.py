@@ -1,22 +1,22 @@
-"""`RateLimiter`: when the server asks for less, everybody in the process hears it.
+"""`RateLimiter`: slows down all clients of the process when the server asks for fewer requests.
 
-One limiter belongs to a base URL and a key; `shared_rate_limiter` hands out the same one to all clients of
-both. A client goes through a `Gate` of its own, which it can close without closing those of others.
+One limiter belongs to a base URL and a key; `shared_rate_limiter` returns the same one to all clients that
+use both. Each client goes through a `Gate` of its own, which it can close without closing those of other
+clients.
 
     permit = gate.acquire(timeout)      # waits while the limiter is closed or its window is full
     ... send ...
-    gate.succeeded(permit)              # or gate.throttled(permit, delay_s), or gate.failed(permit): each
-    permit once
+    gate.succeeded(permit)              # or gate.throttled(permit, delay_s) or gate.failed(permit), once
 
-While nothing was ever refused the way through is one `Event.is_set()`, and nothing is counted. A refusal
-(429), or a queue that the server reports as paused, closes the limiter for a time: neither those who wait nor
-newcomers pass. Then it reopens for a few, and for one more with each of them that succeeds; a further refusal
-halves the window. Only when the window is wider than all that can be in their send phase and nobody waits is
-it open again: a crowd that gathered meanwhile never goes all at once.
+While the limiter is open, a request passes after one `Event.is_set()`, and nothing is counted. A refusal
+(429), or a queue that the server reports as paused, closes the limiter for a time: no request passes. Then it
+reopens for a small window of requests. The window grows by one with each request that succeeds; a further
+refusal halves it. The limiter opens when the window covers all requests that can be in their send phase, and
+no request waits. So the requests that gathered meanwhile never go all at once.
 
-Those who wait stand in one line. The first in line watches the time while the limiter is closed; the others
-sleep until they are let in, so the end of a pause wakes one thread, not all. Any thread may use anything
-here. The limiter knows no requests.
+The requests that wait form one line. The thread of the first one watches the time while the limiter is
+closed. The others sleep until they are admitted, so the end of a pause wakes one thread, not all. Any thread
+may use all of this. The limiter does not see the requests themselves.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import fresh
 from tinker_sync.runtime.once import Shared
 
-# As many as the reference client lets go at once after a refusal.
+# The reference client sends this many requests at once after a refusal.
 FIRST_WINDOW: Final = 10
-# As many samples as are ever in their send phase at once; a wider window limits nothing.
+# At most this many samples are in their send phase at once, so a wider window limits nothing.
 OPEN_WINDOW: Final = 400
-# For so long after a pause large prompts are weighed more heavily.
+# For this time after a pause the prompts have a greater weight.
 RECENT_S: Final = 10.0
 
 _SMALL_BYTES: Final = 128 * 1024
 
 
 def default_delay_s(size_bytes: int) -> float:
-    """How long to back off when the server does not say: a second, for a large request five.
+    """Return the pause after a refusal that names no time: one second, or five for a large request.
 
     >>> default_delay_s(1000), default_delay_s(1_000_000)
     (1.0, 5.0)
@@ -55,7 +55,7 @@ def default_delay_s(size_bytes: int) -> float:
 
 
 def key_fingerprint(key: str) -> str:
-    """What a limiter knows a key by; the key cannot be read from it.
+    """Return a hash that identifies a key to a limiter; the key cannot be read from it.
 
     >>> key_fingerprint("tml-example") == key_fingerprint("tml-example")
     True
@@ -64,16 +64,16 @@ def key_fingerprint(key: str) -> str:
 
 
 class LimiterState(Enum):
-    """What a limiter does with who comes.
+    """The state of a limiter: all requests pass, none passes, or a window of them passes.
 
     OPEN -> CLOSED             a refusal or a pause
-    CLOSED -> CLOSED           another one: the later end counts
+    CLOSED -> CLOSED           another refusal or pause: the later end counts
     CLOSED -> REOPENING        the time is over
     REOPENING -> CLOSED        a refusal or a pause
-    REOPENING -> OPEN          the window is wide and nobody waits
+    REOPENING -> OPEN          the window is wide and no request waits
 
-    Illegal: CLOSED -> OPEN, which would let a crowd through, and OPEN -> REOPENING, since only a refusal sets
-    a window.
+    Illegal: CLOSED -> OPEN, which would let all waiting requests go at once, and OPEN -> REOPENING, since
+    only a refusal or a pause sets a window.
     """
 
     OPEN = "open"
@@ -82,7 +82,7 @@ class LimiterState(Enum):
 
 
 class Permit:
-    """Leave to send one request. `counted` ones take a place in the window until they are given back."""
+    """A permission to send one request. A `counted` one uses a place in the window until it is given back."""
 
     __slots__ = ("counted", "epoch")
 
@@ -92,7 +92,7 @@ class Permit:
 
 
 class _Turn:
-    """A place in the line. All but the event is guarded by the limiter's lock."""
+    """A place in the line. The limiter's lock guards all attributes but the event."""
 
     __slots__ = ("event", "gate", "permit")
 
@@ -103,7 +103,7 @@ class _Turn:
 
 
 class RateLimiter:
-    """Says when requests of one kind may go. Thread-safe.
+    """A limiter of the requests to one server under one key. Thread-safe.
 
     >>> limiter = RateLimiter()
     >>> gate = limiter.gate()
@@ -115,13 +115,13 @@ class RateLimiter:
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK, pace: float = 1.0) -> None:
         self._clock = clock
         self._pace = pace  # pauses are multiplied by this
-        # Set and cleared under _lock, read without. Its own lock is never held by anybody who wants ours.
+        # Set and cleared under _lock, read without. No thread waits for _lock with the event's lock held.
         self._open = threading.Event()
         self._open.set()
-        self._free = Permit(0, counted=False)  # what passes while open; replaced under _lock, read without
+        self._free = Permit(0, counted=False)  # the permit while open; replaced under _lock, read without
         self._lock = threading.Lock()
         self._closed_until_s = -math.inf  # written under _lock, read without
-        self._epoch = 0  # guarded by _lock; how often a window was set
+        self._epoch = 0  # guarded by _lock; the number of times that a window was set
         self._window = OPEN_WINDOW  # guarded by _lock
         self._in_flight = 0  # guarded by _lock; counted permits not given back
         self._line: deque[_Turn] = deque()  # guarded by _lock
@@ -130,7 +130,7 @@ class RateLimiter:
         _fork.renew_in_child(self)
 
     def gate(self) -> Gate:
-        """A way through for one client.
+        """Return a gate for one client.
 
         >>> RateLimiter().gate().acquire() is None
         False
@@ -138,7 +138,7 @@ class RateLimiter:
         return Gate(self)
 
     def state(self) -> LimiterState:
-        """What it does now.
+        """Return the current state.
 
         >>> RateLimiter().state()
         <LimiterState.OPEN: 'open'>
@@ -148,7 +148,7 @@ class RateLimiter:
         return LimiterState.CLOSED if self._clock.now() < self._closed_until_s else LimiterState.REOPENING
 
     def close_for(self, delay_s: float) -> None:
-        """Let nobody through for `delay_s`, and few afterwards: the server has paused the queue.
+        """Let no request pass for `delay_s`, and few afterwards, because the server has paused the queue.
 
         >>> limiter = RateLimiter()
         >>> limiter.close_for(5)
@@ -166,7 +166,9 @@ class RateLimiter:
             self._announce(delay_s)
 
     def share(self, announce: Callable[[float], None]) -> None:
-        """Call `announce` with the delay of each refusal, for limiters of other processes; no lock is held.
+        """Set a function that gets the delay of each refusal, for the limiters of other processes.
+
+        It is called with no lock held.
 
         >>> limiter, heard = RateLimiter(), []
         >>> limiter.share(heard.append)
@@ -177,7 +179,7 @@ class RateLimiter:
         self._announce = announce
 
     def count_sharers(self, processes: int) -> None:
-        """Take one of `processes` equal parts of the first window, and at least 1.
+        """Use one of `processes` equal parts of the first window, at least 1.
 
         >>> limiter = RateLimiter()
         >>> limiter.count_sharers(4)
@@ -191,7 +193,7 @@ class RateLimiter:
     def follow(self, delay_s: float) -> None:
         """Close for `delay_s`, because the server refused a request of another process.
 
-        Refusals that arrive while the limiter is closed belong together: they extend the time only.
+        Refusals that arrive while the limiter is closed count as one: they only extend the time.
 
         >>> limiter = RateLimiter()
         >>> limiter.follow(5)
@@ -210,7 +212,7 @@ class RateLimiter:
             watch.event.set()
 
     def recently_closed(self) -> bool:
-        """Whether it is closed, or was within the last ten seconds.
+        """Return True if the limiter is closed, or was closed within the last `RECENT_S` seconds.
 
         >>> RateLimiter().recently_closed()
         False
@@ -218,7 +220,7 @@ class RateLimiter:
         return self._clock.now() < self._closed_until_s + RECENT_S
 
     def opens_in_s(self) -> float:
-        """In how many seconds somebody may pass: 0 for now, inf when places must come back first.
+        """Return the seconds until a request may pass: 0 for now, inf if a permit must be given back first.
 
         >>> RateLimiter().opens_in_s()
         0.0
@@ -232,7 +234,7 @@ class RateLimiter:
             return 0.0 if self._in_flight < self._window else math.inf
 
     def renew_after_fork(self) -> None:
-        """Keep what the server asked for, forget who waits and what the parent has under way."""
+        """Keep the pause and the window; forget the requests of the parent that wait or are under way."""
         self._lock = threading.Lock()
         was_open, self._open = self._open.is_set(), threading.Event()
         if was_open:
@@ -249,13 +251,13 @@ class RateLimiter:
     # ---------------------------------------------------- for gates
 
     def _close_locked(self, delay_s: float) -> _Turn | None:
-        """Close until then; returns who must be woken to watch the time."""
+        """Close for `delay_s`. Return the turn that must be woken to watch the time, or None."""
         self._open.clear()
         self._closed_until_s = max(self._closed_until_s, self._clock.now() + max(delay_s, 0.0) * self._pace)
         return self._line[0] if self._line else None
 
     def _enter_locked(self, gate: Gate, turn: _Turn | None) -> Permit | None:
-        """A permit; or a place in the line if there is a `turn` for it."""
+        """Return a permit if there is one now. Else put the turn, if given, into the line and return None."""
         if gate._failure is not None:
             return None
         if self._open.is_set():
@@ -274,7 +276,7 @@ class RateLimiter:
         return Permit(self._epoch, counted=True)
 
     def _admit_locked(self) -> list[_Turn]:
-        """Let in who is first, as many as there is room for, and open if that was all."""
+        """Admit turns in order while there is room. Open if the window is wide and the line is empty."""
         admitted = []
         while self._line and self._has_room_locked():
             turn = self._line.popleft()
@@ -287,7 +289,7 @@ class RateLimiter:
         return admitted
 
     def _watch_s_locked(self, turn: _Turn) -> float:
-        """How long this turn may sleep; only the first in line has to look at the time."""
+        """Return the longest sleep of a turn. Only the first in line has to watch the time."""
         if self._line and self._line[0] is turn:
             closed_s = self._closed_until_s - self._clock.now()
             if closed_s > 0:
@@ -295,7 +297,7 @@ class RateLimiter:
         return math.inf
 
     def _leave_locked(self, turns: list[_Turn]) -> _Turn | None:
-        """Take turns out of the line; returns who must be woken to watch the time in place of the first."""
+        """Take turns out of the line. Return the new first turn if it must be woken to watch the time."""
         if not turns:
             return None
         watched = self._line[0] in turns
@@ -305,7 +307,7 @@ class RateLimiter:
     def _end(self, permit: Permit, *, success: bool) -> None:
         with self._lock:
             self._in_flight -= 1
-            # What was sent before the last refusal says nothing about the time after it.
+            # A request sent before the last refusal proves nothing about the time after it.
             if success and permit.epoch == self._epoch:
                 self._window += 1
             admitted = self._admit_locked()
@@ -316,7 +318,7 @@ class RateLimiter:
         with self._lock:
             if permit.counted:
                 self._in_flight -= 1
-            # All that were under way together are refused together; that counts as one refusal.
+            # The server refuses the requests that are under way together; this counts as one refusal.
             first = permit.epoch == self._epoch
             if first:
                 self._epoch += 1
@@ -329,7 +331,7 @@ class RateLimiter:
 
 
 class Gate:
-    """One client's way through a limiter. Thread-safe.
+    """The entrance of one client to a limiter. Thread-safe.
 
     >>> gate = RateLimiter().gate()
     >>> permit = gate.acquire(timeout=1)
@@ -343,7 +345,7 @@ class Gate:
         )
 
     def try_acquire(self) -> Permit | None:
-        """A permit if there is one now.
+        """Return a permit if there is one now, else None.
 
         Raises:
             Exception: the failure given to `close`.
@@ -354,10 +356,10 @@ class Gate:
         return self._acquire(None)
 
     def acquire(self, timeout: float | None = None) -> Permit | None:
-        """A permit, waiting at most `timeout` seconds; None when there was none in time.
+        """Wait for a permit and return it, or None if no permit comes within `timeout` seconds.
 
         Raises:
-            Exception: the failure given to `close`, also to those who are waiting.
+            Exception: the failure given to `close`, also in threads that are waiting.
 
         >>> RateLimiter().gate().acquire(timeout=1) is None
         False
@@ -370,7 +372,7 @@ class Gate:
         return permit if permit is not None else self._wait(turn, math.inf if timeout is None else timeout)
 
     def succeeded(self, permit: Permit) -> None:
-        """The server took the request: give the permit back, and let one more go.
+        """Give the permit back and widen the window by one, because the server has accepted the request.
 
         >>> gate = RateLimiter().gate()
         >>> gate.succeeded(gate.acquire())
@@ -379,7 +381,7 @@ class Gate:
             self.limiter._end(permit, success=True)
 
     def failed(self, permit: Permit) -> None:
-        """Neither taken nor refused for being too much: give the permit back.
+        """Give the permit back; the server neither accepted the request nor asked for fewer.
 
         >>> gate = RateLimiter().gate()
         >>> gate.failed(gate.acquire())
@@ -388,7 +390,7 @@ class Gate:
             self.limiter._end(permit, success=False)
 
     def throttled(self, permit: Permit, delay_s: float) -> None:
-        """The server asks for less: give the permit back, and close for `delay_s`.
+        """Give the permit back and close for `delay_s`, because the server asks for fewer requests.
 
         >>> gate = RateLimiter().gate()
         >>> gate.throttled(gate.acquire(), default_delay_s(1000))
@@ -398,8 +400,9 @@ class Gate:
         self.limiter._refused(permit, delay_s)
 
     def close(self, failure: Exception) -> None:
-        """Let nobody through here any more: who waits or comes later gets `failure`. Permits may still be
-        given back.
+        """Close the gate: waiting and later calls of `acquire` raise `failure`.
+
+        Permits may still be given back.
 
         >>> gate = RateLimiter().gate()
         >>> gate.close(RuntimeError("closed"))
@@ -444,9 +447,7 @@ class Gate:
             raise
 
     def _look(self, turn: _Turn) -> tuple[Permit | None, float]:
-        """What there is for the turn now, else how long it may sleep. Lets others in too, if it is their
-        time.
-        """
+        """Return the permit of the turn, or None, and its longest sleep. Admit others if there is room."""
         limiter = self.limiter
         turn.event.clear()
         with limiter._lock:
@@ -459,7 +460,7 @@ class Gate:
         return permit, sleep_s
 
     def _leave(self, turn: _Turn) -> Permit | None:
-        """Stop waiting; returns the permit that came just now."""
+        """Stop waiting. Return the permit if the turn was admitted just before, else None."""
         limiter = self.limiter
         with limiter._lock:
             watch = limiter._leave_locked([turn]) if turn in limiter._line else None
@@ -474,13 +475,13 @@ _limiters: Final[Shared[tuple[str, str], RateLimiter]] = Shared(weakref.WeakValu
 def shared_rate_limiter(
     base_url: str, fingerprint: str, *, clock: Clock = SYSTEM_CLOCK, pace: float = 1.0
 ) -> RateLimiter:
-    """The limiter of this process for a server and a key; it lives as long as somebody holds it.
+    """Return the limiter of this process for a server and a key. It lives as long as a reference to it.
 
     Args:
-        base_url: the server.
-        fingerprint: of the key, from `key_fingerprint`.
-        clock: what a limiter that must be made waits with.
-        pace: what the pauses of such a limiter are multiplied by.
+        base_url: the address of the server.
+        fingerprint: the fingerprint of the key, from `key_fingerprint`.
+        clock: the clock of the limiter, if this call makes it.
+        pace: the factor for the pauses of the limiter, if this call makes it.
 
     >>> fingerprint = key_fingerprint("tml-example")
     >>> one = shared_rate_limiter("https://host/", fingerprint)

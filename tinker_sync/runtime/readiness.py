@@ -1,6 +1,7 @@
-"""Notice which sockets have become readable. Each watch ends with the news, and is begun anew for more.
+"""Sets of sockets that are watched until they become readable.
 
-Where the system allows it, other threads begin watches while one thread waits (`takes_effect_at_once`).
+A watch ends when its socket is readable; a new call of `watch` begins it again. If the system allows it,
+other threads can begin watches while one thread waits (`takes_effect_at_once`).
 """
 
 from __future__ import annotations
@@ -16,27 +17,27 @@ class Readiness(Protocol):
     """A set of watched sockets. One thread waits; any thread may begin a watch."""
 
     takes_effect_at_once: bool
-    """False where the thread that waits must be woken to notice a new watch."""
+    """False if the waiting thread must be woken to notice a new watch."""
 
     def watch(self, descriptor: int) -> None:
-        """Watch until there is news.
+        """Watch a socket until it is readable.
 
         Raises:
             OSError, ValueError: the socket or this set is closed.
         """
 
     def forget(self, descriptor: int) -> None:
-        """End a watch."""
+        """End the watch of a socket."""
 
     def wait(self, timeout_s: float | None) -> list[int]:
-        """Wait for news; return the descriptors of the sockets that became readable."""
+        """Wait for at most `timeout_s`; return the descriptors of the sockets that became readable."""
 
     def close(self) -> None:
         """End all watches."""
 
 
 class EpollReadiness:
-    """The readiness of Linux: one system call for a watch."""
+    """The `Readiness` of Linux, which needs one system call for a watch."""
 
     takes_effect_at_once = True
 
@@ -47,7 +48,7 @@ class EpollReadiness:
 
     def watch(self, descriptor: int) -> None:
         try:
-            self._epoll.modify(descriptor, self._once)  # a connection that is used again is still known
+            self._epoll.modify(descriptor, self._once)  # a connection in use again is still registered
         except FileNotFoundError:
             self._epoll.register(descriptor, self._once)
 
@@ -63,11 +64,11 @@ class EpollReadiness:
 
 
 class SelectorReadiness:
-    """The readiness of other systems."""
+    """The `Readiness` of other systems."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        # Those with a descriptor keep the set of sockets in the kernel.
+        # A selector with a descriptor keeps its set of sockets in the kernel.
         self.takes_effect_at_once = hasattr(self._selector, "fileno")
 
     def watch(self, descriptor: int) -> None:

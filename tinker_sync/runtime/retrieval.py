@@ -1,10 +1,12 @@
-"""Asking for the result of one promise: every answer a server can give, and what follows from it.
+"""`Retrieval`: asks for the result of one promise, and decides what follows from each possible answer.
 
-Pure: no socket, thread or clock. `Retrieval.ask` says what to send; `Retrieval.on` takes what came back and
-says what to do next. Whoever drives it sends, waits, and resolves the future; see `fetcher.py`.
+It is pure: it has no socket, thread or clock. `Retrieval.ask` returns the request to send. `Retrieval.on`
+takes the outcome and returns the next action. The driver in `fetcher.py` sends, waits, and resolves the
+future.
 
-What ends a retrieval: the result, a failure the server reports, a status that means no, trouble that outlasts
-`TROUBLE_LIMIT_S`, or its driver's deadline. What does not: a long poll that expires, a paused queue.
+A retrieval ends with the result, a failure that the server reports, a status that refuses it, trouble that
+lasts longer than `TROUBLE_LIMIT_S`, or the deadline of its driver. A long poll that expires and a paused
+queue do not end it.
 """
 
 from __future__ import annotations
@@ -39,12 +41,13 @@ if TYPE_CHECKING:
 
 PATH: Final = "/api/v1/retrieve_future"
 
-# Only the id has to be encoded; every result there is has been asked for at least once.
+# Templates are faster than encoding the whole body for each of the many polls: only the id is encoded.
 _METADATA_TOO: Final = b'{"request_id":%b,"allow_metadata_only":true}'
 _RESULT_ONLY: Final = b'{"request_id":%b,"allow_metadata_only":false}'
-# Trouble is measured from the last answer that was none, so an hour of healthy polls uses up nothing.
+# Trouble is measured from the first failure since the last good answer, so healthy polls do not count.
 TROUBLE_LIMIT_S: Final = 300.0
-# A long poll that comes back faster is none; without a pause we would ask thousands of times a second.
+# A server that answers faster does not hold the poll. Without a pause the client would ask thousands of times
+# a second.
 FLOOR_S: Final = 0.2
 _LONGEST_QUICK_PAUSE_S: Final = 5.0
 _MAX_ODD_ANSWERS: Final = 3
@@ -55,7 +58,7 @@ _BAD_POLL_PAUSE_S: Final = 0.25
 
 @frozen
 class Ask:
-    """Send the request now."""
+    """The action to send a request now."""
 
     headers: Mapping[str, str]
     body: bytes
@@ -63,7 +66,7 @@ class Ask:
 
 @frozen
 class Wait:
-    """Do nothing for a while, then ask."""
+    """The action to do nothing for a time, and then ask."""
 
     delay_s: float
     why: str
@@ -71,14 +74,14 @@ class Wait:
 
 @frozen
 class TakeBytes:
-    """Reserve this much of the budget for answers, then ask."""
+    """The action to reserve `size` bytes of the budget for answers, and then ask."""
 
     size: int
 
 
 @frozen
 class Finished:
-    """The result has come. `tree` is its parsed JSON; None when it is protobuf."""
+    """The end with a result. `tree` is its parsed JSON, or None if it is protobuf."""
 
     reply: Reply
     tree: Any = field(repr=False)
@@ -86,14 +89,14 @@ class Finished:
 
 @frozen
 class Failed:
-    """There will be no result."""
+    """The end without a result."""
 
     error: Exception
 
 
 @frozen
 class Gone:
-    """The server has forgotten the promise; only a new submission can help."""
+    """The end of a promise that the server has forgotten; only a new submission can help."""
 
     error: Exception
 
@@ -111,19 +114,20 @@ class QueueNotice:
 
 @define
 class Retrieval:
-    """The state of one promise. For one thread at a time.
+    """The state of one promise, for one thread at a time.
 
     Args:
-        request_id: the promise.
-        request_type: what the server calls it in a header, such as "Sample".
-        wants_proto: whether the result may come as protobuf.
-        roundtrip_s: from the call to the receipt of the promise, told to the server once.
-        open_server: a server whose 400 and 422 report a failed request.
-        may_pause_billing: says whether a 402 is still to be waited out, each time one comes.
-        on_notice: told what the server says of its queue.
-        draw: the jitter, a factor of about 1.
-        wall: seconds since the epoch, for a pause until a date.
-        secrets: what must not appear in errors and notices, though the server may repeat it.
+        request_id: the id of the promise.
+        request_type: the server's name of the request in a header, such as "Sample".
+        wants_proto: True if the result may come as protobuf.
+        roundtrip_s: the time from the call to the receipt of the promise, sent to the server once.
+        open_server: True for a server whose 400 and 422 report a failed request.
+        may_pause_billing: returns True if a 402 is still to be waited out; called at each 402.
+        on_notice: receives the server's reports on its queue.
+        draw: returns the jitter, from 0 to 1.
+        wall: returns the seconds since the epoch, for a pause until a date.
+        secrets: returns the secrets that must not appear in errors and notices, though the server may repeat
+            them.
 
     >>> retrieval = Retrieval("req-1", "OptimStep")
     >>> retrieval.ask().body
@@ -143,13 +147,13 @@ class Retrieval:
     secrets: Callable[[], Iterable[Secret]] = field(default=tuple, kw_only=True)
 
     iteration: int = field(default=0, init=False)
-    """How often it was asked."""
+    """The number of requests so far."""
     last_words: str = field(default="", init=False)
-    """What the server, or the lack of one, said last; for the error of a deadline."""
+    """The last report of the server or of a failure to reach it, for the error of a deadline."""
     trouble_since: float | None = field(default=None, init=False)
-    """The moment of the first of the failures since the last good answer."""
+    """The time of the first failure since the last good answer."""
     trouble: str = field(default="", init=False)
-    """The newest of these failures."""
+    """The text of the newest of these failures."""
     _failures: int = field(default=0, init=False)
     _connection_failures: int = field(default=0, init=False)
     _quick_polls: int = field(default=0, init=False)
@@ -157,7 +161,7 @@ class Retrieval:
     _odd_answers: int = field(default=0, init=False)
 
     def ask(self) -> Ask:
-        """The next request; each call counts as one."""
+        """Return the next request, and count it."""
         headers = {
             "X-Tinker-Request-Iteration": str(self.iteration),
             "X-Tinker-Request-Type": self.request_type,
@@ -169,12 +173,12 @@ class Retrieval:
         return Ask(headers, body % json.dumps(self.request_id).encode("ascii"))
 
     def on(self, outcome: Reply | SendFailed, *, asked_at: float, now: float) -> Action:
-        """What to do about an answer, or the lack of one.
+        """Return the action that follows from an answer or a failure to get one.
 
         Args:
-            outcome: what the transport gave.
-            asked_at: when the request was sent, by the clock of `now`.
-            now: when the answer came.
+            outcome: the answer, or the failure of the transport.
+            asked_at: the time at which the request was sent, by the clock of `now`.
+            now: the time at which the answer came.
         """
         if isinstance(outcome, SendFailed):
             return self._on_no_answer(outcome, asked_at, now)
@@ -187,11 +191,11 @@ class Retrieval:
     def _on_no_answer(self, failed: SendFailed, asked_at: float, now: float) -> Action:
         self.last_words = str(failed)
         if failed.timed_out and failed.maybe_received:
-            # The server holds polls longer than we listen. It heard us; nothing is wrong.
+            # The server has the poll and holds it longer than the read timeout. Nothing is wrong.
             return self._poll_again(asked_at, now)
         cause = failed.__cause__
         if isinstance(cause, CredentialError):
-            # There was a key when the work was asked for; a new one may be had in a moment.
+            # The submission had a key, so a new key may be available soon.
             return self._back_off_connection(now, lambda: cause)
         if failed.final:
             return Failed(self._connection_error(failed))
@@ -228,7 +232,7 @@ class Retrieval:
         self._connection_failures = self._failures = 0
 
     def _poll_again(self, asked_at: float, now: float) -> Action:
-        """A poll that ran its time is asked again at once; one that came back too soon only after a pause."""
+        """Return the next poll: at once if the server held the last one, else after a pause."""
         self._healthy()
         if now - asked_at >= FLOOR_S:
             self._quick_polls = 0
@@ -244,7 +248,7 @@ class Retrieval:
     def _on_success(self, reply: Reply, asked_at: float, now: float) -> Action:
         if "application/x-protobuf" in reply.headers.get("content-type", "").lower():
             if reply.may_be_cut:
-                # A message that ends after any of its fields is a message too.
+                # A protobuf message that is cut between two fields is still a valid message.
                 return self._odd(reply, now, "it states no length, so it may have been cut")
             return Finished(reply, None)
         try:
@@ -285,7 +289,7 @@ class Retrieval:
         )
 
     def _odd(self, reply: Reply, now: float, what: str) -> Action:
-        """An answer that makes no sense may come from something in between; ask a few times more."""
+        """Ask a few times more after an invalid answer, which may come from a proxy on the way."""
         self.last_words = what
         self._odd_answers += 1
         error = APIResponseValidationError(
@@ -346,7 +350,7 @@ class Retrieval:
     def _on_passing(self, reply: Reply, now: float) -> Action:
         wish_s = retry_after_s(reply.headers, self.wall()) if reply.status == 429 else None
         if wish_s is not None:
-            # The server's own wish: however long, that is not trouble. A deadline may be shorter.
+            # The server asks for this pause, so it is not trouble, however long. A deadline may end it.
             return Wait(wish_s, "status 429")
         if reply.status < 500:
             return self._back_off_connection(now, lambda: self._status_error(reply))
@@ -355,7 +359,7 @@ class Retrieval:
         return self._troubled(now, pause_s, f"status {reply.status}", lambda: self._status_error(reply))
 
     def _on_suspect(self, reply: Reply, rule: Rule) -> Action:
-        """Ask a few times more. An open server reports a failed request by a 400 or 422 that stays."""
+        """Ask a few times more. An open server reports a failed request by a repeated 400 or 422."""
         reports = reply.status in (400, 422)
         if reply.status == 422 and not self.open_server:
             return Failed(self._status_error(reply))
@@ -369,7 +373,7 @@ class Retrieval:
         return Wait(delay_s(count, draw=self.draw(), first_s=first_s), f"status {reply.status}")
 
     def _reported_failure(self, reply: Reply) -> Exception:
-        """A failed request as open servers report it: the status wraps a message, and blames nobody."""
+        """Return the failure of a request that an open server reports by a status, without a category."""
         error = self._status_error(reply)
         failed = self._request_failed(error.message, None)
         failed.__cause__ = error

@@ -2,16 +2,16 @@
 
 The steps of a job, in order, each a method:
 
-    SampleJob()    checked: the constructor refuses what no server takes
-    put            prepared and queued, once the sampler exists, on the thread that made the call
-    admit          limits and number, on the one worker that admits
-    submit         the request leaves, on a worker
-    _on_promise    the server has the sample; the fetcher polls for the result
-    _decode        the result is read, counted and compared with the request
-    _on_done       what it holds is given back
+    SampleJob()    check the request, and refuse one that no server accepts
+    put            prepare and queue it once the sampler exists: on the caller's thread if it exists already
+    admit          wait for the limits and take a number, on the one worker that admits
+    submit         send the request, on a worker
+    _on_promise    let the fetcher poll for the result, because the server has accepted the sample
+    _decode        read the result, count it and compare it with the request
+    _on_done       give back the place; after a cancel, also stop the request that is under way
 
-It keeps its number through every retry of its submit, so the server recognises a repetition. When the server
-has forgotten the promise it gets a new number and is submitted anew, a bounded number of times.
+A job keeps its number through every retry of its submit, so the server recognises a repetition. When the
+server has forgotten the promise, the job gets a new number and is submitted again, a bounded number of times.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ REQUEST_TYPE: Final = "Sample"
 MAX_ATTEMPTS: Final = 10
 """The most tries of one submit, and the most submissions of a sample that the server forgets."""
 
-# After a refusal a large prompt weighs this much more, so that few of them go at once.
+# For a while after a refusal the weight of a prompt is multiplied by this, so that few large ones go at once.
 _WEIGHT_AFTER_REFUSAL: Final = 20
 _HEADERS: Final = HeaderMap({"X-Tinker-Sampling-Backpressure": "1"})
 
@@ -69,17 +69,17 @@ class Abandonable(Protocol):
     """A retrieval under way."""
 
     def abandon(self) -> None:
-        """Stop: the result is not wanted any more."""
+        """Stop, because the result is not needed any more."""
 
 
 class SampleJob:
-    """One sample. Its steps follow each other; only `_on_done` may come from any thread.
+    """One sample. Its steps run one after the other, except `_on_done`: any thread may call it at any time.
 
     Raises:
-        InvalidInputError: it cannot be sent.
+        InvalidInputError: the request cannot be sent.
     """
 
-    # There may be tens of thousands.
+    # Slots, because there may be tens of thousands of jobs.
     __slots__ = (
         "_attempt",
         "_began_at",
@@ -133,8 +133,8 @@ class SampleJob:
         self._began_at = 0.0
         self._sequence_ids: Sequence[str] | None = None
         self._last_words = ""
-        # What it holds, by kind. A cancel may come from any thread while a worker is in a step: the thread
-        # that pops an entry, which is one operation, gives it back.
+        # The resources that the job holds, by kind. Any thread may cancel while a worker is in a step. A pop
+        # is one operation of the interpreter, and the thread that pops an entry gives the resource back.
         self._held: dict[str, Any] = {}
         self._ticket: Ticket | None = None
         self._fetch: Abandonable | None = None
@@ -142,10 +142,12 @@ class SampleJob:
     # -------------------------------------------------------------------------------------- to the scheduler
 
     def put(self) -> APIFuture[SampleResponse]:
-        """Prepare it and queue it. Return its future.
+        """Prepare and queue the sample. Return its future.
 
         Raises:
-            TinkerError: the server cannot do it, the client is closed, or there is not so much left to spend.
+            TinkerError: the server does not support the request, the client is closed, or the rest of a
+            budget
+                does not suffice.
         """
         line, request = self._line, self._request
         core = line.core
@@ -171,32 +173,32 @@ class SampleJob:
         return future
 
     def make_future(self) -> APIFuture[SampleResponse]:
-        """Make the future that the user holds."""
+        """Make and return the future that the user holds."""
         self._future = future = self._line.core.future(self._on_done)
         future.only_reads, future.asked = True, asked_here()
         return future
 
     def start(self) -> None:
-        """Go on after the wait for the sampler."""
+        """Queue a sample that has waited for the sampler."""
         if self.over:
             return
         try:
             with named(self._sdk_method):
                 self.put()
-        except Exception as failure:  # noqa: BLE001  # it belongs to the future
+        except Exception as failure:  # noqa: BLE001  # the future raises it
             self._fail_future(failure)
 
     def _put_numbered(self) -> None:
-        """Ask for the numbers of a copy before its first sample; on a worker, so that no caller waits."""
+        """Get the numbers of a copy before its first sample, on a worker, so that no caller waits."""
         try:
             self._line.make_numbers()
-        except Exception as error:  # noqa: BLE001  # it belongs to the sample
+        except Exception as error:  # noqa: BLE001  # the future raises it
             self._fail_future(error)
         else:
             self._scheduler.put(self)
 
     def _plan(self) -> Plan:
-        """Return what the sample takes at most."""
+        """Return the most tokens that the sample may use."""
         longest = self._request.sampling_params.max_tokens
         return Plan(
             model=self._line.sampling_session_id,
@@ -208,11 +210,11 @@ class SampleJob:
 
     @property
     def over(self) -> bool:
-        """Whether its future has ended."""
+        """Return True if the future has ended."""
         return self._future is not None and self._future.done()
 
     def admit(self) -> bool:
-        """Wait for room and take the number; return True if it is to be submitted."""
+        """Wait for the limits and take a number. Return True if the sample is to be submitted."""
         try:
             admitted = self._take_place() and self._take_bytes() and self._take_permit()
             if self._is_called_off():
@@ -221,13 +223,13 @@ class SampleJob:
                 self.fail(self._deadline_error())
             elif self._number is None:
                 self._number = self._line.next_number()
-        except Exception as error:  # noqa: BLE001  # it is this sample's; the next may fare better
+        except Exception as error:  # noqa: BLE001  # it fails this sample only
             self.fail(error)
             return False
         return admitted
 
     def submit(self) -> None:
-        """Send it."""
+        """Send the request."""
         try:
             if not self._is_called_off():
                 self._submit()
@@ -235,7 +237,7 @@ class SampleJob:
             self.fail(error)
 
     def _is_called_off(self) -> bool:
-        """Return True if it is over already; then it gives back what it holds."""
+        """Return True if the sample is over. Then also give back all that it holds."""
         over = self.over
         if over:
             self._give_back_permit(success=False)
@@ -309,7 +311,7 @@ class SampleJob:
         )
         decision = scheduler.policy.decide(outcome, call, self.estimate_bytes, self._line.max_attempts)
         if isinstance(decision, Throttled):
-            # Not an attempt: the server did not refuse this sample, it asked for less of everything.
+            # This does not count as an attempt: the server asks for fewer requests of all kinds.
             self._attempt -= 1
             permit: Permit | None = self._held.pop("permit", None)
             if permit is not None:
@@ -344,7 +346,7 @@ class SampleJob:
             line.core.server.abandon(request_id)
             return
         future.mark_accepted(request_id)
-        # It may take hours from here; only a submission under a new number would need these again.
+        # The result may take hours. These are not needed again, except after a submission under a new number.
         self._body, self._call, self._ticket = b"", None, None
         _, fetch = line.parts(self._machinery)
         self._fetch = fetch(
@@ -362,7 +364,7 @@ class SampleJob:
         )
 
     def _on_gone(self, error: Exception) -> None:
-        """Submit it as a new sample, because the server has forgotten the promise."""
+        """Submit the request as a new sample, because the server has forgotten the promise."""
         self._resubmits += 1
         if self._resubmits >= self._max_submissions:
             self.fail(error)
@@ -377,7 +379,7 @@ class SampleJob:
     # -------------------------------------------------------------------------------------- the result
 
     def _decode(self, reply: Reply, tree: Any) -> SampleResponse:
-        """Read the response, and count it before the user sees it."""
+        """Read the response, and count its tokens before the user gets it."""
         response = _read_response(reply, tree)
         request = self._request
         length = length_of(request.prompt)
@@ -388,11 +390,11 @@ class SampleJob:
             cached=cached,
             sampled=sum([sequence.length for sequence in response.sequences]),
         )
-        self._pledge.settle(used)  # also where the check finds something amiss: it was computed
+        self._pledge.settle(used)  # even if the check fails, because the server has computed it
         return sample_response.named(sample_response.check_response(request, response), self._sequence_ids)
 
     def fail(self, error: Exception) -> None:
-        """End without a result."""
+        """End the sample without a result."""
         self._give_back_permit(success=False)
         self._give_back_bytes()
         self._fail_future(error)
@@ -402,7 +404,7 @@ class SampleJob:
             self._future.fail(error)
 
     def _on_done(self, future: APIFuture[SampleResponse]) -> None:
-        """Give back what it holds: it has its result or failure, or its user has cancelled it."""
+        """Give back what the job holds, after a result, a failure or a cancel by the user."""
         if future.cancelled():
             ticket, fetch = self._ticket, self._fetch
             if fetch is not None:
@@ -412,7 +414,7 @@ class SampleJob:
                 self._give_back_bytes()
             if future.request_id is not None:
                 self._line.core.server.abandon(future.request_id)
-        # They know this job: together they would wait for the garbage collector, client and all.
+        # They refer to this job. Such a cycle would keep the client alive until a garbage collection.
         self._fetch = self._ticket = None
         self._give_back_place()
 

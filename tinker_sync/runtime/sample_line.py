@@ -1,7 +1,7 @@
-"""`SampleLine`: what the samples of one client share: the sampler, the numbers, the form of the bodies.
+"""`SampleLine`: the parts that the samples of one client share: the sampler, the numbers, the body encoder.
 
-Any thread may enter. Samples are held until the sampler exists; then they are scheduled in the order of the
-calls.
+Any thread may call the methods. Samples are held until the sampler exists; then they are scheduled in the
+order of the calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tinker_sync.types.sampling import SampleRequest, SampleResponse
 
 CLONE_BLOCK: Final = 10**9
-"""Each copy of a client numbers its samples in a block of its own."""
+"""The size of a block of numbers. Each copy of a client numbers its samples in a block of its own."""
 _JOIN_S: Final = 300.0
 
 
@@ -35,7 +35,7 @@ class SampleLine:
     Args:
         core: the shared parts.
         max_attempts: the most tries of one submit.
-        copied: other copies of the client may be in use, so the numbers come from a block of its own.
+        copied: True if other copies of the client may be in use; the numbers then come from a separate block.
     """
 
     def __init__(self, core: Core, max_attempts: int, *, copied: bool = False) -> None:
@@ -43,12 +43,12 @@ class SampleLine:
         self.max_attempts = max_attempts
         self.held = HeldCalls()
         self.sampling_session_id = ""
-        """Empty until the sampler exists; set once."""
+        """The id of the sampler; empty until the sampler exists. Set once."""
         self.run_id = ""
-        """The training run of the weights; empty where it is not known. Set once."""
+        """The training run of the weights; empty if it is not known. Set once."""
         self.base_model: str | None = None
-        """The base model; None where it is not known. Set once."""
-        # The original counts from 0 and asks no server; a copy first needs a block of its own.
+        """The base model; None if it is not known. Set once."""
+        # The original counts from 0 without asking the server. A copy first needs a block of its own.
         self._numbers: Once[Callable[[], int]] = Once()
         if not copied:
             self._numbers.get(lambda: itertools.count().__next__)
@@ -63,12 +63,12 @@ class SampleLine:
 
         Args:
             request: the sample; a client that is not ready adds the sampler later.
-            deadline_at: the moment of the clock at which to give up.
+            deadline_at: the time of the clock at which to give up.
             may_forbid_retries: obey a server that wants each sample submitted under one number only.
 
         Raises:
-            InvalidInputError: the request cannot be sent; nothing was.
-            TinkerError: the server cannot do it, or the client is closed.
+            InvalidInputError: the request cannot be sent; nothing was sent.
+            TinkerError: the server does not support the request, or the client is closed.
         """
         job = SampleJob(self, request, deadline_at, may_forbid_retries=may_forbid_retries)
         self.core.refuse_closed()
@@ -81,33 +81,36 @@ class SampleLine:
         return future
 
     def make_numbers(self) -> None:
-        """Have numbers. The first call of a copy asks the server, and blocks."""
+        """Prepare the numbers. The first call of a copy asks the server and blocks."""
         self._numbers.get(self._join)
         self.core.ready()
 
     @property
     def numbered(self) -> bool:
-        """Whether the numbers are known."""
+        """Return True if the numbers are known."""
         return self._numbers.made is not None
 
     def next_number(self) -> int:
-        """Draw the number of a sample. The first one of a copy asks the server."""
+        """Return the number for the next sample. The first call of a copy asks the server."""
         draw = self._numbers.made or self._numbers.get(self._join)
         return draw()
 
     def parts(self, machinery: Machinery) -> tuple[SampleBodies, Callable[..., Any]]:
-        """Return what writes the bodies, and what polls for results. A copy has its numbers by then."""
+        """Return the encoder of the bodies and the function that polls for results.
+
+        A copy must have its numbers before this call.
+        """
         return self._parts.made or self._parts.get(
             lambda: (SampleBodies(machinery.facts.dialect), self._choose_poll(machinery))
         )
 
     def renew_after_fork(self) -> None:
-        """Begin as a copy: the child is one, and needs numbers of its own."""
+        """Begin as a copy: a forked child needs numbers of its own."""
         self._numbers = Once()
         self._parts = Once()
 
     def _choose_poll(self, machinery: Machinery) -> Callable[..., Any]:
-        """Return what polls for results: for all together where the server offers that, else one by one."""
+        """Return the function that polls for results: together if the server offers that, else one by one."""
         if not machinery.facts.config.sample_use_retrieve_futures:
             return machinery.fetcher.fetch
         from tinker_sync.runtime.session_poll import SessionPoll
@@ -117,7 +120,7 @@ class SampleLine:
         return poll.fetch
 
     def _join(self) -> Callable[[], int]:
-        """Return numbers from a block that no other copy uses."""
+        """Return a function that draws numbers from a block that no other copy uses."""
         core = self.core
         if core.ready().facts.config.sample_join_sampling_session:
             joined = core.call(

@@ -1,4 +1,4 @@
-"""Checks of the response to a sample against its request. Pure; any thread."""
+"""Checks of the response to a sample against its request. Pure functions; any thread may call them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tinker_sync.types.sampling import SampledSequence, SampleRequest, SampleRes
 
 
 def named(response: SampleResponse, sequence_ids: Sequence[str] | None) -> SampleResponse:
-    """Return the response with the sequence ids of its promise; older servers give none.
+    """Return the response with the sequence ids of its promise, which older servers do not send.
 
     Raises:
-        WireError: the promise has another number of ids.
+        WireError: the promise has a different number of ids.
 
     >>> from tinker_sync.types.sampling import SampledSequence
     >>> named(SampleResponse([SampledSequence("stop")]), ["seq-1"]).sequences[0].sequence_id
@@ -32,11 +32,13 @@ def named(response: SampleResponse, sequence_ids: Sequence[str] | None) -> Sampl
 
 
 def check_response(request: SampleRequest, response: SampleResponse) -> SampleResponse:
-    """Return the response with an entry for each prompt token, after comparing it with the request.
+    """Check a response against its request, and return it.
+
+    If the server leaves out the entry of the first prompt token, the returned response has it.
 
     Raises:
-        UnsupportedByServerError: something that the request asks for is missing.
-        WireError: the response has another number of sequences or scores than the request asks for.
+        UnsupportedByServerError: a part that the request asks for is missing.
+        WireError: the response has a different number of sequences or scores than the request asks for.
     """
     sequences = response.sequences
     if len(sequences) != request.num_samples:
@@ -57,7 +59,7 @@ def check_response(request: SampleRequest, response: SampleResponse) -> SampleRe
 
 def _check_sequence(sequence: SampledSequence, index: int, topk: int) -> None:
     count, logprobs = sequence.length, sequence._logprobs
-    # Some servers send an empty list where they computed nothing.
+    # Some servers send an empty list if they computed no scores.
     if logprobs is not None and len(logprobs) not in (0, count):
         _refuse_size(f"sequences[{index}].logprobs", count, len(logprobs))
     if topk and count:
@@ -69,7 +71,7 @@ def _check_sequence(sequence: SampledSequence, index: int, topk: int) -> None:
 def _check_prompt(request: SampleRequest, response: SampleResponse) -> None:
     scored, last_n = response._prompt_logprobs, request.prompt_logprobs_last_n
     length = request.prompt.known_length()
-    # The one token of such a prompt has no score.
+    # A prompt of one token has no scores, because a first token has none.
     scorable = length != 1
     if request.prompt_logprobs and scored is None and scorable:
         raise _ignored("prompt_logprobs")
@@ -86,7 +88,7 @@ def _check_prompt(request: SampleRequest, response: SampleResponse) -> None:
 
 
 def _check_lengths(request: SampleRequest, response: SampleResponse, length: int) -> None:
-    # Some servers leave out the first token, which has no score.
+    # Some servers leave out the entry of the first token, which has no score.
     expected = {length, length - 1}
     if request.prompt_logprobs_last_n is not None:
         expected.add(request.prompt_logprobs_last_n)
@@ -124,7 +126,7 @@ def _ignored(feature: str) -> UnsupportedByServerError:
 
 
 def _with_first_score(request: SampleRequest, response: SampleResponse) -> SampleResponse:
-    """Add the entry of the first token, which has no score, where the server leaves it out."""
+    """Add an entry for the first token, which has no score, if the server leaves it out."""
     scored, length = response._prompt_logprobs, request.prompt.known_length()
     if scored is None and request.prompt_logprobs and length == 1:
         scored = np.empty(0, dtype=np.float32)
@@ -135,4 +137,4 @@ def _with_first_score(request: SampleRequest, response: SampleResponse) -> Sampl
 
 def _only_last(scored: Any, last_n: int) -> bool:
     early = scored[: max(len(scored) - last_n, 0)]
-    return bool((early != early).all())  # NaN, which equals nothing, stands where nothing was scored
+    return bool((early != early).all())  # a token without a score has NaN, which differs from itself

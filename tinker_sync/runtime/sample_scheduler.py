@@ -1,8 +1,8 @@
-"""`SampleScheduler`: the order of the samples of one client, and what follows when one is not taken.
+"""`SampleScheduler`: admits the samples of one client in order, and decides what follows a failed submit.
 
-Samples are admitted first come first served: by how many the server takes at once, by the bytes being sent,
-and by the rate limiter. One worker at a time admits, and only while samples wait, so a closed limiter holds
-that one worker and no caller. `put` never waits and takes the scheduler's lock for an append only.
+Samples are admitted first come, first served. Three limits apply: the samples under way, the bytes being
+sent, and the rate limiter. One worker at a time admits, and only while samples wait, so a closed limiter
+holds that one worker and no caller. `put` never waits and takes the scheduler's lock for an append only.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.sample import SampleJob
     from tinker_sync.runtime.workers import Workers
 
-# What a new connection takes at once, without waiting for the server to read.
+# A connection takes this many bytes at once, without waiting for the server to read.
 _QUICK_BYTES: Final = 32 * 1024
 
 
 class SampleScheduler:
-    """Admits and submits the samples of one client, in order. Thread-safe.
+    """A scheduler that admits and submits the samples of one client in order. Thread-safe.
 
     Args:
         fetcher: polls for results; its poller carries the submits too.
         workers: run the admission and the submits.
-        gate: the way through the shared rate limiter.
-        sending_bytes: bounds the prompts being sent.
+        gate: the gate to the shared rate limiter.
+        sending_bytes: bounds the bytes of the prompts being sent.
         places: bounds the samples under way.
-        policy: decides about a submit that was not taken.
-        has_idle_connection: returns True if a submit need not open a connection.
+        policy: decides about a submit that the server did not accept.
+        has_idle_connection: returns True if a submit can use an open connection.
         clock: measures time.
     """
 
@@ -84,7 +84,7 @@ class SampleScheduler:
         self._keys = _unique_keys()
 
     def put(self, job: SampleJob, *, first: bool = False) -> None:
-        """Queue a sample, behind the others or before them."""
+        """Queue a sample: behind the others, or before them if `first` is true."""
         start = False
         try:
             with self._lock:
@@ -96,7 +96,7 @@ class SampleScheduler:
             if start:
                 self._start_admitting()
         except BaseException:
-            # Ctrl-C: it is unknown whether a worker admits now. The next sample starts one; two do no harm.
+            # After Ctrl-C it is unknown whether a worker admits. The next sample starts one; two do no harm.
             if start:
                 with self._lock:
                     self._admitting = False
@@ -105,7 +105,7 @@ class SampleScheduler:
             job.fail(failure)
 
     def close(self, failure: Exception) -> None:
-        """Fail what is queued; what is under way ends with the poller."""
+        """Fail the queued samples. The samples under way end with the poller."""
         with self._lock:
             self._failure = failure
             doomed, self._queue = self._queue, deque()
@@ -116,17 +116,17 @@ class SampleScheduler:
             job.fail(failure)
 
     def renew_after_fork(self) -> None:
-        """Leave the parent's samples to the parent, in a forked child."""
+        """Drop the parent's samples in a forked child."""
         failure = self._failure
         self._begin()
         self._failure = failure
 
     def next_key(self) -> str:
-        """Return a key that no other submit has; by it the server recognises a repetition."""
+        """Return a key that no other submit has, so that the server recognises a repetition."""
         return next(self._keys)
 
     def __len__(self) -> int:
-        """The number of samples that wait for admission."""
+        """Return the number of samples that wait for admission."""
         with self._lock:
             return len(self._queue)
 
@@ -139,10 +139,10 @@ class SampleScheduler:
             self.close(TinkerError(f"the client is closed: {error}"))
 
     def _admit(self) -> None:
-        """Admit samples until none waits. One worker at a time is in here.
+        """Admit samples until none waits. One worker at a time runs this method.
 
-        It submits what it can send without waiting, and the last sample, once another worker may come in.
-        The others are submitted by other workers, because opening a connection takes a while.
+        The worker itself submits a sample that it can send without waiting, and the last sample, after it has
+        stopped admitting. Other workers submit the rest, because opening a connection takes a while.
         """
         while (job := self._next()) is not None:
             if not job.admit():
@@ -159,7 +159,7 @@ class SampleScheduler:
                 job.fail(TinkerError(f"the client is closed: {error}"))
 
     def _leave(self) -> bool:
-        """Stop admitting, if no sample waits."""
+        """Stop admitting and return True if no sample waits."""
         with self._lock:
             self._admitting = bool(self._queue)
             return not self._admitting
@@ -175,7 +175,7 @@ class SampleScheduler:
 
 
 def _unique_keys() -> Iterator[str]:
-    """Any thread may draw the next: see "Threads" in the package's docstring."""
+    """Return an iterator from which any thread may draw: see "Threads" in the package's docstring."""
     return map(f"{uuid.uuid4()}-{{}}".format, itertools.count())
 
 
@@ -184,30 +184,30 @@ def _unique_keys() -> Iterator[str]:
 
 @frozen
 class Resubmit:
-    """Submit again after a pause."""
+    """The decision to submit again after a pause."""
 
     delay_s: float
 
 
 @frozen
 class Throttled:
-    """The server asks for less: the limiter closes for so long, and then the sample is submitted again."""
+    """The decision to close the limiter for a time, as the server asks, and then to submit again."""
 
     delay_s: float
 
 
 @frozen
 class Refused:
-    """Another try would end the same way."""
+    """The decision to fail the sample, because another try would end the same way."""
 
     error: Exception
 
 
 class SubmitPolicy:
-    """Decides about submits that were not taken. Immutable; any thread may ask.
+    """A policy for submits that the server did not accept. Immutable, for any thread.
 
-    A 429, and a 402 that is to be waited out, concern every sample: the limiter closes. What else the common
-    table calls passing is tried again, a bounded number of times.
+    A 429, and a 402 that is to be waited out, concern all samples, so the limiter closes. Other failures that
+    the common table of statuses counts as passing are tried again, a bounded number of times.
     """
 
     def __init__(
@@ -220,10 +220,10 @@ class SubmitPolicy:
     def decide(
         self, outcome: Reply | SendFailed, call: Call, estimate_bytes: int, max_attempts: int
     ) -> Resubmit | Throttled | Refused:
-        """Return what to do about an outcome that is no promise.
+        """Return the decision about an outcome that is not a promise.
 
         Args:
-            outcome: the answer, or the lack of one.
+            outcome: the answer, or the failure to get one.
             call: the request; its `attempt` counts the tries so far.
             estimate_bytes: the size of the prompt.
             max_attempts: the most tries.
@@ -231,7 +231,7 @@ class SubmitPolicy:
         meaning = None
         if isinstance(outcome, SendFailed):
             if isinstance(outcome.__cause__, TinkerError):
-                return Refused(outcome.__cause__)  # such as a missing key: it was never sent
+                return Refused(outcome.__cause__)  # such as a missing key; nothing was sent
             found: verdict.Verdict | None = self._judge.failure(outcome, call)
         else:
             meaning = rule_for(outcome.status, Stage.SUBMIT).meaning

@@ -1,36 +1,38 @@
-"""`SendQueue`: the calls of one training client, sent one after the other under dense numbers.
+"""`SendQueue`: the calls of one training client, sent one after the other under consecutive numbers.
 
 Guarantees
 
-- Order is that of the calls to `append`, fixed under one lock, from however many threads.
-- Sequence numbers on the wire are 1, 2, 3 ... without a hole. The number of a request is its place among all
-  that are sent: the ones before it plus one. It is settled when its operation leaves the queue, in the same
-  step that makes the operation the one being sent. Until then the operation can be cancelled, and what stands
-  behind it moves up. So bodies are encoded before `append`, all but the number, and `bytes_for(number)`
-  completes them.
+- Operations are sent in the order of the calls of `append`, fixed under one lock, from any number of threads.
+- Sequence numbers on the wire are 1, 2, 3 ... without a gap. The number of a request is the count of the
+  requests sent before it plus one. It is fixed when its operation leaves the queue, in the same step that
+  makes the operation the one being sent. Until then the operation can be cancelled, and the operations behind
+  it move up. So all of a body but the number is encoded before `append`, and `bytes_for(number)` completes
+  it.
 - At most one operation is in its send phase. It consists of one or more requests with consecutive numbers.
-  Serial: each is sent when the one before it was accepted. Parallel: all but the first at once, and the first
-  when all those were accepted; the server holds back what it cannot run yet, so it sees the batch as a whole.
-- An operation whose requests are not known yet keeps its place: what is behind it waits until `fill` brings
-  them. It uses no number before that, and none at all when its future ends first; the rest moves up then.
-- A request that the server refuses uses no number: the next operation gets it, and the queue goes on. The
-  operation fails as a whole, and no more of it is sent. Its numbers that lie before an accepted request are
+  Serial: each request is sent when the one before it is accepted. Parallel: all requests but the first are
+  sent at once, and the first when all the others are accepted. The server holds back requests that it cannot
+  run yet, so it sees the batch as a whole.
+- An operation whose requests are not known yet keeps its place: the operations behind it wait until `fill`
+  brings the requests. It uses no number before that. It uses none at all if its future ends first; then the
+  operations behind it move up.
+- A request that the server refuses uses no number: the next operation gets the number, and the queue goes on.
+  The operation fails as a whole, and no more of it is sent. Its unused numbers before an accepted request are
   filled with requests without effect, so that no later operation runs in the middle of this one.
-- When the server may or may not have a request, no later number can be right. The future of the request fails
-  with the cause. Every other future of the operation, of the queue and of later calls fails at once with an
-  `EarlierCallFailedError` that names it.
+- If it is not known that the server has a request, no later number can be right. The future of the request
+  fails with the cause. All other futures of the operation, of the queue and of later calls fail at once with
+  an `EarlierCallFailedError` that names it.
 
 Assumptions
 
-- `send(part, number)` returns when the server has accepted the request (the promise is then in the hands of
-  others). It raises `NotTaken` when the server surely has not taken the request, and anything else when that
-  is not known. It does all repeating, with the same bytes.
-- `submit(job)` runs a job on another thread, or raises RuntimeError; a job that was taken is run. Running it
-  inline is fine for tests.
+- `send(part, number)` returns when the server has accepted the request; other code then waits for the result.
+  It raises `NotTaken` if the server certainly has not accepted the request, and another exception if that is
+  not known. It does all repeating, with the same bytes.
+- `submit(job)` runs a job on another thread or inline, or raises RuntimeError. It runs every job that it
+  accepts.
 
-Threads: any may append, cancel and close; sends run on the workers. No thread belongs to a queue, none waits
-for its turn: each end of a send launches what follows. Futures are ended and callbacks run with the lock
-free. In a forked child the copy refuses work until `take_over`.
+Threads: any thread may append, cancel and close; sends run on the workers. A queue has no thread of its own,
+and no thread waits for its turn: the end of each send starts the next one. Futures are ended and callbacks
+run with the lock free. In a forked child the copy refuses work until `take_over`.
 """
 
 from __future__ import annotations
@@ -60,14 +62,14 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Part(Protocol):
-    """One request of an operation, encoded but for its number. Owned by the queue once appended."""
+    """One request of an operation, encoded except for its number. The queue owns it once it is appended."""
 
     @property
     def future(self) -> APIFuture[Any]:
-        """Ends with the answer to this request."""
+        """Return the future that ends with the answer to this request."""
 
     def bytes_for(self, number: int) -> bytes:
-        """Return the body under this sequence number. The sender asks once, and repeats the same bytes."""
+        """Return the body with a sequence number. The sender calls this once, and repeats the same bytes."""
 
 
 PartT = TypeVar("PartT", bound=Part)
@@ -75,13 +77,14 @@ PartT = TypeVar("PartT", bound=Part)
 
 @define(eq=False)
 class Operation(Generic[PartT]):
-    """One call of the user: a name for errors, its requests, and the future the user holds.
+    """One call of the user: a name for errors, its requests, and the future that the user holds.
 
-    With a single part `future` is that part's; with several it combines theirs. `parallel` chooses the order
-    of sending. Without parts it keeps a place in the queue; the queue alone changes that.
+    With a single part `future` is the future of that part; with several parts it combines theirs. `parallel`
+    chooses the order of sending. An operation without parts keeps a place in the queue; only the queue sets
+    its parts.
 
-    `alone` is for servers that do not keep the order of the calls they have accepted: the queue sends the
-    next operation when `future` has ended.
+    `alone` is for servers that do not keep the order of the calls that they have accepted: the queue sends
+    the next operation only when `future` has ended.
     """
 
     name: str
@@ -92,21 +95,21 @@ class Operation(Generic[PartT]):
 
 
 class NotTaken(Exception):
-    """The server surely has not taken a request. `__cause__` is the failure."""
+    """A failure of a request that the server certainly has not accepted. `__cause__` is the reason."""
 
 
 class QueueState(Enum):
     """The state of a send queue.
 
     IDLE -> SENDING      an operation leaves the queue
-    SENDING -> IDLE      all its requests are accepted, one was refused, or it turned out to be cancelled; an
+    SENDING -> IDLE      all its requests are accepted, one is refused, or it was cancelled before; an
                          operation that is `alone` has ended as well
     SENDING -> BROKEN    the server may or may not have one of its requests
-    any -> BROKEN        in a forked child, when calls of the parent were under way
+    any -> BROKEN        in a forked child, if calls of the parent were under way
     any -> CLOSED        `close`
 
-    Illegal: every way out of CLOSED; BROKEN -> IDLE or SENDING, for nothing mends a hole; SENDING -> SENDING,
-    for there is one operation in its send phase at most.
+    Illegal: all moves out of CLOSED; BROKEN -> IDLE or SENDING, because a gap in the numbers cannot be
+    repaired; SENDING -> SENDING, because at most one operation is in its send phase.
     """
 
     IDLE = "idle"
@@ -124,7 +127,7 @@ _MOVES = {
 
 
 def stages(count: int, *, parallel: bool) -> list[Sequence[int]]:
-    """Return the parts that are sent together, one stage after the other.
+    """Return the stages of sending, in order. The parts of a stage are sent together.
 
     >>> [list(stage) for stage in stages(4, parallel=True)]
     [[1, 2, 3], [0]]
@@ -137,7 +140,7 @@ def stages(count: int, *, parallel: bool) -> list[Sequence[int]]:
 
 
 class _Sending(Generic[PartT]):
-    """The operation in its send phase. All but the constants is guarded by the queue's lock."""
+    """The operation in its send phase. The queue's lock guards all attributes that change."""
 
     __slots__ = ("first_number", "operation", "refused", "stages", "taken", "under_way")
 
@@ -147,21 +150,21 @@ class _Sending(Generic[PartT]):
         self.stages = deque(stages(len(operation.parts), parallel=operation.parallel))
         self.under_way = 0
         self.taken: set[int] = set()
-        self.refused: dict[int, BaseException] = {}  # in order of time
+        self.refused: dict[int, BaseException] = {}  # in the order of the refusals
 
     def next_stage(self) -> Sequence[int]:
-        """Return the parts to send now; none when all have been sent."""
+        """Return the parts to send now, or an empty sequence if all have been sent."""
         stage = self.stages.popleft() if self.stages else ()
         self.under_way = len(stage)
         return stage
 
     def holes(self) -> list[int]:
-        """Return the parts that the server does not have, before the last one that it has."""
+        """Return the parts before the last accepted one that the server does not have."""
         return [index for index in range(max(self.taken, default=0)) if index not in self.taken]
 
 
 class SendQueue(Generic[PartT]):
-    """Sends the operations of one training client in order. Thread-safe.
+    """A queue that sends the operations of one training client in order. Thread-safe.
 
     >>> from types import SimpleNamespace
     >>> queue = SendQueue(lambda part, number: print("sent", number), submit=lambda job: job())
@@ -178,12 +181,12 @@ class SendQueue(Generic[PartT]):
         submit: Submit,
         send_nothing: Callable[[int], object] = lambda _: None,
     ) -> None:
-        """Make a queue with nothing in it.
+        """Make an empty queue.
 
         Args:
-            send: sends a part under a number; returns when the server accepted it.
+            send: sends a part under a number; returns when the server has accepted it.
             submit: runs a job on a worker.
-            send_nothing: sends a request without effect under a number; raises when that is not possible.
+            send_nothing: sends a request without effect under a number; raises if that is not possible.
         """
         self._send = send
         self._submit = submit
@@ -194,20 +197,20 @@ class SendQueue(Generic[PartT]):
         self._sending: _Sending[PartT] | None = None  # guarded by _lock; with its numbers settled
         self._next_number = 1  # guarded by _lock
         self._refusal: Exception | None = (
-            None  # guarded by _lock; what new calls get; set once broken or closed
+            None  # guarded by _lock; the failure of new calls, once the queue is broken or closed
         )
         self._inherited = False  # guarded by _lock; in a forked child that has not taken over
         _fork.renew_in_child(self)
 
     def append(self, operation: Operation[PartT], place: Operation[PartT] | None = None) -> None:
-        """Take the next operation; sends it when its turn comes.
+        """Add an operation, and send it when its turn comes.
 
-        Never raises: after a failure or a close the futures of the operation fail, so that a script that
-        makes several calls and then asks for their results meets the first failure first.
+        This never raises: after a failure or a close the futures of the operation fail. So a script that
+        makes several calls and then asks for their results gets the first failure first.
 
         Args:
-            operation: with its requests.
-            place: right behind it, an operation whose requests are not known yet. What comes later waits for
+            operation: the operation, with its requests.
+            place: an operation right behind it whose requests are not known yet. Later operations wait for
                 `fill`, or until the future of the place ends.
         """
         assert operation.parts, "an operation without requests"  # noqa: S101
@@ -216,7 +219,7 @@ class SendQueue(Generic[PartT]):
         with self._lock:
             refusal = self._refusal
             if refusal is None:
-                # Both at once: the first may be over before another step of this thread.
+                # Both in one step, because the first may end before the next step of this thread.
                 self._queue.extend(taken)
         if refusal is not None:
             for each in taken:
@@ -227,7 +230,7 @@ class SendQueue(Generic[PartT]):
         self._advance()
 
     def fill(self, operation: Operation[PartT], parts: Sequence[PartT]) -> None:
-        """Bring the requests, at least one, of an operation that keeps a place; end them if it lost that."""
+        """Add the requests, at least one, of an operation that keeps a place. Cancel them if it is gone."""
         assert parts, "an operation without requests"  # noqa: S101
         with self._lock:
             kept = operation in self._queue
@@ -246,11 +249,10 @@ class SendQueue(Generic[PartT]):
             return self._next_number
 
     def close(self, failure: Exception) -> None:
-        """Send nothing more, and fail with `failure` the queued operations and all later ones.
+        """Send nothing more. Fail the queued operations and all later ones with `failure`.
 
-        The first close counts.
-
-        Requests that are being sent go on. So does their operation, unless more of it is still to be sent.
+        Only the first call has an effect. Requests that are being sent go on. Their operation also goes on,
+        unless it has requests that are still to be sent.
         """
         with self._lock:
             if self._state is QueueState.CLOSED:
@@ -265,7 +267,7 @@ class SendQueue(Generic[PartT]):
             _fail(operation, failure)
 
     def renew_after_fork(self) -> None:
-        """Refuse work in a forked child until `take_over`: two queues would use the same numbers."""
+        """Refuse work in a forked child until `take_over`, because two queues would use the same numbers."""
         self._lock = threading.Lock()
         if self._refusal is None:
             if self._state is not QueueState.IDLE or self._queue:
@@ -310,9 +312,9 @@ class SendQueue(Generic[PartT]):
     # ---------------------------------------------------- one after the other
 
     def _advance(self) -> None:
-        """Begin with the next operation. Do nothing while one is being sent, or while it keeps a place."""
+        """Begin the next operation, unless one is being sent or the next one has no requests yet."""
         while (operation := self._take_next()) is not None:
-            # This takes the future's lock, so ours is free; the state keeps other threads out meanwhile.
+            # `begin` takes the future's lock, so `_lock` is free here. The state keeps other threads out.
             if operation.future.begin():
                 self._begin(operation)
                 return
@@ -326,14 +328,14 @@ class SendQueue(Generic[PartT]):
             return self._queue.popleft()
 
     def _pass_over(self) -> None:
-        """Drop an operation that was cancelled; it gets no number."""
+        """Drop an operation that was cancelled. It gets no number."""
         with self._lock:
             if self._state is QueueState.SENDING:
                 self._move_locked(QueueState.IDLE)
 
     def _begin(self, operation: Operation[PartT]) -> None:
         with self._lock:
-            refusal = self._refusal  # closed meanwhile
+            refusal = self._refusal  # set if the queue was closed meanwhile
             sending = _Sending(operation, self._next_number)
             stage = sending.next_stage()
             if refusal is None:
@@ -354,7 +356,7 @@ class SendQueue(Generic[PartT]):
     def _send_one(self, sending: _Sending[PartT], index: int) -> None:
         """Send one part, on a worker."""
         with self._lock:
-            # A sibling failed, or the queue was closed, before this one went out.
+            # Another part failed, or the queue was closed, before this part was sent.
             refusal = None if self._sending is sending else self._refusal
             stays = bool(sending.refused)
         if refusal is not None:
@@ -381,7 +383,7 @@ class SendQueue(Generic[PartT]):
         taken: Sequence[int] = (),
         refused: Mapping[int, BaseException] | None = None,
     ) -> None:
-        """Note the end of one send; after the last of its stage, go on."""
+        """Note the end of one send. Go on if it was the last one of its stage."""
         with self._lock:
             sending.under_way -= 1
             sending.taken.update(taken)
@@ -403,7 +405,7 @@ class SendQueue(Generic[PartT]):
             self._conclude(sending)
 
     def _conclude(self, sending: _Sending[PartT]) -> None:
-        """End the send phase of an operation, and begin with the next one."""
+        """End the send phase of an operation, and begin the next one."""
         with self._lock:
             if self._sending is not sending:
                 return
@@ -437,8 +439,8 @@ class SendQueue(Generic[PartT]):
 
     def _break(self, sending: _Sending[PartT], index: int, failure: BaseException) -> None:
         operation, number = sending.operation, sending.first_number + index
-        # The cause before all else: a combined future takes the first failure it sees for its own, and from
-        # the next lines on every sibling may be failed with the consequence.
+        # Fail this part with the cause first. A combined future keeps the first failure that it gets, and
+        # after the next lines any other part may fail with the consequence.
         operation.parts[index].future.fail(failure)
         refusal = _consequence(operation, number, failure)
         doomed: list[Operation[PartT]] = []
@@ -452,13 +454,13 @@ class SendQueue(Generic[PartT]):
             _fail(each, refusal)
 
     def _forget_ended(self, operation: Operation[PartT], future: APIFuture[Any]) -> None:
-        """Drop what was cancelled, or will not come, in the queue at once, bodies and all."""
+        """Drop a queued operation and its bodies at once if it was cancelled, or ended without requests."""
         cancelled = future.cancelled()
         with self._lock:
             if not (cancelled or not operation.parts) or operation not in self._queue:
                 return
             self._queue.remove(operation)
-        self._advance()  # it may have been what the others waited for
+        self._advance()  # the other operations may have waited for this one
 
     def _move_locked(self, state: QueueState) -> None:
         before, self._state = self._state, state
@@ -479,7 +481,7 @@ def _consequence(operation: Operation[Any], number: int, failure: BaseException)
 
 
 def _partly(failure: BaseException, taken: int, count: int) -> BaseException:
-    """Return a failure whose text adds that the server has a part of the call."""
+    """Return a failure whose text also states that the server has a part of the call."""
     if not isinstance(failure, TinkerError):
         return failure
     failure = fresh(failure)

@@ -1,8 +1,8 @@
-"""`Server`: one server as a client knows it.
+"""`Server`: the view that a client has of one server.
 
-The first call that needs the server asks it for its settings (`Introduction`), which gives `ServerFacts`, a
-value. The schedulers and the limits that depend on it are made then, once. A failed start is not
-remembered. Any thread may enter; a start blocks.
+The first call that needs the server asks it for its settings (`Introduction`), and gets the immutable
+`ServerFacts`. Then the schedulers and the limits that depend on them are made, once. A failed start is not
+stored: the next call tries again. Any thread may call the methods; a start blocks.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ from tinker_sync.runtime.workers import WorkerPools
 from tinker_sync.transport.call import Call, Reply
 from tinker_sync.types.service import ClientDynamicConfigResponse
 
-# So four chunks of the usual 5 MB are under way at once: a budget lets one more in while nothing is
-# overdrawn. More of them are no sooner at the server, and fresh memory for each takes longer than to fill it.
+# With this budget four chunks of the usual 5 MB are under way at once, because a budget admits one more while
+# it is not overdrawn. More chunks would not arrive sooner, and to get new memory for a chunk takes longer
+# than to fill it.
 _TRAIN_BYTES: Final = 15_000_000
 
 
@@ -64,16 +65,16 @@ class Machinery:
 
 
 class Server:
-    """One server as a client knows it. Thread-safe.
+    """The view that a client has of one server: its facts, and calls to it. Thread-safe.
 
     Args:
-        connection: the way to it.
-        poller: carries its requests.
-        pools: run what may block.
+        connection: the connection to the server.
+        poller: carries the requests.
+        pools: run the jobs that may block.
         lifecycle: ends the calls when the client is closed.
-        notices: receives news of the server's queue.
-        facts: the facts, where another process has asked for them; None: the server is asked.
-        limiter: a rate limiter of its own, where isolation is wanted; None: the one that all clients of this
+        notices: receives reports on the server's queue.
+        facts: the facts, if another process has asked for them. With None the start asks the server.
+        limiter: a rate limiter of its own, for isolation. None stands for the one that all clients of this
             base URL and key share.
     """
 
@@ -89,10 +90,10 @@ class Server:
         limiter: RateLimiter | None = None,
     ) -> None:
         self.poll_s = POLL_TIMEOUT_S
-        """The silence after which a poll for a result is sent again; read at the start."""
+        """The seconds without an answer after which a poll for a result is sent again. Read at the start."""
         self.made: Once[Machinery] = Once()
         self.connection = connection
-        """The way to it."""
+        """The connection to the server."""
         self._clock = connection.clock
         self._settings = connection.settings
         self._poller = poller
@@ -111,10 +112,10 @@ class Server:
     # -------------------------------------------------------------------------------------- its settings
 
     def start(self, deadline_at: float = math.inf) -> Machinery:
-        """Ask the server for its settings, the first time; return what depends on them.
+        """Return the parts that depend on the server's settings. The first call asks the server for them.
 
         Args:
-            deadline_at: the moment of the clock at which to give up.
+            deadline_at: the time of the clock at which to give up.
 
         Raises:
             ClientClosedError: the client is closed.
@@ -129,35 +130,35 @@ class Server:
 
     @property
     def dynamic(self) -> ClientDynamicConfigResponse:
-        """The newest of the settings that may change; those of no server before the start."""
+        """Return the newest values of the settings that may change, or the defaults before the start."""
         made = self.made.made
         known = self._refresher.settings
         return known or (ClientDynamicConfigResponse() if made is None else made.facts.dynamic)
 
     def refresh(self) -> None:
-        """Begin to renew what is due. Called with every heartbeat."""
+        """Begin to renew the token and the settings if they are due. Called with every heartbeat."""
         self._refresher.begin_if_due()
 
     def refuse_without_forward(self) -> None:
-        """Ask, once, whether a server without `forward_only` has a call for forward passes.
+        """Raise if a server without `forward_only` has no call for forward passes. The first call asks it.
 
         Raises:
-            UnsupportedByServerError: it has none.
+            UnsupportedByServerError: the server has no such call.
         """
         if not self._has_forward.get(self._introduction().has_forward):
             raise UnsupportedByServerError("this server has no forward passes", feature="forward")
 
     def refuse_closed(self) -> None:
-        """Raise when the client is closed.
+        """Raise if the client is closed.
 
         Raises:
-            ClientClosedError: it is closed.
+            ClientClosedError: the client is closed.
         """
         if self._lifecycle.closed:
             raise ClientClosedError
 
     def left_s(self, deadline_at: float) -> float:
-        """Return the time until a moment of the clock."""
+        """Return the seconds until a time of the clock, at least 0."""
         return max(deadline_at - self._clock.now(), 0.0)
 
     def _make(self, deadline_at: float) -> Machinery:
@@ -186,7 +187,7 @@ class Server:
             self._pools.fetch,
             gate,
             ByteBudget(config.sample_dispatch_bytes_semaphore_size, clock=clock),
-            # A budget lets one more in while nothing is overdrawn: it holds one less than there are places.
+            # A budget admits one more while it is not overdrawn, so it is one less than the number of places.
             ByteBudget(max(places - 1, 0), clock=clock),
             SubmitPolicy(self.connection.caller.judge, billing),
             has_idle_connection=self.connection.http.has_idle_connection,
@@ -232,17 +233,17 @@ class Server:
         deadline_at: float = math.inf,
         pause_billing: bool = True,
     ) -> Any:
-        """Make one call of the API and wait for its answer; arguments as for `make_call`.
+        """Make one call of the API and wait for its answer. The other arguments are those of `make_call`.
 
         Args:
-            deadline_at: the moment of the clock at which to give up.
+            deadline_at: the time of the clock at which to give up.
             pause_billing: wait out a 402 for as long as the server allows.
 
         Raises:
             ClientClosedError: the client is closed, or was closed during the call.
             TinkerError: there is no good answer.
         """
-        # The server's settings come first: they say which credential goes along.
+        # The server's settings come first, because they determine the credential of the call.
         made = self.start(deadline_at)
         call = make_call(
             name,
@@ -262,7 +263,7 @@ class Server:
             raise
 
     def send(self, call: Call, *, pause_billing: bool = True) -> Reply:
-        """Make a call and wait for its answer. A 402 is waited out for as long as the server allows.
+        """Make a call and wait for its answer. Wait out a 402 for as long as the server allows.
 
         Raises:
             ClientClosedError: the client is closed, or was closed during the call.
@@ -285,7 +286,7 @@ class Server:
                 raise ClientClosedError
 
     def abandon(self, request_id: str) -> None:
-        """Cancel a sample at the server, if the server offers that. Does not wait."""
+        """Cancel a sample at the server, if the server offers that. Do not wait for the answer."""
         if self._lifecycle.closed or not self.dynamic.sample_cancel_enabled:
             return
         call = make_call("cancel_future", self._settings, {"request_id": request_id})
@@ -298,18 +299,18 @@ class Server:
 
 
 def finite(seconds: float | None) -> float | None:
-    """Return None for a time without an end."""
+    """Return a finite number of seconds, or None if it is infinite or None."""
     return None if seconds is None or math.isinf(seconds) else seconds
 
 
 def _ignore(_: object) -> None:
-    """Take an answer that no call waits for."""
+    """Ignore an answer that no call waits for."""
 
 
 def _notice_into(notices: Notices, limiter: RateLimiter) -> Callable[[QueueNotice, Promise], None]:
     def take(notice: QueueNotice, promise: Promise) -> None:
         if notice.state.paused and promise.request_type == sample.REQUEST_TYPE:
-            # Samples that wait already would only wait longer with more behind them.
+            # More samples would only make the queue at the server longer.
             limiter.close_for(default_delay_s(0))
         notices.publish(notice, promise.request_type, promise.request_id)
 

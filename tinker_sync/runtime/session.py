@@ -1,8 +1,8 @@
 """A session at the server: created once, kept alive by heartbeats, finished at the end.
 
-This process creates and finishes an owned session. Another process has created a joined one: the process that
-sent its sampler here, or that was forked. A joined session gets heartbeats from here too, but its own process
-finishes it.
+This process creates and finishes an owned session. Another process has created a joined session: the process
+that sent its sampler here, or the parent of a fork. This process sends heartbeats for a joined session too,
+but the process that created it finishes it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.lifecycle import Lifecycle
     from tinker_sync.wire.dialect import Dialect
 
-# The answers to calls in a session that the server does not keep.
+# The answers to calls in a session that the server may have lost.
 _NOT_READY: Final = 408
 _SUSPICIOUS: Final = (401, 404, 410)
-# Numbers in a session count from 0. A process that shares one with another process, and cannot ask it for its
-# numbers, starts far from there.
+# Numbers in a session count from 0. A process that shares a session with another process, and cannot ask it
+# for its numbers, starts far from 0.
 _FAR: Final = 10**6
 _FARTHEST: Final = 2**31
 
@@ -44,14 +44,14 @@ _log = logging.getLogger("tinker_sync.session")
 
 
 class Session:
-    """One session, and its heartbeats. One thread at a time calls `open`; any thread calls the rest.
+    """One session and its heartbeats. One thread at a time calls `open`; any thread calls the other methods.
 
     Args:
-        user_metadata: the user's own words about it.
-        project_id: the project it belongs to.
-        display_name: how it is listed.
+        user_metadata: the user's own data about the session.
+        project_id: the project that the session belongs to.
+        display_name: the name of the session in lists.
         joined: the id of a session that exists already.
-        journal: records the session, and knows which one to go on with.
+        journal: records the session, and holds the id of a session to continue.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Session:
         self._project_id = project_id
         self._display_name = display_name
         self.session_id = joined
-        """None before it is created."""
+        """The id of the session; None before it is created."""
         self.owned = joined is None
         self._heartbeat: Heartbeat | None = None
         self._finish_offered = False
@@ -83,13 +83,13 @@ class Session:
 
     @property
     def heartless(self) -> bool:
-        """True if the session exists and this process sends no heartbeats for it."""
+        """Return True if the session exists and this process sends no heartbeats for it."""
         return self._heartbeat is None and self.session_id is not None
 
     # -------------------------------------------------------------------------------------- its life
 
     def open(self, core: Core, dialect: Dialect, deadline_s: float | None = None) -> None:
-        """Create the session unless it exists, and begin its heartbeats."""
+        """Create the session unless it exists, and start its heartbeats."""
         session_id = self.session_id or self._go_on(core) or self._create(core, deadline_s)
         self.session_id, self._finish_offered = session_id, dialect.offers("finish_session")
         self._core = weakref.ref(core)
@@ -116,7 +116,7 @@ class Session:
                 display_name=self._display_name,
             ),
             deadline_s=deadline_s,
-            # An account that cannot pay gets the error at once: it has nothing under way that could wait.
+            # An account that cannot pay gets the error at once, because it has no work under way.
             pause_billing=False,
         )
         for level, message in (
@@ -132,7 +132,7 @@ class Session:
         return session_id
 
     def _go_on(self, core: Core) -> str | None:
-        """Return the session of the journal if the server still has it, with its models."""
+        """Return the session of the journal if the server still has the session and its models."""
         journal = self.journal
         if journal is None or journal.session_id is None:
             return None
@@ -148,7 +148,7 @@ class Session:
         return journal.session_id
 
     def end(self, last: Callable[[], object] | None = None) -> threading.Event | None:
-        """End the heartbeats; their thread runs `last` and ends. Return the event that is set then."""
+        """End the heartbeats. Their thread runs `last` and ends; return the event that is set then."""
         heartbeat = self._heartbeat
         if heartbeat is None:
             return None
@@ -156,28 +156,28 @@ class Session:
         return heartbeat.ended
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread of the heartbeats."""
+        """Wait for the end of the heartbeat thread."""
         if self._heartbeat is not None:
             self._heartbeat.join(timeout_s)
 
     def finish(
         self, lifecycle: Lifecycle, status: str, detail: str | None, limit_s: float, *, quiet: bool = False
     ) -> None:
-        """Finish an owned session at a server that has a call for it. Never raises.
+        """Finish an owned session at a server that has a call for this. Never raise.
 
         Args:
-            lifecycle: what to call through.
+            lifecycle: makes the call.
             status: success, errored or interrupted.
-            detail: the user's words about it.
-            limit_s: how long that may take.
-            quiet: log a failure for those only who debug.
+            detail: the user's description of the end.
+            limit_s: the longest time for the call.
+            quiet: log a failure at the debug level.
         """
         session_id = self.session_id
         if session_id is None or not self.owned:
             return
         if self.journal is not None:
             if status != "success":
-                # The next run goes on with it.
+                # The next run continues the session.
                 _log.warning("session %s stays open at the server for the next run", session_id)
                 return
             self.journal.end(status)
@@ -193,13 +193,13 @@ class Session:
         )
         try:
             lifecycle.caller.call(call)
-        except Exception as error:  # noqa: BLE001  # the end must come whatever happens
+        except Exception as error:  # noqa: BLE001  # a failure must not prevent the end of the client
             if not (isinstance(error, APIStatusError) and error.status_code in NO_SUCH_CALL):
                 level = logging.DEBUG if quiet else logging.WARNING
                 _log.log(level, "the server was not told that session %s is over: %s", session_id, error)
 
     def renew_after_fork(self) -> None:
-        """Go on in the parent's session, in a forked child; the parent finishes it."""
+        """Continue the parent's session in a forked child. The parent finishes it."""
         self._heartbeat = None
         if self.session_id is not None:
             self.owned = False
@@ -208,7 +208,7 @@ class Session:
     # -------------------------------------------------------------------------------------- its loss
 
     def refuse_lost(self) -> None:
-        """Raise when the server does not keep the session any more.
+        """Raise if the server has lost the session.
 
         Raises:
             SessionLostError: the server has lost it.
@@ -218,14 +218,14 @@ class Session:
             raise fresh(lost)
 
     def look_after(self, error: BaseException) -> None:
-        """Send a heartbeat at once after a failure that may come from the loss of the session."""
+        """Send a heartbeat at once if a failure may come from the loss of the session."""
         heartbeat = self._heartbeat
         suspicious = isinstance(error, APIStatusError) and error.status_code in _SUSPICIOUS
         if suspicious and heartbeat is not None:
             heartbeat.ask_soon()
 
     def on_lost(self, error: TinkerError) -> None:
-        """Log the loss of the session, and keep it for later calls."""
+        """Log the loss of the session, and store the error for later calls."""
         lost = SessionLostError(str(self.session_id), str(error))
         lost.__cause__ = error
         self._lost = lost
@@ -233,7 +233,7 @@ class Session:
         self._tell(SessionLost(session_id=lost.session_id, reason=lost.reason))
 
     def on_found(self) -> None:
-        """Take the loss back."""
+        """Clear the loss, because the server has the session again."""
         self._lost = None
         _log.warning("the server knows session %s again", self.session_id)
 
@@ -248,7 +248,7 @@ class Session:
 
 
 def _is_known(core: Core, name: str, request: Any) -> bool:
-    """Ask once whether the server knows what a request names."""
+    """Return True if the server knows the object that a request names. Ask it once."""
     try:
         core.caller.call(make_call(name, core.settings, request))
     except APIStatusError as error:
@@ -264,7 +264,7 @@ def _somewhere_far() -> int:
 
 
 def _beat(core_ref: weakref.ref[Core], session_id: str) -> Callable[[], None]:
-    """Return what sends one heartbeat. It holds the core only while it works."""
+    """Return a function that sends one heartbeat. It refers to the core only while it runs."""
     request = SessionHeartbeatRequest(session_id=session_id)
 
     def beat() -> None:
@@ -276,7 +276,7 @@ def _beat(core_ref: weakref.ref[Core], session_id: str) -> Callable[[], None]:
 
 
 def _upkeep(core_ref: weakref.ref[Core]) -> Callable[[], bool]:
-    """Return what does the rest that is due; it returns False once the core is gone."""
+    """Return a function that does the upkeep of the core, and returns False once the core is gone."""
 
     def upkeep() -> bool:
         core = core_ref()

@@ -1,19 +1,19 @@
-"""One long poll for all the samples of a sampling session, where the server offers that.
+"""`SessionPoll`: one long poll for all the samples of a sampling session, if the server offers that.
 
-A sample waits here until the poll announces it, and is fetched then, once. Where the server does not offer
-the poll, or the poll keeps failing, the fetcher polls for each sample alone; the next acknowledgement shows
-whether the poll works again. A completion may come before its sample waits here: the newest ones are kept,
-the others forgotten. Two samples under one request id are both fetched alone.
+A sample waits until the poll announces it, and is then fetched, once. If the server does not offer the poll,
+or the poll keeps failing, the fetcher polls for each sample alone. The next acknowledgement then shows
+whether the poll works again. A completion may come before its sample waits: the newest ones are kept, and
+older ones are dropped. Two samples under one request id are both fetched alone.
 
-The server may hold a poll for longer than a sample may take, so a timer ends the wait of a sample whose
-deadline is near. A server that answers at once without news is asked again after a pause.
+The server may hold a poll for longer than the deadline of a sample, so a timer ends the wait of a sample
+whose deadline is near. If a server answers at once without news, the next poll follows after a pause.
 
-The server keeps a completion until a poll reports it as retrieved. Where no sample waits, that poll asks for
-an answer at once (`timeout: 0`). It is a courtesy and is not repeated for long: a server that holds it has
-read it, and one that keeps failing does without.
+The server keeps a completion until a poll reports it as retrieved. If no sample waits, that poll asks for an
+answer at once (`timeout: 0`). It only helps the server, so it is not repeated for long: a server that holds
+it has read it, and a server that keeps failing does not get it.
 
-No thread of its own: the poll is a request like any other on the poller. The lock is held for container work
-only.
+The poll has no thread of its own; it is a request like others on the poller. The lock is held for container
+work only.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.tickets import Ticket
 
 PATH: Final = "/api/v1/retrieve_futures"
-# A completion may be announced before the answer to the submit has been read.
+# The server may announce a completion before the client has read the answer to the submit.
 _EARLY_KEPT: Final = 10_000
 _FAILURES_BEFORE_SINGLES: Final = 3
-# A poll that only acknowledges is answered at once.
+# A server answers at once if a poll only acknowledges.
 _ACKNOWLEDGE_S: Final = 5.0
 _LONGEST_QUICK_PAUSE_S: Final = 1.0
 
@@ -58,12 +58,13 @@ _log = logging.getLogger(__name__)
 
 
 class SessionPoll:
-    """Stands in for `Fetcher.fetch` for the samples of one client. Thread-safe.
+    """A replacement of `Fetcher.fetch` for the samples of one client. Thread-safe.
 
     Args:
-        fetcher: fetches what is done, and all of it where there is no such poll.
-        sampling_session_id: whose samples.
-        clone_id: which copy of the client this is; 0 for the original.
+        fetcher: fetches the results that are ready. Without such a poll it polls for each sample alone.
+        sampling_session_id: the sampling session of the samples.
+        clone_id: the number of this copy of the client; 0 for the original.
+        clock: measures time.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class SessionPoll:
         self._retrieved: set[str] = set()  # guarded by _lock; not acknowledged yet
         self._polling = False  # guarded by _lock; a poll is under way, or a pause before the next
         self._singles = False  # guarded by _lock; final: there is no such poll
-        # Only the steps of the poll touch these, and they follow each other.
+        # Only the steps of the poll change these, and they run one after the other.
         self._cursor = 0
         self._failures = 0
         self._quick_polls = 0
@@ -96,7 +97,7 @@ class SessionPoll:
         deadline_at: float = math.inf,
         on_gone: Callable[[Exception], object] | None = None,
     ) -> _Waiter | Fetch[Any]:
-        """Resolve `future` once its promise is announced as done; arguments as for `Fetcher.fetch`."""
+        """Resolve `future` once the poll announces its promise as done; arguments as for `Fetcher.fetch`."""
         waiter = _Waiter(self, promise, future, decode, deadline_at, on_gone)
         with self._lock:
             alone = self._singles or self._failures >= _FAILURES_BEFORE_SINGLES
@@ -117,7 +118,7 @@ class SessionPoll:
         return waiter
 
     def renew_after_fork(self) -> None:
-        """Forget the parent's samples, which the parent fetches."""
+        """Drop the parent's samples in a forked child, because the parent fetches them."""
         self._lock = threading.Lock()
         self._waiting, self._retrieved, self._polling = {}, set(), False
 
@@ -129,7 +130,7 @@ class SessionPoll:
     # -------------------------------------------------------------------------------------- for waiters
 
     def done_with(self, waiter: _Waiter) -> None:
-        """Acknowledge a sample with the next poll: its result has arrived, or is not wanted any more."""
+        """Acknowledge a sample with the next poll: its result has arrived, or is not needed any more."""
         request_id, timer = waiter.promise.request_id, waiter.timer
         if timer is not None:
             timer.cancel()
@@ -144,7 +145,7 @@ class SessionPoll:
             self._begin()
 
     def _arm(self, waiter: _Waiter) -> None:
-        """Have a timer end the wait of a sample whose deadline may come while the server holds a poll."""
+        """Start a timer for a sample whose deadline may come while the server holds a poll."""
         left_s = waiter.deadline_at - self._clock.now()
         if waiter.timer is None and left_s <= self._fetcher.read_timeout_s:
             waiter.timer = self._fetcher.poller.after(max(left_s, 0.0), partial(self._expire, waiter))
@@ -156,10 +157,10 @@ class SessionPoll:
             if waits:
                 del self._waiting[request_id]
         if waits:
-            waiter.fetch_alone(None)  # it asks once more by itself, which raises its deadline error
+            waiter.fetch_alone(None)  # this asks once more and then fails the sample at its deadline
 
     def _wanted_locked(self) -> bool:
-        """Return True if a poll must start now, which then counts as started."""
+        """Return True if a poll must start now, and count it as started."""
         if self._polling or self._singles or not (self._waiting or self._retrieved):
             return False
         self._polling = True
@@ -168,7 +169,7 @@ class SessionPoll:
     # -------------------------------------------------------------------------------------- the poll
 
     def _begin(self) -> None:
-        """Send the first poll after a rest; at once, unless the last ones failed."""
+        """Send the next poll: at once, or after a pause if the last one failed."""
         if self._failures:
             self._fetcher.poller.after(delay_s(self._failures, draw=1.0), self._poll)
         else:
@@ -205,9 +206,9 @@ class SessionPoll:
         )
 
     def last_call(self) -> Call | None:
-        """Return the call that acknowledges what is left to acknowledge; no poll is sent after it.
+        """Return the call that acknowledges the remaining samples, or None. Send no poll after that.
 
-        For the end of the client, which sends it before it closes its connections.
+        The end of the client sends this call before it closes the connections.
         """
         with self._lock:
             reported, self._retrieved = sorted(self._retrieved), set()
@@ -225,7 +226,7 @@ class SessionPoll:
         if isinstance(outcome, SendFailed) and outcome.timed_out and outcome.maybe_received:
             if not awaited:
                 self._forget(reported)
-            self._go_on()  # the server holds polls longer than this client listens
+            self._go_on()  # the server holds polls longer than the read timeout
         elif self._is_passing(outcome):
             self._failures += 1
             if not awaited and self._failures >= _FAILURES_BEFORE_SINGLES:
@@ -269,7 +270,7 @@ class SessionPoll:
         self._fetcher.poller.after(pause_s, self._go_on)
 
     def _forget(self, reported: list[str]) -> None:
-        """Count these as acknowledged."""
+        """Count the reported samples as acknowledged."""
         with self._lock:
             self._retrieved.difference_update(reported)
 
@@ -281,7 +282,7 @@ class SessionPoll:
             self._begin()
 
     def _failed(self) -> None:
-        """Ask again in a while. After some failures, the samples are fetched one by one."""
+        """Go on after a failure. After several in a row, fetch the waiting samples one by one."""
         if self._failures >= _FAILURES_BEFORE_SINGLES:
             self._release_all()
         self._go_on()
@@ -303,7 +304,7 @@ class SessionPoll:
 
 
 class _Waiter:
-    """A sample that waits for its announcement, and then its fetch."""
+    """A sample that waits for its announcement and is then fetched."""
 
     def __init__(
         self,
@@ -322,11 +323,11 @@ class _Waiter:
         self._on_gone = on_gone
         self._fetch: Fetch[Any] | None = None
         self.timer: Ticket | None = None
-        """Ends the wait at the deadline, once that is near."""
+        """The timer that ends the wait at the deadline; set when that is near."""
         future.when_done(lambda _: owner.done_with(self))
 
     def fetch_alone(self, size: int | None) -> None:
-        """Fetch this result. `size` is the announced one; None if none was announced."""
+        """Fetch this result. `size` is the announced size, or None without an announcement."""
         announced = Promise(
             self.promise.request_id,
             self.promise.request_type,

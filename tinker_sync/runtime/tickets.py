@@ -1,6 +1,6 @@
 """Tickets: the requests and timers that a poller holds, and the outcomes of requests.
 
-Any thread may enter; a ticket is ended by the first thread that takes its reaction.
+Any thread may call the methods. The first thread that takes the reaction of a ticket ends it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from tinker_sync.transport.call import Call, Reply, SendFailed
 if TYPE_CHECKING:
     from tinker_sync.runtime.readiness import Readiness
 
-# Each open request is a file; the rest of the program needs some too.
+# Each open request uses a file of the process; the rest of the program needs some too.
 _SHARE_OF_FILES: Final = 0.5
 _FEWEST_OPEN: Final = 16
 _UNLIMITED_FILES: Final = 65536
 
 Outcome = Reply | SendFailed
-"""An answer or the failure to get one, never an exception in flight: a call waits for it elsewhere."""
+"""An answer or the failure to get one. Both are passed on as values, because the call waits elsewhere."""
 
 
 class OpenRequest(Protocol):
-    """A request that has been sent; `step` never blocks."""
+    """A request that has been sent. `step` never blocks."""
 
     @property
     def expires_at_s(self) -> float: ...
@@ -35,13 +35,13 @@ class OpenRequest(Protocol):
 
 
 class Opener(Protocol):
-    """Sends a request and returns without waiting for the answer."""
+    """A sender of requests that does not wait for the answers."""
 
     def open(self, call: Call) -> OpenRequest: ...
 
 
 class Runner(Protocol):
-    """Runs a job on a worker."""
+    """A pool that runs jobs on workers."""
 
     def run(self, job: Callable[[], object]) -> None: ...
 
@@ -56,12 +56,12 @@ class Ticket:
     ) -> None:
         self._forget = forget
         self.reaction = [action]
-        """Popped, in one step, by the thread that ends it; empty from then on."""
+        """The action, which the thread that ends the ticket pops in one step. Empty after that."""
         self.call = call
         self.request: OpenRequest | None = None
 
     def cancel(self) -> bool:
-        """Call it off. True: `on_done` or the action has not been and will not be called."""
+        """Call the ticket off. Return True if its action was not called before; then it never is."""
         if self.take() is None:
             return False
         self._forget(self)
@@ -69,11 +69,11 @@ class Ticket:
 
     @property
     def ended(self) -> bool:
-        """Whether it is done or called off."""
+        """Return True if the ticket is done or called off."""
         return not self.reaction
 
     def take(self) -> Callable[..., object] | None:
-        """Return the action to the first that asks, and None to the others."""
+        """Return the action to the first caller, and None to later ones."""
         try:
             return self.reaction.pop()
         except IndexError:
@@ -81,7 +81,7 @@ class Ticket:
 
 
 class Leftovers:
-    """What a poller's thread leaves when it ends."""
+    """The tickets and descriptors that a poller's thread leaves when it ends."""
 
     def __init__(
         self, tickets: list[Ticket], readiness: Readiness | None, descriptors: tuple[int, int]
@@ -91,7 +91,7 @@ class Leftovers:
         self._descriptors = descriptors
 
     def close(self) -> None:
-        """Close the sockets of the poller itself."""
+        """Close the descriptors of the poller itself."""
         if self._readiness is not None:
             self._readiness.close()
         for descriptor in self._descriptors:
@@ -104,27 +104,27 @@ class Leftovers:
 
 
 def descriptor_of(ticket: Ticket) -> int:
-    """Return the number of a request's socket; -1 where there is none any more."""
+    """Return the descriptor of a request's socket, or -1 if the request has ended."""
     request = ticket.request  # read once: a worker may be ending it now
     return -1 if request is None else request.fileno()
 
 
 def outcome_of(error: Exception) -> SendFailed:
-    """Return the outcome of a request that has ended with an error of another kind."""
+    """Return the outcome of a request that has ended with an unexpected error."""
     failed = SendFailed(f"{type(error).__name__}: {error}", maybe_received=True, final=True)
     failed.__cause__ = error
     return failed
 
 
 def closed_failure(error: Exception | None = None) -> SendFailed:
-    """Return the outcome of a request that a closed client did not send."""
+    """Return the outcome of a request that was not sent because the client is closed."""
     failed = SendFailed("the client is closed", maybe_received=False, final=True)
     failed.__cause__ = error
     return failed
 
 
 def abort(ticket: Ticket) -> SendFailed:
-    """Close the socket of a request, and return the outcome."""
+    """Close the socket of a request that is under way, and return its outcome."""
     if ticket.request is not None:
         ticket.request.abort()
     return SendFailed(
@@ -133,7 +133,7 @@ def abort(ticket: Ticket) -> SendFailed:
 
 
 def files_to_use() -> int:
-    """Return the number of requests that may be open at once: half of the files of the process."""
+    """Return the number of requests that may be open at once: half of the files that the process may open."""
     try:
         import resource
 

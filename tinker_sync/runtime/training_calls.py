@@ -1,11 +1,13 @@
-"""The calls of a training client: each an object that is checked, prepared and queued.
+"""The calls of a training client. Each is an object that is checked, prepared and queued.
 
-- Checked when it is made: its constructor refuses what no server takes.
-- Prepared when the server's settings and the model's id are known. `prepare` splits and encodes; it raises
-  what only those show. That is in the call itself when the client is ready, else when the client becomes so.
-- Queued then, in the order of the calls; the send queue numbers and sends.
+- Checked when it is made: its constructor refuses a request that no server accepts.
+- Prepared when the server's settings and the model's id are known. `prepare` splits and encodes. It raises
+  the errors that only these can show. It runs in the call itself if the client is ready, else when the client
+  becomes ready.
+- Queued then, in the order of the calls. The send queue numbers and sends.
 
-`TrainingLine` leads them there. Threads: the user's, and one worker that starts the calls that were held.
+`TrainingLine` takes the calls through these steps. They run on the user's threads, and on one worker that
+starts the calls that were held.
 """
 
 from __future__ import annotations
@@ -71,27 +73,28 @@ Operations = Sequence[Operation[TrainingPart]]
 
 
 class TrainingLine:
-    """The way of the calls of one training client: held until its model exists, then queued. Thread-safe."""
+    """The calls of one training client: held until its model exists, then queued. Thread-safe."""
 
     def __init__(self, core: Core, record: TrainingRecord | None = None) -> None:
         self.core = core
         self.record = record
-        """What a journal keeps of the calls; None where there is no journal."""
+        """The record of the calls in a journal; None without a journal."""
         send = core.training_sender()
         self._send = send if record is None else record.around(send, NotTaken)
-        # Weakly: the line holds the queue, and a client that is dropped must not wait for the collector.
+        # A weak reference, because the line holds the queue: a cycle would keep a dropped client alive until
+        # a garbage collection.
         send_nothing = partial(_send_nothing, weakref.ref(self))
         self.queue: SendQueue[TrainingPart] = SendQueue(self._send, core.run_sending, send_nothing)
         self.held = HeldCalls()
         self.model_id = ""
-        """Empty until the model exists; set once."""
+        """The id of the model; empty until the model exists. Set once."""
         self._steps = 0
         self._failed_passes: deque[Unread] = deque()
         self.last_state: LoadWeightsRequest | None = None
-        """Loads the last state that was saved, or the one the model was made of; None if there is none."""
+        """The request that loads the last saved state, else the state the model was made from, else None."""
 
     def note_saved(self, saved: APIFuture[SaveWeightsResponse]) -> None:
-        """Keep the path of a state that was saved."""
+        """Store the path of a state after a successful save."""
         if not saved.cancelled() and saved.failure is None:
             self.last_state = LoadWeightsRequest(path=saved.result(timeout=0).path, optimizer=True)
 
@@ -99,7 +102,7 @@ class TrainingLine:
         """Queue a call, or hold it. Return its future at once.
 
         Raises:
-            TinkerError: the server cannot do it, or the client is closed; nothing was sent.
+            TinkerError: the server does not support the call, or the client is closed; nothing was sent.
         """
         self.core.refuse_closed()
         if call.name == "optim_step":
@@ -110,7 +113,7 @@ class TrainingLine:
             future = call.wait_for_model(self.core.admission.limiters)
             if not self.held.hold(call):
                 call.start()
-        # Not before: Ctrl-C may keep a call from being queued, and then its future never ends.
+        # Only after the call is queued: if Ctrl-C prevents that, its future never ends.
         if call.lasting:
             self.core.lifecycle.note_change(future)
         watch(future, asked_here())
@@ -119,7 +122,7 @@ class TrainingLine:
         return future
 
     def _note_pass(self, steps: int, passed: APIFuture[Any]) -> None:
-        """Keep the failure of a pass for the next step, or log it if a step was made behind the pass."""
+        """Keep the failure of a pass for the next step, or log it if a step followed the pass already."""
         unread = passed.overlooked
         if unread is None:
             return
@@ -129,35 +132,35 @@ class TrainingLine:
             self._failed_passes.append(unread)
 
     def _report_passes(self) -> None:
-        """Log the failures of passes that were never looked at: a step applies gradients without theirs."""
+        """Log the unread failures of passes, because the next step applies gradients without theirs."""
         self._steps += 1
         while self._failed_passes:
             self._failed_passes.popleft().log()
 
     def submit_first(self, call: TrainingCall) -> APIFuture[Any]:
-        """Queue a call now, also before those that are held. Return its future.
+        """Queue a call now, even before the held calls. Return its future.
 
         Raises:
-            TinkerError: the server cannot do it, or the client is closed; nothing was sent.
+            TinkerError: the server does not support the call, or the client is closed; nothing was sent.
         """
         self.enter(call, call.prepare())
         return call.future
 
     def enter(self, call: TrainingCall, operations: Operations) -> None:
-        """Put what was prepared into the queue."""
+        """Put the prepared operations of a call into the queue."""
         if self.record is not None:
             self.record.mark(call, [part for operation in operations for part in operation.parts])
-        # Until it ends, the future holds the queue and thereby the client, which is not dropped meanwhile.
+        # Until it ends, the future holds the queue. The queue keeps the client alive meanwhile.
         self.core.enter(partial(self.queue.append, *operations))
 
     def send_nothing(self, number: int) -> None:
         """Send a forward pass over one token under a number that a refused request leaves unused.
 
-        Servers that keep to the numbers hold back what comes after the hole.
+        Servers that keep to the numbers hold back the requests after a missing number.
 
         Raises:
-            TinkerError: the server has no forward passes, or refuses this one.
-            NotTaken: the same.
+            TinkerError: the server has no forward passes, or it is not known that the server has this one.
+            NotTaken: the server does not accept this one.
         """
         if not self.core.ready().facts.dialect.keeps_numbers:
             return
@@ -170,17 +173,17 @@ class TrainingLine:
 
 def _send_nothing(line_ref: weakref.ref[TrainingLine], number: int) -> None:
     line = line_ref()
-    if line is not None:  # else no call follows
+    if line is not None:  # without a line no call follows
         line.send_nothing(number)
 
 
 class TrainingCall(ABC):
-    """One call. Used by one thread at a time.
+    """One call, for one thread at a time.
 
     Args:
-        line: the way of the client's calls.
-        name: of the call, for errors.
-        deadline_at: the moment of the clock at which to give up.
+        line: the line of the client's calls.
+        name: the name of the call, for errors.
+        deadline_at: the time of the clock at which to give up.
     """
 
     def __init__(self, line: TrainingLine, name: str, deadline_at: float) -> None:
@@ -189,38 +192,38 @@ class TrainingCall(ABC):
         self.deadline_at = deadline_at
         self.sdk_method = current()
         self.step = line.record.step if line.record is not None else None
-        """The step of the user's loop, where a journal counts them."""
+        """The step of the user's loop, if a journal counts the steps."""
         self._limiters: tuple[Limiter, ...] | None = None
         self._future: APIFuture[Any] | None = None
 
     @property
     def future(self) -> APIFuture[Any]:
-        """The future that the user holds; there is one once the call is prepared or waits for its model."""
+        """Return the user's future, which exists once the call is prepared or waits for its model."""
         assert self._future is not None  # noqa: S101  # made when the call is prepared, at the latest
         return self._future
 
     @property
     def lasting(self) -> bool:
-        """True if the call leaves something behind, so the end of the client waits for it."""
+        """Return True if the call has a lasting effect, so that the end of the client waits for it."""
         return False
 
     @abstractmethod
     def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
-        """Make the future before there are requests. Keep the limits that are in force now."""
+        """Make and return the future before the requests exist. Keep the limits that are in force now."""
 
     @abstractmethod
     def prepare(self) -> Operations:
-        """Return what the queue is to send: an operation, and perhaps a place behind it."""
+        """Return the operations for the queue: one operation, and perhaps a place behind it."""
 
     def start(self) -> None:
-        """Prepare and queue a call that was held. One that is refused uses no number."""
+        """Prepare and queue a call that was held. A call that is refused uses no number."""
         future = self.future
         if future.done():
             return
         try:
             with named(self.sdk_method):
                 operations = self.prepare()
-        except Exception as failure:  # noqa: BLE001  # it belongs to the future
+        except Exception as failure:  # noqa: BLE001  # the future raises it
             future.fail(failure)
             return
         try:
@@ -229,7 +232,7 @@ class TrainingCall(ABC):
             future.fail(failure)
 
     def fail(self, failure: Exception) -> None:
-        """End the future of a call that was held."""
+        """Fail the future of a call that was held."""
         self.future.fail(failure)
 
 
@@ -237,11 +240,11 @@ class OrderedCall(TrainingCall):
     """A call with one request, a JSON body and a JSON result.
 
     Args:
-        line: the way of the client's calls.
-        endpoint: what to call.
-        request: complete but for its number, and for the model's id where that is not known yet.
+        line: the line of the client's calls.
+        endpoint: the name of the endpoint.
+        request: the request without its number, and without the model's id if that is not known yet.
         kind: the type of the result.
-        deadline_at: the moment of the clock at which to give up.
+        deadline_at: the time of the clock at which to give up.
     """
 
     numbered = True
@@ -264,7 +267,7 @@ class OrderedCall(TrainingCall):
 
     @property
     def lasting(self) -> bool:
-        # Weights saved without a name end with the session.
+        # Weights without a name last only as long as the session.
         named = self.name.startswith("save_") and self._request.path is not None
         return named or self.name == "optim_step"
 
@@ -297,13 +300,13 @@ _NAMED: Final = ("save_weights", "save_weights_for_sampler")
 
 
 class PassCall(TrainingCall):
-    """One pass over any number of data, in as many requests as the server's limits ask for.
+    """One pass over any number of data, in as many requests as the server's limits require.
 
     Args:
-        line: the way of the client's calls.
-        name: of the call, for errors.
+        line: the line of the client's calls.
+        name: the name of the call, for errors.
         whole: the data and the loss.
-        deadline_at: the moment of the clock at which to give up.
+        deadline_at: the time of the clock at which to give up.
         forward_only: compute no gradients.
 
     Raises:
@@ -419,7 +422,7 @@ def _tokens(data: Sequence[Datum]) -> int:
 
 
 def _weights(given: ForwardBackwardInput) -> list[TensorData | None] | None:
-    """Return the weights of a cross-entropy, from which the loss can be computed; None for another loss."""
+    """Return the weights of a cross-entropy, for the computation of its loss; None for another loss."""
     if given.loss_fn != "cross_entropy":
         return None
     return [datum.loss_fn_inputs.get("weights") for datum in given.data]
@@ -432,9 +435,9 @@ def _read_with_loss(decode: Any, weights: Any, reply: Any, tree: Any) -> Forward
 def _settled(
     decode: Any, expected: ExpectedOutputs, pledge: Pledge, used: TokensUsed, reply: Any, tree: Any
 ) -> ForwardBackwardOutput:
-    """Read a result, and count it before the user sees it."""
+    """Read a result, and count its tokens before the user gets it."""
     output: ForwardBackwardOutput = decode(reply, tree)
-    pledge.settle(used)  # also where the check finds something amiss: it was computed
+    pledge.settle(used)  # even if the check fails, because the server has computed it
     return expected.check(output)
 
 
@@ -461,8 +464,9 @@ def _numbered_proto(buffers: Buffers, compress: Callable[[bytes], bytes] | None,
 
 
 def zstd_compressor() -> Callable[[bytes], bytes] | None:
-    """Return what compresses a body; None where the optional dependency is missing, and bodies go as they
-    are.
+    """Return a function that compresses a body, or None without the optional dependency.
+
+    With None, bodies are sent uncompressed.
     """
     try:
         import zstandard
@@ -472,13 +476,13 @@ def zstd_compressor() -> Callable[[bytes], bytes] | None:
 
 
 _read_pass: Final = decode_with(
-    lambda data: outputs.decode_forward_backward_output(data),  # noqa: PLW0108  # its module loads with use
+    lambda data: outputs.decode_forward_backward_output(data),  # noqa: PLW0108  # the module loads on use
     lambda tree: wire_json.from_plain(tree, ForwardBackwardOutput),
 )
 
 
 def _decode_pass(merge: Any, reply: Any, tree: Any) -> ForwardBackwardOutput:
-    """Return the output of a call in one chunk, its metrics reduced as those of several would be."""
+    """Return the output of a call in one chunk, with its metrics reduced like those of several chunks."""
     output: ForwardBackwardOutput = merge([_read_pass(reply, tree)])
     return output
 

@@ -1,8 +1,8 @@
 """The requests of a training client: encoded by `training_calls`, numbered and sent by workers.
 
-A send queue calls what `sender` returns: it returns when the server has accepted the request, and hands the
-promise to the fetcher. Bodies stay views of the user's arrays until they are sent; each is joined then, one
-chunk's worth.
+A send queue calls the function that `sender` returns. That function sends one request. When the server has
+accepted it, the function passes the promise to the fetcher and returns. A body consists of views of the
+user's arrays until it is sent. Then they are joined, so each copy has the size of one chunk.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class TrainingPart:
-    """One request, complete but for its number. Owned by the send queue once it is in it."""
+    """One request, complete except for its number. The send queue owns it once it is appended."""
 
     __slots__ = (
         "_encoded",
@@ -81,24 +81,25 @@ class TrainingPart:
         self.made_at = made_at
         self.sdk_method = current()
         self.known: str | None = None
-        """The request id under which the server has accepted this request before, as a journal knows it."""
+        """The request id of this request in a journal, if the server has accepted it in an earlier run."""
         self.step: int | None = None
         """The step of the user's loop, for a journal."""
 
     def bytes_for(self, number: int) -> bytes:
-        """The body under its number. Asked for once: what it was made of is let go."""
+        """Return the body with its number. May be called once, because it drops the parts of the body."""
         encoded, self._encoded = self._encoded, None
         assert encoded is not None  # noqa: S101  # the queue asks once
         return encoded(number)
 
     def keep(self, body: bytes) -> None:
-        """Give the body back after a look at it, so that it can be asked for once more."""
+        """Put the body back after a look at it, so that `bytes_for` can be called once more."""
         self._encoded = lambda _number: body
 
 
 def sender(server: Server, session: Session | None) -> Callable[[TrainingPart, int], None]:
-    """Return what sends the parts of one training client: a function for workers, which returns when the
-    server has accepted the request.
+    """Return a function that sends the parts of one training client.
+
+    It is for workers, and it returns when the server has accepted the request.
     """
     clock, secrets = server.connection.clock, server.connection.secrets
 
@@ -137,7 +138,7 @@ def sender(server: Server, session: Session | None) -> Callable[[TrainingPart, i
         if left_s <= 0:
             raise _too_late(part, clock)
         budget = machinery.train_bytes
-        # A request without a size worth counting does not wait for chunks.
+        # A request of size 0 is not a chunk, and does not wait for chunks.
         if part.size and not budget.acquire(part.size, None if math.isinf(left_s) else left_s):
             raise _too_late(part, clock)
         try:
@@ -169,13 +170,13 @@ def _fail_gone(part: TrainingPart, number: int, gone: Exception) -> None:
 
 
 def _may_be_taken(error: TinkerError) -> bool:
-    """Return True unless the server surely does not have the request of a call that failed."""
+    """Return True unless the server certainly does not have the request of a call that failed."""
     if error.ambiguous or isinstance(error, ClientClosedError):
         return True
     if isinstance(error, APIStatusError):
         untouched = rule_for(error.status_code, Stage.CALL).meaning is Meaning.UNTOUCHED
         return not (untouched or 400 <= error.status_code < 500)
-    # Without the report of a try, it was never sent.
+    # Of the other errors, only an APIError with a cause other than a failed send leaves this open.
     return isinstance(error, APIError) and not isinstance(error.__cause__, (SendFailed, type(None)))
 
 

@@ -1,4 +1,4 @@
-"""Freeing the place of a model at its server, by a call of the user or at the close of the client.
+"""The release of a model's place at its server, by a call of the user or at the close of the client.
 
 Servers that finish sessions free the places themselves. Open servers have few places, and free them minutes
 after the last heartbeat.
@@ -25,7 +25,9 @@ _NAME: Final = "unload_model"
 
 
 class ModelPlace:
-    """The place that a model has at its server. Thread-safe. The lifecycle of the client asks it at the end.
+    """The place of a model at its server. Thread-safe.
+
+    The lifecycle of the client calls `last_call` at the end.
 
     Args:
         core: the shared parts.
@@ -40,23 +42,23 @@ class ModelPlace:
         core.lifecycle.owe(self)
 
     def refuse_freed(self) -> None:
-        """Raise when the model was unloaded.
+        """Raise if the model was unloaded.
 
         Raises:
-            ClientClosedError: it was.
+            ClientClosedError: the model was unloaded.
         """
         if self._freed.is_set():
             raise ClientClosedError("the model of this training client was unloaded; make a new one")
 
     def call(self, deadline_at: float) -> UnloadCall:
-        """Return the call that unloads the model; later calls of the client are refused."""
+        """Return the call that unloads the model, and refuse later calls of the client."""
         request = UnloadModelRequest(model_id=self._line.model_id)
         call = UnloadCall(self._line, _NAME, request, UnloadModelResponse, deadline_at)
         self._freed.set()
         return call
 
     def last_call(self) -> Call | None:
-        """Return the call that frees the place when the client is closed, or None where none is needed."""
+        """Return the call that frees the place when the client is closed, or None if no call is needed."""
         made, model_id = self._server.made.made, self._line.model_id
         if not model_id or self._freed.is_set() or made is None:
             return None
@@ -68,12 +70,12 @@ class ModelPlace:
 
 
 class UnloadCall(OrderedCall):
-    """The call that unloads a model: behind the others, and without a number, for none follows."""
+    """The call that unloads a model. It is the last call, so it has no number."""
 
     numbered = False
 
     def prepare(self) -> Operations:
-        """Return the operation.
+        """Return the operation for the queue.
 
         Raises:
             UnsupportedByServerError: the server has no such call; nothing was sent.

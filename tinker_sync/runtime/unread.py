@@ -1,8 +1,8 @@
-"""Failures that are never looked at: logged once, with the name of the call and the user's line.
+"""Failures that the user never looks at, logged once with the name of the call and the user's line.
 
-A call notes where it was made. When it fails, its future gets an `Unread`, which logs the failure when the
-future is collected, when the process ends, or when a later call depends on the failed one. A look at the
-future silences it. Any thread may enter.
+A call stores the line that made it. If it fails, its future gets an `Unread`. This logs the failure when the
+future is collected, when the process ends, or when a later call depends on the failed one. If the user looks
+at the future first, nothing is logged. Any thread may call the functions.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Asked = tuple[str, CodeType, int]
 """The public method of a call, and the code and line of the user that called it."""
 
 _PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-# They follow from a failure that was reported, or from the user's own doing.
+# These follow from a failure that is reported already, or from an action of the user.
 _EXPECTED: Final = (CancelledError, ClientClosedError, EarlierCallFailedError)
 
 _log = logging.getLogger("tinker_sync.clients")
 
 
 def asked_here() -> Asked:
-    """Return the call under way, and the line outside of this package that made it.
+    """Return the public method that runs in this thread, and the line outside of this package that called it.
 
-    Samples pass here by the thousand, so this only walks up the frames.
+    Thousands of samples call this, so it only walks up the frames.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
@@ -42,10 +42,10 @@ def asked_here() -> Asked:
 
 
 class Unread:
-    """A failure that may never be looked at.
+    """A failure that the user has not looked at yet.
 
     Args:
-        text: what to log; "" once there is nothing to log.
+        text: the text to log; "" once there is nothing to log.
     """
 
     def __init__(self, text: str) -> None:
@@ -53,20 +53,20 @@ class Unread:
         self._generation = _fork.generation()
 
     def log(self) -> None:
-        """Log the failure, unless it was looked at, was logged, or belongs to the parent process."""
+        """Log the failure, unless the user has seen it, it was logged, or it is from the parent process."""
         text, self.text = self.text, ""
         if text and self._generation == _fork.generation():
             _log.warning("%s", text)
 
 
 def watch(future: APIFuture[Any], asked: Asked) -> None:
-    """Have the failure of a call logged if it is never looked at."""
+    """Arrange that a failure of a call is logged if the user never looks at it."""
     future.asked = asked
     future.when_done(note_failure)
 
 
 def note_failure(future: APIFuture[Any]) -> None:
-    """Keep the failure of a future that has ended until it is looked at."""
+    """Keep the failure of an ended future until the user looks at it."""
     failure, asked = future.failure, future.asked
     if failure is None or asked is None or isinstance(failure, _EXPECTED):
         return

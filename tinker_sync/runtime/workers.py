@@ -1,17 +1,17 @@
-"""`Workers`: a `ThreadPoolExecutor` whose threads a program can leave.
+"""`Workers`: a `ThreadPoolExecutor` that does not delay the end of the program.
 
-The threads of a plain executor are joined when the interpreter ends, so a program would end when the server
-answers, or when a callback of the user returns. `Workers` changes as little as avoids that:
+The interpreter joins the threads of a plain executor when it ends. So a program could not end before the
+server answers, or before a callback of the user returns. `Workers` makes these changes:
 
 - The threads are daemons, and the interpreter does not join them.
-- The thread that became idle last gets the next job, and those that are not needed end after `idle_s`. The
-  executor's queue wakes the thread that has waited longest, which costs a sample 27 % more CPU.
-- A forked child starts with an empty pool: without the parent's threads and without its jobs.
-- `run` makes no future. It logs what the job raises.
+- The thread that became idle last gets the next job, and idle threads end after `idle_s`. The executor's own
+  queue wakes the thread that has waited longest, which costs a sample 27 % more CPU.
+- A forked child starts with an empty pool, without the parent's threads and jobs.
+- `run` makes no future. It logs the exceptions of the job.
 - `close` waits for a bounded time.
 
-Ctrl-C may interrupt the main thread anywhere in `run`: a job that was queued is done by the next thread that
-comes. Any thread may call any method, the threads of the pool included.
+Ctrl-C may interrupt the main thread at any point of `run`. The next free thread does a job that was queued by
+then. Any thread may call any method, also a thread of the pool.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from tinker_sync.runtime import _fork
 
 Job = Callable[[], object]
 
-# Long enough to bridge the pause between two training steps of most scripts.
+# Longer than the pause between two training steps of most scripts.
 IDLE_S: Final = 10.0
 
 _log = logging.getLogger(__name__)
 
 
-# Sixteen threads carry thousands of requests: none of them waits for an answer.
+# Sixteen threads suffice for thousands of requests, because these threads do not wait for answers.
 _FETCH_THREADS: Final = 16
-# Those that send a training step's chunks do wait, for the promise of each.
+# The threads that send the chunks of a training step wait for the promise of each chunk.
 _SEND_THREADS: Final = 8
 _CALLBACK_THREADS: Final = 8
-# Losses that users compute between two passes keep one processor each.
+# Each loss that a user computes between two passes uses one processor.
 _LOSS_THREADS: Final = 4
-# Awaited calls that block hold one each.
+# Each awaited call that blocks holds one thread.
 _AWAIT_THREADS: Final = 32
-# Creations that are under way hold one each.
+# Each creation under way holds one thread.
 _CREATE_THREADS: Final = 32
 
 
 class _Entry:
-    """A job in the executor's queue, where it stands in for a work item with a future."""
+    """A job in the executor's queue, in place of a work item with a future."""
 
     __slots__ = ("_job", "_pool")
 
@@ -64,7 +64,7 @@ class _Entry:
             return
         try:
             job()
-        except BaseException:  # noqa: BLE001  # one job's SystemExit must not cost the others a thread
+        except BaseException:  # noqa: BLE001  # even SystemExit in a job must not end the thread
             _log.exception("a job of the workers %r failed", self._pool)
 
     @property
@@ -76,12 +76,12 @@ class _Entry:
 
 
 class _Entries(deque[Any]):
-    """Stands in for the executor's queue, in which no thread waits here. Guarded by the executor's lock."""
+    """A replacement of the executor's queue, in which no thread waits. Guarded by the executor's lock."""
 
     put = deque.append
 
     def get_nowait(self) -> Any:
-        """Return the first entry; `shutdown` calls this to cancel what is left."""
+        """Return the first entry. `shutdown` calls this to cancel the remaining jobs."""
         if not self:
             raise queue.Empty
         return self.popleft()
@@ -95,16 +95,16 @@ class Workers(ThreadPoolExecutor):
     1024
 
     Args:
-        name: the name of the threads.
+        name: the part of the threads' names between "tinker-" and the number.
         max_threads: the most threads at once.
         idle_s: the time after which a thread without work ends.
         clock: measures the timeout of `close`.
     """
 
-    # Of the executor, which has no types for what a subclass needs.
-    _work_queue: _Entries  # type: ignore[assignment]  # as much of a queue as the executor uses
+    # Private attributes of the executor, which have no published types.
+    _work_queue: _Entries  # type: ignore[assignment]  # the part of a queue that the executor uses
     _shutdown_lock: threading.Lock
-    _threads: set[threading.Thread]  # replaced, never changed: `shutdown` goes through it without the lock
+    _threads: set[threading.Thread]  # replaced, never changed: `shutdown` iterates over it without the lock
     _shutdown: bool
 
     def __init__(
@@ -120,7 +120,7 @@ class Workers(ThreadPoolExecutor):
         _fork.renew_in_child(self)
 
     def run(self, job: Job) -> None:
-        """Run `job()` on a thread of the pool; drop its result and log what it raises.
+        """Run `job()` on a thread of the pool. Drop its result and log its exception.
 
         Raises:
             RuntimeError: the pool is closed, or the system gives it no first thread.
@@ -136,11 +136,13 @@ class Workers(ThreadPoolExecutor):
             self._adjust_thread_count()
 
     def close(self, timeout: float | None = None, *, drop: bool = True) -> bool:
-        """Take no more jobs and wait up to `timeout` seconds for those that there are; then drop those that
-        have not begun, unless `drop` is false. May be called again, and from a job.
+        """Take no more jobs, and wait up to `timeout` seconds for those that are queued or running.
+
+        After that, drop the jobs that have not begun, unless `drop` is false. May be called again, and from a
+        job.
 
         Returns:
-            True when all threads have ended. A job that is still running stays behind as a daemon.
+            True if all threads have ended. A job that is still running goes on in its daemon thread.
 
         >>> Workers("demo", max_threads=1).close(timeout=1)
         True
@@ -156,7 +158,7 @@ class Workers(ThreadPoolExecutor):
         return ended
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more jobs; wait for those that there are, or cancel them.
+        """Take no more jobs. Wait for those that are queued or running, or cancel the queued ones.
 
         >>> Workers("demo", max_threads=1).shutdown()
         """
@@ -170,7 +172,7 @@ class Workers(ThreadPoolExecutor):
                 thread.join()
 
     def renew_after_fork(self) -> None:
-        """Leave the parent's threads and jobs to the parent, and replace what its threads may hold."""
+        """Drop the parent's threads and jobs in a forked child, and replace the lock that they may hold."""
         self._shutdown_lock = threading.Lock()
         self._work_queue, self._idle, self._threads = _Entries(), [], set()
 
@@ -195,7 +197,7 @@ class Workers(ThreadPoolExecutor):
         except BaseException as error:
             if thread.ident is None:
                 self._threads = self._threads - {thread}
-            # The system gives no more threads, or the interpreter is ending. Fewer will do, none will not.
+            # The system gives no more threads, or the interpreter is ending. One thread is enough.
             if not isinstance(error, RuntimeError):
                 raise
             if not self._threads:
@@ -209,10 +211,10 @@ class Workers(ThreadPoolExecutor):
         ready.acquire()
         while (entry := self._next_entry(ready)) is not None:
             entry.run()
-            del entry  # while idle, nothing of the last job stays alive
+            del entry  # keep nothing of the last job alive while the thread is idle
 
     def _next_entry(self, ready: threading.Lock) -> Any:
-        """Return the next entry, waiting for it; None when the thread has left the pool."""
+        """Wait for the next entry and return it, or return None when the thread has left the pool."""
         while True:
             with self._shutdown_lock:
                 while self._work_queue:
@@ -226,7 +228,7 @@ class Workers(ThreadPoolExecutor):
                 continue
             with self._shutdown_lock:
                 if ready not in self._idle:
-                    # Woken in the moment in which the time was over: take the wake-up back, and look again.
+                    # Another thread woke this one just after the timeout: consume the wake-up and look again.
                     ready.acquire(blocking=False)
                     continue
                 self._idle.remove(ready)
@@ -238,7 +240,7 @@ class Workers(ThreadPoolExecutor):
 
 
 class WorkerPools:
-    """The pools of one client, each for one kind of job. None has a thread before its first job."""
+    """The pools of one client, each for one kind of job. A pool has no thread before its first job."""
 
     def __init__(self) -> None:
         self.enter = Workers("enter", 1)
@@ -250,5 +252,5 @@ class WorkerPools:
         self.awaited = Workers("await", _AWAIT_THREADS)
 
     def in_order_of_end(self) -> tuple[Workers, ...]:
-        """Return the pools in the order in which they are closed: a pool before those that its jobs use."""
+        """Return the pools in the order in which they are closed: each before the pools that its jobs use."""
         return (self.enter, self.create, self.send, self.fetch, self.loss, self.callback, self.awaited)
