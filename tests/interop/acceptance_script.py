@@ -202,7 +202,7 @@ def every_datum(run: Run) -> list[Any]:
         spans,
         types.Datum(
             model_input=types.ModelInput.empty().append_int(2_147_483_647).append_int(0),
-            loss_fn_inputs={"target_tokens": [-1, 2**40], "weights": [1e-30, 3.4e38]},
+            loss_fn_inputs={"target_tokens": [3, 2**40], "weights": [1e-30, 3.4e38]},
         ),
     ]
 

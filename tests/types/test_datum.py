@@ -523,3 +523,13 @@ def test_reprs_stay_short() -> None:
     assert len(text) < 1000
     assert "… 1000000 items" in text
     assert len(repr(Datum(PROMPT, {f"x{i}": [1] for i in range(1000)}))) < 2000
+
+
+def test_negative_targets_are_fine_where_the_weight_is_zero() -> None:
+    prompt = ModelInput.from_ints([1, 2, 3])
+    targets = {"target_tokens": [-100, -100, 4]}
+    Datum(prompt, {**targets, "weights": [0, 0, 1]}).validate()
+    [problem] = Datum(prompt, {**targets, "weights": [0, 1, 1]}).problems()
+    assert problem.startswith("datum.loss_fn_inputs['target_tokens'][1]: expected 0 or more, got -100")
+    [problem] = Datum(prompt, targets).problems()
+    assert "['target_tokens'][0]" in problem

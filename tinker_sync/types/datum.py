@@ -270,9 +270,15 @@ class Datum(Model):
         rows = None if targets is None else _rows(targets)
         if targets is not None and length and not _may_have_length(targets, length):
             yield f"{path}.loss_fn_inputs['target_tokens']: has length {rows}, model_input has {length}"
-        if targets is not None and targets._numpy.size and (least := int(targets._numpy.min())) < 0:
-            where = place(f"{path}.loss_fn_inputs['target_tokens']", targets._numpy == least)
-            yield f"{where}: expected 0 or more, got {least}; weights of 0 leave tokens out of the loss"
+        if targets is not None and targets._numpy.size and targets._numpy.min() < 0:
+            counted = targets._numpy < 0
+            weights = self.loss_fn_inputs.get("weights")
+            if weights is not None and weights._numpy.shape == counted.shape:
+                counted &= weights._numpy != 0  # -100 is a usual target of tokens that do not count
+            if counted.any():
+                least = int(targets._numpy[counted].min())
+                where = place(f"{path}.loss_fn_inputs['target_tokens']", counted & (targets._numpy == least))
+                yield f"{where}: expected 0 or more, got {least}; weights of 0 leave tokens out of the loss"
         for name, tensor in self.loss_fn_inputs.items():
             one = name in _ONE_FOR_ALL and _may_have_length(tensor, 1)
             if name in _PER_TOKEN and rows is not None and not one and not _may_have_length(tensor, rows):
