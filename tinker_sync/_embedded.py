@@ -1,4 +1,4 @@
-"""The seam between clients and the embedded server: a URL whose server starts when it is first needed.
+"""The interface between clients and the embedded server, which starts with the first request to its URL.
 
 `Settings` asks `reserve_server` for the URL and the key behind the base URL "local". `Http` asks
 `hold_server` for the server behind its URL and starts it before it sends a request. The process that exits
@@ -54,7 +54,7 @@ def reserve_server(*, data_dir: str | None = None, model: str | None = None) -> 
 
         made = find_parent_server(data_dir, model) or EmbeddedServer(data_dir=data_dir, model=model)
         with _lock:
-            kept = _current is found  # else another thread was faster; look at its server
+            kept = _current is found  # else another thread was faster; check its server
             if kept:
                 _current = made
         doomed = found if kept else made

@@ -116,7 +116,7 @@ class HeartbeatLate(NamedTuple):
 
 
 class SessionEnded(NamedTuple):
-    """The client closes, or the program ends."""
+    """The session ends, because the client closes or the program ends."""
 
     session_id: str
     status: str
@@ -124,7 +124,7 @@ class SessionEnded(NamedTuple):
 
 
 class CallFailed(NamedTuple):
-    """A call of the user failed finally."""
+    """A call of the user failed and is not retried."""
 
     error: BaseException
 
@@ -178,10 +178,10 @@ class Observer(Protocol):
 
 
 class Stopwatch(Protocol):
-    """A recording of where time goes. A client without one pays a look at an empty tuple for each call."""
+    """A recording of the time that calls take. Without one, each call only checks an empty tuple."""
 
     def follow(self, future: Any) -> None:
-        """Record a request when its future ends; in the thread that makes the call."""
+        """Record a request when its future ends. Called on the thread that makes the call."""
 
     def encoded(self, method: str, began_s: float) -> None:
-        """Record that this thread has encoded a request of a public method since a moment of the clock."""
+        """Record that this thread encoded a request of a public method, from `began_s` until now."""
