@@ -275,7 +275,7 @@ class APIResponseValidationError(APIError):
 
 
 class APIStatusError(APIError):
-    """The server answered with the status of an error.
+    """The server answered with an error status.
 
     The subclasses differ by remedy: `BadRequestError` and `UnprocessableEntityError` (correct the input),
     `AuthenticationError` and `PermissionDeniedError` (the key), `BillingError` (the account),
@@ -386,7 +386,7 @@ class APIStatusError(APIError):
 
 
 class BadRequestError(APIStatusError):
-    """400: the server refuses the form of the request."""
+    """400: the server refuses the request; a retry without changes fails again."""
 
     status_code = 400
     advice = "Change the request; sending it again as it is will not help."
