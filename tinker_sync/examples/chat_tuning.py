@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
         first = service.create_lora_training_client(options.model, rank=16, seed=options.seed)
         write(f"before: {evaluate(first, held_out):.0%} of {HELD_OUT} new chats right")
         train(first, options, range(options.steps // 2), losses)
-        checkpoint = first.save_state(f"step-{len(losses)}").result().path  # the path is all that a resume needs
+        checkpoint = first.save_state(f"step-{len(losses)}").result().path  # a resume needs only the path
         resumed = service.create_training_client_from_state_with_optimizer(checkpoint)
         write(f"resumed from {checkpoint}")
         train(resumed, options, range(options.steps // 2, options.steps), losses)

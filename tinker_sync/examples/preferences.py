@@ -15,7 +15,7 @@ BETA = 0.3
 
 
 def make_pairs(rng: random.Random, tokenizer: tinker.Tokenizer, count: int) -> list[tinker.Datum]:
-    """Return pairs in which a sum with a final dot is better than one without, as the tiny model writes it."""
+    """Return pairs in which a sum with a final dot is better than a sum without one."""
     better, worse = [], []
     for _ in range(count):
         one, two = rng.randint(1, 49), rng.randint(1, 49)
