@@ -67,8 +67,8 @@ def reserve_server(*, data_dir: str | None = None, model: str | None = None) -> 
 def hold_server(base_url: str, key: Secret | None) -> ServerHold | None:
     """Hold the embedded server for a client, or return None if the URL belongs to no server of this process.
 
-    Another program may have the port of a server that was stopped and has no clients left. Only a client that
-    has the key of the server is then meant for it.
+    After a server without clients has stopped, another program may use its port. The server is then held only
+    for a client that has its key.
 
     Args:
         base_url: the URL of the client.

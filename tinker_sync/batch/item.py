@@ -34,7 +34,7 @@ class BatchItem:
 
     @property
     def ok(self) -> bool:
-        """True for a success."""
+        """True if the sample succeeded."""
         return self.error is None
 
     def result(self) -> SampleResponse:

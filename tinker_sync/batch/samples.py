@@ -132,7 +132,7 @@ def map_samples(
     """Check the arguments of `SamplingClient.map`, and return the items as a generator.
 
     Raises:
-        InvalidInputError: an argument is wrong; nothing was sent.
+        InvalidInputError: an argument is not valid; nothing was sent.
     """
     _check(prompts, order, window)
     if total is None and isinstance(prompts, Sized):

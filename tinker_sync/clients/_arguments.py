@@ -115,7 +115,7 @@ def check_sampler_path(path: str) -> None:
 
 
 def check_state_path(path: str) -> None:
-    """Check that a path can be one of a checkpoint for training.
+    """Check that a path can name a checkpoint for training.
 
     Raises:
         InvalidInputError: the path has weights for sampling only, or is a name without a path.
@@ -188,7 +188,7 @@ def check_loss_name(loss_fn: Any) -> None:
 
 
 def check_step(params: AdamParams) -> None:
-    """Check the settings of a step that would ruin the model if they were wrong.
+    """Check the settings of a step whose wrong values would ruin the model.
 
     Raises:
         InvalidInputError: the learning rate is negative, or a beta is outside 0 to 1.

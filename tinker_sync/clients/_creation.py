@@ -69,7 +69,7 @@ class ClientFuture(APIFuture[T]):
     """A client that is also the future of its own creation. Thread-safe.
 
     Args:
-        core: the shared parts.
+        core: the core of the service client.
         held: holds the calls that are made before the client is ready.
     """
 
@@ -88,7 +88,7 @@ class ClientFuture(APIFuture[T]):
         """Wait until the client is ready, and return it.
 
         Args:
-            timeout: seconds at most; None waits as long as it takes.
+            timeout: the longest wait in seconds; None waits without a limit.
 
         Raises:
             TimeoutError: the client is not ready in time. The creation goes on.
@@ -273,7 +273,7 @@ def _carry_out(client: ClientFuture[Any], work: Callable[[], object]) -> None:
     try:
         work()
         client._become_ready()
-    except BaseException as failure:  # noqa: BLE001  # it belongs to the client
+    except BaseException as failure:  # noqa: BLE001  # stored as the failure of the client
         client._fail_creation(failure)
 
 

@@ -1,4 +1,4 @@
-"""Handles: text from which another process makes a copy of a sampling client. It has no secret by default.
+"""Handles: texts from which another process makes a copy of a sampling client, by default without a key.
 
 A handle is URL-safe base64 of compact JSON in the form of the reference client, so each client reads the
 handles of the other. The reference client refuses unknown fields, except among the server's settings.
@@ -90,7 +90,7 @@ def describe_sampler(
     """Ask the server for the description of a sampler; build one from known facts if it has no such call.
 
     Args:
-        core: the shared parts.
+        core: the core of the client.
         sampler: the id of the sampler.
         base_model: the base model, if the client was made with one.
         run_id: the run of the weights, or "".

@@ -13,7 +13,8 @@ class SharedCores:
     """A table with one open core for each place. A forked child makes its own cores. Thread-safe.
 
     Args:
-        cores: the mapping that holds the cores; a weak one drops them when no client uses them.
+        cores: the mapping that holds the cores; a dictionary keeps them, and a weak mapping drops those that
+            no client uses.
     """
 
     def __init__(self, cores: MutableMapping[Hashable, Core]) -> None:

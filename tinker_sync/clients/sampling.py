@@ -43,9 +43,9 @@ class SamplingClient(ClientFuture["SamplingClient"]):
     """A client that samples from one set of weights. A service or training client makes it.
 
     Any thread may use it. The object is also the future of its own creation, so it is usable at once. Samples
-    that are started before the server is ready are sent then, in the order of the calls. `result()` and
-    `await` wait until the client is ready and return it. If the creation fails, the futures of these samples
-    fail and later calls raise.
+    that are started before the server is ready are held, and sent in the order of the calls when it is ready.
+    `result()` and `await` wait until the client is ready and return it. If the creation fails, the futures of
+    these samples fail and later calls raise.
 
     `sample` returns a future at once. A copy for another process, by pickle or as a handle, carries no key:
     the other process finds its own.

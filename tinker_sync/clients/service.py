@@ -61,7 +61,7 @@ class ServiceClient:
     """The client of the service. It makes training and sampling clients, and owns their session.
 
     It connects to the server with the first request. Use it in a `with` block, or call `close`; a script that
-    does neither ends its session at exit. Any thread may use it.
+    does neither ends its session when it exits. Any thread may use it.
 
     Args:
         user_metadata: your own notes about this session.
@@ -172,7 +172,7 @@ class ServiceClient:
 
         Args:
             journal: the file.
-            options: arguments of `ServiceClient`; the journal has the address.
+            options: arguments of `ServiceClient`; the default of `base_url` is the address in the journal.
 
         Raises:
             JournalError: the journal has no session to continue, or another process uses it.

@@ -81,8 +81,8 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     """A client that trains one model. A `ServiceClient` makes it. Any thread may use it.
 
     The object is also the future of its own creation, so it is usable at once. Calls that are made before the
-    model exists are sent then, in order. If the creation fails, the futures of these calls fail and later
-    calls raise.
+    model exists are held and sent in order when it exists. If the creation fails, the futures of these calls
+    fail and later calls raise.
 
     Methods return futures. Each call is sent at once, in the order of the calls, and answered later. Scripts
     may make further calls without waiting for results; the server keeps the order.
