@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tinker_sync.local.process.server import EmbeddedServer, ServerHold, ServerRecord
 
 LOCAL: Final = "local"
-"""The base URL that asks for the embedded server."""
+"""The base URL that stands for the embedded server."""
 
 _lock = threading.Lock()
 _current: EmbeddedServer | None = None  # guarded by _lock

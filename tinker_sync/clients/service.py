@@ -196,7 +196,7 @@ class ServiceClient:
         last = find_session(Path(journal))
         service = cls(journal=journal, **{"base_url": last.url, **options})
         opened = service._core.session.journal
-        assert opened is not None  # noqa: S101  # it was given
+        assert opened is not None  # noqa: S101  # the path is an argument
         opened.replays = False
         return service
 

@@ -56,8 +56,8 @@ class SharedLimits:
         self._lock = threading.Lock()
         self._started = False  # guarded by _lock
         self._ended = threading.Event()
-        self._board: Any = None  # written by the following thread
-        self._version = 0  # belongs to the following thread
+        self._board: Any = None  # written by the thread `tinker-board`
+        self._version = 0  # used only by the thread `tinker-board`
 
     def start(self) -> None:
         """Start a thread that follows the board. Further calls do nothing."""
@@ -75,7 +75,7 @@ class SharedLimits:
 
     @property
     def ended(self) -> bool:
-        """True after `stop`, and after the end of Ray in this process."""
+        """True after `stop`, or after Ray has ended in this process."""
         return self._ended.is_set()
 
     def report_usage(self) -> None:
