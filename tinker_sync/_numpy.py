@@ -31,6 +31,9 @@ __all__ = ["AnyArray", "BoolArray", "Float32Array", "Int32Array", "Int64Array", 
 
 
 def is_array(value: object) -> bool:
-    """Return True if a value is a numpy array. Does not import numpy, which the creator of an array has imported."""
+    """Return True if a value is a numpy array.
+
+    Does not import numpy: if there is an array, its creator has imported it.
+    """
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, getattr(numpy, "ndarray", ()))
