@@ -1,6 +1,6 @@
-"""Blocking client for the Tinker training and sampling API.
+"""A blocking client for the Tinker training and sampling API.
 
-Every name loads its module on first use: `import tinker_sync` alone loads neither numpy nor the network
+Each name loads its module on first use, so `import tinker_sync` alone loads neither numpy nor the network
 stack.
 """
 

@@ -54,7 +54,7 @@ class SystemClock:
     False
     """
 
-    # The functions of the interpreter themselves: a sample asks for the time some forty times.
+    # The functions of the interpreter without a wrapper: a sample reads the clock about forty times.
     now = staticmethod(time.monotonic)
     time = staticmethod(time.time)
 

@@ -1,6 +1,6 @@
-"""The seam between values and their displays in notebooks, which load when the first one is displayed.
+"""Methods that display values in notebooks. They load the display code on first use.
 
-A class takes part with `_repr_html_ = repr_html`, a list of entries with `to_pandas = to_pandas`.
+A class sets `_repr_html_ = repr_html`; a list of entries also sets `to_pandas = to_pandas`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def repr_html(self: object) -> str | None:
-    """Return the display of a value for a notebook, or None where the plain repr is best."""
+    """Return the display of a value for a notebook, or None if the plain repr is better."""
     from tinker_sync.display import html_of
 
     return html_of(self)

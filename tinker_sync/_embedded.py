@@ -1,4 +1,4 @@
-"""The seam between clients and the embedded server: a URL whose server starts when it is first needed.
+"""The interface between clients and the embedded server, which starts with the first request to its URL.
 
 `Settings` asks `reserve_server` for the URL and the key behind the base URL "local". `Http` asks
 `hold_server` for the server behind its URL and starts it before it sends a request. The process that exits
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tinker_sync.local.process.server import EmbeddedServer, ServerHold, ServerRecord
 
 LOCAL: Final = "local"
-"""The base URL that asks for the embedded server."""
+"""The base URL that stands for the embedded server."""
 
 _lock = threading.Lock()
 _current: EmbeddedServer | None = None  # guarded by _lock
@@ -54,7 +54,7 @@ def reserve_server(*, data_dir: str | None = None, model: str | None = None) -> 
 
         made = find_parent_server(data_dir, model) or EmbeddedServer(data_dir=data_dir, model=model)
         with _lock:
-            kept = _current is found  # else another thread was faster; look at its server
+            kept = _current is found  # else another thread was faster; check its server
             if kept:
                 _current = made
         doomed = found if kept else made
@@ -67,8 +67,8 @@ def reserve_server(*, data_dir: str | None = None, model: str | None = None) -> 
 def hold_server(base_url: str, key: Secret | None) -> ServerHold | None:
     """Hold the embedded server for a client, or return None if the URL belongs to no server of this process.
 
-    Another program may have the port of a server that was stopped and has no clients left. Only a client that
-    has the key of the server is then meant for it.
+    After a server without clients has stopped, another program may use its port. The server is then held only
+    for a client that has its key.
 
     Args:
         base_url: the URL of the client.

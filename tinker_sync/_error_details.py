@@ -17,7 +17,7 @@ from attrs import field, frozen
 from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync._secret import HeaderMap, Secret, mask_headers, mask_json, mask_text, mask_url
 
-# An error keeps and prints only a part of a large answer.
+# Limits: an error keeps and prints only a part of a large answer.
 MAX_KEPT_BYTES: Final = 64 * 1024
 _LONGEST_SECRET: Final = 8 * 1024
 _MAX_MESSAGE: Final = 2000
@@ -109,9 +109,9 @@ class ResponseInfo:
 
 
 def find_server_message(body: Any) -> str:
-    """Find the server's message in the body of a refusal.
+    """Return the server's message from the body of a refusal.
 
-    Known are `{"error": ...}`, `{"detail": text}`, `{"detail": [{"loc": ..., "msg": ...}]}`,
+    It can read `{"error": ...}`, `{"detail": text}`, `{"detail": [{"loc": ..., "msg": ...}]}`,
     `{"error_message": ...}`, `{"message": ...}` and plain text.
 
     >>> find_server_message({"detail": [{"loc": ["body", "seq_id"], "msg": "Field required"}]})

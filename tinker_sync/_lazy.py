@@ -13,7 +13,7 @@ from typing import Any
 
 
 class LazyModule(ModuleType):
-    """Stands for a module, and imports it when an attribute is first read.
+    """A placeholder for a module, which it imports when an attribute is first read.
 
     >>> LazyModule("math").sqrt(4)
     2.0
@@ -34,9 +34,9 @@ def lazy_names(
 
     Args:
         package: `__name__` of the package.
-        homes: The public names in each module, by the module's full name. Names under the package itself are
+        homes: the public names in each module, by the module's full name. Names under the package itself are
             modules in it. Each module directly in the package is a lazy attribute of it, listed or not.
-        other_paths: Names of modules that scripts import from instead of the package. Each becomes another
+        other_paths: names of modules that scripts import from instead of the package. Each becomes another
             name of the package itself, so every public name can be imported from it.
 
     >>> import tinker_sync
@@ -51,7 +51,7 @@ def lazy_names(
     paths = other_paths.split()
     other_names = {path.rpartition(".")[2] for path in paths}
     for path in paths:
-        # The import system looks here again after it has imported the package, and takes what it finds.
+        # After importing the package, the import system reads `sys.modules` again and uses this entry.
         sys.modules[inside + path] = sys.modules[package]
 
     def lookup(name: str) -> Any:

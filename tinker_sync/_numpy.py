@@ -1,8 +1,8 @@
-"""numpy, imported when something of it is first used: a program that samples with lists never waits for it.
+"""numpy, imported on first use, so a program that samples with lists does not load it.
 
-A leaf: it imports `_lazy` alone. Modules that need numpy import `np` and the types of arrays from here. An
-attribute of `np` read while a module is imported would undo it all, so such modules read none then, and name
-dtypes by text ("<i4") in their tables.
+A leaf: it imports only `_lazy`. Modules that need numpy import `np` and the types of arrays from here. They
+must not read an attribute of `np` at import time, because that would import numpy at once. Their tables
+therefore name dtypes by text ("<i4").
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ __all__ = ["AnyArray", "BoolArray", "Float32Array", "Int32Array", "Int64Array", 
 
 
 def is_array(value: object) -> bool:
-    """Return True for a numpy array, without importing numpy: its creator has imported it."""
+    """Return True if a value is a numpy array.
+
+    Does not import numpy: if there is an array, its creator has imported it.
+    """
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, getattr(numpy, "ndarray", ()))

@@ -29,7 +29,7 @@ __all__ = [
 
 
 class RequestSent(NamedTuple):
-    """An attempt of a call was sent.
+    """The sending of an attempt of a call.
 
     >>> RequestSent(method="POST", path="/api/v1/asample", attempt=1, size_bytes=310)
     RequestSent(method='POST', path='/api/v1/asample', attempt=1, size_bytes=310)
@@ -38,13 +38,13 @@ class RequestSent(NamedTuple):
     method: str
     path: str
     attempt: int
-    """1 for the first."""
+    """The number of the attempt, from 1."""
     size_bytes: int
     """The length of the body."""
 
 
 class ReplyReceived(NamedTuple):
-    """A complete answer of any status was received."""
+    """The receipt of a complete answer of any status."""
 
     method: str
     path: str
@@ -57,7 +57,7 @@ class ReplyReceived(NamedTuple):
 
 
 class RequestLost(NamedTuple):
-    """An attempt ended without an answer."""
+    """The end of an attempt without an answer."""
 
     method: str
     path: str
@@ -70,7 +70,7 @@ class RequestLost(NamedTuple):
 
 
 class RetryScheduled(NamedTuple):
-    """A call will be retried after a pause."""
+    """The plan to retry a call after a pause."""
 
     method: str
     path: str
@@ -82,7 +82,7 @@ class RetryScheduled(NamedTuple):
 
 
 class Redirected(NamedTuple):
-    """A request follows a redirect of the server."""
+    """A redirect of the server, which the request follows."""
 
     method: str
     path: str
@@ -92,20 +92,20 @@ class Redirected(NamedTuple):
 
 
 class SessionStarted(NamedTuple):
-    """The server created a session for this client."""
+    """The creation of a session at the server for this client."""
 
     session_id: str
 
 
 class SessionLost(NamedTuple):
-    """The server answered a heartbeat that the session has ended."""
+    """The loss of a session, as the server stated in its answer to a heartbeat."""
 
     session_id: str
     reason: str
 
 
 class HeartbeatLate(NamedTuple):
-    """A heartbeat could not be sent when it was due.
+    """A heartbeat that could not be sent when it was due.
 
     >>> HeartbeatLate(delay_s=12.0, reason="this process held the interpreter lock").delay_s
     12.0
@@ -116,15 +116,15 @@ class HeartbeatLate(NamedTuple):
 
 
 class SessionEnded(NamedTuple):
-    """The client closes, or the program ends."""
+    """The end of a session, because the client closes or the program ends."""
 
     session_id: str
     status: str
-    """success, errored or interrupted."""
+    """`success`, `errored` or `interrupted`."""
 
 
 class CallFailed(NamedTuple):
-    """A call of the user failed finally."""
+    """The final failure of a call of the user."""
 
     error: BaseException
 
@@ -146,7 +146,7 @@ class TokensUsed(NamedTuple):
 
 
 class ModelNamed(NamedTuple):
-    """A model or sampler was created; the fields give its base, if known."""
+    """The creation of a model or sampler; the fields have its base model, if known."""
 
     model: str
     base_model: str | None = None
@@ -178,10 +178,10 @@ class Observer(Protocol):
 
 
 class Stopwatch(Protocol):
-    """A recording of where time goes. A client without one pays a look at an empty tuple for each call."""
+    """A recording of the time that calls take. Without one, each call only checks an empty tuple."""
 
     def follow(self, future: Any) -> None:
-        """Record a request when its future ends; in the thread that makes the call."""
+        """Record a request when its future ends. Called on the thread that makes the call."""
 
     def encoded(self, method: str, began_s: float) -> None:
-        """Record that this thread has encoded a request of a public method since a moment of the clock."""
+        """Record that this thread encoded a request of a public method, from `began_s` until now."""

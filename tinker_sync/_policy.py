@@ -1,8 +1,8 @@
-"""The policy for failures: what each status means at each stage, and how long to wait before another try.
+"""The policy for failures: the meaning of each status at each stage, and the pause before a retry.
 
-One table answers for every stage at which the client meets a status. The stages keep their own clocks, counts
-and deadlines and ask here; a status that is to be retried is entered here and nowhere else. Pure: any thread
-may ask.
+One table has the meanings for all stages. The stages keep their own clocks, counts and deadlines, and look up
+each status here. The table is the single place to make a status retryable. Pure functions: any thread may
+call them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from attrs import frozen
 
 
 class Stage(Enum):
-    """The place at which a status arrives."""
+    """The stage of a request at which a status arrives."""
 
     CALL = "a call whose answer is its result"
     SUBMIT = "a sample that is submitted; the answer is a promise"
@@ -26,7 +26,7 @@ class Stage(Enum):
 
 
 class Meaning(Enum):
-    """What a status means for the request that it answers."""
+    """The meaning of a status for the request that it answers."""
 
     FINAL = "another try would end the same way"
     RETRY = "it may pass; the server may have begun the work"
@@ -44,14 +44,14 @@ class Meaning(Enum):
 
 @frozen
 class Rule:
-    """A meaning, and how often it may be tried again at most; None stands for no limit of its own."""
+    """A meaning, with the highest number of retries; None if the rule has no limit of its own."""
 
     meaning: Meaning
     limit: int | None = None
 
     @property
     def passes(self) -> bool:
-        """Whether another try may succeed."""
+        """True if another try may succeed."""
         return self.meaning in (Meaning.RETRY, Meaning.UNTOUCHED, Meaning.THROTTLED, Meaning.BLOCKED)
 
 
@@ -67,18 +67,18 @@ _MOVED: Final = Rule(Meaning.MOVED)
 _UNWANTED: Final = Rule(Meaning.UNWANTED)
 _DROPPED: Final = Rule(Meaning.DROPPED)
 
-# A lock that is held for a moment; a conflict that stays is real.
+# The conflict may be a short lock. A conflict that persists is real.
 _CONFLICT: Final = Rule(Meaning.RETRY, 2)
-# The server failed at this request, and will again. Calls that training needs are tried for longer.
+# The server probably fails at this request again. Calls that training needs are retried for longer.
 _BROKEN: Final = Rule(Meaning.RETRY, 4)
-# A proxy that disliked the connection: the server would have given a reason.
+# The server states a reason; a 400 without one comes from a proxy that refused the connection.
 _NO_REASON: Final = Rule(Meaning.UNTOUCHED, 4)
 _BAD_POLL: Final = Rule(Meaning.SUSPECT, 3)
-# Right after a submit another machine may not know of the promise yet.
+# Right after a submit, another machine of the server may not have the promise yet.
 _UNKNOWN_YET: Final = Rule(Meaning.SUSPECT, 3)
 
 EMPTY_400: Final = -400
-"""Stands in the table for a 400 without a body."""
+"""The key in the table for a 400 without a body."""
 
 _STAGES: Final = tuple(Stage)
 _4XX: Final = 4
@@ -104,7 +104,7 @@ _TABLE: Final[Mapping[int, tuple[Rule, ...]]] = {
     503: (_UNTOUCHED, _UNTOUCHED, _RETRY, _RETRY, _UNTOUCHED, _RETRY),
     505: (_FINAL, _FINAL, _RETRY, _RETRY, _FINAL, _RETRY),
     507: (_RETRY, _RETRY, _RETRY, _RETRY, _FINAL, _RETRY),
-    # Every other status of the hundred.
+    # All other statuses of the same hundred.
     _4XX: (_FINAL, _FINAL, _FINAL, _UNWANTED, _FINAL, _DROPPED),
     _5XX: (_RETRY, _RETRY, _RETRY, _RETRY, _RETRY, _RETRY),
 }
@@ -115,7 +115,7 @@ NO_SUCH_CALL: Final = frozenset({404, 405, 501})
 
 
 def rule_for(status: int, stage: Stage) -> Rule:
-    """Return what a status means at a stage.
+    """Return the rule for a status at a stage.
 
     >>> rule_for(503, Stage.CALL).meaning, rule_for(404, Stage.FILE).meaning
     (<Meaning.UNTOUCHED: 'it may pass; the server has not begun the work'>, \
@@ -132,14 +132,14 @@ def rule_for(status: int, stage: Stage) -> Rule:
 
 
 FIRST_S: Final = 0.5
-# Long enough to be gentle over minutes of outage, short enough to be back soon after its end.
+# Long enough to spare the server in an outage of minutes, short enough to resume soon after its end.
 LONGEST_S: Final = 30.0
-# Delays are shortened by up to a quarter, so that clients which failed together do not return together.
+# Delays are shortened by up to a quarter, so that clients that failed together do not retry together.
 _JITTER: Final = 0.25
-# A server's own wish is a lower bound: it is only ever lengthened, by a tenth and at most a second.
+# The pause that a server requests is a lower bound; it is lengthened by up to a tenth, at most a second.
 _HINT_JITTER: Final = 0.1
 _HINT_JITTER_S: Final = 1.0
-# 2 ** 1000 is a float, 2 ** 2000 is not; long before that the longest delay decides.
+# Larger exponents overflow a float (2.0 ** 2000); the longest delay applies long before.
 _MAX_EXPONENT: Final = 20
 
 

@@ -1,9 +1,9 @@
 """Secrets, and their recognition in headers, addresses, JSON and plain text.
 
-A leaf: it imports nothing of the package and holds no state, so any thread may call it. Masking goes by name
-(a header called `Authorization`), by form (`tml-...`, a JWT, a password inside an address) and by value (the
-keys that the caller passes). In doubt it masks: too much is a nuisance, too little is a leak. All patterns
-are linear in the length of the text, because texts come from servers.
+A leaf: it imports nothing of the package and holds no state, so any thread may call it. Values are masked by
+name (a header called `Authorization`), by form (`tml-...`, a JWT, a password inside an address) and by value
+(the keys that the caller passes). In doubt a value is masked, because a leak is worse than a needless mask.
+All patterns are linear in the length of the text, because texts come from servers.
 """
 
 from __future__ import annotations

@@ -1,27 +1,27 @@
-"""Every exception of the package, sorted by what the reader of it can do.
+"""The exceptions of the package, with a class for each remedy.
 
-Any module may import this one; it knows nothing of sockets or codecs. Every error pickles and copies with all
-its attributes. What an error keeps of a request and its answer is held in small records without credentials,
-so it may be logged, sent to another process or pasted into a report.
+Any module may import this one; it does not depend on sockets or codecs. Errors pickle and copy with all their
+attributes. An error keeps small records of its request and response, without credentials, so it may be
+logged, sent to another process or pasted into a report.
 
     TinkerError
-      APIError                      something between us and the server: request_id, method, path, attempts
-        APIStatusError              the server said no; a leaf for each status people react to differently
-        APIConnectionError          no answer; APITimeoutError when it was silence, DeadlineError when
-                                    the caller's own limit was over
-        APIResponseValidationError  an answer that does not make sense
-      RequestFailedError            accepted first, failed later
-      InvalidInputError             cannot be sent as given          (also a ValueError)
+      APIError                      a failure between client and server: request_id, method, path, attempts
+        APIStatusError              a refusal by the server; a subclass for each status with its own remedy
+        APIConnectionError          no answer; APITimeoutError after a silence, DeadlineError after the
+                                    caller's own limit
+        APIResponseValidationError  an answer of an unexpected form
+      RequestFailedError            a request that was accepted and failed later
+      InvalidInputError             arguments that cannot be sent    (also a ValueError)
       ConfigurationError            settings, variables, key file    (also a ValueError)
       CredentialError               no usable key or token
-      UnsupportedByServerError      this server cannot do that
+      UnsupportedByServerError      a feature that this server does not offer
       BudgetExceededError           the call could cost more than is left
-      SessionLostError              the server has given up the session
-      ClientClosedError             used after `close`               (also a RuntimeError)
+      SessionLostError              the server has ended the session
+      ClientClosedError             a call after `close`             (also a RuntimeError)
       MissingExtraError             an optional dependency is absent (also an ImportError)
-      TokenizerError                the files of a tokenizer are not to be had
-      TransferError                 a file could not be fetched or sent to its end
-        UnsafeArchiveError          an archive that is not unpacked
+      TokenizerError                the files of a tokenizer are not available
+      TransferError                 a file could not be fetched or sent completely
+        UnsafeArchiveError          an archive with unsafe content
       WireError                     bytes that do not decode
 """
 
@@ -84,7 +84,7 @@ _MAX_PROBLEMS: Final = 20
 
 
 class ExperimentalWarning(FutureWarning):
-    """The feature works today and may change or go without notice.
+    """The feature works now, but may change or be removed without notice.
 
     >>> import warnings
     >>> warnings.filterwarnings("ignore", category=ExperimentalWarning)
@@ -92,7 +92,7 @@ class ExperimentalWarning(FutureWarning):
 
 
 class RequestErrorCategory(str, Enum):
-    """Whose fault a failed request was, as the server sees it. Any text the list does not know is `Unknown`.
+    """The cause of a failed request, as the server states it. Unlisted texts are `Unknown`.
 
     >>> str(RequestErrorCategory("user")), RequestErrorCategory("something new")
     ('user', <RequestErrorCategory.Unknown: 'unknown'>)
@@ -118,7 +118,7 @@ def _rebuild(cls: type[TinkerError], args: tuple[object, ...]) -> TinkerError:
 
 
 class TinkerError(Exception):
-    """Everything this package raises on purpose is one of these.
+    """The base class of the errors of this package.
 
     >>> try:
     ...     raise RequestFailedError("out of memory", "req-1", "server")
@@ -128,9 +128,9 @@ class TinkerError(Exception):
     """
 
     ambiguous = False
-    """The call that failed may have been carried out: the answer to a try of it was lost."""
+    """True if the server may have executed the failed call, because the answer to a try was lost."""
 
-    # Constructors differ; recreating from the attributes serves them all, and subclasses of users too.
+    # Constructors differ, so copies are made from the attributes. This works for subclasses of users too.
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args), {**self.__dict__}
 
@@ -139,7 +139,7 @@ _WORDS: Final = ("message", "reason", "cause")
 
 
 def with_words(error: TinkerError, words: str) -> None:
-    """Add words to the text of an error, whatever its class.
+    """Add words to the message of an error of any class.
 
     >>> error = RequestFailedError("out of memory", "req-1", "server")
     >>> with_words(error, "client created at script.py:12")
@@ -161,15 +161,15 @@ def with_words(error: TinkerError, words: str) -> None:
 
 
 class APIError(TinkerError):
-    """Something went wrong between this program and the server.
+    """A request to the server failed.
 
     Args:
-        message: What happened, in the server's words where it had some.
-        request: The request; anything with `method`, `url` and `headers`.
-        body: The answer's body: parsed JSON, else text, else None.
-        request_id: The id the server gave the request.
-        method, path: Taken from `request` unless given.
-        attempts: How many times it was tried.
+        message: the cause, from the server's answer if it has a message.
+        request: the request; any object with `method`, `url` and `headers`.
+        body: the body of the answer: parsed JSON, else text, else None.
+        request_id: the server's id of the request.
+        method, path: taken from `request` unless given.
+        attempts: the number of tries.
 
     >>> print(APIError("odd answer", method="GET", path="/api/v1/x", attempts=3))
     odd answer (GET /api/v1/x, 3 attempts)
@@ -196,7 +196,7 @@ class APIError(TinkerError):
         path: str | None = None,
         attempts: int | None = None,
     ) -> None:
-        # Messages often quote a library below us, and those quote addresses with passwords.
+        # Messages often quote an HTTP library, and those quote addresses with passwords.
         self.message = mask_text(message)
         super().__init__(self.message)
         self.request = RequestInfo.of(request)
@@ -216,7 +216,7 @@ class APIError(TinkerError):
         return self.advice
 
     def _whereabouts(self) -> str:
-        """`(POST /api/v1/x, request req-1, 3 attempts)`, as far as known."""
+        """Return the known facts as text, such as ` (POST /api/v1/x, request req-1, 3 attempts)`."""
         call = " ".join(part for part in (self.method, self.path) if part)
         known = [
             call,
@@ -234,7 +234,7 @@ def _sentence(statement: str, advice: str) -> str:
 
 
 class APIResponseValidationError(APIError):
-    """The server answered, and the answer does not make sense.
+    """The server's answer does not have the expected form.
 
     >>> print(APIResponseValidationError("$.model_id: missing", method="POST", path="/api/v1/create_model"))
     $.model_id: missing (POST /api/v1/create_model). The server may speak another version of the protocol.
@@ -275,15 +275,15 @@ class APIResponseValidationError(APIError):
 
 
 class APIStatusError(APIError):
-    """The server answered with a status that means no.
+    """The server answered with an error status.
 
-    The leaves differ by what helps: `BadRequestError` and `UnprocessableEntityError` (mend the input),
+    The subclasses differ by remedy: `BadRequestError` and `UnprocessableEntityError` (correct the input),
     `AuthenticationError` and `PermissionDeniedError` (the key), `BillingError` (the account),
-    `NotFoundError`, `ConflictError`, `RateLimitError` (wait), `InternalServerError` (later, or report).
-    408, 410, 425 and other 4xx have none.
+    `NotFoundError`, `ConflictError`, `RateLimitError` (wait), `InternalServerError` (try later, or report).
+    408, 410, 425 and other 4xx have no subclass.
 
-    `message` holds the server's words, `body` the parsed JSON or else the text, `retry_after_s` the pause the
-    server asked for.
+    `message` is the server's message, `body` the parsed JSON or else the text, and `retry_after_s` the pause
+    that the server requested.
 
     >>> error = APIStatusError.from_reply(404, {"x-request-id": "r-9"}, b'{"detail": "no such run"}')
     >>> type(error).__name__, error.status_code, error.message, error.request_id
@@ -320,7 +320,7 @@ class APIStatusError(APIError):
         )
         if status_code is None and self.response is not None:
             status_code = self.response.status_code
-        # The leaves carry their status as a class attribute; only the open-ended classes must be told.
+        # Subclasses have their status as a class attribute, except those for several statuses.
         self.status_code = status_code if status_code is not None else getattr(type(self), "status_code", 0)
         self.retry_after_s = retry_after_s
 
@@ -339,18 +339,18 @@ class APIStatusError(APIError):
         retry_after_s: float | None = None,
         secrets: Iterable[str | Secret] = (),
     ) -> APIStatusError:
-        """Make the error that fits an answer: the leaf by its status, the words from its body.
+        """Return the error for an answer. Its class follows from the status, its message from the body.
 
         Args:
-            status_code: The HTTP status.
-            headers: The answer's headers.
-            content: The answer's body, undone of any content encoding.
-            request: The request; anything with `method`, `url` and `headers`.
-            request_id: The id the server gave the request; default the answer's `X-Request-Id`.
-            method, path: Taken from `request` unless given.
-            attempts: How many times it was tried.
-            retry_after_s: The pause the server asked for.
-            secrets: Values that must not appear in the error, should the server repeat them.
+            status_code: the HTTP status.
+            headers: the headers of the answer.
+            content: the body of the answer, without content encoding.
+            request: the request; any object with `method`, `url` and `headers`.
+            request_id: the server's id of the request; by default the `X-Request-Id` of the answer.
+            method, path: taken from `request` unless given.
+            attempts: the number of tries.
+            retry_after_s: the pause that the server requested.
+            secrets: values that are masked in the error if the server repeats them.
         """
         known = tuple(secrets)
         body, kept = read_body(content, known)
@@ -371,7 +371,7 @@ class APIStatusError(APIError):
 
     def _headline(self) -> str:
         words = super()._headline()
-        if not self.status_code:  # made by hand, without an answer
+        if not self.status_code:  # made without an answer
             return words
         name = name_status(self.status_code)
         return f"{self.status_code} {name}" + (f": {words}" if words != name else "")
@@ -386,7 +386,7 @@ class APIStatusError(APIError):
 
 
 class BadRequestError(APIStatusError):
-    """400: the server refuses the request as it is."""
+    """400: the server refuses the request; a retry without changes fails again."""
 
     status_code = 400
     advice = "Change the request; sending it again as it is will not help."
@@ -407,7 +407,7 @@ class BillingError(APIStatusError):
 
 
 class PermissionDeniedError(APIStatusError):
-    """403: the key is good, but not for this."""
+    """403: the key is valid but lacks the permission for this call."""
 
     status_code = 403
     advice = "The key may not do this; check its organization and project, and who owns the object."
@@ -421,9 +421,9 @@ class NotFoundError(APIStatusError):
 
 
 class ConflictError(APIStatusError):
-    """409: the object is in another state than the request assumes.
+    """409: the object is not in the state that the request assumes.
 
-    Where it is `ambiguous`, an earlier try of this call may have brought the object into that state.
+    If the error is `ambiguous`, an earlier try of this call may have changed the object.
     """
 
     status_code = 409
@@ -446,14 +446,14 @@ class UnprocessableEntityError(APIStatusError):
 
 
 class RateLimitError(APIStatusError):
-    """429: too much at once. `retry_after_s` says how long to wait, where the server told."""
+    """429: too many requests at once. `retry_after_s` is the pause that the server requested, if any."""
 
     status_code = 429
     advice = "Send less at a time, or wait before repeating."
 
 
 class InternalServerError(APIStatusError):
-    """500 and above: the server or something before it failed."""
+    """500 and above: the server or a proxy before it failed."""
 
     advice = "This is the server's fault; try again later, and report the request if it stays."
 
@@ -491,7 +491,7 @@ class APIConnectionError(APIError):
 
 
 class APITimeoutError(APIConnectionError):
-    """The server stayed silent for longer than the timeout allows.
+    """The server sent nothing for longer than the timeout.
 
     >>> APITimeoutError().message
     'Request timed out.'
@@ -502,7 +502,7 @@ class APITimeoutError(APIConnectionError):
 
 
 class DeadlineError(APITimeoutError):
-    """A call took longer than its deadline. The server may still finish it; this client no longer waits.
+    """A call took longer than its deadline. The server may still finish it, but this client no longer waits.
 
     >>> error = DeadlineError("no result", request_id="req-1", waited_s=60.0, last_words="queue paused")
     >>> print(str(error)[:60])
@@ -536,7 +536,7 @@ class DeadlineError(APITimeoutError):
 
 
 class RequestFailedError(TinkerError):
-    """The server took the request and later reported that it failed.
+    """The server accepted the request and later reported its failure.
 
     >>> print(RequestFailedError("tokens out of range", request_id="req-1", category="user"))
     tokens out of range (request req-1, user). Change the input; the same request will fail again.
@@ -564,7 +564,7 @@ class RequestFailedError(TinkerError):
 
 
 class InvalidInputError(TinkerError, ValueError):
-    """What the user gave cannot be sent; nothing was. `problems` lists all that is wrong, one text each.
+    """The arguments cannot be sent; nothing was sent. `problems` has a text for each fault.
 
     >>> print(InvalidInputError("data[0].loss_fn_inputs['weights'][3]: nan is not finite"))
     data[0].loss_fn_inputs['weights'][3]: nan is not finite
@@ -591,7 +591,7 @@ class InvalidInputError(TinkerError, ValueError):
 
 
 class WireError(TinkerError):
-    """Bytes from the other side do not decode. `path` says where, such as `$.sequences[2].stop_reason`.
+    """Received bytes cannot be decoded. `path` is the place, such as `$.sequences[2].stop_reason`.
 
     >>> print(WireError("not one of 'stop', 'length'", path="$.sequences[2].stop_reason"))
     $.sequences[2].stop_reason: not one of 'stop', 'length'
@@ -614,11 +614,11 @@ class ConfigurationError(TinkerError, ValueError):
 
 
 class CredentialError(TinkerError):
-    """There is no usable key or token: none configured, the command failed, or no new token is to be had."""
+    """There is no usable key or token: none is set, the command failed, or no new token is available."""
 
 
 class TokenizerError(TinkerError):
-    """A tokenizer cannot be loaded; the text says which files are missing and where to put them.
+    """A tokenizer cannot be loaded; the message names the missing files and their place.
 
     >>> TokenizerError("the directory /models/mine does not exist", "/models/mine").tokenizer_id
     '/models/mine'
@@ -634,8 +634,9 @@ class TokenizerError(TinkerError):
 
 
 class TransferError(TinkerError):
-    """A file of a checkpoint could not be fetched or sent to its end. What has arrived is kept, and the same
-    call goes on from there.
+    """A file of a checkpoint could not be fetched or sent completely.
+
+    The part that has arrived is kept, and the same call continues from there.
 
     >>> print(TransferError("the disk has 5 bytes left and needs 70"))
     the disk has 5 bytes left and needs 70
@@ -649,10 +650,10 @@ class TransferError(TinkerError):
 
 
 class UnsafeArchiveError(TransferError):
-    """An archive holds something that must not be unpacked; nothing of it was left on the disk.
+    """An archive has an unsafe entry; no part of the archive is left on the disk.
 
     Attributes:
-        entry: the entry that is to blame, as the archive names it.
+        entry: the name of the unsafe entry in the archive.
 
     >>> print(UnsafeArchiveError("it leads upwards", "../../.profile"))
     the archive is not unpacked: '../../.profile': it leads upwards
@@ -670,7 +671,7 @@ class UnsafeArchiveError(TransferError):
 
 
 class UnsupportedByServerError(TinkerError):
-    """The server at this address does not offer what was asked; nothing was sent.
+    """The server does not offer the requested feature; nothing was sent.
 
     >>> print(UnsupportedByServerError("this server knows no custom losses", feature="create_custom_loss"))
     this server knows no custom losses
@@ -686,7 +687,7 @@ class UnsupportedByServerError(TinkerError):
 
 
 class BudgetExceededError(TinkerError):
-    """The call was not sent, because it could take more than what is left of a budget.
+    """The call was not sent, because it could exceed the rest of a budget.
 
     >>> error = BudgetExceededError("this call could cost up to $2", limit=20.0, spent=19.0, unit="usd")
     >>> error.limit - error.spent
@@ -705,11 +706,11 @@ class BudgetExceededError(TinkerError):
 
 
 class SessionLostError(TinkerError):
-    """The server no longer keeps the session, so what was made in it can be used no more.
+    """The server no longer has the session, so the clients made in it can no longer be used.
 
     Attributes:
-        session_id: the session.
-        reason: what the server said to its heartbeat; `__cause__` has the error itself.
+        session_id: the id of the session.
+        reason: the server's answer to the heartbeat, as text; `__cause__` has the error itself.
 
     >>> print(SessionLostError("session-1", "410 Gone"))
     the server no longer keeps session session-1: 410 Gone. Make a new ServiceClient, and continue from the \
@@ -730,7 +731,7 @@ last checkpoint.
 
 
 class JournalError(TinkerError):
-    """A journal cannot be used, or does not fit the calls that a script makes; those calls were not sent.
+    """A journal cannot be used, or does not match the calls of the script; those calls were not sent.
 
     >>> print(JournalError("another process uses the journal run.journal"))
     another process uses the journal run.journal
@@ -738,17 +739,16 @@ class JournalError(TinkerError):
 
 
 class EarlierCallFailedError(TinkerError):
-    """It is not known whether the server has an earlier call of this training client, so this one was not
-    sent.
+    """The call was not sent, because an earlier call of this training client may or may not be at the server.
 
-    The server runs the calls of a training client in the order of their numbers. After a call that may or may
-    not have used its number, no later number is right. `TrainingClient.recover` makes a new training client
+    The server executes the calls of a training client in the order of their numbers. If it is unknown whether
+    a number is used, the next number is unknown too. `TrainingClient.recover` makes a new training client
     from the last checkpoint that this one saved; repeat the steps since then.
 
     Attributes:
         call: the name of the call that failed.
-        number: its sequence number; None when the queue broke without one.
-        cause: what went wrong, in words; `__cause__` has the exception itself.
+        number: its sequence number; None if the queue failed without one.
+        cause: the cause as text; `__cause__` has the exception itself.
 
     >>> print(EarlierCallFailedError("optim_step", 7, "the key was refused").call)
     optim_step
@@ -774,7 +774,7 @@ class EarlierCallFailedError(TinkerError):
 
 
 class ClientClosedError(TinkerError, RuntimeError):
-    """The client was closed: what it had under way fails, and there is nothing more to be had from it.
+    """The client is closed; its calls under way fail, and new calls are refused.
 
     >>> isinstance(ClientClosedError(), RuntimeError)
     True
@@ -815,7 +815,7 @@ _LEAVES: Final[Mapping[int, type[APIStatusError]]] = {
 
 
 def status_error_class(status_code: int) -> type[APIStatusError]:
-    """Give the leaf for a status; `APIStatusError` itself where there is none.
+    """Return the error class for a status; `APIStatusError` for statuses without a subclass.
 
     >>> [status_error_class(s).__name__ for s in (402, 410, 503)]
     ['BillingError', 'APIStatusError', 'InternalServerError']

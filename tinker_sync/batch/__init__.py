@@ -1,13 +1,14 @@
-"""Many calls at once: bounded samples of any number of prompts, and waits for many futures.
+"""Many calls at once: samples of any number of prompts in bounded memory, and waits for many futures.
 
-    samples     `map_samples`, behind `SamplingClient.map`: a window over the prompts, an item for each
+    samples     `map_samples`, the implementation of `SamplingClient.map`: a window over the prompts
     item        `BatchItem`: a prompt with its response or its error
-    results     `ResultsFile`: JSON lines that survive a kill, and are read again by a restart
+    results     `ResultsFile`: JSON lines that survive a killed process, for the next run to read
     waiting     `as_completed` and `gather`
-    bar         progress bars, where tqdm and a terminal are there
+    bar         progress bars, if tqdm is installed and there is a terminal
 
-Threads: the caller's own pulls prompts, starts samples and yields items. The callback workers of the client
-read results and write the file. This package knows a client by its method `sample` only.
+Threads: the caller's thread pulls prompts, starts samples and yields items. The callback workers of the
+client read results and write the file. This package uses only the methods `sample` and `get_tokenizer` of a
+client.
 """
 
 from __future__ import annotations

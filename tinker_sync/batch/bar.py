@@ -1,4 +1,4 @@
-"""Progress bars: those of tqdm, for a terminal or a notebook, or none."""
+"""Progress bars of tqdm for a terminal or a notebook."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _OFF: Final = frozenset({"0", "false", "no", "off"})
 
 
 class ProgressBar:
-    """A bar that counts what is done, with its rate and the time left. Does nothing where it is not wanted.
+    """A bar with the number of finished things, their rate and the time left.
 
-    It is drawn on the standard error stream, when that is a terminal or a notebook, tqdm is installed and
-    the variable `TINKER_PROGRESS` is not 0.
+    It is drawn on the standard error stream if that is a terminal or a notebook, tqdm is installed, and the
+    variable `TINKER_PROGRESS` is not 0. Otherwise its methods do nothing.
 
     Args:
         wanted: False for no bar.
-        total: the number of things to do; None when it is not known.
+        total: the number of things to do; None if it is not known.
         words: the text before the bar.
     """
 
@@ -30,7 +30,7 @@ class ProgressBar:
         self._failed = 0
 
     def advance(self, *, failed: bool = False) -> None:
-        """Count one more thing that is done."""
+        """Count one finished thing."""
         if self._bar is None:
             return
         if failed:
@@ -39,14 +39,14 @@ class ProgressBar:
         self._bar.update()
 
     def skip(self) -> None:
-        """Count one more thing that was done before; it does not change the rate."""
+        """Count one thing that an earlier run finished; it does not change the rate."""
         if self._bar is None:
             return
         for count in ("initial", "n", "last_print_n"):
             setattr(self._bar, count, getattr(self._bar, count) + 1)
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Stop drawing. The bar stays on the screen."""
         if self._bar is not None:
             self._bar.close()
 

@@ -28,13 +28,13 @@ class BatchItem:
     error: Exception | None = None
     """The reason why the sample failed; None for a success."""
     saved: bool = False
-    """True when the response comes from the file of an earlier run, and nothing was sampled."""
+    """True if the response comes from the file of an earlier run."""
     tokenizer: Any = field(default=None, repr=False)
     """The tokenizer of the batch, if it has one."""
 
     @property
     def ok(self) -> bool:
-        """True for a success."""
+        """True if the sample succeeded."""
         return self.error is None
 
     def result(self) -> SampleResponse:

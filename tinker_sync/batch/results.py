@@ -1,11 +1,11 @@
-"""`ResultsFile`: the responses of a batch as JSON lines, appended as they arrive and read by a restart.
+"""`ResultsFile`: the responses of a batch as JSON lines, appended as they arrive and read by a later run.
 
-A line begins with the position of its prompt and a key, a hash of the prompt and of all that was asked for.
-Each line is one `write` to a file that is open for appending, so lines of several threads do not mix, and a
-process that is killed leaves at most one torn line, the last; the next run removes it. Where the lock of the
-file can be taken, two processes cannot write it at once.
+A line begins with the position of its prompt and a key, a hash of the prompt and the parameters. Each line is
+one `write` to a file that is open for appending, so lines of several threads do not mix. A killed process
+leaves at most one incomplete line, the last; the next run removes it. On systems with file locks, two
+processes cannot write the file at once.
 
-Threads: one opens, reads and closes; any may add. The last of them closes the descriptor.
+Threads: one thread opens, reads and closes; any thread may add. The last user closes the descriptor.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = logging.getLogger("tinker_sync.batch")
 
 
 def key_of(request: SampleRequest) -> str:
-    """Return a hash of what a request asks for; the sampler and numbers of the request do not count.
+    """Return a hash of the prompt and parameters of a request, without its sampler and numbers.
 
     >>> from tinker_sync.types import ModelInput, SamplingParams
     >>> prompt, params = ModelInput.from_ints([1, 2]), SamplingParams(max_tokens=4)
@@ -51,7 +51,7 @@ def key_of(request: SampleRequest) -> str:
     asked = request.model_dump(
         mode="json",
         exclude={"sampling_session_id", "seq_id", "model_path", "base_model", "record_stability_info"},
-        # A field that a later version adds does not change the key of those that do without it.
+        # A field that a later version adds does not change the keys of requests without that field.
         exclude_none=True,
         exclude_defaults=True,
     )
@@ -60,19 +60,19 @@ def key_of(request: SampleRequest) -> str:
 
 
 class ForeignResultError(InvalidInputError):
-    """The file belongs to another batch."""
+    """An error for a file that belongs to another batch."""
 
 
 class ResultsFile:
     """A file of responses. Any thread may add one.
 
     Args:
-        path: the file; it and its directory are made where they are missing.
-        writable: False reads what is there, beside a process that may be writing it.
+        path: the file; it and its directory are created if missing.
+        writable: False only reads the file, which another process may be writing.
 
     Raises:
-        InvalidInputError: the file holds something else; it is left as it is.
-        TinkerError: another process writes it.
+        InvalidInputError: the file is not a file of results; it is not changed.
+        TinkerError: another process writes the file.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -91,23 +91,23 @@ class ResultsFile:
             raise InvalidInputError(f"save_to: {self.path} is not a file")
         Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
-        self._holders = 1  # guarded by _lock: this object, and each response that is still to come
+        self._holders = 1  # guarded by _lock: this object, and each pending response
         self._file = io.FileIO(self.path, "a+" if writable else "r")
         try:
             if writable:
                 _refuse_second_writer(self._file, self.path)
-            # Sorted by position, 16 bytes a line, however many there are.
+            # Sorted by position, 16 bytes for each line.
             self._positions, self._offsets = self._read()
         except BaseException:
             self._file.close()
             raise
 
     def __len__(self) -> int:
-        """Return how many responses earlier runs left."""
+        """Return the number of responses from earlier runs."""
         return len(self._positions)
 
     def find(self, index: int, key: str) -> SampleResponse | None:
-        """Return the response that an earlier run left for a prompt, or None.
+        """Return the response to a prompt from an earlier run, or None.
 
         Raises:
             ForeignResultError: the file holds another prompt or other parameters at this position.
@@ -151,7 +151,7 @@ class ResultsFile:
             self.release()
 
     def release(self) -> None:
-        """Give up one hold."""
+        """Release one hold. The last one closes the file."""
         with self._lock:
             self._holders -= 1
             last = self._holders == 0
@@ -159,7 +159,7 @@ class ResultsFile:
             self._file.close()
 
     def close(self) -> None:
-        """Close the file when the last response that was announced has been added."""
+        """Close the file after the last pending response is added."""
         self.release()
 
     # -------------------------------------------------------------------------------------- the earlier runs
@@ -190,11 +190,11 @@ class ResultsFile:
                     )
                 yield offset, int(matched[1])
                 if last:
-                    return  # the next line would be the end that was just added
+                    return  # the next line would be the newline that was just added
                 offset += len(line)
 
     def _mend(self, offset: int, line: bytes) -> bool:
-        """Complete the last line, or take it away where it was cut short. Return whether it stays."""
+        """Complete the last line, or remove it if it is incomplete. Return True if the line stays."""
         with suppress(WireError):
             wire_json.loads(line)
             if _HEAD.match(line):
@@ -211,7 +211,11 @@ class ResultsFile:
 
 
 def _refuse_second_writer(file: io.FileIO, path: str) -> None:
-    """Take the lock of the file; the system releases it when the process ends. Windows has none that fits."""
+    """Lock the file until the process ends. Windows has no suitable lock.
+
+    Raises:
+        TinkerError: another process has the lock.
+    """
     if sys.platform == "win32":
         return
     import fcntl

@@ -1,7 +1,7 @@
-"""`map_samples`: a window that moves over the prompts, however many there are.
+"""`map_samples`: samples any number of prompts through a moving window.
 
-A prompt is *out* from the moment it is pulled until its item is yielded. At most `max_in_flight` prompts are
-out, so neither memory nor the number of requests grows with the input.
+A prompt is in the window from the moment it is pulled until its item is yielded. The window has at most
+`max_in_flight` prompts, so neither memory nor the number of requests grows with the input.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ Prompt: TypeAlias = ModelInput | str | Sequence[int] | Chat
 OnError: TypeAlias = Literal["return", "raise"]
 
 _ENDS_ALL: Final = (AuthenticationError, BudgetExceededError, ClientClosedError, SessionLostError)
-"""Errors that every later prompt would meet too."""
+"""Errors that end the batch, because each later prompt would fail with them too."""
 _OF_THE_PROMPT: Final = (InvalidInputError, UnsupportedByServerError, TypeError, ValueError)
 
 
 class Samples(Protocol):
-    """A sampling client, as far as a batch uses it."""
+    """The part of a sampling client that a batch uses."""
 
     @property
     def sample(self) -> Callable[..., Future[SampleResponse]]:
@@ -58,7 +58,7 @@ class Samples(Protocol):
 
 @define
 class Order:
-    """What is sampled of each prompt, and how: the arguments of `SamplingClient.map`."""
+    """The arguments of `SamplingClient.map` that apply to each prompt."""
 
     client: Samples
     sampling_params: SamplingParams
@@ -75,7 +75,7 @@ class Order:
             return ModelInput.from_text(prompt, self._known_tokenizer())
         if _is_chat(prompt):
             return ModelInput.from_chat(cast("Chat", prompt), self._known_tokenizer())
-        return ModelInput.from_ints(prompt)  # type: ignore[arg-type]  # it refuses what is no row of tokens
+        return ModelInput.from_ints(prompt)  # type: ignore[arg-type]  # it refuses other objects than rows of tokens
 
     def _known_tokenizer(self) -> Any:
         if self.tokenizer is None:
@@ -98,7 +98,7 @@ class Order:
         return self.client.sample(prompt, self.num_samples, self.sampling_params, **self.options)
 
     def readable(self, prompt: Prompt, response: SampleResponse) -> dict[str, Any]:
-        """Return the fields of a line for people: the prompt where it is text, and the sampled texts."""
+        """Return the readable fields of a line: the prompt, if it is text, and the sampled texts."""
         shown = {} if isinstance(prompt, ModelInput) or not _is_text(prompt) else {"prompt": prompt}
         return shown if self.tokenizer is None else {**shown, "texts": decode_all(self.tokenizer, response)}
 
@@ -113,7 +113,7 @@ def _is_text(prompt: Any) -> bool:
 
 @frozen
 class Window:
-    """How far prompts are pulled ahead, and what becomes of items."""
+    """The size of the window, the order of items, and the handling of errors."""
 
     max_in_flight: int
     ordered: bool
@@ -132,7 +132,7 @@ def map_samples(
     """Check the arguments of `SamplingClient.map`, and return the items as a generator.
 
     Raises:
-        InvalidInputError: an argument is wrong; nothing was sent.
+        InvalidInputError: an argument is not valid; nothing was sent.
     """
     _check(prompts, order, window)
     if total is None and isinstance(prompts, Sized):
@@ -175,7 +175,7 @@ def _run(
                 bar.advance(failed=not item.ok)
             if window.on_error == "raise" and item.error is not None:
                 raise _placed(item)
-            batch.fill()  # the server works while the caller does
+            batch.fill()  # the server works while the caller processes the item
             yield item
             del item
         if batch.end is not None:
@@ -186,8 +186,8 @@ def _run(
 
 
 def _placed(item: BatchItem) -> Exception:
-    """Return the error of an item with the position of its prompt in the text."""
-    assert item.error is not None  # noqa: S101  # the caller looked
+    """Return the error of an item, with the position of its prompt in the message."""
+    assert item.error is not None  # noqa: S101  # checked by the caller
     error = fresh(item.error)
     if isinstance(error, TinkerError):
         with_words(error, f"prompts[{item.index}]")
@@ -196,14 +196,14 @@ def _placed(item: BatchItem) -> Exception:
 
 @define(eq=False)
 class _Batch:
-    """The prompts that are out. Belongs to the thread of the caller, except for `_arrived`."""
+    """The prompts in the window. Only the caller's thread uses it, except for `_arrived`."""
 
     prompts: Iterator[Prompt]
     order: Order
     window: Window
     file: ResultsFile | None
     end: Exception | None = None
-    """The reason why no more prompts are pulled, to be raised after the last item."""
+    """The error that ends the batch, raised after the last item."""
     _arrived: queue.SimpleQueue[BatchItem | Exception] = field(factory=queue.SimpleQueue, init=False)
     _under_way: dict[int, Future[SampleResponse]] = field(factory=dict, init=False)
     _early: dict[int, BatchItem] = field(factory=dict, init=False)  # arrived before their turn
@@ -233,13 +233,13 @@ class _Batch:
                 prompt = next(self.prompts)
             except StopIteration:
                 self._exhausted = True
-            except Exception as error:  # noqa: BLE001  # raised when what was sampled has been yielded
+            except Exception as error:  # noqa: BLE001  # raised after the last item is yielded
                 self._stop(error)
             else:
                 self._take_in(prompt)
 
     def close(self) -> None:
-        """Cancel what is under way. Results that are there are still written."""
+        """Cancel the samples under way. Results that have arrived are still written."""
         self._exhausted = True
         for future in self._under_way.values():
             future.cancel()
@@ -286,11 +286,11 @@ class _Batch:
         return BatchItem(index=index, prompt=prompt, tokenizer=self.order.tokenizer, **outcome)
 
     def _hand_over(self, index: int, prompt: Prompt, key: str, future: Future[SampleResponse]) -> None:
-        """Save a result and hand it to the caller's thread. On a callback worker."""
+        """Save a result and hand it to the caller's thread. Runs on a callback worker."""
         arrived: BatchItem | Exception
         try:
             response = future.result()
-        except Exception as error:  # noqa: BLE001  # it becomes the item's
+        except Exception as error:  # noqa: BLE001  # it becomes the error of the item
             if self.file is not None:
                 self.file.release()
             arrived = self._item(index, prompt, error=error)
@@ -299,12 +299,12 @@ class _Batch:
             if self.file is not None:
                 try:
                     self.file.add(index, key, response, self.order.readable(prompt, response))
-                except Exception as error:  # noqa: BLE001  # without its file the batch is worth nothing
+                except Exception as error:  # noqa: BLE001  # a batch whose file fails must stop
                     arrived = error
         self._arrived.put(arrived)
 
     def _receive(self) -> BatchItem:
-        """Wait for an arrival, a slice at a time, so that Ctrl-C gets through."""
+        """Wait for the next arrival, in short slices so that Ctrl-C interrupts the wait."""
         while True:
             try:
                 arrived = self._arrived.get(timeout=slice_of(float("inf")))

@@ -17,14 +17,14 @@ FutureT = TypeVar("FutureT", bound="Future[Any]")
 def as_completed(
     futures: Iterable[FutureT], *, timeout: float | None = None, progress: bool = False
 ) -> Iterator[FutureT]:
-    """Yield each future when it is done, in the order in which they end.
+    """Yield each future when it is done, in the order of completion.
 
-    It is the function of `concurrent.futures` with a progress bar. Leaving the loop cancels nothing.
+    This is `concurrent.futures.as_completed` with a progress bar. Leaving the loop does not cancel futures.
 
     Args:
-        futures: of any client, or of another executor.
-        timeout: the seconds to wait for all of them; None waits as long as it takes.
-        progress: show a bar, where tqdm and a terminal are there; `TINKER_PROGRESS=0` turns it off.
+        futures: the futures, of any client or executor.
+        timeout: the seconds to wait for all of them; None waits without a limit.
+        progress: show a bar if tqdm is installed and there is a terminal; `TINKER_PROGRESS=0` hides it.
 
     Raises:
         TimeoutError: some futures are not done in time. Their work goes on.
@@ -45,7 +45,7 @@ def _as_completed(futures: list[FutureT], timeout: float | None, progress: bool)
         for future in concurrent.futures.as_completed(futures, timeout):
             bar.advance(failed=_has_failed(future))
             yield cast("FutureT", future)
-    except concurrent.futures.TimeoutError as error:  # before 3.11 it was not the built-in one
+    except concurrent.futures.TimeoutError as error:  # before Python 3.11 not the built-in TimeoutError
         raise TimeoutError(f"{error}; their work goes on") from None
     finally:
         bar.close()
@@ -77,11 +77,11 @@ def gather(
     """Wait for futures, and return their results in the order in which they were given.
 
     Args:
-        futures: of any client, or of another executor.
+        futures: the futures, of any client or executor.
         return_exceptions: put the error of a failed future in its place. Without it, the first error is
-            raised when it happens; the other futures go on.
-        timeout: the seconds to wait for all of them; None waits as long as it takes.
-        progress: show a bar, where tqdm and a terminal are there; `TINKER_PROGRESS=0` turns it off.
+            raised as soon as it occurs; the other futures go on.
+        timeout: the seconds to wait for all of them; None waits without a limit.
+        progress: show a bar if tqdm is installed and there is a terminal; `TINKER_PROGRESS=0` hides it.
 
     Raises:
         TimeoutError: some futures are not done in time. Their work goes on.
@@ -121,5 +121,5 @@ def _has_failed(future: Future[Any]) -> bool:
 def _outcome(future: Future[T]) -> T | Exception:
     try:
         return future.result()
-    except Exception as error:  # noqa: BLE001  # the caller asked for it as a value
+    except Exception as error:  # noqa: BLE001  # the caller wants it as a value
         return error

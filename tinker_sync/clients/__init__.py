@@ -1,13 +1,13 @@
-"""What users see: validation, documentation, and one line of work for each method.
+"""The clients that scripts use. Their methods check arguments; the runtime does the work.
 
-    service                `ServiceClient`: makes the others, owns the session
-    training, sampling     `TrainingClient`, `SamplingClient`: futures of themselves
+    service                `ServiceClient`: makes the other clients and owns the session
+    training, sampling     `TrainingClient`, `SamplingClient`: each is also the future of itself
     rest/                  `RestClient`, `AdminClient`: runs, checkpoints, sessions, account, transfers, bulk
-    _creation, _models     clients that are made in the background; models, new or from checkpoints
-    _handles, _shared      samplers that travel to other processes, and what their copies share
+    _creation, _models     creation of clients in the background; creation of models, new or from checkpoints
+    _handles, _shared      handles of samplers for other processes; cores that several clients share
     _twins                 the `..._async` methods
 
-Threads: any thread of the user. Nothing here waits under a lock.
+Threads: any thread may call a client. No method waits while it holds a lock.
 """
 
 from __future__ import annotations

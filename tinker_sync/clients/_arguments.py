@@ -1,4 +1,4 @@
-"""The checks of arguments that only a client can make; each refusal names the argument and the remedy."""
+"""Checks of the arguments of client methods. Each error names the argument and the remedy."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MODEL: Final = re.compile(r"[\w.-]+/[\w.:-]+")
 def check_service(
     *, user_metadata: Any, api_key: Any, timeout: Any, deadline: Any, on_queue_state: Any
 ) -> None:
-    """Check the arguments of `ServiceClient` that no other part checks.
+    """Check those arguments of `ServiceClient` that no other module checks.
 
     Raises:
-        ConfigurationError: one cannot be used.
+        ConfigurationError: an argument has a wrong type or value.
 
     >>> check_service(user_metadata="local", api_key=None, timeout=None, deadline=None, on_queue_state=None)
     Traceback (most recent call last):
@@ -68,10 +68,10 @@ def _is_positive(value: Any) -> bool:
 
 
 def check_credential(settings: Settings) -> None:
-    """Refuse to go on without any credential for the hosted service, instead of failing at the first call.
+    """Check that there is a credential for the hosted service, before the first call needs it.
 
     Raises:
-        CredentialError: there is neither a key nor a command that prints one.
+        CredentialError: the settings have neither a key nor a command that prints one.
     """
     if settings.is_vendor_host and settings.api_key is None and settings.credential_cmd is None:
         from tinker_sync.transport.auth import choose_source
@@ -80,10 +80,10 @@ def check_credential(settings: Settings) -> None:
 
 
 def check_base_model(base_model: Any, call: str) -> None:
-    """Refuse what is no name of a base model.
+    """Check that a value is the name of a base model.
 
     Raises:
-        InvalidInputError: it is empty, no text, or the path of a checkpoint.
+        InvalidInputError: the value is empty, is not a string, or is the path of a checkpoint.
     """
     if not isinstance(base_model, str) or not base_model:
         raise InvalidInputError(
@@ -97,10 +97,10 @@ def check_base_model(base_model: Any, call: str) -> None:
 
 
 def check_sampler_path(path: str) -> None:
-    """Refuse what is a model, or weights for training, where the path of weights for sampling belongs.
+    """Check that a path is not the name of a model or a checkpoint for training.
 
     Raises:
-        InvalidInputError: it is one of these; the text names the right argument or call.
+        InvalidInputError: the path cannot be sampled from; the message names the right argument or call.
     """
     if _MODEL.fullmatch(path):
         raise InvalidInputError(
@@ -115,10 +115,10 @@ def check_sampler_path(path: str) -> None:
 
 
 def check_state_path(path: str) -> None:
-    """Refuse weights for sampling where the path of a checkpoint for training belongs.
+    """Check that a path can name a checkpoint for training.
 
     Raises:
-        InvalidInputError: it is one.
+        InvalidInputError: the path has weights for sampling only, or is a name without a path.
     """
     if _folder_of(path) == "sampler_weights":
         raise InvalidInputError(
@@ -138,10 +138,10 @@ def _folder_of(path: str) -> str:
 
 
 def check_sample(prompt: Any, num_samples: Any = 1, sampling_params: Any = None) -> None:
-    """Refuse arguments of `sample` of other classes, in words of what was probably meant.
+    """Check the classes of the arguments of `sample`. The message suggests the argument that fits.
 
     Raises:
-        InvalidInputError: one is of another class.
+        InvalidInputError: an argument has a wrong class, or `max_tokens` is 0.
     """
     if not isinstance(prompt, (ModelInput, Mapping)):
         if isinstance(prompt, str):
@@ -170,10 +170,10 @@ def check_sample(prompt: Any, num_samples: Any = 1, sampling_params: Any = None)
 
 
 def check_loss_name(loss_fn: Any) -> None:
-    """Refuse a loss that is not named.
+    """Check that a loss is given by its name.
 
     Raises:
-        InvalidInputError: it is a function, or of another class.
+        InvalidInputError: the loss is a function or another object that is not a string.
     """
     if callable(loss_fn):
         name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
@@ -188,10 +188,10 @@ def check_loss_name(loss_fn: Any) -> None:
 
 
 def check_step(params: AdamParams) -> None:
-    """Refuse settings of a step with which a model is lost.
+    """Check the settings of a step whose wrong values would ruin the model.
 
     Raises:
-        InvalidInputError: the step is negative, or a running mean does not decay.
+        InvalidInputError: the learning rate is negative, or a beta is outside 0 to 1.
     """
     if params.learning_rate < 0:
         raise InvalidInputError(
@@ -206,10 +206,10 @@ def check_step(params: AdamParams) -> None:
 
 
 def check_saving(name: Any, ttl_seconds: int | None, call: str) -> None:
-    """Refuse a name that makes no path, and a time that is over at once.
+    """Check the name and the lifetime of a checkpoint.
 
     Raises:
-        InvalidInputError: either cannot be used.
+        InvalidInputError: the name cannot be part of a path, or the lifetime is not positive.
     """
     if not isinstance(name, str) or not name or "/" in name:
         raise InvalidInputError(

@@ -1,10 +1,11 @@
-"""Clients that are made in the background: one object is the client and the future of it.
+"""Clients that are created in the background. A client is also the future of its own creation.
 
-The caller's thread checks the arguments, draws the number and returns the object; a worker sends the
-requests. Calls made meanwhile are held by `HeldCalls` and go on, or fail, with the creation.
+The caller's thread checks the arguments, draws the number and returns the object. A worker sends the
+requests. `HeldCalls` holds the calls that are made meanwhile; they start when the client is ready, or fail
+with its creation.
 
-A creation that fails keeps the class of its error; the text names the line that asked for the client. Where
-that error is never looked at, it is logged when the client is collected or the process ends.
+The error of a failed creation keeps its class; its message names the line that asked for the client. If the
+program never reads that error, it is logged when the client is collected or the process ends.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _log = logging.getLogger("tinker_sync.clients")
 
 
 def users_line() -> str:
-    """Return the line of the user's code that led here, such as ``script.py:12``."""
+    """Return the innermost line of the user's code on the stack, such as ``script.py:12``."""
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_between(frame.f_code.co_filename, frame.f_globals):
         frame = frame.f_back
@@ -48,15 +49,15 @@ def _is_between(filename: str, names: dict[str, Any]) -> bool:
 
 
 def check_path(core: Core, path: object, call: str) -> None:
-    """Refuse a path that no server can read, before anything is sent.
+    """Check the form of a checkpoint's path, before a request is sent.
 
     Raises:
-        InvalidInputError: it does not name a checkpoint.
+        InvalidInputError: the path cannot name a checkpoint.
     """
     if not isinstance(path, str) or not path:
         raise InvalidInputError(f"{call}: the path of a checkpoint is text, got {path!r}")
     if path.startswith("tinker://"):
-        # Not more than this: some servers keep their checkpoints in other folders, or in none.
+        # The check stops here: some servers use other folders for checkpoints, or no folder.
         parts = path.removeprefix("tinker://").split("/")
         if len(parts) < 2 or {"", ".", ".."} & set(parts):
             raise InvalidInputError(f"{call}: expected a path like tinker://RUN/FOLDER/NAME, got {path!r}")
@@ -65,11 +66,11 @@ def check_path(core: Core, path: object, call: str) -> None:
 
 
 class ClientFuture(APIFuture[T]):
-    """A client, and the future of itself. Thread-safe.
+    """A client that is also the future of its own creation. Thread-safe.
 
     Args:
-        core: the shared parts.
-        held: keeps the calls that are made before the client is ready.
+        core: the core of the service client.
+        held: holds the calls that are made before the client is ready.
     """
 
     _advice = ""
@@ -87,12 +88,12 @@ class ClientFuture(APIFuture[T]):
         """Wait until the client is ready, and return it.
 
         Args:
-            timeout: seconds at most; None waits as long as it takes.
+            timeout: the longest wait in seconds; None waits without a limit.
 
         Raises:
-            TimeoutError: it is not ready yet. The creation goes on.
+            TimeoutError: the client is not ready in time. The creation goes on.
             concurrent.futures.CancelledError: the creation was cancelled.
-            TinkerError: the creation failed; the text names the line that asked for the client.
+            TinkerError: the creation failed; the message names the line that asked for the client.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -105,7 +106,7 @@ class ClientFuture(APIFuture[T]):
             return cast("T", self)
         finally:
             self._note_read()
-            del self  # a failure's traceback holds this frame, and this holds the failure
+            del self  # the failure's traceback holds this frame, and the client holds the failure
 
     async def result_async(self, timeout: float | None = None) -> T:
         """Await the client in a running asyncio loop. Arguments and errors as in `result`.
@@ -125,7 +126,7 @@ class ClientFuture(APIFuture[T]):
             del self
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end of the creation; return its failure, None after a success.
+        """Wait until the creation ends. Return its error, or None after a success.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -139,7 +140,7 @@ class ClientFuture(APIFuture[T]):
             self._note_read()
 
     def get_telemetry(self) -> Any:
-        """Return the reporter of failures of the service client, or None when telemetry is off.
+        """Return the telemetry reporter of the service client, or None if telemetry is off.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -151,7 +152,7 @@ class ClientFuture(APIFuture[T]):
 
     @property
     def holder(self) -> Core:
-        """What is shared with the other clients of the same service client.
+        """The core that this client shares with the other clients of its service client.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -172,7 +173,7 @@ class ClientFuture(APIFuture[T]):
     # -------------------------------------------------------------------------------------- its creation
 
     def _become_ready(self) -> None:
-        """Start the calls that were held, then let those threads go on that wait for the client."""
+        """Start the held calls, then wake the threads that wait for the client."""
         self._held.release()
         self.resolve(cast("T", None))  # the result is this object; holding itself would keep it alive
 
@@ -183,10 +184,10 @@ class ClientFuture(APIFuture[T]):
         self.fail(failure)
 
     def _goes_ahead(self) -> bool:
-        """Return whether calls need not be held. Raise the failure of the creation if it is known.
+        """Return True if the client is ready, so that a call need not be held.
 
         Raises:
-            TinkerError: the creation failed.
+            TinkerError: the creation has failed.
         """
         if self._held.open:
             return True
@@ -213,20 +214,20 @@ class ClientFuture(APIFuture[T]):
 
 
 class _Unread:
-    """The failure of a creation, until it is looked at."""
+    """The error of a failed creation, to be logged if the program never reads it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self._generation = _fork.generation()
 
     def log(self) -> None:
-        """Log the failure, unless it was looked at or belongs to the parent process."""
+        """Log the error, unless the program has read it or it belongs to the parent process."""
         if self.text and self._generation == _fork.generation():
             _log.warning("a client could not be created, and the error was never looked at: %s", self.text)
 
 
 def start(client: ClientFuture[Any], work: Callable[[], object]) -> None:
-    """Have a worker do the `work` that creates what a client needs. It may block.
+    """Run `work` on a worker; it creates the server's part of the client and may block.
 
     Raises:
         ClientClosedError: the service client is closed.
@@ -236,21 +237,21 @@ def start(client: ClientFuture[Any], work: Callable[[], object]) -> None:
 
 
 def start_after(client: ClientFuture[Any], call: APIFuture[T], work: Callable[[T], object]) -> None:
-    """Have a worker do the `work` that creates what a client needs, with the result of a call."""
+    """Run `work` on a worker with the result of a call; it creates the server's part of the client."""
     _expect(client)
     client.when_done(lambda ended: call.cancel() if ended.cancelled() else None)
     call.when_done(partial(_go_on, client, carried(work)))
 
 
 def ready(client: ClientFuture[Any]) -> None:
-    """Let a client that needs nothing be used at once."""
+    """Mark a client as ready that needs no request."""
     client._become_ready()
 
 
 def _expect(client: ClientFuture[Any]) -> None:
     client._created_at = users_line()
     client.holder.end_with_this(client)
-    client.when_done(_end)  # the last: the others look at the failure, which is not the user's look
+    client.when_done(_end)  # the last: the others read the failure too, but only the user's reading counts
 
 
 def _go_on(client: ClientFuture[Any], work: Callable[[T], object], call: APIFuture[T]) -> None:
@@ -265,14 +266,14 @@ def _go_on(client: ClientFuture[Any], work: Callable[[T], object], call: APIFutu
 
 
 def _carry_out(client: ClientFuture[Any], work: Callable[[], object]) -> None:
-    """On a worker."""
+    """Run the work on a worker, and settle the client."""
     if not client.begin():
         return
     client.mark_sending()
     try:
         work()
         client._become_ready()
-    except BaseException as failure:  # noqa: BLE001  # it belongs to the client
+    except BaseException as failure:  # noqa: BLE001  # stored as the failure of the client
         client._fail_creation(failure)
 
 

@@ -1,4 +1,4 @@
-"""How long a call may take when nobody says: long enough never to hurt, and never for ever."""
+"""Default deadlines of calls: long enough for every normal call, but finite."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REST_S: Final = 300.0
 
 
 def deadline_at(now_s: float, own_s: float | None, clients_s: float | None, usual_s: float) -> float:
-    """The moment to give up: the call's own deadline, else the client's, else the usual one.
+    """Return the moment to give up, from the deadline of the call, else of the client, else the usual one.
 
     >>> deadline_at(100.0, None, 60.0, SAMPLE_S)
     160.0

@@ -1,7 +1,8 @@
-"""Handles: the text that carries a sampling client to another process, without a secret unless asked for.
+"""Handles: texts from which another process makes a copy of a sampling client, by default without a key.
 
-URL-safe base64 of compact JSON in the reference client's own form, so handles go both ways. That form is
-strict but for the server's settings, where unknown ones are ignored: what only we have to say is told there.
+A handle is URL-safe base64 of compact JSON in the form of the reference client, so each client reads the
+handles of the other. The reference client refuses unknown fields, except among the server's settings.
+The fields of this package alone are therefore stored there.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def encode_handle(
     include_api_key: bool,
     base_model: str = "",
 ) -> str:
-    """The handle of a sampler."""
+    """Return the handle of a sampler."""
     settings, facts = core.settings, core.ready().facts
     ours = {"retry_config": dict(retry_config), "dialect": asdict(facts.dialect)}
     key = settings.api_key if include_api_key else None
@@ -74,7 +75,7 @@ def encode_handle(
 
 
 def known_base_model(ask: Callable[[], GetSamplerResponseInternal]) -> str:
-    """Ask the server which model a sampler is of; "" where it has no such call."""
+    """Ask the server for the base model of a sampler; return "" if the server has no such call."""
     try:
         return ask().base_model
     except APIStatusError as error:
@@ -86,16 +87,16 @@ def known_base_model(ask: Callable[[], GetSamplerResponseInternal]) -> str:
 def describe_sampler(
     core: Core, sampler: str, base_model: str | None, run_id: str
 ) -> GetSamplerResponseInternal:
-    """Ask the server about a sampler. Where it does not describe samplers, return what is known here.
+    """Ask the server for the description of a sampler; build one from known facts if it has no such call.
 
     Args:
-        core: the shared parts.
+        core: the core of the client.
         sampler: the id of the sampler.
         base_model: the base model, if the client was made with one.
         run_id: the run of the weights, or "".
 
     Raises:
-        TinkerError: the server does not answer, or nothing is known.
+        TinkerError: the server does not answer, or the base model is not known.
     """
     described: GetSamplerResponseInternal
     try:
@@ -109,7 +110,7 @@ def describe_sampler(
 
 
 def _base_model_of(core: Core, run_id: str) -> str | None:
-    """Return the base model of a run by its other descriptions, or None where the server has none."""
+    """Return the base model of a run, or None if the server does not describe the run."""
     with suppress(APIStatusError):
         run: TrainingRun = core.call("get_training_run", path={"run": run_id}, usual_s=_deadlines.REST_S)
         return run.base_model
@@ -122,14 +123,14 @@ def _base_model_of(core: Core, run_id: str) -> str | None:
 
 @frozen
 class Carried:
-    """What a handle says. Its repr shows no key and no value of a header."""
+    """The content of a handle. The repr shows no key and no value of a header."""
 
     session_id: str
     sampling_session_id: str
     record_stability_info: bool
     base_model: str
-    """Of what is sampled from; "" where the maker of the handle does not know it."""
-    base_url: str | None = field(repr=False)  # some hold a password by mistake; those are refused later
+    """The base model; "" if the maker of the handle does not know it."""
+    base_url: str | None = field(repr=False)  # may hold a password by mistake; `Settings` refuses it later
     api_key: Secret | None
     default_headers: HeaderMap = field(repr=False)
     config: Mapping[str, Any] = field(repr=False)
@@ -137,13 +138,16 @@ class Carried:
 
     @property
     def ours(self) -> Mapping[str, Any]:
-        """What a handle of ours says beyond one of the reference client."""
+        """The fields that this package adds to the form of the reference client."""
         ours = self.config.get(_OURS)
         return ours if isinstance(ours, Mapping) else {}
 
 
 def core_of_handle(handle: str, api_key: str | None) -> tuple[Core, Carried]:
-    """The shared parts for a handle's session, one set for each in this process, and what the handle says."""
+    """Return the core for the session of a handle, and the content of the handle.
+
+    A process has one core for each such session.
+    """
     carried = read_handle(handle)
     settings = Settings.resolve(
         base_url=carried.base_url,
@@ -172,7 +176,7 @@ def _new_core(settings: Settings, carried: Carried) -> Core:
 
 
 def _dialect_of(carried: Carried) -> Dialect:
-    """What the server speaks, as the maker of the handle has found out."""
+    """Return the dialect of the server as the handle states it."""
     found = carried.ours.get("dialect")
     if not isinstance(found, Mapping):
         return Dialect.of_vendor()
@@ -184,10 +188,10 @@ def _dialect_of(carried: Carried) -> Dialect:
 
 
 def read_handle(handle: str) -> Carried:
-    """What a handle says.
+    """Return the content of a handle.
 
     Raises:
-        InvalidInputError: It is none. The text does not quote it: there may be a key in it.
+        InvalidInputError: the text is not a handle. The message does not quote it, as it may contain a key.
     """
     read = _read(handle)
     if isinstance(read, Carried):
@@ -196,7 +200,7 @@ def read_handle(handle: str) -> Carried:
 
 
 def _read(handle: str) -> Carried | str:
-    """Return the content of a handle, or what is wrong with it."""
+    """Return the content of a handle, or a description of its fault."""
     try:
         state = wire_json.loads(base64.urlsafe_b64decode(handle))
     except (WireError, ValueError, TypeError):

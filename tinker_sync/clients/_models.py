@@ -1,4 +1,4 @@
-"""Making models, new or from checkpoints: the one path behind all methods that do."""
+"""Creation of models, new or from checkpoints, for all methods that create models."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ T = TypeVar("T")
 
 @frozen
 class NewModel:
-    """A model that is to be made. Its number is drawn before the request, which may so be repeated.
+    """An order for a new model. Its number is drawn before the request, so the request may be repeated.
 
     Attributes:
-        request: complete but for the session.
-        deadline_at: the moment of the clock at which to give up.
+        request: complete except for the session.
+        deadline_at: the time of the clock at which to give up.
     """
 
     request: CreateModelRequest
@@ -63,10 +63,10 @@ class NewModel:
         optimizer: OptimizerConfig | None,
         deadline_at: float,
     ) -> NewModel:
-        """Check what is asked for, and draw the number.
+        """Check the arguments and draw the number.
 
         Raises:
-            InvalidInputError: it cannot be sent.
+            InvalidInputError: the request cannot be sent.
         """
         check_base_model(base_model, "create_lora_training_client")
         if lora.rank < 1:
@@ -90,7 +90,7 @@ class NewModel:
         return self.request.model_seq_id
 
     def make(self, line: TrainingLine) -> None:
-        """Make it, and give the line its id. Blocks."""
+        """Make the model and set its id in the line. Blocks."""
         if line.record is not None:
             from tinker_sync.clients._recorded import make_recorded
 
@@ -105,11 +105,11 @@ class NewModel:
 
 @frozen
 class LoadedModel:
-    """A model that is to be made of a checkpoint.
+    """An order for a model with the weights of a checkpoint.
 
     Attributes:
-        request: complete but for the session.
-        deadline_at: the moment of the clock at which to give up.
+        request: complete except for the session.
+        deadline_at: the time of the clock at which to give up.
     """
 
     request: LoadWeightsRequest = field(repr=False)  # it may hold an access token
@@ -118,10 +118,10 @@ class LoadedModel:
 
     @classmethod
     def of(cls, core: Core, request: LoadWeightsRequest, deadline_at: float) -> LoadedModel:
-        """Check what is asked for, and draw the number.
+        """Check the arguments and draw the number.
 
         Raises:
-            InvalidInputError: it cannot be sent.
+            InvalidInputError: the request cannot be sent.
         """
         check_path(core, request.path, "create_training_client_from_state")
         check_state_path(request.path)
@@ -130,7 +130,7 @@ class LoadedModel:
         return cls(request, core.session.next_model_seq_id(), deadline_at)
 
     def make(self, line: TrainingLine) -> None:
-        """Make it, and give the line its id. Blocks."""
+        """Make the model and set its id in the line. Blocks."""
         if line.record is not None:
             from tinker_sync.clients._recorded import make_recorded
 
@@ -139,7 +139,7 @@ class LoadedModel:
             self.load(line)
 
     def load(self, line: TrainingLine) -> str:
-        """Make it, whatever a journal records. Return the id of the request that does. Blocks."""
+        """Make the model without the journal. Return the id of the request that made it. Blocks."""
         core = line.core
         line.last_state = self.request
         if not core.ready(self.deadline_at).facts.dialect.loads_into_new_models:
@@ -149,7 +149,7 @@ class LoadedModel:
         except (BadRequestError, UnprocessableEntityError) as refusal:
             if "model_id" not in str(refusal):
                 raise
-            # The server wants a model that exists, so it has made none.
+            # The server loads into existing models only, so it has not made a model.
             return self._make_in_three(line)
         return request_id
 
@@ -189,7 +189,7 @@ class LoadedModel:
         return request_id
 
     def _weights_info(self, core: Core) -> WeightsInfoResponse:
-        """Return what the checkpoint holds, asked under the key that may read it."""
+        """Return the description of the checkpoint, requested with the key that may read it."""
         body = {"tinker_path": self.request.path}
         limit_s = min(max(self.deadline_at - core.clock.now(), 0.0), _deadlines.REST_S)
         token = self.request.weights_access_token
@@ -198,7 +198,7 @@ class LoadedModel:
             info = core.call("get_weights_info", body, deadline_s=limit_s)
             return info
         foreign = Core(evolve(core.settings, api_key=Secret(token)), clock=core.clock)
-        for secret in core.secrets():  # the same server has heard these too, and may repeat them
+        for secret in core.secrets():  # the same server has received these too, and may repeat them
             foreign.keys.keep(secret)
         try:
             info = foreign.call("get_weights_info", body, deadline_s=limit_s)
@@ -208,16 +208,16 @@ class LoadedModel:
 
 
 def refuse_unsendable(request: Any) -> None:
-    """Refuse a request that has no JSON form, at the call that makes it.
+    """Check that a request has a JSON form, while the caller's method still runs.
 
     Raises:
-        InvalidInputError: a value in it has none.
+        InvalidInputError: a value in the request has no JSON form.
     """
     wire_json.encode(request)
 
 
 def create_model(core: Core, asked: CreateModelRequest, deadline_at: float) -> tuple[str, str]:
-    """Make a new model; return its id, and that of the request that made it. Blocks."""
+    """Make a new model. Return its id and the id of the request that made it. Blocks."""
     request = asked.model_copy(update={"session_id": core.session_id(deadline_at)})
     dialect = core.ready().facts.dialect
     refuse_unsupported(request, dialect)
@@ -233,7 +233,7 @@ def create_model(core: Core, asked: CreateModelRequest, deadline_at: float) -> t
 def promised(
     core: Core, name: str, request: Any, kind: type[T], deadline_at: float
 ) -> tuple[UntypedAPIFuture, T]:
-    """Make a call that answers with a promise; return that and what it turns into. Blocks."""
+    """Make a call that is answered with a promise. Return the promise and its result. Blocks."""
     began_at = core.clock.now()
     limit_s = None if math.isinf(deadline_at) else max(deadline_at - began_at, 0.0)
     promise: UntypedAPIFuture = core.call(name, request, pause_billing=False, deadline_s=limit_s)

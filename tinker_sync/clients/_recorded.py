@@ -1,6 +1,6 @@
-"""Models of a client with a journal: taken from it, restored from a checkpoint, or made and recorded.
+"""Models of a client with a journal: taken from the journal, restored from a checkpoint, or new.
 
-Workers that create clients enter.
+Threads: the workers that create clients.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _log = logging.getLogger("tinker_sync.journal")
 
 
 class Asked(Protocol):
-    """A model that is asked for."""
+    """An order for a model."""
 
     @property
     def request(self) -> Any: ...
@@ -56,12 +56,12 @@ class Asked(Protocol):
 
 
 def make_recorded(line: TrainingLine, asked: Asked, make: Callable[[TrainingLine], str]) -> None:
-    """Give a line the model of the journal, or make one and record it. Blocks.
+    """Set the model of a line to that of the journal, or make a model and record it. Blocks.
 
     Args:
-        line: the way of the client's calls.
-        asked: what the script asks for.
-        make: makes the model; returns the id of the request that does.
+        line: the line that sends the client's calls.
+        asked: the order of the script.
+        make: makes the model and returns the id of the request that made it.
     """
     record = _record_of(line)
     line.core.session_id(asked.deadline_at)
@@ -76,11 +76,11 @@ def make_recorded(line: TrainingLine, asked: Asked, make: Callable[[TrainingLine
 
 @frozen
 class RecordedModel:
-    """A model of the journal, for a program that does not make its calls again.
+    """A model of the journal, for a program that does not repeat its calls.
 
     Attributes:
         model_seq_id: its number in the session.
-        deadline_at: the moment of the clock at which to give up.
+        deadline_at: the time of the clock at which to give up.
     """
 
     model_seq_id: int
@@ -88,11 +88,11 @@ class RecordedModel:
 
     @property
     def request(self) -> LoadWeightsRequest:
-        """What a restored model is made with, but for the path."""
+        """The request for a restored model, without the path."""
         return LoadWeightsRequest(path="", optimizer=True)
 
     def make(self, line: TrainingLine) -> None:
-        """Take the model from the journal, or restore it, and settle what is not known of it. Blocks."""
+        """Take the model from the journal or restore it, and settle requests of unknown fate. Blocks."""
         record = _record_of(line)
         line.core.session_id(self.deadline_at)
         history = record.open(None)
@@ -109,9 +109,9 @@ class RecordedModel:
             )
 
     def _settle(self, line: TrainingLine, record: TrainingRecord, number: int) -> None:
-        """Find out whether a request has reached the server, by another one under its number.
+        """Determine if a request reached the server, by a harmless request with the same number.
 
-        The other one saves weights for a sampler that is used for nothing, and changes nothing.
+        The harmless request saves weights for a sampler that stays unused. It does not change the model.
         """
         core = line.core
         probe = SaveWeightsForSamplerRequest(
@@ -128,7 +128,7 @@ class RecordedModel:
 
 
 def fetch_unread(line: TrainingLine, deadline_at: float) -> Iterator[APIFuture[Any]]:
-    """Yield the futures of the requests whose results had not arrived."""
+    """Yield the futures of the accepted requests whose results had not arrived."""
     record = _record_of(line)
     for sent in record.unread:
         future = line.core.future()
@@ -169,7 +169,7 @@ def _record_of(line: TrainingLine) -> TrainingRecord:
 
 
 def _digest_of(request: Any) -> str:
-    """Return a digest of what is asked for, without the session and without what must stay secret."""
+    """Return a digest of a request without the session and without the access token."""
     plain = request.model_copy(update={"session_id": ""})
     if isinstance(plain, LoadWeightsRequest):
         plain = plain.model_copy(update={"weights_access_token": None})

@@ -1,4 +1,4 @@
-"""Cores that several clients of one process share, found by what they have in common."""
+"""Cores that several clients of one process share, by a key such as the address of the server."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from tinker_sync.runtime.once import Shared
 
 
 class SharedCores:
-    """One open core for each place; a forked child makes its own. Thread-safe.
+    """A table with one open core for each place. A forked child makes its own cores. Thread-safe.
 
     Args:
-        cores: holds the cores: a dictionary for ever, a weak one as long as they are used.
+        cores: the mapping that holds the cores; a dictionary keeps them, and a weak mapping drops those that
+            no client uses.
     """
 
     def __init__(self, cores: MutableMapping[Hashable, Core]) -> None:
@@ -22,5 +23,5 @@ class SharedCores:
         )
 
     def get(self, place: Hashable, make: Callable[[], Core]) -> Core:
-        """Return the open core of a place; `make` makes one without a request to the server."""
+        """Return the open core of a place. Call `make`, which sends no request, if no core is open."""
         return self._shared.get((place, _fork.generation()), make)

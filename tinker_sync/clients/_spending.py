@@ -1,4 +1,4 @@
-"""What a service client uses: counted, limited, compared with the bill. The methods for users are its own."""
+"""The tokens that a service client uses: counts, budgets, and the comparison with the bill."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from tinker_sync.usage import Budget, PriceTable, Reconciliation, Usage
 
 _HOUR: Final = timedelta(hours=1)
-# What a bill may cover at most.
+# The longest time that one bill may cover.
 _WINDOW: Final = timedelta(days=14)
 
 
 class Spending:
-    """Counts what one core uses. Thread-safe."""
+    """A counter of the tokens that one core uses. Thread-safe."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -30,14 +30,14 @@ class Spending:
         core.listen(self._meter)
 
     def usage(self, prices: PriceTable | None) -> Usage:
-        """What was used so far."""
+        """Return the usage so far."""
         from tinker_sync.usage import PriceTable, Usage
 
         table = PriceTable.load() if prices is None else prices
         return Usage.of(self._meter.by_model(), table, self._core.known_session_id)
 
     def budget(self, usd: float | None, tokens: int | None, prices: PriceTable | None) -> Budget:
-        """A limit, not yet in force."""
+        """Return a limit that is not in force yet."""
         from tinker_sync.usage import Budget, PriceTable
 
         return Budget(
@@ -49,7 +49,7 @@ class Spending:
         )
 
     def reconcile(self) -> Reconciliation:
-        """What was counted, against the bill."""
+        """Compare the counted usage with the bill."""
         from tinker_sync.clients.rest import AdminClient
         from tinker_sync.usage.report import reconcile
 
@@ -65,8 +65,9 @@ class Spending:
 
 
 def windows(first_s: float, last_s: float) -> Iterator[tuple[datetime, datetime]]:
-    """The whole hours around a span of time, an hour more on both sides since clocks differ, in windows that
-    a bill may cover.
+    """Yield windows that a bill may cover, for the whole hours around a span of time.
+
+    An hour is added on both sides, because the clocks of client and server differ.
 
     >>> [(begin.hour, end.hour) for begin, end in windows(3 * 3600 + 5, 4 * 3600 + 5)]
     [(2, 6)]
@@ -85,7 +86,7 @@ def _hour(moment_s: float) -> datetime:
 
 
 def _name_asker(core: Core) -> Callable[[str], str | None]:
-    # The core is told of results through this; holding it would keep it from ever being dropped.
+    # The core holds the meter and so this function; a strong reference to the core would keep it alive.
     held = weakref.ref(core)
 
     def ask(model: str) -> str | None:

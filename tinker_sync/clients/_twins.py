@@ -1,7 +1,7 @@
 """The `…_async` twins of the clients' methods, for scripts that mix both kinds.
 
 A twin repeats no logic: it calls the method of the same name without the ending, so overriding that one in a
-subclass changes both. No loop of ours runs anywhere; whoever awaits brings one.
+subclass changes both. The package runs no event loop; a twin runs in the loop of its caller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 def _named(twin: Any, method: Callable[..., Any], what: str) -> Any:
     functools.update_wrapper(twin, method)
-    del twin.__wrapped__  # its result is another one
+    del twin.__wrapped__  # the result of the twin has another type
     declared = inspect.signature(method)
     awaited = str(declared.return_annotation)
     if what.startswith("Awaits the result") and awaited.startswith("APIFuture["):
@@ -37,7 +37,7 @@ def _named(twin: Any, method: Callable[..., Any], what: str) -> Any:
 def _settle(future: APIFuture[T], work: Callable[[], T]) -> None:
     try:
         value = work()
-    except BaseException as failure:  # noqa: BLE001  # it belongs to whoever awaits
+    except BaseException as failure:  # noqa: BLE001  # raised where the future is awaited
         future.fail(failure)
     else:
         future.resolve(value)
@@ -46,9 +46,10 @@ def _settle(future: APIFuture[T], work: Callable[[], T]) -> None:
 def blocking_twin(
     method: Callable[Concatenate[S, P], T],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """For a method that blocks until it returns a value: awaits the same, done on a thread of the client.
+    """Return the twin of a method that blocks. The method runs on a thread of the client.
 
-    Not on one of the loop's: the interpreter joins those at exit, so Ctrl-C would wait for the server.
+    It does not run on a thread of the loop: the interpreter joins those at exit, so Ctrl-C would wait for
+    the server.
     """
     name = method.__name__
 
@@ -69,7 +70,7 @@ def blocking_twin(
 def result_twin(
     method: Callable[Concatenate[S, P], Future[T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """For a method whose future the reference client awaits too: awaits its result."""
+    """Return the twin of a method whose future the twin awaits, as the reference client does."""
     name = method.__name__
 
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -85,7 +86,7 @@ def result_twin(
 def future_twin(
     method: Callable[Concatenate[S, P], APIFuture[T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, APIFuture[T]]]:
-    """For a method whose future the user awaits himself, in a second `await`."""
+    """Return the twin of a method whose future the caller awaits in a second `await`."""
     name = method.__name__
 
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> APIFuture[T]:

@@ -1,4 +1,4 @@
-"""How patiently samples are tried again."""
+"""`RetryConfig`: the settings of a sampling client's retries."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tinker_sync.errors import InvalidInputError
 class RetryConfig:
     """Settings of a sampling client's retries.
 
-    Pauses follow the package's own schedule and the server's wishes, so the fields about them are only kept;
-    a sample ends at its deadline, whatever else goes on.
+    The fields about pauses have no effect: pauses follow the schedule of the package and the requests of the
+    server. A sample fails at its deadline at the latest.
 
     >>> RetryConfig(max_attempts=3).enable_retry_logic
     True
@@ -27,7 +27,7 @@ class RetryConfig:
     enable_stuck_detection: bool = True
     retryable_exceptions: tuple[type[Exception], ...] = ()
     max_attempts: int = field(default=10, kw_only=True)
-    """How often one submit is tried, and how often a sample is submitted anew."""
+    """The number of tries of one submit, and the number of submits of one sample."""
 
     def __attrs_post_init__(self) -> None:
         if self.max_connections is not None and self.max_connections <= 0:
@@ -39,5 +39,5 @@ class RetryConfig:
 
     @property
     def attempts(self) -> int:
-        """How often a submit is tried."""
+        """The number of tries of a submit."""
         return self.max_attempts if self.enable_retry_logic else 1

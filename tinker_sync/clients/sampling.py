@@ -1,4 +1,4 @@
-"""`SamplingClient`: samples from one set of weights, thousands at once if need be."""
+"""`SamplingClient`: samples from one set of weights, thousands of samples at once if needed."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ if TYPE_CHECKING:
 
 @names_requests
 class SamplingClient(ClientFuture["SamplingClient"]):
-    """Samples from one set of weights. Made by a service or training client; threads may share it.
+    """A client that samples from one set of weights. A service or training client makes it.
 
-    It is the client and the future of itself: usable at once, while the server still gets ready. Samples
-    asked for before that are sent when it is, in the order of the calls. `result()` and `await` wait for it
-    and return it. When there can be no sampler, the futures of those samples fail; later calls raise.
+    Any thread may use it. The object is also the future of its own creation, so it is usable at once. Samples
+    that are started before the server is ready are held, and sent in the order of the calls when it is ready.
+    `result()` and `await` wait until the client is ready and return it. If the creation fails, the futures of
+    these samples fail and later calls raise.
 
-    `sample` returns at once, with a future. Copies sent to other processes, by pickle or as a handle, carry
-    no key: the other process finds its own.
+    `sample` returns a future at once. A copy for another process, by pickle or as a handle, carries no key:
+    the other process finds its own.
 
     >>> import tinker_sync
     >>> from tinker_sync import types
@@ -73,7 +74,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         super().__init__(core, self._line.held)
         self._record_stability_info = record_stability_info
         self._described: Once[GetSamplerResponseInternal] = Once()
-        # Known from the base model that was asked for, or from a handle; "" and None where it is not.
+        # From the arguments or from a handle; "" or None if it is not known.
         self._base_model = self._line.base_model = base_model
 
     @classmethod
@@ -87,18 +88,18 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
     ) -> SamplingClient:
-        """Return a client at once, and have the server make a sampling session for it.
+        """Return a client at once, and create a sampling session for it in the background.
 
         Args:
-            holder: `holder` of another client.
+            holder: the `holder` of another client.
             model_path: the weights, ``tinker://…/sampler_weights/…``.
-            base_model: the model as it is.
-            sampling_session_id: a sampling session that exists; nothing is sent then.
-            retry_config: how often and how patiently samples are tried again.
-            record_stability_info: have the server keep what stable training needs of each sample.
+            base_model: a base model to sample from.
+            sampling_session_id: an existing sampling session; no request is sent then.
+            retry_config: settings of the retries.
+            record_stability_info: let the server keep the data of each sample that stable training needs.
 
         Raises:
-            InvalidInputError: none of the three was given, or the path cannot be read.
+            InvalidInputError: none of the three is given, or the path is not valid.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -110,9 +111,9 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             holder,
             retry_config=retry_config,
             record_stability_info=record_stability_info,
-            # The maker of the session may sample in it too.
+            # The client that made the session may sample in it too.
             copied=sampling_session_id is not None,
-            # Of weights the server knows best what they were made of.
+            # For a path, ask the server for the base model of the weights.
             base_model=base_model if model_path is None else None,
         )
         if sampling_session_id is not None:
@@ -128,7 +129,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         holder.refuse_closed()
         request = CreateSamplingSessionRequest(
             session_id="",
-            # Drawn once: a repetition must be the same request.
+            # Drawn once, because a retry must send the same request.
             sampling_session_seq_id=holder.session.next_sampling_session_seq_id(),
             base_model=base_model,
             model_path=model_path,
@@ -144,7 +145,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         trained: TrainingLine,
         **options: Any,
     ) -> SamplingClient:
-        """Return a client at once for weights that are being saved for this session."""
+        """Return a client at once for the weights of a save that is under way."""
         client = cls(core, **options)
         start_after(client, saved, partial(_use_saved, client._line, trained))
         return client
@@ -168,19 +169,19 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         """Sample continuations of a prompt.
 
         Args:
-            prompt: what to continue.
-            num_samples: how many continuations.
+            prompt: the input of the model.
+            num_samples: the number of continuations.
             sampling_params: length, temperature, stops and so on.
             include_prompt_logprobs: also score the prompt's tokens.
-            topk_prompt_logprobs: also give so many likeliest tokens at each prompt position.
-            topk_sample_logprobs: also give so many likeliest tokens at each sampled position.
+            topk_prompt_logprobs: also return so many of the likeliest tokens at each prompt position.
+            topk_sample_logprobs: also return so many of the likeliest tokens at each sampled position.
             target_prompt_logprobs: token ids to score, a row for each prompt token after the first.
             prompt_alt_tokens_k: draw so many alternatives to each prompt token after the first.
             prompt_logprobs_last_n: score only the last so many prompt tokens.
-            deadline: seconds until to give up waiting for the result.
+            deadline: the seconds after which the call is given up.
 
         Raises:
-            InvalidInputError: it cannot be sent; nothing was.
+            InvalidInputError: the request cannot be sent; nothing was sent.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -229,35 +230,34 @@ class SamplingClient(ClientFuture["SamplingClient"]):
     ) -> Generator[BatchItem, None, None]:
         """Sample continuations of many prompts, and yield a `BatchItem` for each.
 
-        However long the input is, at most `max_in_flight` prompts are pulled ahead of the items yielded, so
-        memory stays flat. Leaving the loop, closing the generator and Ctrl-C cancel what is under way.
+        At most `max_in_flight` prompts are pulled ahead of the yielded items, so memory does not grow with
+        the input. Leaving the loop, closing the generator and Ctrl-C cancel the samples under way.
 
         With `save_to` each response is written when it arrives, before its item is yielded. The same call in
-        a new process reads what the file holds and samples the rest; those items come too, with
-        `saved=True`. Failed prompts are not written, so a new run samples them again. The file does not
-        record the model.
+        a new process yields the responses in the file with `saved=True`, and samples the rest. Failed prompts
+        are not written, so a new run samples them again. The file does not record the model.
 
         Args:
             prompts: inputs of the model, rows of token ids, texts or chats; a list or a generator.
             sampling_params: length, temperature, stops and so on.
             num_samples: the number of continuations of each prompt.
             max_in_flight: the most prompts that are pulled ahead.
-            ordered: yield in the order of the prompts; False yields as responses arrive, so that a slow one
-                does not hold up the others.
-            on_error: "return" yields a failed prompt as an item with its error and goes on; "raise" raises
-                the first error. Errors that end the client are raised either way, after the last item.
+            ordered: yield in the order of the prompts; False yields responses as they arrive, so a slow
+                one does not delay the others.
+            on_error: "return" yields an item with the error of a failed prompt and goes on; "raise" raises
+                the first error. Errors that end the client are raised in both cases, after the last item.
             save_to: a file for the responses, as JSON lines.
-            progress: show a bar, where tqdm and a terminal are there; `TINKER_PROGRESS=0` turns it off.
-            total: the number of prompts of a generator, for the time left.
-            tokenizer: encodes texts and chats, and decodes for `texts`; None loads the model's own when the
-                first text comes.
+            progress: show a bar if tqdm is installed and there is a terminal; `TINKER_PROGRESS=0` hides it.
+            total: the number of prompts of a generator, to estimate the time left.
+            tokenizer: encodes texts and chats, and decodes `texts`; None loads that of the model with the
+                first text.
             include_prompt_logprobs: also score the tokens of the prompts.
             topk_prompt_logprobs: also return so many of the likeliest tokens at each prompt position.
             topk_sample_logprobs: also return so many of the likeliest tokens at each sampled position.
             deadline: the seconds after which one sample is given up.
 
         Raises:
-            InvalidInputError: an argument is wrong; nothing was sent.
+            InvalidInputError: an argument is not valid; nothing was sent.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -287,12 +287,12 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         *,
         deadline: float | None = None,
     ) -> APIFuture[list[float | None]]:
-        """Score the tokens of a prompt; None stands where there is no score, such as at the first.
+        """Compute the log-probability of each token of a prompt; None for tokens without one.
 
         Args:
-            prompt: what to score.
+            prompt: the tokens to score.
             prompt_logprobs_last_n: score only the last so many tokens.
-            deadline: seconds until to give up waiting for the result.
+            deadline: the seconds after which the call is given up.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -335,9 +335,9 @@ class SamplingClient(ClientFuture["SamplingClient"]):
     # -------------------------------------------------------------------------------------- about it
 
     def get_base_model(self) -> str:
-        """Return the name of the model that was fine-tuned, or that is sampled from, as the server gives it.
+        """Return the name of the base model, as the server states it. Blocks.
 
-        Blocks; the server is asked once.
+        The client sends the request once and keeps the answer.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -352,13 +352,15 @@ class SamplingClient(ClientFuture["SamplingClient"]):
     @overload
     def get_tokenizer(self, *, backend: Literal["transformers"]) -> Any: ...
     def get_tokenizer(self, *, backend: Literal["tokenizers", "transformers"] = "tokenizers") -> Any:
-        """The tokenizer of this model. Blocks: asks the server which one, and loads it once in a process.
+        """Return the tokenizer of this model. Blocks.
+
+        The server names the tokenizer. A process loads it once.
 
         Args:
-            backend: "transformers" gives an object of that library, which has to be installed.
+            backend: "transformers" returns an object of that library, which must be installed.
 
         Raises:
-            TokenizerError: it is not to be had; the text says which files to put where.
+            TokenizerError: it cannot be loaded; the message names the files to provide.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -383,11 +385,11 @@ class SamplingClient(ClientFuture["SamplingClient"]):
     # -------------------------------------------------------------------------------------- going elsewhere
 
     def get_sampler_handle(self, *, include_api_key: bool = False) -> str:
-        """Text from which another process makes a client for the same weights.
+        """Return text from which another process makes a client for the same weights.
 
         Args:
-            include_api_key: put the key in, readable for everybody who sees the handle. Without it the other
-                process looks for a key as a new client does.
+            include_api_key: include the key as plain text, which every reader of the handle can use. Without
+                it, the other process looks for a key as a new client does.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -410,14 +412,14 @@ class SamplingClient(ClientFuture["SamplingClient"]):
 
     @classmethod
     def from_sampler_handle(cls, handle: str, *, api_key: str | None = None) -> SamplingClient:
-        """A client of the weights a handle names.
+        """Return a client for the weights that a handle names.
 
         Args:
-            handle: what `get_sampler_handle` gave.
-            api_key: the key to use; None: as a new client finds one.
+            handle: the result of `get_sampler_handle`.
+            api_key: the key to use; None looks for a key as a new client does.
 
         Raises:
-            InvalidInputError: it is no handle.
+            InvalidInputError: the text is not a handle.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -442,7 +444,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
 
     @property
     def sampling_session_id(self) -> str:
-        """The id by which servers know this sampler. Waits until it exists.
+        """The id of this sampler at the server. Waits until it exists.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -476,7 +478,7 @@ _KEPT_RETRY_FIELDS: Final = ("max_connections", "enable_retry_logic", "max_attem
 def _retry_config_of(carried: Carried) -> RetryConfig | None:
     kept = carried.ours.get("retry_config")
     if not isinstance(kept, Mapping):
-        return None  # a handle of the reference client has none
+        return None  # a handle of the reference client has no such settings
     return RetryConfig(**{name: kept[name] for name in _KEPT_RETRY_FIELDS if name in kept})
 
 
@@ -485,7 +487,7 @@ def _from_pickle(cls: type[SamplingClient], handle: str) -> SamplingClient:
 
 
 def _create_session(line: SampleLine, asked: CreateSamplingSessionRequest) -> None:
-    """On a worker."""
+    """Create the sampling session. Runs on a worker."""
     core = line.core
     request = asked.model_copy(update={"session_id": core.session_id()})
     core.server.published.check_model(asked.base_model, core.ready().facts.dialect)
@@ -495,7 +497,7 @@ def _create_session(line: SampleLine, asked: CreateSamplingSessionRequest) -> No
 
 
 def _use_saved(line: SampleLine, trained: TrainingLine, saved: SaveWeightsForSamplerResponseInternal) -> None:
-    """On a worker: sample from what was saved; where servers give a path, through it."""
+    """Use the saved weights for sampling, through their path if the server returns one. Runs on a worker."""
     core = line.core
     line.run_id = trained.model_id
     if saved.sampling_session_id is not None:

@@ -1,6 +1,6 @@
-"""`ServiceClient`: where everything begins.
+"""`ServiceClient`: the client that makes all other clients.
 
-A method imports the client it makes: a program that samples loads nothing of training or REST.
+Each method imports the class that it needs, so a program that samples does not load training or REST.
 """
 
 from __future__ import annotations
@@ -58,33 +58,33 @@ if TYPE_CHECKING:
 
 @names_requests
 class ServiceClient:
-    """The service: makes training and sampling clients, and ends what they began.
+    """The client of the service. It makes training and sampling clients, and owns their session.
 
-    Nothing touches the network until it is needed. Use it in a `with` block, or call `close`; a script that
-    just ends is finished properly too. Threads may share it.
+    It connects to the server with the first request. Use it in a `with` block, or call `close`; a script that
+    does neither ends its session when it exits. Any thread may use it.
 
     Args:
-        user_metadata: your own words about this session.
-        project_id: the project it belongs to; None: `TINKER_PROJECT_ID`.
-        display_name: how it is listed.
+        user_metadata: your own notes about this session.
+        project_id: the project of the session; None: `TINKER_PROJECT_ID`.
+        display_name: the name of the session in lists.
         base_url: the server; "local" starts one on this machine for this process, with the first request;
             None: `TINKER_BASE_URL`, else the hosted service.
         api_key: the key; None: `TINKER_API_KEY`, else the stored one.
         default_headers_overrides: headers of every request; the older name of `default_headers`.
         default_headers: headers of every request.
-        timeout: how long the server may be silent.
-        max_retries: how often a call is tried again; None: ten times, or for five minutes if that is more.
+        timeout: the longest silence of the server, seconds.
+        max_retries: the number of retries of a call; None: ten, or retries for five minutes if that is more.
         session: a `requests.Session` for headers, proxies, certificates, user name and password, and cookies.
-        deadline: how long any call may take in all, seconds; None: hours, by kind of call.
+        deadline: the longest time of any call, seconds; None: hours, by kind of call.
         dialect: "auto", "proto", "json" or a `Dialect`.
         on_queue_state: called on a worker thread with a `QueueReport` each time the server reports on a
             request that waits.
-        rate_limiter: a limiter of its own; None: shared with every client of the same server and key.
-        telemetry: tell the service of failures, by kind and place, never by content; None: the vendor's alone
-            is told, unless `TINKER_TELEMETRY` says no.
-        journal: a file that records what was sent, so that the same script, started again after any death,
-            goes on; see `TrainingClient.steps`. None: none.
-        pace: pauses before another try are multiplied by this; None: `TINKER_PACE`, else 1. For tests.
+        rate_limiter: a separate limiter; None: the one that all clients of this server and key share.
+        telemetry: report failures to the service, by kind and place, never by content; None: report to the
+            hosted service only, unless `TINKER_TELEMETRY` forbids it.
+        journal: a file that records the requests, so that the same script can be started again after a crash
+            and goes on; see `TrainingClient.steps`. None: no journal.
+        pace: a factor for the pauses before retries; None: `TINKER_PACE`, else 1. For tests.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class ServiceClient:
         telemetry: bool | None = None,
         journal: str | PathLike[str] | None = None,
         pace: float | None = None,
-        **unknown: NoReturn,  # so that checkers find every keyword that is not above
+        **unknown: NoReturn,  # type checkers report every keyword that is not above
     ) -> None:
         if unknown:
             _refuse_mistyped(unknown)
@@ -138,7 +138,7 @@ class ServiceClient:
         )
         check_credential(settings)
         if settings.base_url.endswith("/api/v1"):
-            # Not refused: behind a proxy with such a prefix it may be right.
+            # A warning only: the URL may be right behind a proxy with such a prefix.
             warnings.warn(
                 "the base URL ends with /api/v1, which every call adds by itself; leave it out", stacklevel=2
             )
@@ -164,17 +164,18 @@ class ServiceClient:
 
     @classmethod
     def attach(cls, journal: str | PathLike[str], **options: Any) -> Self:
-        """Go on with the session of a journal, in any process, without the script that began it.
+        """Continue the session of a journal, in any process, without the script that began it.
 
-        `trainings` are its training clients; each knows its next number, and `unread` has its results. Where
-        the session is gone, each is restored from its last checkpoint, and a log line lists the steps lost.
+        `trainings` has the training clients of the session. Each continues with its next sequence number, and
+        its `unread` has the results that had not arrived. If the server no longer has the session, each model
+        is restored from its last checkpoint, and a log line lists the lost steps.
 
         Args:
             journal: the file.
-            options: as for `ServiceClient`; the address is that of the journal.
+            options: arguments of `ServiceClient`; the default of `base_url` is the address in the journal.
 
         Raises:
-            JournalError: there is nothing to go on with, or another process uses the journal.
+            JournalError: the journal has no session to continue, or another process uses it.
 
         >>> import tempfile
         >>> import tinker_sync
@@ -195,7 +196,7 @@ class ServiceClient:
         last = find_session(Path(journal))
         service = cls(journal=journal, **{"base_url": last.url, **options})
         opened = service._core.session.journal
-        assert opened is not None  # noqa: S101  # it was given
+        assert opened is not None  # noqa: S101  # the path is an argument
         opened.replays = False
         return service
 
@@ -203,7 +204,7 @@ class ServiceClient:
     def trainings(self) -> tuple[TrainingClient, ...]:
         """The training clients of the journal's session, in the order in which they were made.
 
-        Those of `attach`; a script that makes its own finds none here.
+        It is empty except after `attach`.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -225,7 +226,7 @@ class ServiceClient:
     # -------------------------------------------------------------------------------------- the service
 
     def get_server_capabilities(self) -> GetServerCapabilitiesResponse:
-        """What models the server offers. Blocks.
+        """Return the models that the server offers. Blocks.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -238,9 +239,9 @@ class ServiceClient:
         return capabilities
 
     def get_console_url(self) -> str:
-        """Return the address that shows this session in a browser, or all sessions before there is one.
+        """Return the address of the web page of this session, or of all sessions before this one exists.
 
-        Only the hosted service has such pages. For another server it is the address of the server.
+        For servers other than the hosted service, which have no such pages, return the base URL.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -261,15 +262,15 @@ class ServiceClient:
     def get_tokenizer(
         self, model: str, *, backend: Literal["tokenizers", "transformers"] = "tokenizers"
     ) -> Any:
-        """Return the tokenizer of a model. Loads it once in a process; that of the built-in model at once.
+        """Return the tokenizer of a model. A process loads it once.
 
         Args:
             model: the name of a base model, or the path of weights, ``tinker://…``, whose base model the
                 server names.
-            backend: "transformers" gives an object of that library, which has to be installed.
+            backend: "transformers" returns an object of that library, which must be installed.
 
         Raises:
-            TokenizerError: it cannot be loaded; the text names the files to provide.
+            TokenizerError: it cannot be loaded; the message names the files to provide.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -297,24 +298,24 @@ class ServiceClient:
         *,
         deadline: float | None = None,
     ) -> TrainingClient:
-        """Make a new LoRA model. Return the client that trains it at once.
+        """Create a new LoRA model. Return the client that trains it at once.
 
-        `result()` and `await` wait until the model exists. Errors of the server appear at the first use.
+        `result()` and `await` wait until the model exists. Errors of the server are raised at the first use.
 
         Args:
-            base_model: what to fine-tune; see `get_server_capabilities`.
-            rank: of the LoRA matrices.
-            seed: for their first values.
+            base_model: the model to fine-tune; see `get_server_capabilities`.
+            rank: the rank of the LoRA matrices.
+            seed: the seed of their first values.
             train_mlp: train the MLP layers.
             train_attn: train the attention layers.
             train_unembed: train the unembedding.
-            user_metadata: your own words about this run.
-            optimizer: its family; None: AdamW.
-            deadline: seconds until to give up.
+            user_metadata: your own notes about this run.
+            optimizer: the kind of optimizer; None: AdamW.
+            deadline: the seconds after which the call is given up.
 
         Raises:
-            AssertionError: there would be nothing to train.
-            InvalidInputError: no model is named, or an argument has the wrong type.
+            AssertionError: all three parts are excluded from training.
+            InvalidInputError: the model has no name, or an argument has a wrong type.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -322,7 +323,7 @@ class ServiceClient:
         ...     training.result() is training
         True
         """
-        assert train_mlp or train_attn or train_unembed, (  # noqa: S101  # what scripts expect to catch
+        assert train_mlp or train_attn or train_unembed, (  # noqa: S101  # scripts catch AssertionError
             "create_lora_training_client: at least one of train_mlp, train_attn, train_unembed must be true"
         )
         from tinker_sync.clients._models import NewModel
@@ -344,15 +345,15 @@ class ServiceClient:
         *,
         deadline: float | None = None,
     ) -> TrainingClient:
-        """Make a new model with the weights of a checkpoint, and a fresh optimizer.
+        """Create a new model with the weights of a checkpoint and a fresh optimizer.
 
         Args:
-            path: of the checkpoint, ``tinker://…/weights/…``.
-            base_model: instead of the checkpoint's own; it must fit.
-            user_metadata: your own words about this run.
+            path: the path of the checkpoint, ``tinker://…/weights/…``.
+            base_model: replaces the base model of the checkpoint; it must fit the weights.
+            user_metadata: your own notes about this run.
             weights_access_token: a key of another account that may read the checkpoint.
-            optimizer: its family; None: AdamW.
-            deadline: seconds until to give up.
+            optimizer: the kind of optimizer; None: AdamW.
+            deadline: the seconds after which the call is given up.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -382,9 +383,9 @@ class ServiceClient:
         *,
         deadline: float | None = None,
     ) -> TrainingClient:
-        """Make a new model with the weights and the optimizer state of a checkpoint.
+        """Create a new model with the weights and the optimizer state of a checkpoint.
 
-        Return the client at once. Arguments as in `create_training_client_from_state`.
+        Returns the client at once. Arguments as in `create_training_client_from_state`.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -425,12 +426,12 @@ class ServiceClient:
 
         Args:
             model_path: the weights, ``tinker://…/sampler_weights/…``.
-            base_model: the model as it is.
-            retry_config: how often and how patiently samples are tried again.
-            record_stability_info: have the server keep what stable training needs of each sample.
+            base_model: a base model to sample from.
+            retry_config: settings of the retries.
+            record_stability_info: let the server keep the data of each sample that stable training needs.
 
         Raises:
-            InvalidInputError: neither path nor model was given, or the path cannot be read.
+            InvalidInputError: neither path nor model is given, or the path is not valid.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -451,13 +452,14 @@ class ServiceClient:
     # -------------------------------------------------------------------------------------- what it costs
 
     def usage(self, *, prices: PriceTable | None = None) -> Usage:
-        """What was used so far: tokens trained, of prompts, of prompts from the cache, and sampled, by model.
+        """Return the tokens used so far, by model: trained, prompt, cached prompt and sampled.
 
-        Counted here, from the results that have arrived; a price nobody gave is said to be unknown. Where a
-        model was made from a checkpoint the server is asked for its name, once.
+        The client counts them from the results that have arrived. A price that is missing from the table is
+        reported as unknown. For a model from a checkpoint, the client asks the server once for the name of
+        the base model.
 
         Args:
-            prices: what tokens cost; None: the file `TINKER_PRICES`, else `~/.tinker/prices.json`.
+            prices: the prices of tokens; None: the file `TINKER_PRICES`, else `~/.tinker/prices.json`.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -472,14 +474,15 @@ class ServiceClient:
     def budget(
         self, usd: float | None = None, tokens: int | None = None, *, prices: PriceTable | None = None
     ) -> Budget:
-        """A limit for what is used in a ``with`` block: a call that could take more than is left is refused.
+        """Return a limit for the tokens or dollars used in a ``with`` block.
 
-        What is under way counts as what it may come to, samples as `max_tokens` each. The limit is for every
-        client made here; a refused call was not sent, and raises `BudgetExceededError`.
+        A call that could exceed the rest of the budget raises `BudgetExceededError` and is not sent. Calls
+        under way count with their highest possible use, samples with `max_tokens` each. The limit applies to
+        all clients of this service client.
 
         Args:
-            usd: dollars, at most; every price has to be known.
-            tokens: tokens of all kinds, at most.
+            usd: the most dollars; all prices must be known.
+            tokens: the most tokens of all kinds.
             prices: as for `usage`.
 
         >>> import tinker_sync
@@ -496,9 +499,9 @@ class ServiceClient:
         return self._spending.budget(usd, tokens, prices)
 
     def reconcile(self) -> Reconciliation:
-        """Compare what was counted here with what the service bills for this session. Blocks.
+        """Compare the counted usage with the bill of the service for this session. Blocks.
 
-        Needs an account that may see the bill, which is behind by up to some hours.
+        The account must be allowed to read the bill, which may lag by some hours.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -514,10 +517,11 @@ class ServiceClient:
     # -------------------------------------------------------------------------------------- where time goes
 
     def explain(self) -> Recording:
-        """Record from here on where the time of the calls goes; print what this returns for an explanation.
+        """Start a recording of the time that calls take. Print the recording for an explanation.
 
-        It shows the time of each method in the queue, on the way, at the server and in decoding, retries and
-        pauses, and what to change. A client that records nothing pays nothing for it.
+        The explanation shows, for each method, the time in the queue, on the wire, at the server and in
+        decoding. It also lists retries and pauses, and suggests changes. A client without a recording has
+        almost no cost from this feature.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service, service.explain() as recording:
@@ -530,10 +534,10 @@ class ServiceClient:
         return self._record(None)
 
     def trace(self, path: str | os.PathLike[str]) -> Recording:
-        """Record as `explain` does, and write a trace when the recording or this client is closed.
+        """Start a recording as `explain` does, and write a trace when the recording or this client is closed.
 
         Args:
-            path: the file, which https://ui.perfetto.dev and chrome://tracing draw.
+            path: the file of the trace, for https://ui.perfetto.dev and chrome://tracing.
 
         >>> import json, pathlib, tempfile, tinker_sync
         >>> file = pathlib.Path(tempfile.mkdtemp(), "t.json")
@@ -560,13 +564,13 @@ class ServiceClient:
         keep_last: int = 3,
         best: Literal["min", "max"] = "min",
     ) -> LoopCheckpoints[TrainingClient]:
-        """Return what saves a training loop every so many steps, and finds the way back to the latest save.
+        """Return an object that saves a training loop at intervals and resumes it from the latest save.
 
         Args:
-            directory: of the run; ``checkpoints.jsonl`` in it lists the checkpoints.
+            directory: the directory of the run; ``checkpoints.jsonl`` in it lists the checkpoints.
             every: the number of steps between two saves.
-            keep_last: the number of the latest checkpoints that stay; others are deleted.
-            best: keep the one of the least ("min") or greatest ("max") score too.
+            keep_last: the number of latest checkpoints to keep; older ones are deleted.
+            best: also keep the checkpoint with the lowest ("min") or highest ("max") score.
 
         Raises:
             InvalidInputError: an argument is out of its range.
@@ -587,12 +591,12 @@ class ServiceClient:
         return LoopCheckpoints(self, directory, every=every, keep_last=keep_last, best=best)
 
     def recorder(self, directory: str | os.PathLike[str]) -> StepRecorder:
-        """Return a recorder of a training loop: a line of JSON for each step, in ``metrics.jsonl``.
+        """Return a recorder that writes a line of JSON to ``metrics.jsonl`` for each step of a training loop.
 
         Each line has metrics, timings and the tokens used. `tinker-sync plot DIRECTORY` draws the curves.
 
         Args:
-            directory: of the run, such as "runs/x"; a run that is there goes on.
+            directory: the directory of the run, such as "runs/x"; new lines are appended to an existing run.
 
         >>> import tempfile, tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service, tempfile.TemporaryDirectory() as to:
@@ -614,21 +618,23 @@ class ServiceClient:
         *,
         deadline: float | None = None,
     ) -> APIFuture[LossHandle]:
-        """Make a loss of a function of torch tensors: computed by the server where that takes such losses,
-        else here; `TrainingClient.forward_backward_custom` takes it either way.
+        """Create a loss from a function of torch tensors, for `TrainingClient.forward_backward_custom`.
+
+        The server computes the loss if it supports such losses; otherwise this process does.
 
         The function is traced once and not called again. It takes ``logprobs`` and, by name, further
-        `loss_fn_inputs` of a datum; it returns a scalar and a dict of scalar metrics, named
-        ``custom/NAME:sum`` or ``custom/NAME:mean``. The losses of the data are summed. It may call functions
-        of torch and math alone and may not branch on values of tensors. A session makes each loss once.
+        `loss_fn_inputs` of a datum. It returns a scalar and a dict of scalar metrics, named
+        ``custom/NAME:sum`` or ``custom/NAME:mean``. The losses of the data are summed. The function may call
+        only functions of torch and math, and must not branch on values of tensors. A session creates each
+        loss once.
 
         Args:
-            fn: the function; its name becomes that of the loss.
+            fn: the function; its name becomes the name of the loss.
             input_ranks: the number of dimensions of each parameter, 0 to 2.
-            deadline: seconds until to give up.
+            deadline: the seconds after which the call is given up.
 
         Raises:
-            InvalidInputError: the function breaks a rule; the message shows the line that does.
+            InvalidInputError: the function breaks a rule; the message shows the line.
             MissingExtraError: torch is not installed.
 
         >>> import tinker_sync, torch
@@ -653,11 +659,11 @@ class ServiceClient:
     def copy_weights(
         self, path: str, *, ttl_seconds: int | None = None, weights_access_token: str | None = None
     ) -> APIFuture[str]:
-        """Copy a checkpoint into this client's project; the result is the path of the copy.
+        """Copy a checkpoint into the project of this client. The future has the path of the copy.
 
         Args:
-            path: of the checkpoint.
-            ttl_seconds: how long the copy is kept.
+            path: the path of the checkpoint.
+            ttl_seconds: the lifetime of the copy.
             weights_access_token: a key of another account that may read the checkpoint.
 
         >>> import tinker_sync
@@ -695,18 +701,19 @@ class ServiceClient:
         timeout: float = CLOSE_LIMIT_S,
         pending: float = PENDING_LIMIT_S,
     ) -> APIFuture[None]:
-        """End the session; the clients made here can be used no more.
+        """End the session. Later calls of the clients made here raise `ClientClosedError`.
 
-        Calls that change something at the server (`optim_step`, saves, `publish_checkpoint`, deletions, ...)
-        are waited for. Passes are sent where such a call is behind them; by themselves they leave nothing
-        behind, so they are not waited for. Calls that only read fail at once. The end of a ``with`` block
-        and of the script do the same; after 2 s a line on stderr names the calls, and Ctrl-C leaves at once.
+        `close` waits for calls that change something at the server (`optim_step`, saves,
+        `publish_checkpoint`, deletions, ...). A pass is sent if such a call follows it; a pass without one
+        has no lasting effect, so `close` does not wait for it. Calls that only read fail at once. The end of
+        a ``with`` block or of the script closes the client in the same way. After 2 s a line on stderr names
+        the calls that are waited for; Ctrl-C stops the wait at once.
 
         Args:
-            status: how it went.
-            detail: a word about it.
+            status: the outcome of the session.
+            detail: a note about it.
             timeout: the longest time to try to end the session at the server, seconds.
-            pending: the longest time to wait for calls, seconds; a warning names those that are left.
+            pending: the longest time to wait for calls, seconds; a warning names the calls that remain.
 
         >>> import tinker_sync
         >>> service = tinker_sync.ServiceClient(base_url="local")
@@ -729,7 +736,7 @@ class ServiceClient:
         traceback: TracebackType | None,
     ) -> None:
         status = _status_after(exc_type)
-        # Who presses Ctrl-C wants to leave.
+        # After Ctrl-C, leave soon.
         limit_s = EXIT_LIMIT_S if status == "interrupted" else CLOSE_LIMIT_S
         closed = self.close(status, timeout=limit_s)
         try:
@@ -739,7 +746,7 @@ class ServiceClient:
             raise
 
     def get_telemetry(self) -> Any:
-        """Return the reporter of failures, or None when telemetry is off.
+        """Return the telemetry reporter, or None if telemetry is off.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -750,7 +757,7 @@ class ServiceClient:
 
     @property
     def holder(self) -> Core:
-        """What all clients made here share.
+        """The core that all clients made here share.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -761,7 +768,7 @@ class ServiceClient:
         return self._core
 
     def result(self, timeout: float | None = None) -> Self:
-        """This client; it is ready. For scripts that wait for a client as for a future.
+        """Return this client at once. For scripts that wait for each client as for a future.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -778,7 +785,7 @@ class ServiceClient:
         )
 
     def __repr__(self) -> str:
-        core = getattr(self, "_core", None)  # None if the constructor has failed
+        core = getattr(self, "_core", None)  # None if the constructor failed
         return f"<ServiceClient {core.settings.base_url}>" if core else "<ServiceClient>"
 
     def _until(self, deadline: float | None) -> float:
@@ -810,8 +817,14 @@ def _status_after(exc_type: type[BaseException] | None) -> Literal["success", "e
 
 
 def _refuse_mistyped(unknown: Mapping[str, Any]) -> None:
-    """Names that look like a parameter are one, mistyped; a key would go to another server than meant."""
-    import inspect  # only after a typing error
+    """Refuse keywords that resemble a parameter.
+
+    Ignoring a misspelt `base_url` would send the key to another server than intended.
+
+    Raises:
+        TypeError: a keyword resembles a parameter.
+    """
+    import inspect  # needed only for a misspelt name
 
     parameters = [name for name in inspect.signature(ServiceClient.__init__).parameters if name != "unknown"]
     parameters.remove("self")

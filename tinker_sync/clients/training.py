@@ -1,4 +1,4 @@
-"""`TrainingClient`: the calls that train one model, sent in the order they are made."""
+"""`TrainingClient`: the calls that train one model, sent in the order in which they are made."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.core import Core
     from tinker_sync.text.tokenizer import Tokenizer
     from tinker_sync.types import LossFnType
-else:  # losses of this process need more than most training does
+else:  # most training does not need these modules
     custom = LazyModule("tinker_sync.losses.custom")
     handle = LazyModule("tinker_sync.losses.handle")
     loss_data = LazyModule("tinker_sync.losses.data")
@@ -78,21 +78,24 @@ _LOAD_NOTE: Final = (
 
 @names_requests
 class TrainingClient(ClientFuture["TrainingClient"]):
-    """Trains one model. Made by a `ServiceClient`; threads may share it.
+    """A client that trains one model. A `ServiceClient` makes it. Any thread may use it.
 
-    It is the client and the future of itself, usable at once. Calls made before the model exists are sent
-    when it does, in order. When it cannot be made, their futures fail, and later calls raise.
+    The object is also the future of its own creation, so it is usable at once. Calls that are made before the
+    model exists are held and sent in order when it exists. If the creation fails, the futures of these calls
+    fail and later calls raise.
 
-    Every call is sent at once, in the order of the calls, and answered later: methods return futures. Calls
-    may be made ahead without waiting for results; the server keeps their order.
+    Methods return futures. Each call is sent at once, in the order of the calls, and answered later. Scripts
+    may make further calls without waiting for results; the server keeps the order.
 
-    A call that the server refuses fails alone: the calls behind it are sent, also an `optim_step` behind a
-    `forward_backward`, which then applies the gradients that are there. A pass over many data is sent in
-    several requests. When the server refuses one of them, no more are sent, but the gradients of those that
-    it has accepted stay accumulated; the error counts them, and the next `optim_step` applies them.
+    If the server refuses a call, that call alone fails and later calls are still sent. An `optim_step` after
+    a refused `forward_backward` thus applies the gradients that were accumulated before. A pass over many
+    data is sent in several requests. If the server refuses one of them, the rest is not sent, but the
+    gradients of the accepted requests stay accumulated. The error counts these requests, and the next
+    `optim_step` applies their gradients.
 
-    When an answer is lost for good, it is not known whether the server has the call. All later calls fail
-    then, because a wrong order could change what is trained; `recover` goes on from the last checkpoint.
+    If an answer is lost and cannot be fetched again, the client cannot know if the server received the call.
+    All later calls then fail, because a wrong order could change the training. `recover` makes a new client
+    from the last checkpoint.
 
     >>> import tinker_sync
     >>> from tinker_sync import types
@@ -116,7 +119,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
     @classmethod
     def _make(cls, core: Core, asked: NewModel | LoadedModel | RecordedModel) -> TrainingClient:
-        """Return a client at once, and have its model made."""
+        """Return a client at once, and start the creation of its model."""
         client = cls(core, asked.model_seq_id)
         client._user_metadata = asked.request.user_metadata
         start(client, partial(asked.make, client._line))
@@ -136,9 +139,9 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
     @property
     def curve(self) -> list[tuple[float, float]]:
-        """The loss of each `forward_backward` that has ended, behind the time of its result in seconds.
+        """The time in seconds and the loss of each `forward_backward` that has ended, as pairs.
 
-        That is the metric `loss:mean` where there is one, else `loss:sum`. The last ten thousand are kept.
+        The loss is the metric `loss:mean`, or `loss:sum` if there is no mean. The last 10,000 are kept.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -151,7 +154,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         return list(self._curve)
 
     def _drawn(self, passed: APIFuture[ForwardBackwardOutput]) -> APIFuture[ForwardBackwardOutput]:
-        """Add a pass to the curve when it has ended."""
+        """Add the loss of a pass to the curve when the pass ends."""
         passed.when_done(partial(_note_loss, self._curve, self._core.clock))
         return passed
 
@@ -167,14 +170,14 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     # -------------------------------------------------------------------------------------- steps
 
     def steps(self, stop: int) -> Iterator[int]:
-        """Yield the numbers of the steps up to `stop`, for the loop of a training.
+        """Yield the numbers of the steps up to `stop`, for a training loop.
 
-        With a journal, a script that is started again begins with the step that was under way: the calls that
-        it had made in that step are not done twice. Where the session is gone, it begins behind the last
-        checkpoint that was saved in a step. Without a journal this is `range(stop)`.
+        With a journal, a restarted script begins with the step that was under way; the calls that it had made
+        in that step are not executed twice. If the server no longer has the session, the script begins after
+        the last checkpoint that was saved in a step. Without a journal this is `range(stop)`.
 
         Args:
-            stop: the number of steps in all.
+            stop: the total number of steps.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -186,7 +189,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         first = 0
         if record is not None:
             self.result()
-            for future in list(record.early):  # numbers are settled once these have ended
+            for future in list(record.early):  # the next number is known once these have ended
                 wait([future])
             first = record.first_step(self._line.queue.next_number) if record.step is None else record.step
         for step in range(first, stop):
@@ -196,9 +199,9 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
     @property
     def unread(self) -> tuple[APIFuture[Any], ...]:
-        """The results that had not arrived when the process of before ended, in the order of the requests.
+        """The results that had not arrived when the earlier process ended, in the order of the requests.
 
-        A pass that was sent in several requests has several. For clients of `ServiceClient.attach`.
+        A pass that was sent in several requests has several results. For clients of `ServiceClient.attach`.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -212,7 +215,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
     @property
     def settled(self) -> tuple[str, ...]:
-        """What became of requests that the journal could not know, in words; see `ServiceClient.attach`.
+        """Texts about requests whose fate the journal had not recorded; see `ServiceClient.attach`.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -235,17 +238,18 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         """Compute the loss and add its gradients to those accumulated since the last step.
 
         Args:
-            data: the examples; many are sent in several requests and their results combined.
-            loss_fn: such as "cross_entropy" or "importance_sampling", or a handle of `create_custom_loss`.
+            data: the examples; many are sent in several requests, and the results are combined.
+            loss_fn: a name such as "cross_entropy" or "importance_sampling", or a handle of
+                `create_custom_loss`.
             loss_fn_config: settings of the loss.
-            deadline: seconds until to give up waiting for the result.
+            deadline: the seconds after which the call is given up.
 
-        Of the metrics in the result, ``loss:sum`` is the server's, and ``loss:mean`` that sum for each token
-        whose weight or advantage is not 0. Inputs for losses of this process, `reference_logprobs`, are not
-        sent.
+        Among the metrics of the result, ``loss:sum`` comes from the server. ``loss:mean`` is that sum divided
+        by the number of tokens whose weight or advantage is not 0. The input `reference_logprobs`, which only
+        losses of this process use, is not sent.
 
         Raises:
-            InvalidInputError: the data cannot be sent; nothing was.
+            InvalidInputError: the data cannot be sent; nothing was sent.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -287,30 +291,31 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     ) -> APIFuture[ForwardBackwardOutput]:
         """Compute a loss of your own and add its gradients to those accumulated since the last step.
 
-        A forward pass gives the log-probabilities of the target tokens; the loss is computed from them on a
-        worker thread of this client; a backward pass carries its gradients to the model. Nothing else of this
-        training client is sent between the two, from whichever thread: calls made meanwhile come behind the
-        backward pass. Where the loss fails or the call is cancelled before the backward pass is being sent,
-        that one is left out, later calls go on, and nothing was trained.
+        A forward pass returns the log-probabilities of the target tokens. A worker thread of this client
+        computes the loss from them. A backward pass then applies the gradients of the loss to the model. No
+        other call of this training client is sent between the two passes; calls of any thread wait until the
+        backward pass is sent. If the loss fails, or the call is cancelled before the backward pass is sent,
+        the backward pass is omitted, nothing is trained, and later calls go on.
 
-        The kind of loss is said by a mark. Unmarked, it takes ``(data, logprobs)`` with torch tensors and
-        returns ``(loss, metrics)``. Marked with `tinker_sync.losses.numpy_loss`, it takes numpy arrays and
-        returns ``(loss, metrics, gradients)``; torch is not needed. In either case `logprobs` has an entry
-        for each datum, dense and of the shape of its `target_tokens`.
+        An unmarked loss takes ``(data, logprobs)`` with torch tensors and returns ``(loss, metrics)``. A loss
+        that is marked with `tinker_sync.losses.numpy_loss` takes numpy arrays and returns
+        ``(loss, metrics, gradients)``; it does not need torch. For both kinds `logprobs` has a dense entry
+        for each datum, with the shape of its `target_tokens`.
 
-        Of the metrics in the result, ``loss:sum`` is the value of the loss, ``surrogate_loss:sum`` what the
-        server made of the backward pass, and those of the loss come as it named them.
+        Among the metrics of the result, ``loss:sum`` is the value of the loss and ``surrogate_loss:sum`` the
+        server's value of the backward pass. The metrics of the loss keep their names.
 
         Args:
-            data: the examples, with `target_tokens`; the loss may read any other input they carry.
-            loss_fn: the loss, or what `ServiceClient.create_custom_loss` made of one.
-            loss_type_input: of no effect; the loss always takes log-probabilities.
-            deadline: seconds until to give up; a loss that runs is not interrupted, but comes too late.
+            data: the examples, with `target_tokens`; the loss may read all their other inputs.
+            loss_fn: the loss, or a handle of `ServiceClient.create_custom_loss`.
+            loss_type_input: ignored; the loss always takes log-probabilities.
+            deadline: the seconds after which the call is given up; a running loss is not interrupted, but its
+                result is not used.
 
         Raises:
-            InvalidInputError: the data cannot be sent; nothing was. What is wrong with the values that the
-                loss returns is raised by the future.
-            MissingExtraError: the loss is of the kind for torch, which is not installed.
+            InvalidInputError: the data cannot be sent; nothing was sent. If the loss returns wrong values,
+                the future has this error.
+            MissingExtraError: the loss needs torch, which is not installed.
 
         >>> import tinker_sync
         >>> @tinker_sync.losses.numpy_loss
@@ -335,18 +340,19 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     ) -> APIFuture[ForwardBackwardOutput]:
         """Compute a loss of your own without gradients, to evaluate on held-out data.
 
-        One forward pass, and the loss on a worker thread of this client; nothing is trained. The result has
-        the log-probabilities of the target tokens, ``loss:sum``, ``loss:mean`` and the metrics of the loss.
+        The client sends one forward pass and computes the loss on a worker thread; nothing is trained. The
+        result has the log-probabilities of the target tokens, ``loss:sum``, ``loss:mean`` and the metrics of
+        the loss.
 
         Args:
-            data: the examples, with `target_tokens`; the loss may read any other input they carry.
-            loss_fn: the loss, as for `forward_backward_custom`. Gradients that it returns are not used.
-            deadline: seconds until to give up.
+            data: the examples, with `target_tokens`; the loss may read all their other inputs.
+            loss_fn: the loss, as for `forward_backward_custom`; its gradients are not used.
+            deadline: the seconds after which the call is given up.
 
         Raises:
-            InvalidInputError: the data cannot be sent; nothing was. The future raises what is wrong with the
-                values that the loss returns.
-            MissingExtraError: the loss works in torch, which is not installed.
+            InvalidInputError: the data cannot be sent; nothing was sent. If the loss returns wrong values,
+                the future has this error.
+            MissingExtraError: the loss needs torch, which is not installed.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -397,13 +403,13 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         """Apply the accumulated gradients and clear them.
 
         Args:
-            optim_params: the optimizer's settings for this step.
-            adam_params: the older name for it.
-            deadline: seconds until to give up waiting for the result.
+            optim_params: the settings of the optimizer for this step.
+            adam_params: the older name of `optim_params`.
+            deadline: the seconds after which the call is given up.
 
         Raises:
-            ValueError: both were given.
-            TypeError: neither was, or something else.
+            ValueError: both are given.
+            TypeError: neither is given, or the object has another class.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -436,14 +442,14 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         *,
         deadline: float | None = None,
     ) -> APIFuture[SaveWeightsResponse]:
-        """Save weights and optimizer state under a name, to train on from later.
+        """Save weights and optimizer state under a name, to continue the training later.
 
         Args:
-            name: of the checkpoint.
-            ttl_seconds: how long it is kept; None: as long as the server keeps any.
-            overwrite: replace one of the same name, its metadata included.
-            user_metadata: your own words about it.
-            deadline: seconds until to give up waiting for the result.
+            name: the name of the checkpoint.
+            ttl_seconds: its lifetime; None: the server's default.
+            overwrite: replace a checkpoint of the same name, including its metadata.
+            user_metadata: your own notes about it.
+            deadline: the seconds after which the call is given up.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -465,15 +471,16 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         return saved
 
     def take_over(self) -> None:
-        """Go on with this client in a forked child, as its only owner.
+        """Make this copy of the client, in a forked child, its only owner.
 
-        A forked child has a copy of the client, whose calls are refused: both copies would send different
-        calls under the same numbers. The parent cannot know that the child has taken over, so it must not
-        use its copy any more. In the process that made the client this method does nothing.
+        The calls of a forked copy are refused, because parent and child would send different calls under the
+        same numbers. The parent is not notified of this method, so it must not use its copy any more. In the
+        process that made the client, this method does nothing.
 
         Raises:
             TinkerError: the client was not ready when the process was forked.
-            EarlierCallFailedError: calls were under way then; `recover` goes on from the last checkpoint.
+            EarlierCallFailedError: calls were under way at the fork; `recover` makes a new client from the
+                last checkpoint.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -485,17 +492,16 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         self._line.queue.take_over()
 
     def recover(self, *, deadline: float | None = None) -> TrainingClient:
-        """Return a new training client for the last state that this client saved, or was made of, at once.
+        """Return at once a new training client for the last state that this client saved or started from.
 
-        An `EarlierCallFailedError` asks for it: the server may or may not have a call, and no later call of
-        this client can be sent. The steps since that state have to be repeated. The model of this client
-        stays as it is.
+        Call it after an `EarlierCallFailedError`: the server may have an earlier call or not, so this client
+        cannot send later ones. Repeat the steps since that state. The model of this client does not change.
 
         Args:
-            deadline: seconds until to give up.
+            deadline: the seconds after which the call is given up.
 
         Raises:
-            TinkerError: this client has saved no state, and was not made of one.
+            TinkerError: this client has saved no state and did not start from one.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -556,10 +562,10 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         """Export the weights for download.
 
         Args:
-            name: of the export.
-            ttl_seconds: how long it is kept.
-            age_encryption_recipients: public keys of those who shall be able to read it.
-            deadline: seconds until to give up waiting for the result.
+            name: the name of the export.
+            ttl_seconds: its lifetime.
+            age_encryption_recipients: public keys for which the export is encrypted.
+            deadline: the seconds after which the call is given up.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -581,7 +587,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     def load_state(
         self, path: str, weights_access_token: str | None = None, *, deadline: float | None = None
     ) -> APIFuture[LoadWeightsResponse]:
-        """Load weights into this model; an older way that newer servers accept for new models only.
+        """Load weights into this model. Deprecated: newer servers load weights into new models only.
 
         >>> import tinker_sync, warnings
         >>> warnings.simplefilter("ignore", FutureWarning)  # newer servers load weights into new models only
@@ -621,15 +627,15 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         return self._ordered("load_weights", request, LoadWeightsResponse, deadline, _deadlines.SAVE_S)
 
     def unload(self, *, deadline: float | None = None) -> APIFuture[UnloadModelResponse]:
-        """Free the place of this model at the server, behind all calls made before. Later calls raise.
+        """Free the place of this model at the server, after all calls made before. Later calls raise.
 
-        Checkpoints stay. Open servers have few places. They free them by themselves some minutes after the
-        end of a session, and `ServiceClient.close` frees those of its models there.
+        Checkpoints stay. Open servers have few places. They free the places of a session some minutes after
+        its end, and `ServiceClient.close` frees the places of its models there.
 
         Args:
-            deadline: seconds until to give up waiting for the result.
+            deadline: the seconds after which the call is given up.
 
-        The future fails with `UnsupportedByServerError` where the server has no such call.
+        The future fails with `UnsupportedByServerError` if the server has no such call.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -649,16 +655,16 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         record_stability_info: bool = False,
         kind: SamplingClientKind = "snapshot",
     ) -> SamplingClient:
-        """Save the present weights for this session only. Return a client that samples from them, at once.
+        """Save the current weights for this session only. Return at once a client that samples from them.
 
         The save is ordered with the other calls of this client.
 
         Args:
-            name: of no effect; such weights have none.
-            retry_config: how often and how patiently samples are tried again.
-            record_stability_info: have the server keep what stable training needs of each sample.
-            kind: "snapshot" samples from the weights of this save; "inflight" goes on to those of later
-                inflight saves of this model.
+            name: ignored; such weights have no name.
+            retry_config: settings of the retries.
+            record_stability_info: let the server keep the data of each sample that stable training needs.
+            kind: "snapshot" always samples from the weights of this save; "inflight" switches to the weights
+                of later inflight saves of this model.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -677,7 +683,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         self._refuse()
         request = SaveWeightsForSamplerRequest(
             model_id=self._line.model_id,
-            # Drawn once: a repetition must be the same request.
+            # Drawn once, because a retry must send the same request.
             sampling_session_seq_id=self._core.session.next_sampling_session_seq_id(),
             kind=kind,
         )
@@ -694,7 +700,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     def create_sampling_client(
         self, model_path: str, retry_config: RetryConfig | None = None, record_stability_info: bool = False
     ) -> SamplingClient:
-        """Return a client that samples from saved weights; as `ServiceClient.create_sampling_client`.
+        """Return a client that samples from saved weights, like `ServiceClient.create_sampling_client`.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -712,7 +718,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     # -------------------------------------------------------------------------------------- about the model
 
     def get_info(self) -> GetInfoResponse:
-        """Return what the server knows of this model. Blocks; it is not ordered with the other calls.
+        """Return the server's description of this model. Blocks; it is not ordered with the other calls.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -734,13 +740,15 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     @overload
     def get_tokenizer(self, *, backend: Literal["transformers"]) -> Any: ...
     def get_tokenizer(self, *, backend: Literal["tokenizers", "transformers"] = "tokenizers") -> Any:
-        """The tokenizer of this model. Blocks: asks the server which one, and loads it once in a process.
+        """Return the tokenizer of this model. Blocks.
+
+        The server names the tokenizer. A process loads it once.
 
         Args:
-            backend: "transformers" gives an object of that library, which has to be installed.
+            backend: "transformers" returns an object of that library, which must be installed.
 
         Raises:
-            TokenizerError: it is not to be had; the text says which files to put where.
+            TokenizerError: it cannot be loaded; the message names the files to provide.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -756,7 +764,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         return get_tokenizer(name, info.model_data.tokenizer_id, backend=backend)
 
     def get_console_url(self) -> str:
-        """Where this run is shown in a browser.
+        """Return the address of the web page of this run.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -810,7 +818,7 @@ def _note_load(suffix: str) -> None:
 def _note_loss(
     curve: deque[tuple[float, float]], clock: Clock, passed: APIFuture[ForwardBackwardOutput]
 ) -> None:
-    """Keep the loss of a pass, in the thread that ended it. Nothing of the client is held until then."""
+    """Append the loss of a pass. Runs in the thread that ended the pass; holds no reference to the client."""
     if passed.cancelled() or passed.failure is not None:
         return
     metrics = passed.result().metrics

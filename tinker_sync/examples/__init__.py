@@ -1,4 +1,4 @@
-"""Programs to start from, each under a hundred lines and with its curve.
+"""Example programs, each under a hundred lines. Each draws a curve.
 
     python -m tinker_sync.examples.chat_tuning        chats with an evaluation, checkpoints and a resume
     python -m tinker_sync.examples.rewards            reinforcement learning from a reward
@@ -11,10 +11,10 @@
     python -m tinker_sync.examples.notebook           writes a notebook to open
 
 Without arguments they run on the embedded server and its model `tinker-sync/tiny`, in some seconds each.
-`--base-url URL --model NAME` runs them elsewhere, with the key that any client finds there. `--steps N` makes
-them shorter or longer, `--seed N` repeats a run.
+`--base-url URL --model NAME` selects another server and model; the client finds the key as usual. `--steps N`
+sets the number of steps. Runs with the same `--seed N` are equal.
 
-The tiny model knows these forms of prompts; others it continues as a story:
+The tiny model is trained on these forms of prompts. It continues other prompts as a story:
 
     Q: 23+45=                              68
     copy: k d m p ->                        k d m p

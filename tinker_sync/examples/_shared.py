@@ -1,4 +1,4 @@
-"""What the examples share: their options, a client, and the end of a run."""
+"""Helpers of the examples: their options, a client, and output."""
 
 from __future__ import annotations
 

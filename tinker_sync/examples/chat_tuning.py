@@ -14,7 +14,7 @@ HELD_OUT = 100
 
 
 def make_chat(rng: random.Random, *, at_least: int, below: int) -> list[dict[str, str]]:
-    """Return a chat with a task the tiny model does not know: to write a word without its vowels."""
+    """Return a chat with a task that is new to the tiny model: to write a word without its vowels."""
     word = "".join(rng.choice("abcdefghijklmnop") for _ in range(rng.randint(at_least, below - 1)))
     plain = "".join(letter for letter in word if letter not in "aeio")
     return [
@@ -38,7 +38,7 @@ def evaluate(training: tinker.TrainingClient, chats: Sequence[list[dict[str, str
 
 
 def train(training: tinker.TrainingClient, options: Options, steps: range, losses: list[float]) -> None:
-    """Take some steps; what a step trains on follows from its number, so a resume repeats nothing."""
+    """Take some steps. The number of a step determines its data, so a resumed run repeats no data."""
     tokenizer = training.get_tokenizer()
     for step in steps:
         rng = random.Random(f"{options.seed} {step}")
@@ -51,7 +51,7 @@ def train(training: tinker.TrainingClient, options: Options, steps: range, losse
 
 
 def main(argv: Sequence[str] | None = None) -> list[float]:
-    """Train for half of the steps, resume from the checkpoint in a new client, and train on."""
+    """Train for half of the steps, resume from the checkpoint in a new client, and continue."""
     options = parse(argv, __doc__, steps=60)
     held_out = [make_chat(random.Random(f"held out {n}"), at_least=3, below=6) for n in range(HELD_OUT)]
     losses: list[float] = []
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
         first = service.create_lora_training_client(options.model, rank=16, seed=options.seed)
         write(f"before: {evaluate(first, held_out):.0%} of {HELD_OUT} new chats right")
         train(first, options, range(options.steps // 2), losses)
-        checkpoint = first.save_state(f"step-{len(losses)}").result().path  # all that has to be remembered
+        checkpoint = first.save_state(f"step-{len(losses)}").result().path  # a resume needs only the path
         resumed = service.create_training_client_from_state_with_optimizer(checkpoint)
         write(f"resumed from {checkpoint}")
         train(resumed, options, range(options.steps // 2, options.steps), losses)

@@ -45,7 +45,7 @@ def soften(prompt: tinker.ModelInput, answer: Sequence[int], scored: tinker.Samp
 
 
 def main(argv: Sequence[str] | None = None) -> list[float]:
-    """Let the teacher write, score what it wrote, and train the student on the scores."""
+    """Sample texts from the teacher, score them, and train the student on the scores."""
     options = parse(argv, __doc__, steps=25)
     losses: list[float] = []
     with connect(options) as service:

@@ -14,7 +14,7 @@ WINDOW = 100
 
 
 def main(argv: Sequence[str] | None = None, file: Path | None = None) -> list[float]:
-    """Ask for sums; the first run stops in the middle, the second asks for the rest."""
+    """Sample answers to sums. The first run stops early, and the second run samples the rest."""
     options = parse(argv, __doc__, steps=2000)
     rng = random.Random(options.seed)
     sums = [(rng.randint(1, 49), rng.randint(1, 49)) for _ in range(options.steps)]
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None, file: Path | None = None) -> list[fl
                 right.append(item.ok and item.texts[0].strip() == str(one + two))
                 fresh += not item.saved
                 if attempt == "the first run" and len(right) == options.steps // 3:
-                    break  # as if the machine had gone down
+                    break  # simulates a crash
         write(f"{attempt}: {fresh} samples asked for, {len(right) - fresh} read from {place}")
     write(f"{sum(right) / len(right):.1%} of {len(right)} answers are right")
     shares = [

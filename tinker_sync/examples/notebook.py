@@ -1,4 +1,4 @@
-"""Writes a notebook that trains, samples, and shows what happens."""
+"""Write a notebook that trains, samples and shows results."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def make_notebook(steps: int = 20) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
-    """Write the notebook into a file, `fine-tuning.ipynb` where none is named."""
+    """Write the notebook to the given file, or to `fine-tuning.ipynb`."""
     names = sys.argv[1:] if argv is None else list(argv)
     place = Path(names[0] if names else "fine-tuning.ipynb")
     place.write_text(json.dumps(make_notebook(), indent=1) + "\n", encoding="utf-8")

@@ -15,7 +15,7 @@ BETA = 0.3
 
 
 def make_pairs(rng: random.Random, tokenizer: tinker.Tokenizer, count: int) -> list[tinker.Datum]:
-    """Return pairs: a sum with a dot behind it is better than the bare one that the tiny model writes."""
+    """Return pairs in which a sum with a final dot is better than a sum without one."""
     better, worse = [], []
     for _ in range(count):
         one, two = rng.randint(1, 49), rng.randint(1, 49)
@@ -26,7 +26,7 @@ def make_pairs(rng: random.Random, tokenizer: tinker.Tokenizer, count: int) -> l
 
 
 def main(argv: Sequence[str] | None = None) -> list[float]:
-    """Score all pairs with the untrained model once, then train and watch the held-out margin."""
+    """Score all pairs with the untrained model once, then train and measure the held-out margin."""
     options = parse(argv, __doc__, steps=20)
     margins: list[float] = []
     with connect(options) as service:

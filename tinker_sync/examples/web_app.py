@@ -19,7 +19,7 @@ TIMEOUT_S = 30.0
 
 
 def answer(sampling: tinker.SamplingClient, prompt: str) -> tuple[int, dict[str, Any]]:
-    """Return a status and a body. Any thread may call it: the client is made for that."""
+    """Return a status and a body. Any thread may call it, because the client is thread-safe."""
     if not prompt:
         return 400, {"error": "prompt is missing"}
     tokenizer = sampling.get_tokenizer()
@@ -36,7 +36,7 @@ def answer(sampling: tinker.SamplingClient, prompt: str) -> tuple[int, dict[str,
 
 
 def make_app(sampling: tinker.SamplingClient) -> Any:
-    """Return a Flask app, or a plain WSGI app where Flask is not installed."""
+    """Return a Flask app, or a plain WSGI app if Flask is not installed."""
     try:
         flask: Any = importlib.import_module("flask")
     except ImportError:
@@ -64,7 +64,7 @@ def make_wsgi(sampling: tinker.SamplingClient) -> Callable[..., Iterable[bytes]]
 
 
 def call(app: Any, prompt: str) -> tuple[int, dict[str, Any]]:
-    """Make a request to an app without a socket; servers such as gunicorn call it in the same way."""
+    """Call an app without a socket, in the same way as servers such as gunicorn do."""
     got: list[str] = []
     environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/sample", "QUERY_STRING": f"prompt={quote(prompt)}"}
     environ |= {"SERVER_NAME": "localhost", "SERVER_PORT": "80", "wsgi.url_scheme": "http"}

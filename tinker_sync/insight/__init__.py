@@ -1,11 +1,11 @@
-"""Where the time of a program goes: calls recorded while they run, explained in words, and as a trace.
+"""Recordings of the time that calls take, with an explanation in text and a trace.
 
-    recording   `Recording`: collects what requests and futures do, from its start to its end
-    report      `explain`: totals by method, retries, idle time, and what to change
-    perfetto    `trace_events`: the same as a timeline that trace viewers draw
+    recording   `Recording`: collects the events of requests and futures, from its start to its end
+    report      `explain`: totals by method, retries, idle time, and advice
+    perfetto    `trace_events`: the same data as a timeline for trace viewers
 
-Nothing of this room runs in a client without a recording. Any thread may enter; the lists grow by single
-appends, which need no lock.
+A client without a recording does not use this package. Threads: any thread may add records; the lists grow by
+single appends, which need no lock.
 """
 
 from __future__ import annotations

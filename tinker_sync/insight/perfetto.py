@@ -1,4 +1,4 @@
-"""A recording as a timeline in the trace event format, which Perfetto and chrome://tracing draw. Pure."""
+"""A recording as a timeline in the trace event format of Perfetto and chrome://tracing. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _THREADS: Final = 2
 
 
 def trace_events(recording: Recording) -> dict[str, Any]:
-    """Return the trace: a row of spans for each method, and one for each thread."""
+    """Return the trace, with a row of spans for each method and each thread."""
     return {"displayTimeUnit": "ms", "traceEvents": list(_events(recording))}
 
 
@@ -51,14 +51,14 @@ def _events(recording: Recording) -> Iterator[dict[str, Any]]:
 
 
 def _phases(call: CallRecord, number: int, zero: float) -> Iterator[dict[str, Any]]:
-    """Yield a call as a span of its own track, with its phases inside."""
+    """Yield a call as a span on its own track, which contains the spans of its phases."""
     yield from _span(call.method, call.queued_s, call.completed_s, call, number, zero)
     for name, began, ended in phases_of(call):
         yield from _span(name, began, ended, call, number, zero)
 
 
 def phases_of(call: CallRecord) -> list[tuple[str, float, float]]:
-    """Return the phases of a call that are known, with begin and end."""
+    """Return the known phases of a call, with begin and end."""
     marks = [("queue", call.queued_s), ("upload", call.sending_s), ("server", call.accepted_s)]
     marks.append(("decode", call.decoding_s))
     known = [(name, at) for name, at in marks if at is not None]

@@ -1,4 +1,4 @@
-"""`Recording`: what the calls of one service client do, from its start to its end."""
+"""`Recording`: the timeline of the calls of one service client."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.notices import QueueReport
 
-# Some hundred bytes each; what comes later is counted only.
+# A record takes some hundred bytes; later records are only counted.
 MOST_RECORDS: Final = 200_000
 
 
 @frozen
 class CallRecord:
-    """One request of the user, with the moments of the clock at which it got where."""
+    """One request of the user, with the times of the clock at which each phase began."""
 
     method: str
     thread: str
@@ -46,7 +46,7 @@ class CallRecord:
 
 @frozen
 class SpanRecord:
-    """Work of one thread: the encoding of a request, or an attempt on the wire."""
+    """A piece of work of one thread: the encoding of a request, or an attempt on the wire."""
 
     name: str
     kind: str
@@ -55,12 +55,12 @@ class SpanRecord:
     began_s: float
     ended_s: float
     status: int | str = ""
-    """The status of the answer, or the reason why there was none."""
+    """The status of the answer, or the reason for its absence."""
 
 
 @frozen
 class PauseRecord:
-    """A pause before another try, or one that the server reported."""
+    """A pause before a retry, or one that the server reported."""
 
     path: str
     at_s: float
@@ -69,10 +69,10 @@ class PauseRecord:
 
 
 class Recording:
-    """Records where the time of a service client goes. Thread-safe; made by `ServiceClient.explain`.
+    """A recording of the time that the calls of a service client take. Thread-safe.
 
-    Print it for an explanation, also while it goes on. It ends with its `with` block, with `close`, or with
-    the client.
+    `ServiceClient.explain` makes it. Print it for an explanation, also while it is running. It ends with its
+    `with` block, with `close`, or with the client.
     """
 
     def __init__(self, core: Core, path: str | os.PathLike[str] | None = None) -> None:
@@ -86,7 +86,7 @@ class Recording:
         self.pauses: list[PauseRecord] = []
         self.polls = 0
         self.dropped = 0
-        """Records that were left out because there were too many."""
+        """The number of records that were dropped because the recording was full."""
         core.stopwatches = (*core.stopwatches, self)
         self._stops: list[Callable[[], None]] = [
             core.connection.journal.listen(self),
@@ -95,7 +95,7 @@ class Recording:
 
     @property
     def ended_s(self) -> float:
-        """The moment of its end; now while it goes on."""
+        """The time of its end, or the present time while it is running."""
         return self._core.clock.now() if self._ended_s is None else self._ended_s
 
     # ---------------------------------------------------------------------------------- for users
@@ -112,7 +112,7 @@ class Recording:
         self.close()
 
     def close(self) -> None:
-        """End the recording, and write the trace where a file was named. Idempotent."""
+        """End the recording, and write the trace if it has a file. Idempotent."""
         if self._ended_s is not None:
             return
         self._ended_s = self._core.clock.now()
@@ -123,12 +123,12 @@ class Recording:
             self.save(self._path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what was recorded as a trace, for https://ui.perfetto.dev or chrome://tracing."""
+        """Write the recording as a trace for https://ui.perfetto.dev or chrome://tracing."""
         Path(path).write_text(json.dumps(perfetto.trace_events(self)), encoding="utf-8")
 
     @property
     def advice(self) -> list[str]:
-        """What to change, the most important first; empty where nothing stands out."""
+        """The suggested changes, the most important first; empty if there are no suggestions."""
         return report.advise(self)
 
     def __str__(self) -> str:
@@ -170,7 +170,7 @@ class Recording:
             )
 
     def _add_call(self, method: str, thread: str, ended: APIFuture[Any]) -> None:
-        """Add a request, in the thread that ended it."""
+        """Add a request. Runs in the thread that ended it."""
         if self._ended_s is not None:
             return
         if len(self.calls) >= MOST_RECORDS:

@@ -1,4 +1,4 @@
-"""A recording in words: totals by method, retries, idle time, and what to change. Pure."""
+"""A recording as text: totals by method, retries, idle time, and advice. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PHASES: Final = ("queue", "upload", "server", "decode")
 _BACKWARD: Final = "TrainingClient.forward_backward"
 _STEP: Final = "TrainingClient.optim_step"
 _SAMPLE: Final = "SamplingClient.sample"
-# Fewer calls may be slow by chance; advice about them would be a guess.
+# Fewer calls may be slow by chance, so there is no advice about them.
 _FEW: Final = 5
 
 
@@ -92,7 +92,7 @@ def _counted(counts: Counter[str]) -> str:
 
 
 def advise(recording: Recording) -> list[str]:
-    """Return what to change, the most important first."""
+    """Return the suggested changes, the most important first."""
     calls = [call for call in recording.calls if call.outcome == "ok"]
     found = [
         *_about_steps(calls),
@@ -105,7 +105,7 @@ def advise(recording: Recording) -> list[str]:
 
 
 def _about_steps(calls: Sequence[CallRecord]) -> Iterable[tuple[float, str]]:
-    """A step that is called after its pass has ended leaves the server idle in between."""
+    """Yield advice about steps that are called after their pass has ended: the server is idle in between."""
     waits, late = 0, 0.0
     last_pass: dict[str, CallRecord] = {}
     steps = 0
@@ -129,7 +129,7 @@ def _about_steps(calls: Sequence[CallRecord]) -> Iterable[tuple[float, str]]:
 
 
 def _about_samples(calls: Sequence[CallRecord]) -> Iterable[tuple[float, str]]:
-    """Samples that never overlap are asked for one after the other."""
+    """Yield advice about samples that are requested one after the other."""
     samples = sorted((call for call in calls if call.method == _SAMPLE), key=lambda each: each.queued_s)
     if len(samples) < 2 * _FEW:
         return
@@ -147,7 +147,7 @@ def _about_samples(calls: Sequence[CallRecord]) -> Iterable[tuple[float, str]]:
 
 
 def _about_limits(recording: Recording, calls: Sequence[CallRecord]) -> Iterable[tuple[float, str]]:
-    """Samples that wait here longer than at the server meet a limit."""
+    """Yield advice about refused samples, and about samples that wait mainly in the queue."""
     samples = [call for call in calls if call.method == _SAMPLE]
     queue_s = sum(_phase_s(call, "queue") for call in samples)
     server_s = sum(_phase_s(call, "server") for call in samples)
@@ -172,7 +172,7 @@ def _about_limits(recording: Recording, calls: Sequence[CallRecord]) -> Iterable
 
 
 def _about_codecs(recording: Recording) -> Iterable[tuple[float, str]]:
-    """Encoding and decoding share the interpreter with the program."""
+    """Yield advice about slow encoding and decoding, which share the interpreter with the program."""
     span_s = recording.ended_s - recording.began_s
     encode_s = sum(span.ended_s - span.began_s for span in recording.spans if span.kind == "encode")
     decode_s = sum(_phase_s(call, "decode") for call in recording.calls)
@@ -200,7 +200,7 @@ def _about_idle(recording: Recording) -> Iterable[tuple[float, str]]:
 
 
 def _idle_s(calls: Sequence[CallRecord], began_s: float, ended_s: float) -> float:
-    """Return how long no call was under way."""
+    """Return the seconds in which no call was under way."""
     busy_s, reached = 0.0, began_s
     for call in sorted(calls, key=lambda each: each.queued_s):
         begin = max(call.queued_s, reached)

@@ -1,4 +1,4 @@
-"""The journal of a training: what a client has sent, so that the same script goes on after any death.
+"""A journal of the requests of a training, so that a script can be restarted after a crash and goes on.
 
     with ServiceClient(journal="run.journal") as service:
         training = service.create_lora_training_client(MODEL, rank=4, seed=1)
@@ -6,36 +6,37 @@
             training.forward_backward(batch(step), "cross_entropy")
             training.optim_step(AdamParams()).result()
 
-A script that is killed is started again, and goes on. It makes its calls again from the first one, or from
-the first call of the step that was under way where it counts with `steps`. A call gets the number that it
-had, and the journal decides:
+A restarted script makes its calls again: from the first one, or, if it counts its steps with `steps`, from
+the first call of the step that was under way. Each call gets the number that it had in the first run. The
+journal distinguishes four cases:
 
-- The server has accepted it: it is not sent; its result is asked for by the recorded request id.
-- It was about to be sent: it is sent with its number again. The server knows it by that number, and does it
-  once.
-- It is new: it is recorded, and then sent.
-- Another call was made under that number: `JournalError`. The script is not the one that was killed, or it
-  does not make the same calls; nothing was sent.
+- The server has accepted the call: it is not sent again. Its result is fetched by the recorded request id.
+- The call was about to be sent: it is sent with the same number. The server recognises the number and
+  executes the call once.
+- The call is new: it is recorded and then sent.
+- The journal has another call under that number: `JournalError`. The script has changed, or does not make the
+  same calls; nothing was sent.
 
-Where the server keeps the session no more, a new one begins. Each model is made anew: from the last
-checkpoint that `save_state` acknowledged within `steps`, which then goes on behind that checkpoint; else from
-the start, with all its calls. A log line lists the steps that are repeated. A session that ends in an error
-or an interrupt stays open at the server for the next run; one that ends well is over, and the next run begins
-a new one.
+If the server no longer has the session, a new one begins and each model is made again. A model starts from
+the last checkpoint that `save_state` acknowledged within `steps`, and `steps` continues after it. Without a
+checkpoint the model starts from the beginning, and all calls are repeated. A log line lists the repeated
+steps. A session that ends with an error or an interrupt stays open at the server for the next run. After a
+success the session is over, and the next run begins a new one.
 
-`ServiceClient.attach(path)` goes on without the script: `service.trainings` are the training clients,
-`training.unread` the results that had not arrived. The journal holds no data, so a call that may not have
-reached the server cannot be sent again there. A harmless request under its number shows whether it did, and
-`training.settled` reports it.
+`ServiceClient.attach(path)` continues without the script. `service.trainings` has the training clients, and
+`training.unread` the results that had not arrived. The journal holds no data, so `attach` cannot repeat a
+call that may not have reached the server. A harmless request with the same number shows if the call arrived,
+and `training.settled` has the outcome.
 
-    file       lines of JSON, each written with one system call before what it announces happens; torn ones
-    history    what the lines mean
-    record     decides about calls, and records them
+    file       lines of JSON, each written with one system call before the event that it announces
+    history    the state that the lines describe
+    record     decisions about calls, and their records
 
 The lines name sessions, models, numbers, digests, request ids and checkpoints. They hold no data, key or
-token. A line survives the death of the process at once; lines that name sessions, models and checkpoints are
-also synced to the disk, so these survive the machine. One process at a time may use a journal. One thread
-makes the calls of a training client, in the same order in each run.
+token. A written line survives a crash of the process. Lines that name sessions, models and checkpoints are
+also synced to the disk, so they survive a crash of the machine. One process at a time may use a journal. One
+thread makes the calls of a training client, in the same order in each run.
 
-Threads: workers that send write the lines; a lock orders them. A client without a journal never comes here.
+Threads: the workers that send requests write the lines, in the order of a lock. A client without a journal
+does not use this package.
 """

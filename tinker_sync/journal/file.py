@@ -18,16 +18,16 @@ Line = dict[str, Any]
 
 
 class JournalFile:
-    """An open journal.
+    """The open file of a journal.
 
-    A line that a death has cut short was announced to nothing: it is cut off. A damaged line before the last
-    one is an error.
+    An incomplete last line is removed: its process ended while it wrote the line, before the announced event.
+    A damaged line before the last one is an error.
 
     Args:
-        path: the file; it is created, readable for its owner alone.
+        path: the file; it is created if missing, readable only by its owner.
 
     Raises:
-        JournalError: another process uses it, or it is no journal.
+        JournalError: another process uses the file, or it is not a journal.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,21 +46,21 @@ class JournalFile:
             raise
 
     def append(self, line: Line, *, sync: bool = False) -> None:
-        """Write a line; it survives the process from here on.
+        """Append a line. When this method returns, the line survives a crash of the process.
 
         Args:
-            line: what to write.
-            sync: have the disk keep it too before this returns.
+            line: the content of the line.
+            sync: also wait until the line is on the disk.
 
         Raises:
-            JournalError: it cannot be written, or this is a forked copy of the process that owns the file.
+            JournalError: the line cannot be written, or this process is a fork of the owner of the file.
         """
         octets = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         if os.getpid() != self._process:
             raise JournalError("a forked process cannot write the journal of its parent")
         with self._lock:
             try:
-                # One call: a process dies before or after it. Only a full disk takes a part.
+                # One call, so a crash comes before or after it. A partial write means a full disk.
                 written = os.write(self._descriptor, octets)
                 if sync:
                     os.fsync(self._descriptor)
@@ -101,10 +101,14 @@ class JournalFile:
 
 
 def _claim(descriptor: int, path: Path) -> None:
-    """Lock the file until the process ends."""
+    """Lock the file until the process ends.
+
+    Raises:
+        JournalError: another process has the lock.
+    """
     try:
         import fcntl
-    except ImportError:  # a system without such locks
+    except ImportError:  # this system has no such locks
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What the lines of a journal say: sessions, their models, and the calls that were sent. Pure."""
+"""The history that a journal records: sessions, their models, and the requests. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Sent:
     Attributes:
         number: its sequence number.
         call: the name of the endpoint.
-        digest: of the request as it was sent.
-        step: of `TrainingClient.steps` it belongs to.
-        request_id: the server's name for it; None where no answer was recorded.
-        arrived: whether its result has arrived.
-        path: of the checkpoint that it made.
+        digest: the digest of the request as it was sent.
+        step: the step of `TrainingClient.steps` to which it belongs.
+        request_id: the server's id of the request; None if the journal has no answer.
+        arrived: True if its result has arrived.
+        path: the path of the checkpoint that it made.
     """
 
     number: int
@@ -36,12 +36,12 @@ class ModelHistory:
     """One model of a session, and its requests by number.
 
     Attributes:
-        digest: of what was asked for.
-        model_id: the server's name; None where no answer was recorded.
-        request_id: of the request that made it.
-        made_with: how many numbered requests belong to its creation.
-        start: the checkpoint that it was restored from, and the step that came first then.
-        refused: the numbers and digests of requests that the server has refused.
+        digest: the digest of the arguments of its creation.
+        model_id: the server's id of the model; None if the journal has no answer.
+        request_id: the id of the request that made it.
+        made_with: the number of numbered requests that belong to its creation.
+        start: the checkpoint from which it was restored, and the first step after it.
+        refused: the numbers and digests of the requests that the server refused.
     """
 
     digest: str | None = None
@@ -54,18 +54,18 @@ class ModelHistory:
 
     @property
     def last_request(self) -> str | None:
-        """Return the last request that the server has accepted."""
+        """The id of the last request that the server accepted."""
         accepted = [one for one in self.sent.values() if one.request_id]
         return max(accepted, key=lambda one: one.number).request_id if accepted else self.request_id
 
     @property
     def last_step(self) -> int | None:
-        """Return the step that was under way."""
+        """The step that was under way."""
         return max((one.step for one in self.sent.values() if one.step is not None), default=None)
 
     @property
     def checkpoint(self) -> tuple[str, int] | None:
-        """Return the last checkpoint of a step, and the step to go on with after it.
+        """The last checkpoint of a step, and the step to continue with after it.
 
         >>> sent = {1: Sent(1, "optim_step", "", 7, "r1"), 2: Sent(2, "save_weights", "", 7, "r2", path="p")}
         >>> ModelHistory(sent=sent).checkpoint
@@ -73,7 +73,7 @@ class ModelHistory:
         """
         for one in sorted(self.sent.values(), key=lambda one: -one.number):
             if one.call == "save_weights" and one.path is not None and one.step is not None:
-                # A checkpoint before the step of its turn holds nothing of that turn.
+                # A checkpoint before the `optim_step` of its step does not contain that step.
                 stepped = any(
                     other.call == "optim_step" and other.step == one.step and other.number < one.number
                     for other in self.sent.values()
@@ -83,24 +83,24 @@ class ModelHistory:
 
     @property
     def unread(self) -> list[Sent]:
-        """Return the accepted requests whose results have not arrived, in order."""
+        """The accepted requests whose results have not arrived, in order."""
         unread = [one for one in self.sent.values() if one.request_id is not None and not one.arrived]
         return sorted(unread, key=lambda one: one.number)
 
 
 @define
 class SessionHistory:
-    """One session, and its models by number."""
+    """One session, with its models by number."""
 
     session_id: str
     url: str
     status: str | None = None
-    """How it ended; None while it goes on."""
+    """The status of its end; None while it goes on."""
     models: dict[int, ModelHistory] = Factory(dict)
 
 
 def read(lines: Iterable[dict[str, Any]]) -> SessionHistory | None:
-    """Return the history of the last session; None where there is none."""
+    """Return the history of the last session, or None if the journal has no session."""
     session: SessionHistory | None = None
     for line in lines:
         if "session" in line:
@@ -128,7 +128,7 @@ def _add(model: ModelHistory, line: dict[str, Any]) -> None:
         del model.sent[line["refused"]]
         model.refused.add((line["refused"], line["digest"]))
     elif "settled" in line:
-        # A harmless request has used up the number, or the server had this one.
+        # The number is used: by the harmless request, or by the original one.
         model.sent[line["settled"]] = Sent(line["settled"], "", "", None, "", arrived=True)
     elif "arrived" in line:
         one = model.sent[line["arrived"]]

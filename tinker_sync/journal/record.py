@@ -1,7 +1,7 @@
-"""`RunJournal` and `TrainingRecord`: decide about the calls of a client, and record them.
+"""`RunJournal` and `TrainingRecord`: decisions about the calls of a client, and their records.
 
-The session asks the journal which session to go on with; a training client asks its record about each
-request.
+The session gets the id of an earlier session to continue from the journal. A training client looks up each
+request in its record.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Part(Protocol):
     endpoint: str
     step: int | None
     known: str | None
-    """The request id of an earlier time; the request is not sent then."""
+    """The request id from an earlier run, if any; the request is then not sent again."""
 
     def bytes_for(self, number: int) -> bytes: ...
 
     def keep(self, body: bytes) -> None:
-        """Give the body back, for the one who sends it."""
+        """Keep the body for the sender of the request."""
 
 
 class RunJournal:
@@ -43,7 +43,7 @@ class RunJournal:
     Args:
         path: the file.
         url: the address of the server.
-        replays: whether the script makes its calls again; False for `attach`.
+        replays: True if the script makes its calls again; False for `attach`.
     """
 
     def __init__(self, path: Path, url: str, *, replays: bool = True) -> None:
@@ -53,7 +53,7 @@ class RunJournal:
         self.replays = replays
         self._records: dict[int, TrainingRecord] = {}  # guarded by _lock
         self.last = read(self._file.lines)
-        """The session before this process; None where there was none, or where it has ended well."""
+        """The last session of the file; None if there is no session, or if it ended with success."""
         if self.last is not None and self.last.status == "success":
             self.last = None
         if self.last is not None and self.last.url != self._url:
@@ -62,40 +62,43 @@ class RunJournal:
                 f"the journal {path} is of {self.last.url}, and this client of {self._url}; name another file"
             )
         self.goes_on = False
-        """Whether the session of before goes on."""
+        """True if the earlier session goes on."""
 
     @property
     def session_id(self) -> str | None:
-        """The session that may go on; None where a new one has to begin: nothing was made in the old one."""
+        """The id of the earlier session if it may go on; None if a new one must begin.
+
+        A session without models, or one whose end is recorded, does not go on.
+        """
         last = self.last
         goes_on = last is not None and last.status is None and self.last_requests
         return last.session_id if last is not None and goes_on else None
 
     @property
     def last_requests(self) -> list[str]:
-        """The last accepted request of each model: a server that knows it still has the model."""
+        """The last accepted request of each model. If the server still has the request, it has the model."""
         models = () if self.last is None else self.last.models.values()
         return [model.last_request for model in models if model.last_request is not None]
 
     def go_on(self) -> None:
-        """Go on with the session of before."""
+        """Continue the earlier session."""
         self.goes_on = True
-        assert self.last is not None  # noqa: S101  # the session was asked for
+        assert self.last is not None  # noqa: S101  # `session_id` was not None
         _log.warning("training goes on in session %s, see %s", self.last.session_id, self._file.path)
 
     def begin(self, session_id: str) -> None:
-        """Record a new session, before anything is asked of it."""
+        """Record a new session, before its first request."""
         self._file.append({"session": session_id, "url": self._url}, sync=True)
         if self.last is not None:
             _log.warning("session %s is over; %s is new", self.last.session_id, session_id)
 
     @property
     def models(self) -> list[int]:
-        """The numbers of the models of the session before."""
+        """The numbers of the models of the earlier session."""
         return sorted(self.last.models) if self.last is not None else []
 
     def end(self, status: str) -> None:
-        """Record how the session ended."""
+        """Record the end of the session."""
         try:
             self._file.append({"over": status}, sync=True)
         except JournalError as error:
@@ -113,7 +116,7 @@ class RunJournal:
             return self._records[model_seq_id]
 
     def history_of(self, model_seq_id: int) -> ModelHistory:
-        """Return what is known of a model; nothing where it is new."""
+        """Return the history of a model; an empty one if the model is new."""
         last: SessionHistory | None = self.last
         return (last.models.get(model_seq_id) if last is not None else None) or ModelHistory()
 
@@ -123,10 +126,10 @@ class RunJournal:
 
 
 def find_session(path: Path) -> SessionHistory:
-    """Return the session of a journal that can be gone on with. The file is left as it is.
+    """Return the session of a journal that can be continued. Does not change its records.
 
     Raises:
-        JournalError: there is none.
+        JournalError: there is no such session, or no journal.
     """
     if not path.exists():
         raise JournalError(f"there is no journal {path}")
@@ -139,10 +142,10 @@ def find_session(path: Path) -> SessionHistory:
 
 
 class TrainingRecord:
-    """What is recorded of one training client. Its send queue writes, and the thread of the user counts.
+    """The record of one training client. Its send queue writes lines; the user's thread sets the step.
 
     Args:
-        journal: where to write.
+        journal: the journal to write to.
         model_seq_id: the number of the model in its session.
     """
 
@@ -156,22 +159,22 @@ class TrainingRecord:
         self._before = 0
         """The number before the first request of the step that is resumed."""
         self.step: int | None = None
-        """The step that the user's loop is at."""
+        """The current step of the user's loop."""
         self.early: weakref.WeakSet[Any] = weakref.WeakSet()
-        """The futures of the calls before the first step, as far as the runtime or the user holds them."""
+        """The futures of the calls before the first step that the runtime or the user still holds."""
         self.settled: tuple[str, ...] = ()
-        """The fates of the requests that the journal did not know."""
+        """Texts about requests whose fate the journal had not recorded."""
 
     # -------------------------------------------------------------------------------------- the model
 
     def open(self, digest: str | None) -> ModelHistory:
-        """Begin, once the session is known. Return what to go on with.
+        """Open the record when the session is known. Return the history to continue with.
 
         Args:
-            digest: of what is asked for; None where the script does not ask again.
+            digest: the digest of the arguments; None if no script repeats the call.
 
         Raises:
-            JournalError: another model was made under this number.
+            JournalError: the journal has a model with other arguments under this number.
         """
         history = self._journal.history_of(self.model_seq_id)
         if self._journal.replays and history.digest not in (None, digest):
@@ -185,7 +188,7 @@ class TrainingRecord:
             self._history = ModelHistory(history.digest, start=history.checkpoint)
             self._tell_repeated(history)
         self._resumed = self._history.last_step
-        # Not the smallest number of the step: of requests that are sent together the first is sent last.
+        # Not the smallest number of the step: in a group of requests the first one is sent last.
         others = [one.number for one in self._history.sent.values() if one.step != self._resumed]
         self._before = max(others, default=0)
         self._shift = self._history.made_with
@@ -194,7 +197,7 @@ class TrainingRecord:
         return self._history
 
     def note_model(self, model_id: str, request_id: str, digest: str) -> None:
-        """Record a model that was made, and the request that made it."""
+        """Record a new model, and the request that made it."""
         line = {"of": self.model_seq_id, "model": model_id, "id": request_id, "digest": digest}
         start = self._history.start
         self._journal.write(line if start is None else {**line, "start": start}, sync=True)
@@ -225,7 +228,7 @@ class TrainingRecord:
         return [number for number in range(1, max(sent, default=0) + 1) if number not in known]
 
     def settle(self, number: int, *, arrived: bool) -> None:
-        """Record what became of a request."""
+        """Record the fate of a request."""
         sent = self._history.sent.pop(number, None)
         call = "a request" if sent is None else sent.call
         fate = "had reached the server; its result is lost" if arrived else "had not reached the server"
@@ -240,17 +243,17 @@ class TrainingRecord:
     # -------------------------------------------------------------------------------------- steps
 
     def mark(self, call: Any, parts: Iterable[Part]) -> None:
-        """Note to which step the requests of a call belong."""
+        """Set the step of the requests of a call."""
         for part in parts:
             part.step = call.step
         if call.step is None:
             self.early.add(call.future)
 
     def first_step(self, next_number: int) -> int:
-        """Return the step to begin with; its calls get the numbers that they had.
+        """Return the step to begin with. Its calls get the numbers that they had in the earlier run.
 
         Args:
-            next_number: the number of the next call otherwise.
+            next_number: the number that the next call would have without the journal.
         """
         if self._resumed is None:
             return self._history.start[1] if self._history.start is not None else 0
@@ -262,11 +265,11 @@ class TrainingRecord:
     def around(
         self, send: Callable[[Any, int], object], not_taken: type[Exception]
     ) -> Callable[[Any, int], None]:
-        """Return what records the requests that `send` sends, and leaves out those that were accepted.
+        """Return a function like `send` that records each request and does not repeat accepted ones.
 
         Args:
-            send: sends a request under a number, or asks for the result of one that is known.
-            not_taken: what `send` raises for a request that the server surely does not have.
+            send: sends a request under a number, or fetches the result of a known request.
+            not_taken: the exception of `send` for a request that the server certainly does not have.
         """
 
         def recorded(part: Part, number: int) -> None:
@@ -300,7 +303,7 @@ class TrainingRecord:
                 f"{part.endpoint} (number {number}) is not the {known.call} that was sent under this number; "
                 "nothing was sent. The script has to make the calls of before, in their order"
             )
-        # The second half of a loss of the user's own is sent right behind its first.
+        # The second pass of a custom loss is sent right after its first pass, and has the same step.
         step = self._last_step = self._last_step if part.step is None else part.step
         sent = self._history.sent[number] = Sent(number, part.endpoint, digest, step)
         line = {"of": self.model_seq_id, "send": number, "call": part.endpoint, "digest": digest}
@@ -308,7 +311,7 @@ class TrainingRecord:
         return sent
 
     def _note_result(self, sent: Sent, future: Any) -> None:
-        """Record a result that has arrived; checkpoints by name."""
+        """Record the arrival of a result, with the path of a checkpoint."""
         if sent.arrived or future.cancelled() or future.exception() is not None:
             return
         sent.arrived = True

@@ -1,10 +1,10 @@
-"""What a training loop writes down, and pictures of it.
+"""Checkpoints, metrics and plots of training loops.
 
-    checkpoints `LoopCheckpoints`, behind `ServiceClient.checkpoints`: saves, and the way back
-    recorder    `StepRecorder`, behind `ServiceClient.recorder`: a line of JSON for each step
-    plot        `read_run` and `draw`: curves of one or more runs, as PNG or as a page of HTML
+    checkpoints `LoopCheckpoints`, returned by `ServiceClient.checkpoints`: saves a loop and resumes it
+    recorder    `StepRecorder`, returned by `ServiceClient.recorder`: writes a line of JSON for each step
+    plot        `read_run` and `draw`: curves of one or more runs, as PNG or HTML
 
-Threads: all of it belongs to the thread of the loop.
+Threads: the thread of the loop uses these objects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`LoopCheckpoints`: saves of a training loop, the last few and the best, and the way back to the latest."""
+"""`LoopCheckpoints`: saves a training loop, keeps the latest and best saves, and resumes the loop."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tinker_sync.errors import InvalidInputError, NotFoundError, TinkerError
 FILE_NAME: Final = "checkpoints.jsonl"
 
 ClientT = TypeVar("ClientT")
-"""The training client, whose class this room does not know."""
+"""The class of the training client, which this module does not import."""
 
 _log = logging.getLogger("tinker_sync.loop")
 
 
 class Service(Protocol):
-    """A service client, as far as checkpoints use it."""
+    """The part of a service client that checkpoints use."""
 
     def create_training_client_from_state_with_optimizer(
         self, path: str, base_model: str | None = None, user_metadata: dict[str, str] | None = None
@@ -44,21 +44,21 @@ class SavedStep:
     path: str
     score: float | None = None
     parent: str | None = None
-    """The path of the checkpoint from which its run went on."""
+    """The path of the checkpoint from which its run was resumed."""
 
 
 class LoopCheckpoints(Generic[ClientT]):
-    """Saves a loop every so many steps, and finds the latest. One thread at a time may use it.
+    """The checkpoints of a training loop. One thread at a time may use the object.
 
-    A save is written to `checkpoints.jsonl` when the server has acknowledged it; then checkpoints that are
-    neither among the last nor the best are deleted. Use `ServiceClient.checkpoints`, which makes one.
+    A save is written to `checkpoints.jsonl` when the server has acknowledged it. Then checkpoints that are
+    neither among the latest nor the best are deleted. `ServiceClient.checkpoints` makes the object.
 
     Args:
         service: makes clients from checkpoints.
-        directory: of the run.
+        directory: the directory of the run.
         every: the number of steps between two saves.
-        keep_last: the number of the latest checkpoints that stay.
-        best: keep the one of the least ("min") or greatest ("max") score too.
+        keep_last: the number of latest checkpoints to keep.
+        best: also keep the checkpoint with the lowest ("min") or highest ("max") score.
 
     Raises:
         InvalidInputError: an argument is out of its range.
@@ -86,7 +86,7 @@ class LoopCheckpoints(Generic[ClientT]):
 
     @property
     def kept(self) -> list[SavedStep]:
-        """The checkpoints that are there, the latest last."""
+        """The existing checkpoints, the latest last."""
         return list(self._kept)
 
     @property
@@ -96,15 +96,15 @@ class LoopCheckpoints(Generic[ClientT]):
 
     @property
     def best(self) -> SavedStep | None:
-        """The checkpoint of the best score; None where none has a score."""
+        """The checkpoint with the best score; None if no checkpoint has a score."""
         scored = [each for each in self._kept if each.score is not None]
         choose = min if self._best == "min" else max
         return choose(scored, key=lambda each: each.score or 0.0) if scored else None
 
     def resume(self) -> tuple[ClientT, int] | None:
-        """Make a client from the latest checkpoint. Return it and the next step; None before the first save.
+        """Return a client of the latest checkpoint and the next step, or None before the first save.
 
-        The metadata of the new run name the checkpoint (`parent`) and its step.
+        The metadata of the new run contain the path of the checkpoint (`parent`) and its step.
         """
         latest = self.latest
         if latest is None:
@@ -117,17 +117,17 @@ class LoopCheckpoints(Generic[ClientT]):
         return training, latest.step + 1
 
     def after_step(self, training: ClientT, step: int, *, score: float | None = None) -> SavedStep | None:
-        """Save when a step ends a stretch of `every` steps; return the checkpoint, or None where none is due.
+        """Save after each `every` steps. Return the checkpoint, or None if no save is due.
 
         Args:
             training: the client of the loop.
-            step: the number of the step that was just taken, from 0.
-            score: what the best checkpoint is chosen by, such as a loss on held-out data.
+            step: the number of the step that has just ended, from 0.
+            score: the value that selects the best checkpoint, such as a loss on held-out data.
         """
         return self.save(training, step, score=score) if (step + 1) % self._every == 0 else None
 
     def save(self, training: ClientT, step: int, *, score: float | None = None) -> SavedStep:
-        """Save now, wait for the server, and delete what need not stay. Arguments as in `after_step`."""
+        """Save now, wait for the server, and delete surplus checkpoints. Arguments as in `after_step`."""
         client: Any = training
         path = client.save_state(f"step-{step}", overwrite=True).result().path
         saved = SavedStep(step, path, None if score is None else float(score), self._parent)

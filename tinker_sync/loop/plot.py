@@ -1,4 +1,4 @@
-"""Curves of recorded runs: loss, reward, tokens and time of each step, as PNG or as one page of HTML."""
+"""Plots of recorded runs: loss, reward, tokens and time of each step, as PNG or as an HTML page."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ PANELS: Final[Mapping[str, Callable[[Line], float | None]]] = {
     "tokens": lambda line: float(sum(line["tokens"].values())) if line.get("tokens") else None,
     "seconds": lambda line: _number(line, "step_s"),
 }
-"""The panels, and the number that each shows of a step."""
+"""The panels, each with the function that returns its value for a step."""
 
 
 def read_run(directory: str | os.PathLike[str]) -> list[Line]:
-    """Return the lines of a run in the order of its steps; of several lines of a step the last.
+    """Return the lines of a run in the order of its steps. If a step has several lines, the last one counts.
 
     Raises:
-        InvalidInputError: there is no recorded run.
+        InvalidInputError: the directory has no recorded run.
 
     >>> read_run("/no/such/run")
     Traceback (most recent call last):
@@ -73,16 +73,16 @@ def read_run(directory: str | os.PathLike[str]) -> list[Line]:
 
 
 def draw(runs: Sequence[str | os.PathLike[str]], to: str | os.PathLike[str] | None = None) -> Path:
-    """Draw runs beside each other, and return the path of the picture.
+    """Draw runs into one picture, and return its path.
 
     Args:
-        runs: their directories.
+        runs: the directories of the runs.
         to: a `.png` file, which needs matplotlib, or an `.html` file. None writes `plot.png` into the first
-            directory, or `plot.html` where matplotlib is not installed.
+            directory, or `plot.html` if matplotlib is not installed.
 
     Raises:
-        InvalidInputError: a run has no steps, or the file is of another kind.
-        ConfigurationError: a PNG is asked for and matplotlib is not installed.
+        InvalidInputError: a run has no steps, or the file has another extension.
+        ConfigurationError: a PNG is requested and matplotlib is not installed.
     """
     has_matplotlib = importlib.util.find_spec("matplotlib") is not None
     if to is None:
@@ -121,7 +121,7 @@ def _curve(lines: Sequence[Line], pick: Callable[[Line], float | None]) -> Curve
 
 
 def page(panels: Mapping[str, Mapping[str, Curve]]) -> str:
-    """Return a page without references to other files: a figure for each panel, light or dark.
+    """Return a self-contained page with a figure for each panel, in light or dark colours.
 
     >>> "polyline" in page({"loss": {"x": [(0, 2.0), (1, 1.0)]}})
     True

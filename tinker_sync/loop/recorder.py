@@ -23,18 +23,18 @@ _OURS: Final = frozenset({"step", "time", "step_s", "call_s", "tokens"})
 
 
 class StepRecorder:
-    """Writes a line of JSON for each step of a training loop. One thread at a time may log.
+    """A recorder that writes a line of JSON for each step of a training loop. One thread at a time may log.
 
-    A line has the step, the moment, the metrics of the given results, values of your own, `step_s` (since the
-    line before), `call_s` (the longest of the given calls, from its queue to its result), and the tokens used
-    since the line before. A line is on the disk when `log` returns. Where a loop goes on from a checkpoint,
-    the later line of a step counts.
+    A line has the step, the time, the metrics of the given results, values of your own, `step_s` (the seconds
+    since the previous line), `call_s` (the seconds of the longest given call, from the queue to its result),
+    and the tokens used since the previous line. `log` returns after it has written the line to the file. If a
+    resumed loop repeats a step, the later line of the step counts.
 
-    Use `ServiceClient.recorder`, which makes one.
+    `ServiceClient.recorder` makes the object.
 
     Args:
-        directory: of the run; `metrics.jsonl` in it grows.
-        count: returns the tokens that were used so far.
+        directory: the directory of the run; lines are appended to `metrics.jsonl` in it.
+        count: returns the tokens used so far.
         clock: measures the steps.
     """
 
@@ -53,12 +53,13 @@ class StepRecorder:
         """Write the line of a step, and return it.
 
         Args:
-            step: its number.
-            results: futures of calls, which this waits for, results with `metrics`, or mappings of metrics.
-            values: more, such as `reward=0.5`.
+            step: the number of the step.
+            results: futures of calls, for which this method waits, results with `metrics`, or mappings of
+                metrics.
+            values: further values, such as `reward=0.5`.
 
         Raises:
-            InvalidInputError: a result has no metrics, or a name is taken.
+            InvalidInputError: a result has no metrics, or the recorder uses the name of a value itself.
 
         >>> import tempfile, tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service, tempfile.TemporaryDirectory() as to:
@@ -109,7 +110,7 @@ class StepRecorder:
         return f"<StepRecorder {os.fspath(self.path)!r}>"
 
     def _end_torn_line(self) -> None:
-        """Let the first line be one of its own, also after a line that a killed process left unfinished."""
+        """End an incomplete last line of a killed process, so that the next line is separate."""
         with self.path.open("rb") as file:
             if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
                 self._file.write(b"\n")

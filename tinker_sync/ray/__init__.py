@@ -1,16 +1,16 @@
 """Samples from many processes of a Ray cluster (extra `ray`).
 
-    pool        `SamplerPool`, `map`: prompts of the driver go to worker processes, responses come back
+    pool        `SamplerPool`, `map`: worker processes that sample the prompts of the driver
     data        `Sampler`: a map stage of Ray Data
     sharing     `share_limits`, `cluster_usage`: one rate limit and one count of tokens for the cluster
-    board       the named actor behind them
+    board       the named actor that `sharing` uses
 
-A sampling client goes into tasks and actors as an argument. Its copies in one process share a connection
+Pass a sampling client to tasks and actors as an argument. Its copies in one process share a connection
 pool, a poller and a session. The copies carry no key: set `TINKER_API_KEY` where the workers run, for example
 with ``ray.init(runtime_env={"env_vars": {...}})``.
 
-Threads: `tinker-ray-N` of a pool wait for its workers; `tinker-board` of each process follows the board.
-This package imports Ray when it is imported; the rest of `tinker_sync` does not.
+Threads: the threads `tinker-ray-N` of a pool wait for its workers; the thread `tinker-board` of each process
+follows the board. This package imports Ray at once; the rest of `tinker_sync` does not import it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 from tinker_sync.errors import ConfigurationError
 
 try:
-    import ray as _ray  # noqa: F401  # its absence gets an error with advice
+    import ray as _ray  # noqa: F401  # to raise an error with advice if it is missing
 except ImportError as error:
     raise ConfigurationError("tinker_sync.ray needs Ray: pip install 'tinker-sync[ray]'") from error
 

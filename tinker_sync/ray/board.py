@@ -1,7 +1,8 @@
 """`Board`: the named actor through which the processes of a cluster share refusals and usage.
 
-It lives in the namespace `tinker_sync` of the cluster, and ends with the process that made it. The others
-notice, go on alone, and make a new one. The board holds nothing that a process cannot report again.
+It is in the namespace `tinker_sync` of the cluster, and ends with the process that made it. The other
+processes then use their own limits until they have made a new board. The processes can report again all that
+a board holds.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ HOLD_S: Final = 10.0
 """The longest time that the board keeps a process waiting for news."""
 
 _FORGET_S: Final = 3 * HOLD_S
-# A process that follows holds one thread of the board; a thousand idle ones take 10 MB.
+# A following process occupies one thread of the board; a thousand idle threads take 10 MB.
 _THREADS: Final = 1000
 
 
 @frozen
 class News:
-    """What changed for the processes that share a limit."""
+    """The state of a shared limit after a change."""
 
     version: int
     delay_s: float
-    """The seconds for which to send nothing; 0 when nothing was refused since the last news."""
+    """The seconds for which to send nothing; 0 if no request was refused since the last news."""
     processes: int
     """The number of processes that share the limit."""
     rank: int
@@ -50,7 +51,7 @@ class _Group:
 
 
 class Board:
-    """Keeps the news of each group. Runs as an actor with many threads.
+    """A store of the news of each group. Runs as an actor with many threads.
 
     >>> board = Board()
     >>> board.follow("server", "a", version=0, hold_s=0).processes
@@ -66,7 +67,7 @@ class Board:
         self._groups: dict[str, _Group] = {}  # guarded by _changed
 
     def announce(self, group: str, process: str, delay_s: float) -> None:
-        """Pass a refusal on to the other processes of a group."""
+        """Announce a refusal to the other processes of a group."""
         with self._changed:
             found = self._group_locked(group)
             found.version += 1
@@ -75,7 +76,7 @@ class Board:
             self._changed.notify_all()
 
     def follow(self, group: str, process: str, version: int, hold_s: float = HOLD_S) -> News:
-        """Return the news after `version`, at once or when there are some, at the latest after `hold_s`."""
+        """Wait for news after `version`, for at most `hold_s`, and return them."""
         with self._changed:
             found = self._group_locked(group)
             joined = process not in found.seen_at_s
@@ -95,7 +96,7 @@ class Board:
             )
 
     def leave(self, group: str, process: str) -> None:
-        """Forget a process that follows no more; its usage stays."""
+        """Remove a process that no longer follows; its usage stays."""
         with self._changed:
             found = self._group_locked(group)
             if found.seen_at_s.pop(process, None) is not None:
@@ -103,12 +104,12 @@ class Board:
                 self._changed.notify_all()
 
     def record_usage(self, group: str, process: str, usage: dict[str, TokenCounts]) -> None:
-        """Replace what a process has used so far, by base model."""
+        """Replace the usage of a process so far, by base model."""
         with self._changed:
             self._group_locked(group).usage[process] = usage
 
     def usage(self, group: str) -> dict[str, TokenCounts]:
-        """Return what all processes of a group have used, by base model."""
+        """Return the usage of all processes of a group, by base model."""
         total: dict[str, TokenCounts] = {}
         with self._changed:
             for used in self._group_locked(group).usage.values():
@@ -120,7 +121,7 @@ class Board:
         return self._groups.setdefault(group, _Group())
 
     def _forget_locked(self, group: _Group) -> None:
-        """Forget processes that stopped asking without leaving."""
+        """Remove processes that no longer call `follow` and have not left."""
         gone_before_s = time.monotonic() - _FORGET_S
         for process, seen_at_s in list(group.seen_at_s.items()):
             if seen_at_s < gone_before_s:
@@ -128,7 +129,7 @@ class Board:
 
 
 def find_board() -> Any:
-    """Return the board of this cluster; make it where there is none."""
+    """Return the board of this cluster. Make it if there is no board."""
     return (
         ray.remote(Board)
         .options(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Sampler:
-    """Samples the prompts of each batch of a data set; a class for ``map_batches``.
+    """A sampler of the prompts of a data set, batch by batch; a class for ``map_batches``.
 
         dataset.map_batches(
             tinker_sync.ray.Sampler,
@@ -34,11 +34,11 @@ class Sampler:
         )
 
     It adds the columns `tokens`, `logprobs`, `stop_reasons` (a list for each row, with an entry for each
-    sequence), `texts` where the prompts are text or a tokenizer is given, and `error`: None, or the reason
-    why the row has no samples. Ray Data limits how many batches are under way.
+    sequence), `texts` if the prompts are text or a tokenizer is given, and `error`: None, or the reason
+    why the row has no samples. Ray Data limits the number of batches under way.
 
-    With `save_to` each process writes its responses to a file of its own in that directory. The same data set
-    in a new run finds them by the column `key` and samples the rest.
+    With `save_to` each process writes its responses to its own file in that directory. A new run of the same
+    data set finds them by the column `key` and samples the other rows.
 
     Args:
         sampling: the client to copy.
@@ -52,7 +52,7 @@ class Sampler:
         options: further arguments of `SamplingClient.sample`.
 
     Raises:
-        InvalidInputError: `save_to` was given without `key`.
+        InvalidInputError: `save_to` is given without `key`.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Sampler:
 
 
 class SavedRows:
-    """The responses of one process in a file of its own, beside those that earlier processes left.
+    """The responses of one process in its own file, and those of earlier processes.
 
     Args:
         directory: holds a file for each process of each run.
@@ -131,7 +131,7 @@ class SavedRows:
         self._own = ResultsFile(directory / f"part-{uuid.uuid4().hex}.jsonl")
 
     def find(self, name: Any, key: str) -> SampleResponse | None:
-        """Return the response that an earlier process left for a row, or None."""
+        """Return the response of an earlier process for a row, or None."""
         position = _position_of(name)
         return next((found for file in self._earlier if (found := file.find(position, key))), None)
 
@@ -142,7 +142,7 @@ class SavedRows:
 
 
 def _position_of(name: Any) -> int:
-    """Return a number for the name of a row; two names of a data set share one about never.
+    """Return a number for the name of a row; a collision in a data set is very improbable.
 
     >>> _position_of("a") == _position_of("a") != _position_of("b")
     True
@@ -151,7 +151,7 @@ def _position_of(name: Any) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a numpy column as a plain one."""
+    """Convert a value of a numpy column to a plain value."""
     return value.item() if isinstance(value, np.generic) else value
 
 

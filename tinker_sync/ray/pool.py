@@ -1,8 +1,8 @@
 """`SamplerPool`: worker processes that sample for the driver.
 
-The driver's threads hand the prompts that wait to whichever worker is free, as many as a share allows. Ray
-restarts a worker that dies, on another machine if need be, and runs its prompts again. Each prompt has one
-future in the driver, so it gets one result.
+The threads of the driver send the waiting prompts in lots to free workers. The size of a lot is limited by
+`max_in_flight` divided by the number of lots. Ray restarts a worker that dies, on another machine if needed,
+and runs its prompts again. Each prompt has one future in the driver, so it gets one result.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Waiting:
 
 
 class _Worker:
-    """Samples in a process of its own. Runs as an actor."""
+    """A sampler in a process of its own. Runs as an actor."""
 
     def __init__(self, sampling: SamplingClient) -> None:
         self._sampling = sampling
@@ -61,7 +61,7 @@ class _Worker:
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def sample_all(self, calls: list[_Call]) -> list[SampleResponse | Exception]:
-        """Sample all at once, and return a response or an error for each."""
+        """Sample all prompts at once, and return a response or an error for each."""
         sample = self._sampling.sample
         started = [
             _outcome_of(lambda call=call: sample(call.prompt, call.num_samples, call.params, **call.options))
@@ -78,12 +78,12 @@ class _Worker:
 def _outcome_of(call: Any) -> Any:
     try:
         return call()
-    except Exception as error:  # noqa: BLE001  # it belongs to one prompt
+    except Exception as error:  # noqa: BLE001  # the error of one prompt
         return error
 
 
 class SamplerPool:
-    """Worker processes with copies of a sampling client. Threads may share it.
+    """A pool of worker processes with copies of a sampling client. Any thread may use it.
 
     `sample` and `map` work like those of the client. Leaving the `with` block ends the workers.
 
@@ -92,10 +92,10 @@ class SamplerPool:
         workers: the number of processes.
         max_in_flight: the most prompts under way at once, over all workers.
         ray_options: options of the actors, such as ``{"num_cpus": 1}``. A worker reserves no CPU by default,
-            since it waits most of the time.
+            because it waits most of the time.
 
     Raises:
-        InvalidInputError: an argument is wrong.
+        InvalidInputError: an argument is not valid.
         ConfigurationError: Ray was not started.
     """
 
@@ -126,7 +126,7 @@ class SamplerPool:
             **(ray_options or {}),
         }
         actor = ray.remote(_Worker).options(**options)
-        # The client goes as a value: a worker that restarts later finds no object of this process.
+        # Pass the client by value: a worker that restarts later cannot fetch an object of this process.
         self._workers: list[Any] = [actor.remote(sampling) for _ in range(workers)]
         self._idle = deque(self._workers * _LOTS)  # guarded by _lock; one for each lot not under way
         self._threads = ThreadPoolExecutor(self._most_lots, "tinker-ray")
@@ -195,7 +195,7 @@ class SamplerPool:
         return places
 
     def close(self) -> None:
-        """End the workers. What is under way fails with `ClientClosedError`."""
+        """End the workers. Samples under way fail with `ClientClosedError`."""
         with self._lock:
             self._closed = True
             doomed, self._waiting = self._waiting, deque()
@@ -220,12 +220,12 @@ class SamplerPool:
     # -------------------------------------------------------------------------------------- on the threads
 
     def _carry_lots(self) -> None:
-        """Take the prompts that wait to a worker, lot by lot, until none waits."""
+        """Send the waiting prompts to workers, lot by lot, until no prompt waits."""
         while (taken := self._take_lot()) is not None:
             worker, lot = taken
             try:
                 outcomes = ray.get(worker.sample_all.remote([each.call for each in lot]))
-            except Exception as error:  # noqa: BLE001  # it becomes that of each prompt
+            except Exception as error:  # noqa: BLE001  # it becomes the error of each prompt
                 outcomes = [self._explain(error)] * len(lot)
             with self._lock:
                 self._idle.append(worker)
@@ -263,7 +263,7 @@ class SamplerPool:
         return error
 
 
-def map(  # noqa: A001  # the name that `SamplingClient.map` has
+def map(  # noqa: A001  # the name of `SamplingClient.map`
     sampling: SamplingClient,
     prompts: Iterable[Prompt],
     sampling_params: SamplingParams,

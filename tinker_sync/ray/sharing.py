@@ -1,10 +1,10 @@
 """`share_limits`: one rate limit, and one count of tokens, for the processes of a cluster.
 
-When the server refuses a request of one process, its limiter closes and the board passes that on: the
+When the server refuses a request of one process, its limiter closes. The board announces this, and the
 limiters of all processes close for the same time. They reopen with equal parts of the window that one process
-would have, one after the other where there are more processes than places.
+would have. If there are more processes than places in the window, they reopen in turns.
 
-While the board is away each process uses its own limiter alone, and looks for a board every few seconds.
+Without a board, each process uses its own limiter and looks for a board every few seconds.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger("tinker_sync.ray")
 
 _RETRY_S: Final = 2.0
-# Between the first requests of ten processes and those of the next ten, when they all reopen at once.
+# The pause between the turns of processes that reopen; ten processes reopen in each turn.
 _TURN_S: Final = 1.0
 
 
 class SharedLimits:
-    """The part of this process in a limit that the cluster shares. Thread-safe.
+    """The member of this process in a limit that the cluster shares. Thread-safe.
 
     Args:
-        group: names the server and the key, without showing the key.
+        group: a name for the server and the key, which does not show the key.
         limiter: the limiter of this process.
         connect: returns the board.
     """
@@ -50,17 +50,17 @@ class SharedLimits:
         self.group = group
         self.process = uuid.uuid4().hex
         self.meter = Meter()
-        """Counts what the clients of this process use, from their `share_limits` on."""
+        """The meter of the clients of this process, from their call of `share_limits` on."""
         self._limiter = limiter
         self._connect = connect
         self._lock = threading.Lock()
         self._started = False  # guarded by _lock
         self._ended = threading.Event()
-        self._board: Any = None  # written by the following thread
-        self._version = 0  # belongs to the following thread
+        self._board: Any = None  # written by the thread `tinker-board`
+        self._version = 0  # used only by the thread `tinker-board`
 
     def start(self) -> None:
-        """Follow the board on a thread of its own. Further calls do nothing."""
+        """Start a thread that follows the board. Further calls do nothing."""
         with self._lock:
             start, self._started = not self._started, True
         if start:
@@ -75,7 +75,7 @@ class SharedLimits:
 
     @property
     def ended(self) -> bool:
-        """True after `stop`, and after the end of Ray in this process."""
+        """True after `stop`, or after Ray has ended in this process."""
         return self._ended.is_set()
 
     def report_usage(self) -> None:
@@ -84,7 +84,7 @@ class SharedLimits:
         self._ask("record_usage", self.group, self.process, used)
 
     def usage(self) -> dict[str, TokenCounts]:
-        """Return what all processes have reported, by base model."""
+        """Return the usage that all processes have reported, by base model."""
         found: dict[str, TokenCounts] = ray.get(self._connect().usage.remote(self.group))
         return found
 
@@ -94,7 +94,7 @@ class SharedLimits:
         self._ask("announce", self.group, self.process, delay_s)
 
     def _ask(self, method: str, *args: object) -> None:
-        """Send a message to the board and do not wait; a board that is away gets none."""
+        """Send a message to the board without waiting. Does nothing if there is no board."""
         board = self._board
         if board is not None:
             try:
@@ -106,7 +106,7 @@ class SharedLimits:
         while not self._ended.is_set() and ray.is_initialized():
             try:
                 self.step()
-            except Exception as error:  # noqa: BLE001  # whatever it is, this process samples on
+            except Exception as error:  # noqa: BLE001  # samples go on after any error
                 self._lose_board(error)
                 self._ended.wait(_RETRY_S)
         self._ended.set()
@@ -126,7 +126,7 @@ class SharedLimits:
         self.report_usage()
 
     def apply(self, news: News) -> None:
-        """Share the window with the processes that there are, and close if one of them was refused."""
+        """Divide the window among the processes, and close the limiter if a process was refused."""
         self._limiter.count_sharers(news.processes)
         if news.delay_s > 0:
             self._limiter.follow(news.delay_s + news.rank // FIRST_WINDOW * _TURN_S)
@@ -139,7 +139,7 @@ class SharedLimits:
 
 
 def share_limits(client: SamplingClient | ServiceClient) -> SharedLimits:
-    """Let this process share its rate limit, and its count of tokens, with the others of the Ray cluster.
+    """Share the rate limit and token count of this process with the other processes of the Ray cluster.
 
     Call it once in each process that samples: at the start of a task, or in the constructor of an actor.
     `SamplerPool`, `map` and `Sampler` do so by themselves. Further calls for the same server and key return
@@ -166,7 +166,7 @@ def share_limits(client: SamplingClient | ServiceClient) -> SharedLimits:
     if not counted:
         core.listen(shared.meter)
     if isinstance(client, SamplingClient):
-        # A copy knows its base model from its handle; a server without that call leaves it unnamed.
+        # A copy has its base model from its handle. Without it, a server may not be able to name the model.
         with suppress(TinkerError):
             name = client.get_base_model()
             shared.meter.observe(ModelNamed(model=client.sampling_session_id, base_model=name))

@@ -10,14 +10,14 @@ from tinker_sync.examples.cluster.processes import make_sums, score
 
 
 def main(argv: Sequence[str] | None = None) -> list[float]:
-    """Score each lot in a worker of a Dask cluster; give the address of your own scheduler to `Client`."""
+    """Score each lot in a worker of a Dask cluster. Pass the address of your own scheduler to `Client`."""
     from dask.distributed import Client, LocalCluster
 
     options = parse(argv, __doc__, steps=8)
     here = LocalCluster(n_workers=2, threads_per_worker=2, host="127.0.0.1", dashboard_address=None)
     with connect(options) as service, here as cluster, Client(cluster) as client:
         sampling = service.create_sampling_client(base_model=options.model).result()
-        # `pure=False`: equal lots are sampled again, since samples are random.
+        # `pure=False`: sample equal lots again, because samples are random.
         futures = client.map(partial(score, sampling), make_sums(options.seed, options.steps), pure=False)
         shares: list[float] = client.gather(futures)
     write(f"{sum(shares) / len(shares):.0%} of the sums were right")

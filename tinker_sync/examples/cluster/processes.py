@@ -14,13 +14,13 @@ LOT = 32
 
 
 def make_sums(seed: int, lots: int) -> list[list[tuple[int, int]]]:
-    """Return lots of sums to ask for."""
+    """Return lots of sums."""
     rng = random.Random(seed)
     return [[(rng.randint(1, 49), rng.randint(1, 49)) for _ in range(LOT)] for _ in range(lots)]
 
 
 def score(sampling: tinker.SamplingClient, sums: Sequence[tuple[int, int]]) -> float:
-    """Ask for a lot of sums, and return the share of right answers. Runs in any process."""
+    """Sample the answers to a lot of sums, and return the share of right ones. Runs in any process."""
     questions = [f"Q: {one}+{other}=" for one, other in sums]
     params = tinker.SamplingParams(max_tokens=4, temperature=0, stop=["\n"])
     items = sampling.map(questions, params, progress=False)
@@ -30,12 +30,12 @@ def score(sampling: tinker.SamplingClient, sums: Sequence[tuple[int, int]]) -> f
 
 
 def main(argv: Sequence[str] | None = None, *, start_method: str = "spawn", workers: int = 4) -> list[float]:
-    """Hand a lot at a time to whichever process is free."""
+    """Send the lots to the processes, one lot at a time to each free process."""
     options = parse(argv, __doc__, steps=8)
     context = multiprocessing.get_context(start_method)
     with connect(options) as service, ProcessPoolExecutor(workers, mp_context=context) as pool:
         sampling = service.create_sampling_client(base_model=options.model).result()
-        # The client travels as text without a key; the copies in a process share one session and its sockets.
+        # The client is pickled without a key; the copies in a process share one session and its sockets.
         lots = make_sums(options.seed, options.steps)
         shares = [future.result() for future in [pool.submit(score, sampling, lot) for lot in lots]]
     write(f"{sum(shares) / len(shares):.0%} of {LOT * len(lots)} sums were right")

@@ -33,14 +33,14 @@ def roll_out(sampling: tinker.SamplingClient, animal: str) -> Rollout:
 
 
 def main(argv: Sequence[str] | None = None, *, workers: int = WORKERS, ahead: int = 0) -> list[float]:
-    """Train on the rollouts of each step; with `ahead=1`, sample the next ones with the weights before it."""
+    """Train on the rollouts of each step. With `ahead=1`, sample the next rollouts before the step."""
     import ray
 
     options = parse(argv, __doc__, steps=12)
     own = not ray.is_initialized()
     if own:
         ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False)
-    # A worker that dies is replaced, and its rollout sampled again.
+    # Ray replaces a worker that dies, and runs its rollout again.
     remote: Any = ray.remote(num_cpus=1, max_retries=-1)(roll_out)
     rewards: list[float] = []
     started_s = time.monotonic()
