@@ -82,7 +82,10 @@ class ExpectedOutputs:
 
 def _target_count(datum: Datum) -> int | None:
     targets = datum.loss_fn_inputs.get(_TARGETS)
-    return None if targets is None else math.prod(targets._effective_shape)
+    # Of sparse targets a server may score those that are stored.
+    if targets is None or targets.sparse_crow_indices is not None:
+        return None
+    return math.prod(targets._effective_shape)
 
 
 def check_kind(name: str, tree: Any) -> None:

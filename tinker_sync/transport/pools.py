@@ -15,6 +15,7 @@ import os
 import re
 import select
 import socket
+import traceback
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -230,14 +231,17 @@ def _tunnel(route: Route, timeout_s: float | None) -> socket.socket:
         http.connect()
         # Thousands of connections may be open, so each keeps its socket and drops the rest.
         sock, http.sock = http.sock, None
-    except NewConnectionError as error:  # in urllib3 a subclass of a timeout
-        raise OSError(_reason(error)) from error
-    except ConnectTimeoutError as error:
-        raise TimeoutError(_reason(error)) from error
-    except HTTPError as error:
-        raise OSError(_reason(error)) from error
-    except HTTPException as error:
-        raise OSError(str(error)) from error
+    except Exception as error:
+        # The frames hold the answer of a proxy that refused, and with it the socket.
+        traceback.clear_frames(error.__traceback__)
+        # NewConnectionError is a subclass of the timeout in urllib3.
+        if isinstance(error, ConnectTimeoutError) and not isinstance(error, NewConnectionError):
+            raise TimeoutError(_reason(error)) from error
+        if isinstance(error, HTTPError):
+            raise OSError(_reason(error)) from error
+        if isinstance(error, HTTPException):
+            raise OSError(str(error)) from error
+        raise
     finally:
         http.close()
     return sock

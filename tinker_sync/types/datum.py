@@ -261,6 +261,17 @@ class Datum(Model):
         """
         return list(self._problems(path))
 
+    def _negative_targets(self, targets: TensorData, path: str) -> Iterator[str]:
+        """Yield the problem of negative targets that count. Those with a weight of 0, often -100, do not."""
+        counted = targets._numpy < 0
+        weights = self.loss_fn_inputs.get("weights")
+        if weights is not None and weights._numpy.shape == counted.shape:
+            counted &= weights._numpy != 0
+        if counted.any():
+            least = int(targets._numpy[counted].min())
+            where = place(path, counted & (targets._numpy == least))
+            yield f"{where}: expected 0 or more, got {least}; weights of 0 leave tokens out of the loss"
+
     def _problems(self, path: str) -> Iterator[str]:
         length = self.model_input.known_length()
         if length == 0:
@@ -270,15 +281,8 @@ class Datum(Model):
         rows = None if targets is None else _rows(targets)
         if targets is not None and length and not _may_have_length(targets, length):
             yield f"{path}.loss_fn_inputs['target_tokens']: has length {rows}, model_input has {length}"
-        if targets is not None and targets._numpy.size and targets._numpy.min() < 0:
-            counted = targets._numpy < 0
-            weights = self.loss_fn_inputs.get("weights")
-            if weights is not None and weights._numpy.shape == counted.shape:
-                counted &= weights._numpy != 0  # -100 is a usual target of tokens that do not count
-            if counted.any():
-                least = int(targets._numpy[counted].min())
-                where = place(f"{path}.loss_fn_inputs['target_tokens']", counted & (targets._numpy == least))
-                yield f"{where}: expected 0 or more, got {least}; weights of 0 leave tokens out of the loss"
+        if targets is not None:
+            yield from self._negative_targets(targets, f"{path}.loss_fn_inputs['target_tokens']")
         for name, tensor in self.loss_fn_inputs.items():
             one = name in _ONE_FOR_ALL and _may_have_length(tensor, 1)
             if name in _PER_TOKEN and rows is not None and not one and not _may_have_length(tensor, rows):
