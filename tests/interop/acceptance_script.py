@@ -213,12 +213,10 @@ def every_datum(run: Run) -> list[Any]:
 def service(run: Run) -> None:
     step(run, "capabilities")
     client = run.service(display_name="acceptance", user_metadata={"run": "1"})
-    run.note("before", client.get_console_url())
     run.note("models", client.get_server_capabilities())
 
     step(run, "clients")
     run.ready(client.create_sampling_client(base_model="stub/model"))
-    run.note("after", client.get_console_url())
     run.refused("neither", client.create_sampling_client)
     run.refused(
         "nothing to train",
@@ -322,7 +320,7 @@ def passes(run: Run, first: Any, second: Any) -> None:
     config = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
     run.wait("ppo", first.forward_backward(data[4:5], "ppo", config))
     mixed = {"kind": "soft", "beta": 0.1, "steps": 3}
-    run.wait("texts", first.forward_backward(data[:1], "importance_sampling", loss_fn_config=mixed))
+    run.wait("texts", first.forward_backward(data[4:5], "importance_sampling", loss_fn_config=mixed))
     run.wait("other model", second.forward_backward(data=data[:1], loss_fn="cross_entropy"))
     run.refused("no data", lambda: first.forward_backward([], "cross_entropy"))
 

@@ -15,8 +15,8 @@ import os
 import re
 import select
 import socket
-import traceback
 import threading
+import traceback
 from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
