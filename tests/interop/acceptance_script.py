@@ -402,9 +402,6 @@ def refusals(run: Run) -> None:
         run.mark("refuse/422/asample")
         prompt = run.types.ModelInput.from_ints([1])
         run.refused("sample", lambda: sampler.sample(prompt, 1, run.types.SamplingParams(max_tokens=1)))
-        if INFO_IS_A_REQUEST:
-            run.mark("refuse/404/samplers")
-            run.refused("get_base_model", sampler.get_base_model)
 
 
 # ------------------------------------------------------------------------------------ tokenizers

@@ -27,6 +27,8 @@ from support.embedded import KEY, running
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 240.0
 OURS_ALONE = {"public twice", "private twice"}
+# This package refuses it before anything is sent, so the error has no category of the server.
+REFUSED_HERE = {"negative rate"}
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "as it is": {},
@@ -77,7 +79,7 @@ def test_every_call_of_both_clients(flags: dict[str, Any], tmp_path: Path) -> No
         for name, value in theirs.items()
         if (shown := what_both_show(ours[name], value)) != value
     }
-    assert differing == {}
+    assert set(differing) == REFUSED_HERE
 
 
 def what_both_show(ours: Any, theirs: Any) -> Any:
