@@ -20,7 +20,7 @@ ClientT = TypeVar("ClientT")
 _log = logging.getLogger("tinker_sync.loop")
 
 
-class Service(Protocol):
+class CheckpointService(Protocol):
     """The part of a service client that checkpoints use."""
 
     def create_training_client_from_state_with_optimizer(
@@ -66,7 +66,7 @@ class LoopCheckpoints(Generic[ClientT]):
 
     def __init__(
         self,
-        service: Service,
+        service: CheckpointService,
         directory: str | os.PathLike[str],
         *,
         every: int = 100,

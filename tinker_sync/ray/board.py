@@ -40,7 +40,7 @@ class News:
 
 
 @define(eq=False)
-class _Group:
+class _SharingGroup:
     """The processes that use one server with one key. Guarded by the lock of the board."""
 
     version: int = 0
@@ -64,7 +64,7 @@ class Board:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._groups: dict[str, _Group] = {}  # guarded by _changed
+        self._groups: dict[str, _SharingGroup] = {}  # guarded by _changed
 
     def announce(self, group: str, process: str, delay_s: float) -> None:
         """Announce a refusal to the other processes of a group."""
@@ -117,10 +117,10 @@ class Board:
                     total[model] = total.get(model, TokenCounts()) + counts
         return total
 
-    def _group_locked(self, group: str) -> _Group:
-        return self._groups.setdefault(group, _Group())
+    def _group_locked(self, group: str) -> _SharingGroup:
+        return self._groups.setdefault(group, _SharingGroup())
 
-    def _forget_locked(self, group: _Group) -> None:
+    def _forget_locked(self, group: _SharingGroup) -> None:
         """Remove processes that no longer call `follow` and have not left."""
         gone_before_s = time.monotonic() - _FORGET_S
         for process, seen_at_s in list(group.seen_at_s.items()):

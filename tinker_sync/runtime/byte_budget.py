@@ -26,7 +26,7 @@ from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import fresh
 
 
-class _Turn:
+class _PlaceInLine:
     """A place in the line. `granted` is guarded by the budget's lock."""
 
     __slots__ = ("granted", "size_bytes", "wake")
@@ -53,7 +53,7 @@ class ByteBudget:
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._balance_bytes = limit_bytes  # guarded by _lock
-        self._line: deque[_Turn] = deque()  # guarded by _lock; empty while the balance is not negative
+        self._line: deque[_PlaceInLine] = deque()  # guarded by _lock; empty while the balance is not negative
         self._failure: Exception | None = None  # guarded by _lock; set once, final
         _fork.renew_in_child(self)
 
@@ -77,7 +77,7 @@ class ByteBudget:
         if self._enter(size_bytes, None):
             return True
         arrived = threading.Event()
-        turn = _Turn(size_bytes, lambda _: arrived.set())
+        turn = _PlaceInLine(size_bytes, lambda _: arrived.set())
         if self._enter(size_bytes, turn):
             return True
         try:
@@ -107,7 +107,7 @@ class ByteBudget:
         >>> budget.release(5)
         b True
         """
-        if self._enter(size_bytes, _Turn(size_bytes, then)):
+        if self._enter(size_bytes, _PlaceInLine(size_bytes, then)):
             then(True)
 
     def release(self, size_bytes: int) -> None:
@@ -118,7 +118,7 @@ class ByteBudget:
         True
         >>> budget.release(4)
         """
-        admitted: list[_Turn] = []
+        admitted: list[_PlaceInLine] = []
         with self._lock:
             self._balance_bytes += size_bytes
             overfull = self._balance_bytes > self._limit_bytes
@@ -179,7 +179,7 @@ class ByteBudget:
             free = f"{self._balance_bytes} of {self._limit_bytes} bytes free"
             return f"<ByteBudget {free}, {len(self._line)} in line{closed}>"
 
-    def _enter(self, size_bytes: int, turn: _Turn | None) -> bool:
+    def _enter(self, size_bytes: int, turn: _PlaceInLine | None) -> bool:
         """Take the bytes and return True; else put `turn`, if there is one, in line and return False."""
         assert size_bytes >= 0  # noqa: S101
         with self._lock:
@@ -193,7 +193,7 @@ class ByteBudget:
             raise fresh(failure)
         return entered
 
-    def _leave_line(self, turn: _Turn) -> bool:
+    def _leave_line(self, turn: _PlaceInLine) -> bool:
         """Take a turn out of the line. Return True if it already has its bytes."""
         with self._lock:
             if turn in self._line:

@@ -82,7 +82,7 @@ def _secrets_of(keys: KeyRing) -> Callable[[], tuple[Secret, ...]]:
     return lambda: keys.secrets
 
 
-class Renewable(Protocol):
+class Refreshable(Protocol):
     """A credential that may have to be renewed."""
 
     def step(self) -> None: ...
@@ -104,7 +104,7 @@ class Refresher:
 
     def __init__(
         self,
-        keys: Renewable,
+        keys: Refreshable,
         fetch: Callable[[], ClientDynamicConfigResponse],
         run: Callable[[Callable[[], object]], object],
         clock: Clock = SYSTEM_CLOCK,

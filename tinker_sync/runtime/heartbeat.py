@@ -76,7 +76,7 @@ class Heartbeat:
         self._upkeep = upkeep
         self._period_s = period_s
         self._clock = clock
-        self._watch = _Watch(clock, cpu)
+        self._watch = _DelayDetector(clock, cpu)
         # Only the thread uses these.
         self._beating = True
         self._known = always_offered
@@ -211,7 +211,7 @@ class Heartbeat:
         return not self._stopping
 
 
-class _Watch:
+class _DelayDetector:
     """A detector of delays of a thread, and of their reasons. For one thread."""
 
     def __init__(self, clock: Clock, cpu: Callable[[], float]) -> None:

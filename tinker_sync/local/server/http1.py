@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 _TLS_GREETING: Final = b"\x16\x03"
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One connection: requests one after another, each answered before the next is looked at."""
 
     def __init__(self, server: HttpServer) -> None:
@@ -174,7 +174,7 @@ class Connection(asyncio.Protocol):
 class Exchange:
     """One request and its answer: the `receive` and `send` of an application."""
 
-    def __init__(self, connection: Connection, head: RequestHead, body: bytes, scope: Message) -> None:
+    def __init__(self, connection: ClientConnection, head: RequestHead, body: bytes, scope: Message) -> None:
         self._connection = connection
         self._head = head
         self._body: bytes | None = body
@@ -276,7 +276,7 @@ class HttpServer:
     def __init__(self, app: Asgi, *, max_body_bytes: int = 256 * 1024 * 1024) -> None:
         self.app = app
         self.max_body_bytes = max_body_bytes
-        self.connections: set[Connection] = set()
+        self.connections: set[ClientConnection] = set()
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # set by start
         self._listening: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -290,7 +290,7 @@ class HttpServer:
         self.loop = asyncio.get_running_loop()
         # Thousands of clients may knock at once.
         where = {"host": host, "port": port} if listening is None else {"sock": listening}
-        self._listening = await self.loop.create_server(lambda: Connection(self), backlog=4096, **where)
+        self._listening = await self.loop.create_server(lambda: ClientConnection(self), backlog=4096, **where)
         address = self._listening.sockets[0].getsockname()
         return int(address[1])
 
