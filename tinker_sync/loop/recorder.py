@@ -30,7 +30,12 @@ class StepRecorder:
     and the tokens used since the previous line. `log` returns after it has written the line to the file. If a
     resumed loop repeats a step, the later line of the step counts.
 
-    `ServiceClient.recorder` makes the object.
+    `ServiceClient.recorder` makes the object. `log` returns the line, for other recorders:
+
+        line = recorder.log(step, passed, reward=reward)
+        wandb.log(line, step=step)
+        for name in ("loss:mean", "reward"):
+            tensorboard_writer.add_scalar(name, line[name], step)
 
     Args:
         directory: the directory of the run; lines are appended to `metrics.jsonl` in it.
