@@ -45,6 +45,9 @@ cluster.shutdown()
 """
 
 
+@pytest.mark.skipif(
+    not os.environ.get("CLUSTER_NODES"), reason="takes a quiet machine; CLUSTER_NODES=1 runs it"
+)
 def test_a_lost_machine_loses_no_prompt(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
     with LocalServer(model=MODEL, key=KEY, process=True) as server:
