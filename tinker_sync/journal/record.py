@@ -22,7 +22,7 @@ from tinker_sync.journal.history import ModelHistory, Sent, SessionHistory, read
 _log: Final = logging.getLogger("tinker_sync.journal")
 
 
-class Part(Protocol):
+class RecordedPart(Protocol):
     """A request of a training client."""
 
     future: Any
@@ -242,7 +242,7 @@ class TrainingRecord:
 
     # -------------------------------------------------------------------------------------- steps
 
-    def mark(self, call: Any, parts: Iterable[Part]) -> None:
+    def mark(self, call: Any, parts: Iterable[RecordedPart]) -> None:
         """Set the step of the requests of a call."""
         for part in parts:
             part.step = call.step
@@ -272,7 +272,7 @@ class TrainingRecord:
             not_taken: the exception of `send` for a request that the server certainly does not have.
         """
 
-        def recorded(part: Part, number: int) -> None:
+        def recorded(part: RecordedPart, number: int) -> None:
             number += self._shift
             body = part.bytes_for(number)
             digest = hashlib.sha256(part.endpoint.encode() + b"\n" + body).hexdigest()[:32]
@@ -294,7 +294,7 @@ class TrainingRecord:
 
         return recorded
 
-    def _look_up(self, part: Part, number: int, digest: str) -> Sent:
+    def _look_up(self, part: RecordedPart, number: int, digest: str) -> Sent:
         known = self._history.sent.get(number)
         if known is not None and known.digest == digest:
             return known
