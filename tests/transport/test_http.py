@@ -672,7 +672,7 @@ def test_after_a_303_the_first_server_has_had_the_request() -> None:
 
 
 def test_nothing_shows_the_key(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("DEBUG")
+    caplog.set_level("DEBUG", "tinker_sync")
     with AnsweringServer(lambda seen: answer(KEY.encode())) as server:
         settings = settings_for(server, api_key=KEY)
         journal = Journal(base_url=settings.base_url, as_curl=True, secrets=lambda: settings.secrets)
