@@ -64,7 +64,7 @@ class Launcher:
         self._pools = pools
         self._clock = clock
         self._before_connecting = before_connecting
-        self._routes: dict[Origin, Route] = {}  # of origins without a proxy; they do not change
+        self._direct: tuple[Origin, Route] | None = None  # an origin without a proxy; its way does not change
 
     def launch(self, hop: Hop, limits: Limits, *, repeatable: bool, fresh: bool) -> SocketLine:
         """Send a request.
@@ -92,12 +92,13 @@ class Launcher:
         Raises:
             SendFailed: The request was not sent, or not to its end.
         """
-        route = self._routes.get(origin)
-        if route is None:
+        direct = self._direct
+        if direct is None or direct[0] is not origin:
             route = self._rules.way_to(origin).route
             if route.proxy is not None:
                 return None
-            self._routes[origin] = route
+            self._direct = direct = origin, route
+        route = direct[1]
         return self._send(
             route, call.method, head, call.body, limits, repeatable=call.repeatable, fresh=fresh
         )

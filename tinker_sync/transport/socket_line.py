@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Final, NoReturn
 
-from attrs import field, frozen
+from attrs import define, field
 
 from tinker_sync._clock import Clock, slice_of
 from tinker_sync.transport.call import SendFailed
@@ -24,7 +24,7 @@ from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 _SEND_BYTES: Final = 256 * 1024
 
 
-@frozen
+@define
 class RawReply:
     """An answer as received, with its content encoding still in place."""
 
@@ -36,7 +36,7 @@ class RawReply:
     lasts_until_close: bool = False
 
 
-@frozen
+@define
 class Limits:
     """The limits of one request: its time, its silences, and the size of its answer."""
 
@@ -65,16 +65,8 @@ class SocketLine:
         self._parser = ReplyParser(method, max_body_bytes=limits.max_body_bytes)
         self._sent = False
         self._over = False
-        self._silence_ends_s = math.inf
-
-    def fileno(self) -> int:
-        """Return the socket's number, for a selector."""
-        return self.sock.fileno()
-
-    @property
-    def expires_at_s(self) -> float:
-        """Return the moment of the clock after which `step` fails if nothing has arrived."""
-        return min(self._silence_ends_s, self._limits.give_up_s)
+        self.expires_at_s = limits.give_up_s
+        """The moment of the clock after which `step` fails if nothing has arrived."""
 
     def send(self, head: bytes, body: bytes | None) -> None:
         """Send the request. Return early if the server has answered before the end of the request.
@@ -91,7 +83,6 @@ class SocketLine:
                 for at in range(0, len(body), _SEND_BYTES):
                     self._send_piece(view[at : at + _SEND_BYTES])
             self._sent = True
-            self._begin_silence(self._limits.read_s)
         except OSError as error:
             if not self._answered_early():
                 self._fail(error)
@@ -112,6 +103,7 @@ class SocketLine:
         if at < len(piece):
             sock.settimeout(left_s if math.isfinite(left_s) else None)
             sock.sendall(memoryview(piece)[at:])
+            self._begin_silence(self._limits.read_s)
 
     def step(self) -> RawReply | None:
         """Take the bytes that have arrived, without blocking, and return the answer if it is whole.
@@ -168,7 +160,7 @@ class SocketLine:
             self._pools.discard(self._connection)
 
     def _begin_silence(self, limit_s: float) -> None:
-        self._silence_ends_s = self._clock.now() + limit_s
+        self.expires_at_s = min(self._clock.now() + limit_s, self._limits.give_up_s)
 
     def _left_s(self) -> float:
         left_s = self.expires_at_s - self._clock.now()
@@ -179,7 +171,8 @@ class SocketLine:
     def _take(self, data: bytes) -> None:
         if data:
             self._parser.feed(data)
-            self._begin_silence(self._limits.idle_s)
+            if not self._parser.done:
+                self._begin_silence(self._limits.idle_s)
         else:
             self._parser.eof()
 
