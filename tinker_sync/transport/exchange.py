@@ -203,6 +203,7 @@ class Exchange:
         self._resent = False  # the server may have received an earlier send
         self._taken = False  # an earlier address has processed the request and redirected to a GET
         self._line: SocketLine
+        self._told = False  # this try is logged or observed
         self._begin()
 
     @property
@@ -270,7 +271,8 @@ class Exchange:
             line = self._launcher.launch(self._hop, self._limits, repeatable=self._repeatable, fresh=fresh)
         self._line = line
         journal = self._journal
-        if journal.observers or journal.log.isEnabledFor(logging.DEBUG):
+        self._told = bool(journal.observers) or journal.log.isEnabledFor(logging.DEBUG)
+        if self._told:
             journal.sent(self._call, self._hop.headers)
 
     def _ask(self, line: Callable[[], RawReply | None]) -> Reply | None:
@@ -309,9 +311,8 @@ class Exchange:
         # A compressed body reveals a cut by itself.
         may_be_cut = raw.lasts_until_close and not encoding
         reply = Reply(raw.status, raw.fields, body, resent=self._resent, may_be_cut=may_be_cut)
-        journal = self._journal
-        if journal.observers or journal.log.isEnabledFor(logging.DEBUG):
-            journal.answered(self._call, reply, self._clock.now() - self._began_s)
+        if self._told:
+            self._journal.answered(self._call, reply, self._clock.now() - self._began_s)
         if reply.status == 401 and self._has_new_credential(reply):
             self._begin()
             return None

@@ -102,12 +102,15 @@ class Http:
             CredentialError: The call needs a key and none is usable.
         """
         keys = self._keys
-        credential = self._credential(call, keys) if keys is not None else ""
-        rules = self._rules
+        credential = ""
+        if keys is not None and call.credential == "usual":
+            credential = keys.credential()
+        elif keys is not None and call.credential == "exchange":
+            credential = keys.for_exchange()
         return Exchange(
             call,
             partial(self._compose, call, credential),
-            self._heads.write(call, credential) if rules.adds_nothing else None,
+            self._heads.write(call, credential) if self._rules.adds_nothing else None,
             self._origin,
             self._limits(call),
             self._launcher,
@@ -177,13 +180,6 @@ class Http:
 
     def _compose(self, call: Call, credential: str) -> Hop:
         return self._heads.hop(call, credential, self._rules.headers())
-
-    @staticmethod
-    def _credential(call: Call, keys: Credentials) -> str:
-        """Return the text of the call's credential, empty if the call carries none."""
-        if call.credential == "usual":
-            return keys.credential()
-        return keys.for_exchange() if call.credential == "exchange" else ""
 
     def _limits(self, call: Call) -> Limits:
         timeout = call.timeout or self._settings.timeout
