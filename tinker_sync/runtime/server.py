@@ -48,8 +48,7 @@ from tinker_sync.transport.call import Call, Reply
 from tinker_sync.types.service import ClientDynamicConfigResponse
 
 # With this budget four chunks of the usual 5 MB are under way at once, because a budget admits one more while
-# it is not overdrawn. More chunks would not arrive sooner, and to get new memory for a chunk takes longer
-# than to fill it.
+# it is not overdrawn. More chunks would not arrive sooner, and a compressed chunk is a copy of its data.
 _TRAIN_BYTES: Final = 15_000_000
 
 
