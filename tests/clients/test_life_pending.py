@@ -148,7 +148,7 @@ def run(stub: Stub, text: str) -> Script:
     [
         ("trainer.save_state('final')", 0),
         ("trainer.save_state('final'); raise ValueError('mine')", 1),
-        ("threading.Thread(target=lambda: (trainer.save_state('final'), sys.exit(1))).start()", 0),
+        ("threading.Thread(target=lambda: (trainer.save_state('final'), sys.exit(1))).start(); hear()", 0),
         ("threading.Thread(target=trainer.save_state, args=('final',), daemon=True).start(); hear()", 0),
     ],
     ids=["end", "exception", "exit-of-a-thread", "daemon-thread"],

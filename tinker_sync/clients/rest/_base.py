@@ -209,7 +209,7 @@ def checked_scope(access_scope: str) -> str:
     return access_scope
 
 
-def checked_id(name: str, value: str) -> str:
+def checked_id(name: str, value: object) -> str:
     """Return the id, or refuse a value that would address another object.
 
     Raises:
