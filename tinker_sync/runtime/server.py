@@ -269,20 +269,23 @@ class Server:
             TinkerError: there is no good answer.
         """
         self.refuse_closed()
-        give_up_at = self._clock.now() + (math.inf if call.deadline_s is None else call.deadline_s)
+        pause_s = PAUSE_S * self._settings.pace
+        limit_s = self._settings.deadline_s if call.deadline_s is None else call.deadline_s
+        give_up_at = self._clock.now() + (math.inf if limit_s is None else limit_s)
         while True:
             try:
                 return self.connection.caller.call(call)
             except BillingError:
                 made = self.made.made
-                in_time = self._clock.now() + PAUSE_S < give_up_at
+                in_time = self._clock.now() + pause_s < give_up_at
                 if not pause_billing or not in_time or made is None or not made.billing.may_pause():
                     raise
             except APIConnectionError as error:
                 self._refuse_if_closed(error)
                 raise
-            if self._clock.wait(self._lifecycle.closing, PAUSE_S * self._settings.pace):
+            if self._clock.wait(self._lifecycle.closing, pause_s):
                 raise ClientClosedError
+            call = call.but(deadline_s=finite(self.left_s(give_up_at)))
 
     def abandon(self, request_id: str) -> None:
         """Cancel a sample at the server, if the server offers that. Do not wait for the answer."""
