@@ -48,8 +48,7 @@ from tinker_sync.transport.call import Call, Reply
 from tinker_sync.types.service import ClientDynamicConfigResponse
 
 # With this budget four chunks of the usual 5 MB are under way at once, because a budget admits one more while
-# it is not overdrawn. More chunks would not arrive sooner, and to get new memory for a chunk takes longer
-# than to fill it.
+# it is not overdrawn. More chunks would not arrive sooner, and a compressed chunk is a copy of its data.
 _TRAIN_BYTES: Final = 15_000_000
 
 
@@ -271,7 +270,9 @@ class Server:
             TinkerError: there is no good answer.
         """
         self.refuse_closed()
-        give_up_at = self._clock.now() + (math.inf if call.deadline_s is None else call.deadline_s)
+        pause_s = PAUSE_S * self._settings.pace
+        limit_s = self._settings.deadline_s if call.deadline_s is None else call.deadline_s
+        give_up_at = self._clock.now() + (math.inf if limit_s is None else limit_s)
         while True:
             try:
                 return self.connection.caller.call(call)
@@ -281,13 +282,14 @@ class Server:
             except APIConnectionError as error:
                 self._refuse_if_closed(error)
                 raise
-            if self._clock.wait(self._lifecycle.closing, PAUSE_S * self._settings.pace):
+            if self._clock.wait(self._lifecycle.closing, pause_s):
                 raise ClientClosedError
+            call = call.but(deadline_s=finite(self.left_s(give_up_at)))
 
     def may_wait_out_billing(self, give_up_at: float) -> bool:
         """Return True if a call with a 402 may be repeated after `PAUSE_S`."""
         made = self.made.made
-        in_time = self._clock.now() + PAUSE_S < give_up_at
+        in_time = self._clock.now() + PAUSE_S * self._settings.pace < give_up_at
         return in_time and made is not None and made.billing.may_pause()
 
     def closed_or(self, error: TinkerError) -> TinkerError:

@@ -1,9 +1,8 @@
 """The requests of a training client: encoded by `training_calls`, numbered and sent by workers.
 
 A send queue passes each part to a `PartSender`, which makes a `Submission`. The poller carries it, and
-`Tries` decides about repetitions. When the server has accepted it, the fetcher polls for the result. A body
-consists of views of the user's arrays until it is sent. Then they are joined, so each copy has the size of
-one chunk.
+`Tries` decides about repetitions. When the server has accepted it, the fetcher polls for the result. A large
+body consists of views of the user's arrays, also while it is sent; no copy of the data is made.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import current
 from tinker_sync.runtime.send_queue import Ended, NotTaken
 from tinker_sync.runtime.tickets import own_failure
+from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.wire.endpoints import ENDPOINTS
 
@@ -69,7 +69,7 @@ class TrainingPart:
         future: APIFuture[Any],
         endpoint: str,
         request_type: str,
-        encoded: Callable[[int], bytes],
+        encoded: Callable[[int], bytes | PiecedBody],
         decode: Decode[Any],
         *,
         size: int,
@@ -81,7 +81,7 @@ class TrainingPart:
         self.future = future
         self.endpoint = endpoint
         self.request_type = request_type
-        self._encoded: Callable[[int], bytes] | None = encoded
+        self._encoded: Callable[[int], bytes | PiecedBody] | None = encoded
         self.decode = decode
         self.size = size
         self.content_type = content_type
@@ -94,13 +94,13 @@ class TrainingPart:
         self.step: int | None = None
         """The step of the user's loop, for a journal."""
 
-    def bytes_for(self, number: int) -> bytes:
+    def bytes_for(self, number: int) -> bytes | PiecedBody:
         """Return the body with its number. May be called once, because it drops the parts of the body."""
         encoded, self._encoded = self._encoded, None
         assert encoded is not None  # noqa: S101  # the queue asks once
         return encoded(number)
 
-    def keep(self, body: bytes) -> None:
+    def keep(self, body: bytes | PiecedBody) -> None:
         """Put the body back after a look at it, so that `bytes_for` can be called once more."""
         self._encoded = lambda _number: body
 
@@ -155,7 +155,7 @@ class Submission:
     Its steps follow one another, so at most one thread runs one.
     """
 
-    __slots__ = ("_budget", "_call", "_ended", "_part", "_sender", "_taken_bytes", "_tries")
+    __slots__ = ("_budget", "_call", "_ended", "_give_up_at", "_part", "_sender", "_taken_bytes", "_tries")
 
     _budget: ByteBudget
     _call: Call
@@ -196,6 +196,10 @@ class Submission:
             idempotency_key=machinery.scheduler.next_key(),
             sdk_method=part.sdk_method,
         )
+        limit_s = sender.server.connection.settings.deadline_s
+        self._give_up_at = part.deadline_at
+        if math.isinf(left_s) and limit_s is not None:
+            self._give_up_at = sender.clock.now() + limit_s
         self._tries = sender.server.connection.caller.tries(self._call)
 
     def _try(self) -> None:
@@ -221,8 +225,11 @@ class Submission:
         try:
             found = self._tries.after(outcome)
         except BillingError:
-            if not server.may_wait_out_billing(part.deadline_at):
+            if not server.may_wait_out_billing(self._give_up_at):
                 raise
+            # The pause counts as time of the call.
+            left_s = self._give_up_at - self._sender.clock.now() - PAUSE_S * server.connection.settings.pace
+            self._call = self._call.but(deadline_s=None if math.isinf(left_s) else left_s)
             self._tries = server.connection.caller.tries(self._call)
             return PAUSE_S
         if not isinstance(found, Reply):
