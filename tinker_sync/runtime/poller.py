@@ -19,7 +19,7 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -89,6 +89,8 @@ class Poller:
         self._max_open = max_open or files_to_use()
         self._sequence = itertools.count()
         self._next = _NextOnThisWorker()
+        self.expected: Sized = ()
+        """The calls that need the thread until they end. It waits for requests while there are any."""
         _fork.renew_in_child(self)
         self._begin()
 
@@ -147,6 +149,13 @@ class Poller:
             wake = self._wakes_locked(at)
         self._start_or_wake(start, wake=wake)
         return ticket
+
+    def stand_ready(self) -> None:
+        """Start the thread if there is none, because a process that ends starts no more threads (since 3.12)."""
+        if self._thread is None:
+            with self._lock:
+                start = None if self._closed else self._wanted_locked()
+            self._start_or_wake(start, wake=False)
 
     def step_on_worker(self, step: Callable[[], object]) -> None:
         """Call `step()` on this worker thread, and then send the first request that it started.
@@ -350,9 +359,18 @@ class Poller:
 
     def _start_or_wake(self, start: threading.Thread | None, *, wake: bool) -> None:
         if start is not None:
-            start.start()
+            self._start(start)
         elif wake:
             self._write_wake()
+
+    def _start(self, thread: threading.Thread) -> None:
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system gives no more threads, or the interpreter is ending
+            with self._lock:
+                self._thread = None
+                leftovers = self._detach_locked()
+            self._fail_leftovers(leftovers, f"no thread could be started ({error})")
 
     def _wake(self) -> None:
         with self._lock:
@@ -495,7 +513,9 @@ class Poller:
 
     def _go_on(self, *, idle: bool) -> bool:
         with self._lock:
-            busy = bool(self._watched or self._arrivals or self._timers or self._readable.items)
+            busy = bool(
+                self._watched or self._arrivals or self._timers or self._readable.items or self.expected
+            )
             if not self._closed and (busy or not idle):
                 return True
             self._thread = None
@@ -514,7 +534,7 @@ class Poller:
         self._sleeps_until = -math.inf
         return leftovers
 
-    def _fail_leftovers(self, leftovers: Leftovers) -> None:
+    def _fail_leftovers(self, leftovers: Leftovers, reason: str = "the client was closed") -> None:
         leftovers.close()
         for ticket in leftovers.tickets:
-            self._conclude(ticket, abort(ticket))
+            self._conclude(ticket, abort(ticket, reason))
