@@ -19,7 +19,7 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -71,6 +71,7 @@ class Poller:
         max_open: the most requests under way; further ones wait for their turn. None stands for half of the
             files that this process may open.
         pace: a factor for the pauses of `after`.
+        needed: returns True while the thread must not end, although it has no work.
     """
 
     def __init__(
@@ -81,16 +82,16 @@ class Poller:
         *,
         max_open: int | None = None,
         pace: float = 1.0,
+        needed: Callable[[], object] = lambda: False,
     ) -> None:
         self._http = http
         self._workers = workers
         self._clock = clock
         self._pace = pace
+        self._needed = needed
         self._max_open = max_open or files_to_use()
         self._sequence = itertools.count()
         self._next = _NextOnThisWorker()
-        self.expected: Sized = ()
-        """The calls that need the thread until they end. It waits for requests while there are any."""
         _fork.renew_in_child(self)
         self._begin()
 
@@ -150,8 +151,8 @@ class Poller:
         self._start_or_wake(start, wake=wake)
         return ticket
 
-    def stand_ready(self) -> None:
-        """Start the thread if there is none, because a process that ends starts no more threads (since 3.12)."""
+    def reserve(self) -> None:
+        """Start the thread if there is none. Without it, the first request starts it."""
         if self._thread is None:
             with self._lock:
                 start = None if self._closed else self._wanted_locked()
@@ -513,10 +514,8 @@ class Poller:
 
     def _go_on(self, *, idle: bool) -> bool:
         with self._lock:
-            busy = bool(
-                self._watched or self._arrivals or self._timers or self._readable.items or self.expected
-            )
-            if not self._closed and (busy or not idle):
+            busy = bool(self._watched or self._arrivals or self._timers or self._readable.items)
+            if not self._closed and (busy or not idle or self._needed()):
                 return True
             self._thread = None
             # Under the same lock, because another thread may take over as soon as the lock is free.
