@@ -55,7 +55,7 @@ class TestTimeout:
 
     def test_one_who_gave_up_gets_nothing_later(self) -> None:
         budget = ByteBudget(0, clock=FakeClock())
-        budget.acquire(120)
+        budget.acquire(5)
         budget.acquire(5, timeout=1)
         budget.release(5)
         assert repr(budget) == "<ByteBudget 0 of 0 bytes free, 0 in line>"
@@ -69,7 +69,7 @@ class TestTimeout:
                 return False  # the time is up all the same
 
         budget = ByteBudget(0, clock=LateClock())
-        budget.acquire(120)
+        budget.acquire(5)
         assert budget.acquire(7, timeout=1)
         assert repr(budget) == "<ByteBudget -7 of 0 bytes free, 0 in line>"
 
@@ -84,7 +84,7 @@ class TestTimeout:
                 raise KeyboardInterrupt
 
         budget = ByteBudget(0, clock=Interrupted())
-        budget.acquire(120)
+        budget.acquire(5)
         with pytest.raises(KeyboardInterrupt):
             budget.acquire(7)
         free = 0 if granted else -5
@@ -133,7 +133,7 @@ class TestWhenFree:
     def test_one_release_lets_in_as_many_as_the_rule_allows(self) -> None:
         budget = ByteBudget(10)
         seen: list[str] = []
-        budget.acquire(120)
+        budget.acquire(30)
         for name in "abcd":
             budget.when_free(6, lambda _, name=name: seen.append(name))
         budget.release(30)  # 10, 4, -2
@@ -142,7 +142,7 @@ class TestWhenFree:
     def test_a_newcomer_does_not_overtake(self) -> None:
         budget = ByteBudget(0)
         seen: list[bool] = []
-        budget.acquire(120)
+        budget.acquire(5)
         budget.when_free(5, seen.append)
         budget.release(5)
         assert not budget.try_acquire(0)
@@ -151,7 +151,7 @@ class TestWhenFree:
     def test_hears_of_the_close(self) -> None:
         budget = ByteBudget(0)
         seen: list[bool] = []
-        budget.acquire(120)
+        budget.acquire(5)
         budget.when_free(5, seen.append)
         budget.close(TinkerError("closed"))
         assert seen == [False]

@@ -15,7 +15,7 @@ from tinker_sync.runtime.byte_budget import ByteBudget
 def test_who_leaves_lets_in_who_waits() -> None:
     clock = FakeClock(automatic=False)
     budget = ByteBudget(0, clock=clock)
-    budget.acquire(120)
+    budget.acquire(5)
     with aside(lambda: budget.acquire(7)) as entered:
         clock.await_waiters(1)
         budget.release(5)
@@ -26,7 +26,7 @@ def test_who_leaves_lets_in_who_waits() -> None:
 def test_time_passes_by_the_clock_only() -> None:
     clock = FakeClock(automatic=False)
     budget = ByteBudget(0, clock=clock)
-    budget.acquire(120)
+    budget.acquire(5)
     with aside(lambda: budget.acquire(7, timeout=30)) as entered:
         clock.await_waiters(1)
         clock.advance(31)
@@ -36,7 +36,7 @@ def test_time_passes_by_the_clock_only() -> None:
 def test_first_come_first_served() -> None:
     clock = FakeClock(automatic=False)
     budget = ByteBudget(0, clock=clock)
-    budget.acquire(120)
+    budget.acquire(5)
     order: list[int] = []
 
     def enter(number: int) -> None:
@@ -58,11 +58,11 @@ def test_first_come_first_served() -> None:
 def test_a_close_wakes_all_waiters() -> None:
     clock = FakeClock(automatic=False)
     budget = ByteBudget(0, clock=clock)
-    budget.acquire(120)
+    budget.acquire(5)
 
     def enter() -> str:
         with pytest.raises(TinkerError) as caught:
-            budget.acquire(120)
+            budget.acquire(5)
         return str(caught.value)
 
     with aside(*[enter] * 5) as heard:
