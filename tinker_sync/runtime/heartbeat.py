@@ -114,17 +114,33 @@ class Heartbeat:
         """Set when the thread has ended its work."""
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread = threading.Thread(target=self._loop, name="tinker-heartbeat", daemon=True)
-        self._thread.start()
+        """Start the thread. At the end of a process that allows no new thread, do without it.
+
+        Raises:
+            RuntimeError: the system gives no more threads.
+        """
+        thread = threading.Thread(target=self._loop, name="tinker-heartbeat", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            if threading.main_thread().is_alive():
+                raise
+        else:
+            self._thread = thread
 
     def stop(self, last: Callable[[], object] | None = None) -> None:
-        """End the heartbeats, and run `last` on their thread. Only the first call has an effect."""
+        """End the heartbeats, and run `last` on their thread, or here if there is none.
+
+        Only the first call has an effect.
+        """
         with self._lock:
-            if not self._stopping:
+            first = not self._stopping
+            if first:
                 self._last = last
                 self._stopping = True
         self._wake.set()
+        if first and self._thread is None:
+            self._end()
 
     def join(self, timeout_s: float) -> None:
         """Wait at most `timeout_s` for the end of the thread."""
@@ -230,6 +246,11 @@ class Heartbeat:
             self._watch.expect_in(self._period_s)
             while self._await_turn() and self.step():
                 pass
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        try:
             self._end_keeper()
             with self._lock:
                 last, self._last = self._last, None

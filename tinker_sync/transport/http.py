@@ -176,7 +176,7 @@ class Http:
             and {"host": proxy.host, "port": proxy.port, "headers": dict(way.route.proxy_headers)},
             "target": hop.target,
             "address": hop.address,
-            "body": (call.body or b"").decode(),
+            "body": call.body.decode() if isinstance(call.body, bytes) else "",
             "timeout_s": timeout.read,
         }
 
