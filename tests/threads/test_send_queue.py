@@ -288,7 +288,8 @@ def crowd(repetition: int, *, refuses: str | None = None) -> tuple[Server, SendQ
         queue: SendQueue[FakePart] = SendQueue(server.send, pool.run)
         callers = [Caller(thread, repetition, queue) for thread in range(THREADS)]
         together(*callers, patience_s=60)
-        until(lambda: "sending" not in repr(queue))
+        # A queue with calls is idle for a moment between two of them.
+        until(lambda: repr(queue).startswith(("<SendQueue idle, 0 queued", "<SendQueue broken")))
     return server, queue, callers
 
 

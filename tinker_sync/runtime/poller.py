@@ -153,10 +153,10 @@ class Poller:
 
     def reserve(self) -> None:
         """Start the thread if there is none. Without it, the first request starts it."""
-        with self._lock:
-            start = None if self._closed else self._wanted_locked()
-        if start is not None:
-            start.start()
+        if self._thread is None:
+            with self._lock:
+                start = None if self._closed else self._wanted_locked()
+            self._start_or_wake(start, wake=False)
 
     def step_on_worker(self, step: Callable[[], object]) -> None:
         """Call `step()` on this worker thread, and then send the first request that it started.
@@ -360,9 +360,18 @@ class Poller:
 
     def _start_or_wake(self, start: threading.Thread | None, *, wake: bool) -> None:
         if start is not None:
-            start.start()
+            self._start(start)
         elif wake:
             self._write_wake()
+
+    def _start(self, thread: threading.Thread) -> None:
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system gives no more threads, or the interpreter is ending
+            with self._lock:
+                self._thread = None
+                leftovers = self._detach_locked()
+            self._fail_leftovers(leftovers, f"no thread could be started ({error})")
 
     def _wake(self) -> None:
         with self._lock:
@@ -524,7 +533,7 @@ class Poller:
         self._sleeps_until = -math.inf
         return leftovers
 
-    def _fail_leftovers(self, leftovers: Leftovers) -> None:
+    def _fail_leftovers(self, leftovers: Leftovers, reason: str = "the client was closed") -> None:
         leftovers.close()
         for ticket in leftovers.tickets:
-            self._conclude(ticket, abort(ticket))
+            self._conclude(ticket, abort(ticket, reason))

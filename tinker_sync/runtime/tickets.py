@@ -123,13 +123,11 @@ def closed_failure(error: Exception | None = None) -> SendFailed:
     return failed
 
 
-def abort(ticket: Ticket) -> SendFailed:
+def abort(ticket: Ticket, reason: str = "the client was closed") -> SendFailed:
     """Close the socket of a request that is under way, and return its outcome."""
     if ticket.request is not None:
         ticket.request.abort()
-    return SendFailed(
-        "the client was closed while the request was under way", maybe_received=True, final=True
-    )
+    return SendFailed(f"{reason} while the request was under way", maybe_received=True, final=True)
 
 
 def files_to_use() -> int:
