@@ -177,6 +177,13 @@ class Core:
             pause_billing=pause_billing,
         )
 
+    def give_up_at(self, deadline_s: float | None, usual_s: float) -> float:
+        """Return the moment to give up, by the deadline of a call, else of the client, else the usual one."""
+        if deadline_s is None:
+            deadline_s = self.settings.deadline_s
+        limit_s = usual_s if deadline_s is None else deadline_s
+        return self.clock.now() + limit_s if math.isfinite(limit_s) else math.inf
+
     # -------------------------------------------------------------------------------------- jobs
 
     def future(self, *when_done: Callable[[APIFuture[Any]], object]) -> APIFuture[Any]:

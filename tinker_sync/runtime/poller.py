@@ -26,19 +26,20 @@ from typing import Any, Final
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.runtime import _fork
-from tinker_sync.runtime.drain import Drain
-from tinker_sync.runtime.readiness import Readiness, make_readiness
 from tinker_sync.runtime.tickets import (
+    Drain,
     Leftovers,
     Opener,
     OpenRequest,
     Outcome,
+    Readiness,
     Runner,
     Ticket,
     abort,
     closed_failure,
     descriptor_of,
     files_to_use,
+    make_readiness,
     outcome_of,
 )
 from tinker_sync.transport.call import Call, SendFailed

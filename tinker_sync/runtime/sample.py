@@ -32,9 +32,8 @@ from tinker_sync.runtime.calls import read_promise
 from tinker_sync.runtime.chunking import estimate_prompt_bytes
 from tinker_sync.runtime.fetcher import Promise, decode_with
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import carried, current, named
+from tinker_sync.runtime.naming import asked_here, carried, current, named
 from tinker_sync.runtime.sample_scheduler import Refused, Throttled
-from tinker_sync.runtime.unread import asked_here
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.types.sampling import SampleRequest, SampleResponse
 from tinker_sync.wire import json as wire_json

@@ -22,17 +22,23 @@ from typing import TYPE_CHECKING, Any, Final
 from tinker_sync._lazy import LazyModule
 from tinker_sync._observe import TokensUsed
 from tinker_sync.runtime.admission import Limiter, Plan, Pledge, length_of
-from tinker_sync.runtime.answers import ExpectedOutputs, check_kind, check_model, check_saved
+from tinker_sync.runtime.answers import (
+    ExpectedOutputs,
+    add_loss,
+    add_mean_loss,
+    check_kind,
+    check_model,
+    check_saved,
+    merge_outputs,
+)
 from tinker_sync.runtime.chunking import DataChunk, split
 from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.fetcher import decode_with
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
-from tinker_sync.runtime.merge import add_loss, add_mean_loss, merge_outputs
-from tinker_sync.runtime.naming import current, named
+from tinker_sync.runtime.naming import Unread, asked_here, current, named, watch
 from tinker_sync.runtime.send_queue import Ended, NotTaken, Operation, SendQueue
 from tinker_sync.runtime.training_part import TrainingPart
-from tinker_sync.runtime.unread import Unread, asked_here, watch
 from tinker_sync.transport.body import PiecedBody
 from tinker_sync.types.datum import Datum, count_trained
 from tinker_sync.types.model_input import ModelInput
@@ -52,7 +58,7 @@ from tinker_sync.wire.adapt import (
     refuse_unsupported,
 )
 from tinker_sync.wire.endpoints import ENDPOINTS, JSON, PROTOBUF
-from tinker_sync.wire.proto._varint import varint
+from tinker_sync.wire.proto._fields import varint
 from tinker_sync.wire.proto._writer import Buffers
 
 if TYPE_CHECKING:
@@ -70,6 +76,7 @@ _SMALL_BYTES: Final = 64 * 1024
 _SEQ_ID_TAG: Final = b"\x10"  # field 2, varint; a message may hold its fields in any order
 _FORWARD: Final = "Forward"
 _NOTHING_S: Final = 60.0
+_CURVE_POINTS: Final = 10_000
 
 Operations = Sequence[Operation[TrainingPart]]
 
@@ -90,6 +97,10 @@ class TrainingLine:
         self.held = HeldCalls()
         self.model_id = ""
         """The id of the model; empty until the model exists. Set once."""
+        self.passed = False
+        """True once a pass was made that accumulates gradients."""
+        self.curve: deque[tuple[float, float]] = deque(maxlen=_CURVE_POINTS)
+        """The moment and the loss of each such pass that has ended."""
         self._steps = 0
         self._failed_passes: deque[Unread] = deque()
         self.last_state: LoadWeightsRequest | None = None
@@ -120,11 +131,17 @@ class TrainingLine:
             self.core.lifecycle.note_change(future)
         watch(future, asked_here())
         if call.name.startswith("forward_backward"):
+            self.passed = True
             future.when_done(partial(self._note_pass, self._steps))
         return future
 
     def _note_pass(self, steps: int, passed: APIFuture[Any]) -> None:
-        """Keep the failure of a pass for the next step, or log it if a step followed the pass already."""
+        """Note the loss of a pass. Keep its failure for the next step, or log it if a step came before."""
+        if not passed.cancelled() and passed.failure is None:
+            metrics = passed.result(timeout=0).metrics
+            loss = metrics.get("loss:mean", metrics.get("loss:sum"))
+            if loss is not None:
+                self.curve.append((self.core.clock.now(), loss))
         unread = passed.overlooked
         if unread is None:
             return

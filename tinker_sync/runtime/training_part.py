@@ -179,7 +179,7 @@ class Submission:
     def _prepare(self, number: int) -> None:
         sender, part = self._sender, self._part
         machinery = sender.server.start()
-        if sender.session is not None:
+        if sender.session is not None and sender.session._lost is not None:
             sender.session.refuse_lost()
         left_s = part.deadline_at - sender.clock.now()
         if left_s <= 0:

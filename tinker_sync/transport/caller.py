@@ -248,6 +248,8 @@ class Tries:
             found: Verdict = caller.judge.failure(outcome, call)
         else:
             caller.note_deprecation(outcome, call)
+            if 200 <= outcome.status < 300:
+                return outcome
             judged = caller.judge.reply(outcome, call)
             if judged is None:
                 return outcome

@@ -364,12 +364,12 @@ class ModelInput(Model):
     def _problems(self, path: str) -> Iterator[str]:
         """Yield the tokens that no model has, each with its place."""
         for index, chunk in enumerate(self.chunks):
-            if (
-                isinstance(chunk, EncodedTextChunk)
-                and len(chunk.tokens)
-                and (least := min_of(chunk.tokens)) < 0
-            ):
-                place = list(chunk.tokens).index(least)
+            tokens = chunk.tokens if isinstance(chunk, EncodedTextChunk) else ()
+            if not len(tokens):
+                continue
+            least = min(tokens) if type(tokens) is list else min_of(tokens)
+            if least < 0:
+                place = list(tokens).index(least)
                 yield f"{path}.chunks[{index}].tokens[{place}]: expected 0 or more, got {least}"
 
     def known_length(self) -> int | None:
