@@ -65,6 +65,15 @@ class ByteBudget:
         """
         return self._enter(size_bytes, None)
 
+    @property
+    def has_room(self) -> bool:
+        """True if a request could enter a moment ago. This takes no lock.
+
+        >>> ByteBudget(10).has_room
+        True
+        """
+        return self._balance_bytes >= 0
+
     def acquire(self, size_bytes: int, timeout: float | None = None) -> bool:
         """Wait at most `timeout` seconds for room, and take the bytes. Return False if there is no room.
 

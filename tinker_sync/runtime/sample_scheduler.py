@@ -14,7 +14,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
@@ -24,6 +24,7 @@ from tinker_sync.errors import APIError, TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.billing import BillingPause
 from tinker_sync.runtime.fetcher import Fetcher
+from tinker_sync.runtime.poller import QUICK_BYTES
 from tinker_sync.runtime.rate_limiter import Gate, default_delay_s
 from tinker_sync.transport import verdict
 from tinker_sync.transport.call import Call, Reply, SendFailed
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.byte_budget import ByteBudget
     from tinker_sync.runtime.sample import SampleJob
     from tinker_sync.runtime.workers import Workers
-
-# A connection takes this many bytes at once, without waiting for the server to read.
-_QUICK_BYTES: Final = 32 * 1024
 
 
 class SampleScheduler:
@@ -150,7 +148,7 @@ class SampleScheduler:
             if self._leave():
                 self.poller.step_on_worker(job.submit)
                 return
-            if job.estimate_bytes <= _QUICK_BYTES and self._has_idle_connection():
+            if job.estimate_bytes <= QUICK_BYTES and self._has_idle_connection():
                 self.poller.step_on_worker(job.submit)
                 continue
             try:

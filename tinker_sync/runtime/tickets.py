@@ -46,6 +46,7 @@ class Opener(Protocol):
     """A sender of requests that does not wait for the answers."""
 
     def open(self, call: Call) -> OpenRequest: ...
+    def has_idle_connection(self) -> bool: ...
 
 
 class Runner(Protocol):

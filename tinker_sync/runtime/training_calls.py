@@ -93,7 +93,9 @@ class TrainingLine:
         # A weak reference, because the line holds the queue: a cycle would keep a dropped client alive until
         # a garbage collection.
         send_nothing = partial(_send_nothing, weakref.ref(self))
-        self.queue: SendQueue[TrainingPart] = SendQueue(self._send, core.run_sending, send_nothing)
+        self.queue: SendQueue[TrainingPart] = SendQueue(
+            self._send, core.run_sending, send_nothing, core.follow_sending
+        )
         self.held = HeldCalls()
         self.model_id = ""
         """The id of the model; empty until the model exists. Set once."""

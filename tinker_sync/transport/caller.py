@@ -231,7 +231,7 @@ class Tries:
 
     def next_try(self) -> Call:
         """Return the call to send now. If it has a deadline, its new deadline is the time left."""
-        if not self._cuts_tries:
+        if not self._cuts_tries or (self._call.attempt == 1 and self._call.deadline_s is not None):
             return self._call
         return self._call.but(deadline_s=max(self._until_s - self._now_s(), 0.0))
 
