@@ -33,7 +33,7 @@ The modules and what they own:
     sample_scheduler       the queue of a client's samples, and the policy for submits the server refuses
     poller, tickets        the thread that watches the sockets of all requests under way, and the timers; the
                            readable sockets, and the few workers that read them
-    rate_limiter, byte_budget   the limits; samples and chunks wait there
+    rate_limiter, byte_budget   the limits; samples and chunks wait there; the sizes of requests
     held_calls             calls on a client that is not ready yet
     session_poll           one poll for all samples of a session, if the server offers it
     naming                 the public method that requests are sent for, the user's line that made a call, and

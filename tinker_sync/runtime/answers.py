@@ -95,7 +95,7 @@ class ExpectedOutputs:
             scores = record.get(_SCORES)
             if scores is None or expected is None:
                 continue
-            size = math.prod(scores._effective_shape)
+            size = scores._numpy.size if scores._crow is None else math.prod(scores._effective_shape)
             if size > expected or (self.whole and size < expected):
                 raise WireError(
                     f"expected {expected} values, one for each target, got {size}",
@@ -107,9 +107,9 @@ class ExpectedOutputs:
 def _target_count(datum: Datum) -> int | None:
     targets = datum.loss_fn_inputs.get(_TARGETS)
     # Of sparse targets a server may score those that are stored.
-    if targets is None or targets.sparse_crow_indices is not None:
+    if targets is None or targets._crow is not None:
         return None
-    return math.prod(targets._effective_shape)
+    return int(targets._numpy.size)
 
 
 def check_kind(name: str, tree: Any) -> None:

@@ -20,7 +20,7 @@ from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.adapt import json_body
 from tinker_sync.wire.dialect import Dialect
-from tinker_sync.wire.endpoints import Endpoint, Repeat, row_of
+from tinker_sync.wire.endpoints import ENDPOINTS, Endpoint, Repeat, row_of
 from tinker_sync.wire.paths import QueryValue, encode_query
 
 _IDS: Final = ("request_id", "session_id", "sampling_session_id")
@@ -57,7 +57,7 @@ def make_call(
         idempotency_key: the key to send; None if the caller draws one.
         sdk_method: the public method that the call is made for; None for the one that runs in this thread.
     """
-    row = row_of(name)
+    row = ENDPOINTS.get(name) or row_of(name)
     if body is None and row.body != "none":
         if dialect is not None and isinstance(request, Model):
             body = json_body(request, dialect)

@@ -31,7 +31,7 @@ from tinker_sync.runtime.answers import (
     check_saved,
     merge_outputs,
 )
-from tinker_sync.runtime.chunking import DataChunk, split
+from tinker_sync.runtime.byte_budget import DataChunk, split
 from tinker_sync.runtime.combine import CombinedFuture
 from tinker_sync.runtime.fetcher import decode_with
 from tinker_sync.runtime.futures import APIFuture

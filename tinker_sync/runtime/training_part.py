@@ -193,7 +193,7 @@ class Submission:
             content_type=part.content_type,
             deadline_s=None if math.isinf(left_s) else left_s,
             dialect=machinery.facts.dialect,
-            idempotency_key=machinery.scheduler.next_key(),
+            idempotency_key=sender.server.connection.caller.next_key(),
             sdk_method=part.sdk_method,
         )
         limit_s = sender.server.connection.settings.deadline_s

@@ -308,7 +308,7 @@ def count_trained(data: Sequence[Datum]) -> int:
         inputs = datum.loss_fn_inputs
         factors = inputs.get("weights", inputs.get("advantages"))
         if factors is not None:
-            values = factors.to_numpy()
+            values = factors._numpy if factors._crow is None else factors.to_numpy()
             flat = values.ndim < 2 or values.shape[-1] == 1
             total += int(np.count_nonzero(values if flat else values.any(axis=-1)))
         elif (targets := inputs.get("target_tokens")) is not None:
@@ -324,13 +324,13 @@ def _may_stand_for(name: str, tensor: TensorData, rows: int) -> bool:
 
 def _rows(tensor: TensorData) -> int | None:
     """Return the first dimension; None for a scalar."""
-    shape = tensor._effective_shape
+    shape = tensor._numpy.shape if tensor._crow is None else tensor._effective_shape
     return shape[0] if shape else None
 
 
 def _may_have_length(tensor: TensorData, length: int) -> bool:
     """Return True if the tensor can hold one row or value for each of `length` positions."""
-    shape = tensor._effective_shape
+    shape = tensor._numpy.shape if tensor._crow is None else tensor._effective_shape
     return not shape or shape[0] == length or math.prod(shape) == length
 
 

@@ -150,7 +150,7 @@ def _chunk_to_plain(chunk: ModelInputChunk) -> Plain:
 
 
 def _write_tensor(name: str, tensor: TensorData, out: Buffers) -> None:
-    if tensor.is_sparse:
+    if tensor._crow is not None:
         out.extend(write_plain(tables.DATUM, {"loss_fn_inputs": {name: tensor_to_plain(tensor)}}))
         return
     dtype, layout = find_wire_dtype(tensor)
