@@ -30,15 +30,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, count
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
+from tinker_sync._lazy import LazyModule
 from tinker_sync._numpy import np
+from tinker_sync._observe import TokensUsed
 from tinker_sync.errors import WireError
+from tinker_sync.runtime.fetcher import decode_with
 from tinker_sync.types.datum import Datum
 from tinker_sync.types.tensor_data import TensorData
-from tinker_sync.types.training import ForwardBackwardOutput
+from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardOutput
+from tinker_sync.wire import json as wire_json
+
+if TYPE_CHECKING:
+    from tinker_sync.runtime.admission import Pledge
+    from tinker_sync.wire.proto import outputs
+else:  # it needs numpy
+    outputs = LazyModule("tinker_sync.wire.proto.outputs")
 
 _TARGETS: Final = "target_tokens"
 _SCORES: Final = "logprobs"
@@ -286,3 +296,54 @@ _REDUCTIONS: Final[Mapping[str, Callable[[list[Any], list[int]], Any]]] = {
     "slack": lambda values, weights: _plain(np.max(values) - _mean(values, weights)),
     "hash2": _hash2,
 }
+
+
+# ------------------------------------------------------------------------------------------ reading
+
+
+def weights_of(given: ForwardBackwardInput) -> list[TensorData | None] | None:
+    """Return the weights of a cross-entropy, for the computation of its loss; None for another loss."""
+    if given.loss_fn != "cross_entropy":
+        return None
+    return [datum.loss_fn_inputs.get("weights") for datum in given.data]
+
+
+def read_with_loss(decode: Any, weights: Any, reply: Any, tree: Any) -> ForwardBackwardOutput:
+    """Read a result of a server that leaves out the loss, and add the loss."""
+    return add_loss(decode(reply, tree), weights)
+
+
+def read_settled(
+    decode: Any, expected: ExpectedOutputs, pledge: Pledge, used: TokensUsed, reply: Any, tree: Any
+) -> ForwardBackwardOutput:
+    """Read a result, and count its tokens before the user gets it."""
+    output: ForwardBackwardOutput = decode(reply, tree)
+    pledge.settle(used)  # even if the check fails, because the server has computed it
+    return expected.check(output)
+
+
+def read_result(name: str, model_id: str, kind: type[Any], _reply: Any, tree: Any) -> Any:
+    """Return the result of a call with a JSON result."""
+    check_kind(name, tree)
+    result = wire_json.from_plain(tree, kind)
+    if name.startswith("save_"):
+        check_saved(result.path, getattr(result, "sampling_session_id", None))
+    check_model(model_id, result)
+    return result
+
+
+read_pass: Final = decode_with(
+    lambda data: outputs.decode_forward_backward_output(data),  # noqa: PLW0108  # the module loads on use
+    lambda tree: wire_json.from_plain(tree, ForwardBackwardOutput),
+)
+
+
+def decode_pass(merge: Any, reply: Any, tree: Any) -> ForwardBackwardOutput:
+    """Return the output of a call in one chunk, with its metrics reduced like those of several chunks."""
+    output: ForwardBackwardOutput = merge([read_pass(reply, tree)])
+    return output
+
+
+def merge_pass(trained: int, outputs: list[ForwardBackwardOutput]) -> ForwardBackwardOutput:
+    """Merge the outputs of a pass over so many trained tokens."""
+    return add_mean_loss(merge_outputs(outputs), trained)

@@ -33,7 +33,10 @@ from tinker_sync.runtime.send_queue import Ended, NotTaken
 from tinker_sync.runtime.tickets import own_failure
 from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.endpoints import ENDPOINTS
+from tinker_sync.wire.proto._fields import varint
+from tinker_sync.wire.proto._writer import Buffers
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.byte_budget import ByteBudget
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.session import Session
     from tinker_sync.transport.caller import Tries
 
+_SMALL_BYTES: Final = 64 * 1024
+_SEQ_ID_TAG: Final = b"\x10"  # field 2, varint; a message may hold its fields in any order
 # About eight small chunks are under way at once.
 _LEAST_TRAIN_BYTES: Final = 2_000_000
 
@@ -294,3 +299,42 @@ def _too_late(part: TrainingPart, clock: Clock) -> DeadlineError:
         waited_s=clock.now() - part.made_at,
         last_words="it waited for its turn",
     )
+
+
+# ------------------------------------------------------------------------------------------ bodies
+
+
+number_json: Final = wire_json.with_number
+"""Return a JSON body with its number."""
+
+
+def leave_unnumbered(body: bytes, _number: int) -> bytes:
+    """Return the body of a request that takes no number."""
+    return body
+
+
+def number_proto(
+    buffers: Buffers, compress: Callable[[PiecedBody], bytes] | None, number: int
+) -> bytes | PiecedBody:
+    """Return a body with its number. A small body becomes one piece, which shares a packet with its head."""
+    pieces = [*buffers, _SEQ_ID_TAG, varint(number)]
+    if compress is not None:
+        return compress(PiecedBody(pieces))
+    return b"".join(pieces) if buffers.size <= _SMALL_BYTES else PiecedBody(pieces)
+
+
+def zstd_compressor() -> Callable[[PiecedBody], bytes] | None:
+    """Return a function that compresses a body, or None without the optional dependency.
+
+    With None, bodies are sent uncompressed.
+    """
+    try:
+        import zstandard
+    except ImportError:
+        return None
+
+    def compress(body: PiecedBody) -> bytes:
+        stream = zstandard.ZstdCompressor().compressobj(size=len(body))
+        return b"".join([*map(stream.compress, body), stream.flush()])
+
+    return compress
