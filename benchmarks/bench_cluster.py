@@ -1,11 +1,11 @@
 """Measure sampling in worker processes of Ray: what the engine adds, and how far more processes go.
 
-    python benchmarks/bench_cluster.py cost      CPU a sample in a worker, beside the plain client in a worker
+    python benchmarks/bench_cluster.py cost      CPU of a sample in a worker, beside the plain client
     python benchmarks/bench_cluster.py scale     samples a second of 1 to 8 workers
     python benchmarks/bench_cluster.py rollouts  reinforcement learning in several processes, beside one
 
-It needs `pip install -e '.[ray]'`; --json FILE keeps the figures. The stub server of `cost` and `scale` runs in
-a process of its own and computes nothing.
+It needs `pip install -e '.[ray]'`; --json FILE keeps the figures. The stub server of `cost` and `scale` runs
+in a process of its own and computes nothing.
 
 `cost` runs the same prompts through three actors in turn: one that calls `SamplingClient.map` for all of them
 at once, a worker of `SamplerPool`, and the map stage of Ray Data. CPU is that of the actor's process, Ray's

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cluster.conftest import KEY, WORKERS
+from support.crowd import until
 
 import tinker_sync
 from tinker_sync.runtime.rate_limiter import FIRST_WINDOW
@@ -59,13 +60,13 @@ def test_a_killed_worker_loses_and_doubles_nothing() -> None:
             os.kill(victims[0], signal.SIGKILL)
             seen += list(items)
             assert len(set(pool.process_ids()) - set(victims)) == 1
-        used, billed = cluster_usage(sampling)[MODEL], service.reconcile().billed
+        billed = service.reconcile().billed
+        # The samples under way in the killed process were sampled again, and it could not report them.
+        until(lambda: 0 <= billed.sampled - cluster_usage(sampling)[MODEL].sampled <= 2 * 64)
         share_limits(sampling).stop()
     assert sorted(item.index for item in seen) == list(range(PROMPTS))
     assert all(item.ok for item in seen)
-    # The lots under way in the killed process were sampled again, and it could not report them.
     assert 2 * PROMPTS <= billed.sampled <= 2 * (PROMPTS + 64)
-    assert 0 <= billed.sampled - used.sampled <= 2 * 64
 
 
 def test_a_refused_prompt_is_an_item() -> None:
@@ -129,10 +130,9 @@ def test_usage_of_all_processes_is_what_the_server_bills() -> None:
         shared.report_usage()
         with SamplerPool(sampling, workers=WORKERS, max_in_flight=64) as pool:
             assert all(item.ok for item in pool.map(prompts(), PARAMS, progress=False))
-        [(model, used)] = cluster_usage(service).items()
         billed = service.reconcile().billed
+        until(lambda: cluster_usage(service) == {MODEL: billed})  # a report may be on its way
         shared.stop()
-    assert (model, used) == (MODEL, billed)
 
 
 def test_tasks_of_one_process_share_a_copy(cluster: Any) -> None:

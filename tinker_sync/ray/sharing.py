@@ -194,7 +194,7 @@ def share_limits(client: SamplingClient | ServiceClient) -> SharedLimits:
 def cluster_usage(client: SamplingClient | ServiceClient) -> dict[str, TokenCounts]:
     """Return the tokens that all processes of the cluster have used, by base model.
 
-    A pool and `Sampler` report before they return results; other processes report every few seconds.
+    A pool and `Sampler` report when they return results; other processes report every few seconds.
 
     Args:
         client: any client of the server.
