@@ -14,7 +14,7 @@ from tinker_sync.types import ModelInput, SamplingParams
 
 pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
 
-from tinker_sync.ray import pool as pool_module  # noqa: E402
+from tinker_sync.ray import pool as pool_module
 
 MODEL = "tinker-sync/random"
 PARAMS = SamplingParams(max_tokens=2, seed=7)
