@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 __title__ = "tinker_sync"
-__version__ = "0.1.0"
+__version__ = "0.2.0"

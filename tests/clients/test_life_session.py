@@ -33,6 +33,7 @@ from tinker_sync.errors import (
 from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.heartbeat import PERIOD_S
 from tinker_sync.runtime.session import Session
+from tinker_sync.transport.call import Call, Reply
 
 FULL = {"custom_loss_server_side": False}
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
@@ -242,6 +243,29 @@ def test_a_402_is_not_waited_out_beyond_the_deadline(stub: Stub) -> None:
     with pytest.raises(BillingError):
         service.get_server_capabilities()
     service.close().result(10)
+
+
+def test_after_the_pause_a_402_leaves_the_rest_of_the_deadline() -> None:
+    clock = FakeClock()
+    with StubServer(config=FULL) as stub:
+        client = ServiceClient(base_url=stub.url, api_key="tml-x", pace=0.1)  # type: ignore[attr-defined]
+        settings = client.holder.settings
+        client.close().result(10)
+        core = Core(settings, clock=clock)
+        core.start()
+        left: list[float | None] = []
+
+        def answer(call: Call) -> Reply:
+            left.append(call.deadline_s)
+            clock.advance(3.0)
+            raise BillingError("no card", status_code=402)
+
+        core.caller.call = answer  # type: ignore[method-assign]
+        with pytest.raises(BillingError):
+            core.call("get_server_capabilities", deadline_s=10.0)
+        core.close().result(10)
+    # Each try takes 3 s and each pause 0.5 s.
+    assert left == pytest.approx([10.0, 6.5, 3.0])
 
 
 def test_a_server_that_allows_no_pause_gets_none(stub: Stub) -> None:

@@ -230,6 +230,24 @@ def test_the_last_thing_the_thread_does() -> None:
     assert done == ["tinker-heartbeat"]
 
 
+def test_without_a_thread_the_last_thing_is_done_by_the_thread_that_stops_it() -> None:
+    bench = Bench()
+    done: list[str] = []
+    for _ in range(2):
+        bench.heartbeat.stop(lambda: done.append(threading.current_thread().name))
+    assert done == ["MainThread"]
+    assert bench.heartbeat.ended.is_set()
+
+
+def test_a_system_without_threads_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="new thread"):
+        Bench().heartbeat.start()
+
+
 def test_it_ends_by_itself_when_no_client_is_left() -> None:
     bench = Bench()
     bench.heartbeat = Heartbeat(bench.beat, bench, upkeep=lambda: False, clock=bench.clock)

@@ -86,6 +86,25 @@ class TestThreads:
             assert repr(pool) == "<Workers 'send' 0 threads>"
             assert pool.submit(pow, 2, 3).result(PATIENCE_S) == 8  # and comes back
 
+    def test_the_last_one_stays_while_it_is_needed(self) -> None:
+        asked, needed = threading.Semaphore(0), threading.Event()
+        needed.set()
+
+        def is_needed() -> bool:
+            asked.release()
+            return needed.is_set()
+
+        with Workers("send", max_threads=2, idle_s=0.001, needed=is_needed) as pool:
+            pool.reserve()
+            pool.reserve()
+            for _ in range(3):
+                assert asked.acquire(timeout=PATIENCE_S)
+            assert repr(pool) == "<Workers 'send' 1 threads>"
+            needed.clear()
+            until(lambda: repr(pool) == "<Workers 'send' 0 threads>")
+        pool.reserve()
+        assert repr(pool) == "<Workers 'send' 0 threads, closed>"
+
     def test_work_is_done_in_order(self) -> None:
         seen: list[int] = []
         with Workers("send", max_threads=1) as pool:

@@ -15,6 +15,7 @@ import gc
 import itertools
 import os
 import threading
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -303,6 +304,7 @@ class World:
         sampler.client.result(DEADLINE_S)
         if model is not None:
             model.history.forbidden.append(mark)
+        heard, said = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the subject here
             pid = os.fork()
@@ -311,11 +313,18 @@ class World:
             try:
                 self._proxy.close_in_child()
                 code = self._live_as_child(sampler, model, number, mark)
+            except ClientClosedError:  # another thread closed the client while this one came to the fork
+                code = 0 if sampler.service.excused else 98
+            except BaseException:
+                os.write(said, traceback.format_exc()[-4000:].encode())  # more may block on the pipe
+                raise
             finally:
                 os._exit(code)
+        os.close(said)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if code:
-            self.problems.append(f"the forked child ended with {code}")
+        with open(heard, encoding="utf-8", errors="replace") as words:
+            if code:
+                self.problems.append(f"the forked child ended with {code}: {words.read()}")
 
     def _live_as_child(self, sampler: Sampler, model: Model | None, number: int, mark: int) -> int:
         refused = model is None

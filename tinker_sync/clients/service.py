@@ -25,6 +25,7 @@ from tinker_sync.config.settings import MAX_RETRIES
 from tinker_sync.errors import ClientClosedError
 from tinker_sync.runtime.core import CLOSE_LIMIT_S, Core
 from tinker_sync.runtime.exits import EXIT_LIMIT_S
+from tinker_sync.runtime.heartbeat import OUTLIVE_S
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.pending import PENDING_LIMIT_S
 from tinker_sync.runtime.session import Session
@@ -84,6 +85,10 @@ class ServiceClient:
             hosted service only, unless `TINKER_TELEMETRY` forbids it.
         journal: a file that records the requests, so that the same script can be started again after a crash
             and goes on; see `TrainingClient.steps`. None: no journal.
+        keeper: start a small process that sends the heartbeats of the session while this process cannot: when
+            a C library holds the interpreter lock for minutes, or this process is stopped. If this process
+            dies, it continues for ten minutes, so that `attach` finds the session alive. A number: for so
+            many seconds. It ends with this client.
         pace: a factor for the pauses before retries; None: `TINKER_PACE`, else 1. For tests.
     """
 
@@ -106,6 +111,7 @@ class ServiceClient:
         rate_limiter: RateLimiter | None = None,
         telemetry: bool | None = None,
         journal: str | PathLike[str] | None = None,
+        keeper: bool | float = False,
         pace: float | None = None,
         **unknown: NoReturn,  # type checkers report every keyword that is not above
     ) -> None:
@@ -122,6 +128,8 @@ class ServiceClient:
             timeout=timeout,
             deadline=deadline,
             on_queue_state=on_queue_state,
+            keeper=keeper,
+            session=session,
         )
         settings = Settings.resolve(
             base_url=base_url,
@@ -149,6 +157,7 @@ class ServiceClient:
                 project_id=settings.project_id,
                 display_name=display_name,
                 journal=None if journal is None else _open_journal(journal, settings),
+                keeper_s=_keeper_time(keeper),
             ),
             limiter=rate_limiter,
         )
@@ -808,6 +817,13 @@ def _open_journal(path: str | PathLike[str], settings: Settings) -> RunJournal:
     from tinker_sync.journal.record import RunJournal
 
     return RunJournal(Path(path), "local" if settings.api_key_source == "local" else settings.base_url)
+
+
+def _keeper_time(keeper: bool | float) -> float | None:
+    """Return how long a keeper outlives this process; None: no keeper."""
+    if isinstance(keeper, bool):
+        return OUTLIVE_S if keeper else None
+    return float(keeper)
 
 
 def _status_after(exc_type: type[BaseException] | None) -> Literal["success", "errored", "interrupted"]:

@@ -31,9 +31,9 @@ class RecordedPart(Protocol):
     known: str | None
     """The request id from an earlier run, if any; the request is then not sent again."""
 
-    def bytes_for(self, number: int) -> bytes: ...
+    def bytes_for(self, number: int) -> Any: ...
 
-    def keep(self, body: bytes) -> None:
+    def keep(self, body: Any) -> None:
         """Keep the body for the sender of the request."""
 
 
@@ -275,7 +275,10 @@ class TrainingRecord:
         def recorded(part: RecordedPart, number: int) -> None:
             number += self._shift
             body = part.bytes_for(number)
-            digest = hashlib.sha256(part.endpoint.encode() + b"\n" + body).hexdigest()[:32]
+            hashed = hashlib.sha256(part.endpoint.encode() + b"\n")
+            for piece in [body] if isinstance(body, bytes) else body:
+                hashed.update(piece)
+            digest = hashed.hexdigest()[:32]
             if (number, digest) in self._history.refused:
                 raise not_taken from JournalError(f"the server has refused {part.endpoint} before")
             known = self._look_up(part, number, digest)

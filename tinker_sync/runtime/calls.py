@@ -13,6 +13,7 @@ from tinker_sync.config import Settings, Timeout
 from tinker_sync.errors import APIResponseValidationError, ResponseInfo, WireError
 from tinker_sync.runtime.failures import hush
 from tinker_sync.runtime.naming import current
+from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call, Reply
 from tinker_sync.types._model import Model
 from tinker_sync.types.future import UntypedAPIFuture
@@ -33,7 +34,7 @@ def make_call(
     path: Mapping[str, object] | None = None,
     query: Mapping[str, QueryValue] | None = None,
     headers: Mapping[str, str] | None = None,
-    body: bytes | None = None,
+    body: bytes | PiecedBody | None = None,
     content_type: str = "application/json",
     deadline_s: float | None = None,
     dialect: Dialect | None = None,

@@ -71,6 +71,7 @@ class Poller:
         max_open: the most requests under way; further ones wait for their turn. None stands for half of the
             files that this process may open.
         pace: a factor for the pauses of `after`.
+        needed: returns True while the thread must not end, although it has no work.
     """
 
     def __init__(
@@ -81,11 +82,13 @@ class Poller:
         *,
         max_open: int | None = None,
         pace: float = 1.0,
+        needed: Callable[[], object] = lambda: False,
     ) -> None:
         self._http = http
         self._workers = workers
         self._clock = clock
         self._pace = pace
+        self._needed = needed
         self._max_open = max_open or files_to_use()
         self._sequence = itertools.count()
         self._next = _NextOnThisWorker()
@@ -147,6 +150,13 @@ class Poller:
             wake = self._wakes_locked(at)
         self._start_or_wake(start, wake=wake)
         return ticket
+
+    def reserve(self) -> None:
+        """Start the thread if there is none. Without it, the first request starts it."""
+        with self._lock:
+            start = None if self._closed else self._wanted_locked()
+        if start is not None:
+            start.start()
 
     def step_on_worker(self, step: Callable[[], object]) -> None:
         """Call `step()` on this worker thread, and then send the first request that it started.
@@ -496,7 +506,7 @@ class Poller:
     def _go_on(self, *, idle: bool) -> bool:
         with self._lock:
             busy = bool(self._watched or self._arrivals or self._timers or self._readable.items)
-            if not self._closed and (busy or not idle):
+            if not self._closed and (busy or not idle or self._needed()):
                 return True
             self._thread = None
             # Under the same lock, because another thread may take over as soon as the lock is free.

@@ -51,6 +51,7 @@ from tinker_sync.errors import EarlierCallFailedError, TinkerError, with_words
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import fresh
 from tinker_sync.runtime.futures import APIFuture, Submit
+from tinker_sync.transport.body import PiecedBody
 
 _INHERITED: Final = (
     "this training client belongs to the parent process of a fork: two copies would send different calls "
@@ -68,7 +69,7 @@ class Part(Protocol):
     def future(self) -> APIFuture[Any]:
         """Return the future that ends with the answer to this request."""
 
-    def bytes_for(self, number: int) -> bytes:
+    def bytes_for(self, number: int) -> bytes | PiecedBody:
         """Return the body with a sequence number. The sender calls this once, and repeats the same bytes."""
 
 

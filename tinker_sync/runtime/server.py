@@ -48,8 +48,7 @@ from tinker_sync.transport.call import Call, Reply
 from tinker_sync.types.service import ClientDynamicConfigResponse
 
 # With this budget four chunks of the usual 5 MB are under way at once, because a budget admits one more while
-# it is not overdrawn. More chunks would not arrive sooner, and to get new memory for a chunk takes longer
-# than to fill it.
+# it is not overdrawn. More chunks would not arrive sooner, and a compressed chunk is a copy of its data.
 _TRAIN_BYTES: Final = 15_000_000
 
 
@@ -270,20 +269,23 @@ class Server:
             TinkerError: there is no good answer.
         """
         self.refuse_closed()
-        give_up_at = self._clock.now() + (math.inf if call.deadline_s is None else call.deadline_s)
+        pause_s = PAUSE_S * self._settings.pace
+        limit_s = self._settings.deadline_s if call.deadline_s is None else call.deadline_s
+        give_up_at = self._clock.now() + (math.inf if limit_s is None else limit_s)
         while True:
             try:
                 return self.connection.caller.call(call)
             except BillingError:
                 made = self.made.made
-                in_time = self._clock.now() + PAUSE_S < give_up_at
+                in_time = self._clock.now() + pause_s < give_up_at
                 if not pause_billing or not in_time or made is None or not made.billing.may_pause():
                     raise
             except APIConnectionError as error:
                 self._refuse_if_closed(error)
                 raise
-            if self._clock.wait(self._lifecycle.closing, PAUSE_S * self._settings.pace):
+            if self._clock.wait(self._lifecycle.closing, pause_s):
                 raise ClientClosedError
+            call = call.but(deadline_s=finite(self.left_s(give_up_at)))
 
     def abandon(self, request_id: str) -> None:
         """Cancel a sample at the server, if the server offers that. Do not wait for the answer."""

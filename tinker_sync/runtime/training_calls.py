@@ -33,6 +33,7 @@ from tinker_sync.runtime.naming import current, named
 from tinker_sync.runtime.send_queue import NotTaken, Operation, SendQueue
 from tinker_sync.runtime.training_part import TrainingPart
 from tinker_sync.runtime.unread import Unread, asked_here, watch
+from tinker_sync.transport.body import PiecedBody
 from tinker_sync.types.datum import Datum, count_trained
 from tinker_sync.types.model_input import ModelInput
 from tinker_sync.types.training import (
@@ -65,6 +66,7 @@ else:  # they need numpy
     outputs = LazyModule("tinker_sync.wire.proto.outputs")
     requests = LazyModule("tinker_sync.wire.proto.requests")
 
+_SMALL_BYTES: Final = 64 * 1024
 _SEQ_ID_TAG: Final = b"\x10"  # field 2, varint; a message may hold its fields in any order
 _FORWARD: Final = "Forward"
 _NOTHING_S: Final = 60.0
@@ -392,7 +394,7 @@ class PassCall(TrainingCall):
             compress = zstd_compressor() if dialect.zstd else None
             if compress is not None:
                 headers["Content-Encoding"] = "zstd"
-            encoded = partial(_numbered_proto, buffers, compress)
+            encoded: Callable[[int], bytes | PiecedBody] = partial(_numbered_proto, buffers, compress)
         else:
             kind: type[Any] = ForwardRequest if forward_only else ForwardBackwardRequest
             endpoint, content_type = "forward" if forward_only else "forward_backward", JSON
@@ -458,12 +460,17 @@ def _unnumbered(body: bytes, _number: int) -> bytes:
     return body
 
 
-def _numbered_proto(buffers: Buffers, compress: Callable[[bytes], bytes] | None, number: int) -> bytes:
-    joined = b"".join([*buffers, _SEQ_ID_TAG, varint(number)])
-    return joined if compress is None else compress(joined)
+def _numbered_proto(
+    buffers: Buffers, compress: Callable[[PiecedBody], bytes] | None, number: int
+) -> bytes | PiecedBody:
+    """Return a body with its number. A small body becomes one piece, which shares a packet with its head."""
+    pieces = [*buffers, _SEQ_ID_TAG, varint(number)]
+    if compress is not None:
+        return compress(PiecedBody(pieces))
+    return b"".join(pieces) if buffers.size <= _SMALL_BYTES else PiecedBody(pieces)
 
 
-def zstd_compressor() -> Callable[[bytes], bytes] | None:
+def zstd_compressor() -> Callable[[PiecedBody], bytes] | None:
     """Return a function that compresses a body, or None without the optional dependency.
 
     With None, bodies are sent uncompressed.
@@ -472,7 +479,12 @@ def zstd_compressor() -> Callable[[bytes], bytes] | None:
         import zstandard
     except ImportError:
         return None
-    return lambda body: zstandard.ZstdCompressor().compress(body)
+
+    def compress(body: PiecedBody) -> bytes:
+        stream = zstandard.ZstdCompressor().compressobj(size=len(body))
+        return b"".join([*map(stream.compress, body), stream.flush()])
+
+    return compress
 
 
 _read_pass: Final = decode_with(

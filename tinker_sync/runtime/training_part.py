@@ -1,8 +1,8 @@
 """The requests of a training client: encoded by `training_calls`, numbered and sent by workers.
 
 A send queue calls the function that `sender` returns. That function sends one request. When the server has
-accepted it, the function passes the promise to the fetcher and returns. A body consists of views of the
-user's arrays until it is sent. Then they are joined, so each copy has the size of one chunk.
+accepted it, the function passes the promise to the fetcher and returns. A large body consists of views of the
+user's arrays, also while it is sent; no copy of the data is made.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tinker_sync.runtime.fetcher import Decode, Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import current, named
 from tinker_sync.runtime.send_queue import NotTaken
+from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Reply, SendFailed
 from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.wire.endpoints import ENDPOINTS
@@ -60,7 +61,7 @@ class TrainingPart:
         future: APIFuture[Any],
         endpoint: str,
         request_type: str,
-        encoded: Callable[[int], bytes],
+        encoded: Callable[[int], bytes | PiecedBody],
         decode: Decode[Any],
         *,
         size: int,
@@ -72,7 +73,7 @@ class TrainingPart:
         self.future = future
         self.endpoint = endpoint
         self.request_type = request_type
-        self._encoded: Callable[[int], bytes] | None = encoded
+        self._encoded: Callable[[int], bytes | PiecedBody] | None = encoded
         self.decode = decode
         self.size = size
         self.content_type = content_type
@@ -85,13 +86,13 @@ class TrainingPart:
         self.step: int | None = None
         """The step of the user's loop, for a journal."""
 
-    def bytes_for(self, number: int) -> bytes:
+    def bytes_for(self, number: int) -> bytes | PiecedBody:
         """Return the body with its number. May be called once, because it drops the parts of the body."""
         encoded, self._encoded = self._encoded, None
         assert encoded is not None  # noqa: S101  # the queue asks once
         return encoded(number)
 
-    def keep(self, body: bytes) -> None:
+    def keep(self, body: bytes | PiecedBody) -> None:
         """Put the body back after a look at it, so that `bytes_for` can be called once more."""
         self._encoded = lambda _number: body
 

@@ -23,7 +23,9 @@ from attrs import evolve
 
 from tinker_sync._clock import Clock
 from tinker_sync._secret import Secret
+from tinker_sync.errors import InvalidInputError
 from tinker_sync.transport import content
+from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.challenge import rejects_token
 from tinker_sync.transport.journal import Journal
@@ -107,7 +109,7 @@ class Launcher:
         route: Route,
         method: str,
         head: bytes,
-        body: bytes | None,
+        body: bytes | PiecedBody | None,
         limits: Limits,
         *,
         repeatable: bool,
@@ -288,6 +290,9 @@ class Exchange:
                 self._send(fresh=True)
             except SendFailed as again:
                 failed = again
+            except InvalidInputError as changed:  # by a body whose arrays have changed
+                changed.ambiguous = self._resent
+                raise
             else:
                 return
         raise self._lost(failed)
