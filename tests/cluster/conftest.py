@@ -20,6 +20,7 @@ WORKERS = int(os.environ.get("CLUSTER_WORKERS", "2"))
 SETTINGS = {
     "TINKER_API_KEY": KEY,
     "PYTHONPATH": str(ROOT),
+    "RAY_AUTH_TOKEN": "token-of-the-cluster",  # or Ray writes one into the home directory
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_worker_register_timeout_seconds": "300",
     "RAY_health_check_failure_threshold": "60",

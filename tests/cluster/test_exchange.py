@@ -58,6 +58,7 @@ def lose_worker(actor: FakeActor, args: tuple[Any, ...]) -> bytes:
 def sampling(monkeypatch: pytest.MonkeyPatch) -> Iterator[tinker_sync.SamplingClient]:
     limits = types.SimpleNamespace(report_usage=lambda: None)
     monkeypatch.setattr(pool_module, "share_limits", lambda _: limits)
+    monkeypatch.setattr(pool_module, "find_board", lambda: None)
     with LocalServer(model=MODEL) as server, server.service() as service:
         yield service.create_sampling_client(base_model=MODEL).result()
 

@@ -60,9 +60,9 @@ def test_a_killed_worker_loses_and_doubles_nothing() -> None:
             os.kill(victims[0], signal.SIGKILL)
             seen += list(items)
             assert len(set(pool.process_ids()) - set(victims)) == 1
-        billed = service.reconcile().billed
-        # The samples under way in the killed process were sampled again, and it could not report them.
-        until(lambda: 0 <= billed.sampled - cluster_usage(sampling)[MODEL].sampled <= 2 * 64)
+            billed = service.reconcile().billed
+            # The samples under way in the killed process were sampled again, and it could not report them.
+            until(lambda: 0 <= billed.sampled - cluster_usage(sampling)[MODEL].sampled <= 2 * 64)
         share_limits(sampling).stop()
     assert sorted(item.index for item in seen) == list(range(PROMPTS))
     assert all(item.ok for item in seen)
@@ -130,8 +130,8 @@ def test_usage_of_all_processes_is_what_the_server_bills() -> None:
         shared.report_usage()
         with SamplerPool(sampling, workers=WORKERS, max_in_flight=64) as pool:
             assert all(item.ok for item in pool.map(prompts(), PARAMS, progress=False))
-        billed = service.reconcile().billed
-        until(lambda: cluster_usage(service) == {MODEL: billed})  # a report may be on its way
+            billed = service.reconcile().billed
+            until(lambda: cluster_usage(service) == {MODEL: billed})  # a report may be on its way
         shared.stop()
 
 

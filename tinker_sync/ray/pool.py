@@ -27,6 +27,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from tinker_sync.batch.samples import Order, Window, map_samples
 from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError
+from tinker_sync.ray.board import find_board
 from tinker_sync.ray.sharing import share_limits
 
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ class SamplerPool:
             if type(value) is not int or value < 1:
                 raise InvalidInputError(f"SamplerPool: {name}: expected 1 or more, got {value!r}")
         self._sampling = sampling
+        find_board()  # made by this process, so that it does not end with a worker
         self._lock = threading.Lock()
         self._waiting: deque[_Waiting] = deque()  # guarded by _lock
         self._closed = False  # guarded by _lock
