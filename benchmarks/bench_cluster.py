@@ -50,7 +50,8 @@ MODEL = "stub/model"
 KEY = "tml-benchmark"
 PARAMS = SamplingParams(max_tokens=8)
 WINDOW = 256
-WARM_UP = 512
+BATCH = 1024
+WARM_UP = BATCH
 CONFIG = {"sample_max_concurrent_requests": 40_000}
 
 
@@ -120,11 +121,11 @@ def stage(ray: Any, sampling: Any, count: int) -> Figures:
     """Return the CPU a sample of the map stage of Ray Data; its first batch warms it up."""
     rows = [{"prompt": prompt} for prompt in make_prompts(count + WARM_UP)]
     own_s = time.process_time()
-    data = ray.data.from_items(rows, override_num_blocks=max(2, len(rows) // WINDOW)).map_batches(
+    data = ray.data.from_items(rows, override_num_blocks=len(rows) // BATCH).map_batches(
         Probe,
         fn_constructor_kwargs={"sampling": sampling, "params": PARAMS, "max_in_flight": WINDOW},
         concurrency=1,
-        batch_size=WINDOW,
+        batch_size=BATCH,
         num_cpus=0.5,
     )
     seen = sorted(row["cpu_s"] for row in data.iter_rows() if row["error"] is None)

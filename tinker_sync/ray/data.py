@@ -32,12 +32,13 @@ class Sampler:
             tinker_sync.ray.Sampler,
             fn_constructor_kwargs={"sampling": sampling, "params": types.SamplingParams(max_tokens=64)},
             concurrency=8,
-            batch_size=256,
+            batch_size=1024,
         )
 
     It adds the columns `tokens`, `logprobs`, `stop_reasons` (a list for each row, with an entry for each
     sequence), `texts` if the prompts are text or a tokenizer is given, and `error`: None, or the reason
-    why the row has no samples. Ray Data limits the number of batches under way.
+    why the row has no samples. Ray Data limits the number of batches under way. A batch ends with its slowest
+    sample, so it should have several times `max_in_flight` rows.
 
     With `save_to` each process writes its responses to its own file in that directory. A new run of the same
     data set finds them by the column `key` and samples the other rows.
@@ -83,7 +84,7 @@ class Sampler:
         for name in filter(None, (self._prompt, self._key)):
             if name not in batch:
                 raise InvalidInputError(f"Sampler: the data set has no column {name!r}; it has {list(batch)}")
-        prompts = [each if isinstance(each, str) else list(each) for each in batch[self._prompt]]
+        prompts = [_plain(each) for each in batch[self._prompt]]
         if self._saved is None or self._key is None:
             asked = [_Asked(prompt) for prompt in prompts]
         else:
@@ -180,8 +181,8 @@ def _position_of(name: Any) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value of a numpy column to a plain value."""
-    return value.item() if isinstance(value, np.generic) else value
+    """Convert a value of a numpy column to plain values."""
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:

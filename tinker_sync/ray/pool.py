@@ -13,11 +13,11 @@ import os
 import pickle
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from tinker_sync.clients.sampling import SamplingClient
     from tinker_sync.types import ModelInput, SampleResponse, SamplingParams
 
-# Few responses are gathered for a moment, and many are returned at once, so a call of Ray carries several.
+# A call of Ray takes as much CPU as some samples. So a worker returns when half of its samples have ended, or
+# a moment after the first one.
 _GATHER_S: Final = 0.1
-_ENOUGH: Final = 4  # a quarter of the samples under way
 _HOLD_S: Final = 1.0
 
 
@@ -66,6 +66,8 @@ class _Worker:
         self._shared = share_limits(sampling)
         self._done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._under_way: set[int] = set()
+        self._enough = 1  # written by `exchange` only
+        self._plenty = threading.Event()
 
     def place(self) -> tuple[str, int]:
         """Return the id of this machine, and that of this process."""
@@ -95,29 +97,30 @@ class _Worker:
         except Exception as error:  # noqa: BLE001  # the error of one prompt
             self._done.put((number, error))
         else:
-            future.add_done_callback(lambda ended: self._done.put((number, _outcome_of(ended))))
+            future.add_done_callback(partial(self._hand_over, number))
+
+    def _hand_over(self, number: int, ended: Future[SampleResponse]) -> None:
+        try:
+            self._done.put((number, ended.result()))
+        except Exception as error:  # noqa: BLE001  # the error of one prompt
+            self._done.put((number, error))
+        if self._done.qsize() >= self._enough:
+            self._plenty.set()
 
     def _gather(self, hold_s: float) -> list[tuple[int, Any]]:
-        """Wait for one outcome, then for a quarter of them or a moment, and return all that have arrived."""
-        outcomes: list[tuple[int, Any]] = []
-        enough = max(1, len(self._under_way) // _ENOUGH)
-        give_up_s = time.monotonic() + hold_s
-        with suppress(queue.Empty):
-            while len(outcomes) < enough:
-                outcomes.append(self._done.get(timeout=max(0.0, give_up_s - time.monotonic())))
-                if len(outcomes) == 1:
-                    give_up_s = time.monotonic() + _GATHER_S
+        """Wait for an outcome, then for half of them or a moment, and return all that have arrived."""
+        self._plenty.clear()
+        self._enough = len(self._under_way) // 2
+        try:
+            outcomes = [self._done.get(timeout=hold_s)]
+        except queue.Empty:
+            return []
+        if self._done.qsize() < self._enough:
+            self._plenty.wait(_GATHER_S)
         with suppress(queue.Empty):
             while True:
                 outcomes.append(self._done.get_nowait())
         return outcomes
-
-
-def _outcome_of(ended: Future[SampleResponse]) -> SampleResponse | Exception:
-    try:
-        return ended.result()
-    except Exception as error:  # noqa: BLE001  # the error of one prompt
-        return error
 
 
 def _pack(values: Any) -> bytes:
