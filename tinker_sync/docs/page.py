@@ -6,7 +6,7 @@ from html import escape
 from typing import Final
 
 from tinker_sync._version import __version__
-from tinker_sync.docs import scale, tables
+from tinker_sync.docs import tables
 from tinker_sync.docs.markup import inline, summary, to_html
 from tinker_sync.docs.names import NameEntry, modules
 
@@ -87,7 +87,11 @@ _TABLES: Final = (
         "losses",
         "Losses",
         tables.losses,
-        "A pass sums the loss over all tokens of all data; `loss:sum` is that sum.",
+        (
+            "A pass sums the loss over all tokens of all data; `loss:sum` is that sum, and `loss:mean` its "
+            "share of each token that counts. Of each token, `p` is the log-probability that the model gives "
+            "the target, `q` that of the sampler, `r = exp(p - q)`, `A` the advantage and `w` the weight."
+        ),
     ),
     (
         "errors",
@@ -125,9 +129,10 @@ def make_page() -> str:
     (True, False)
     """
     found = list(modules())
-    guides = [*((anchor, title) for anchor, title, *_ in _TABLES), (scale.ANCHOR, scale.TITLE)]
-    navigation = [_group("Tables", [(f"#{anchor}", title, title) for anchor, title in guides], opened=True)]
-    body = [*(_table_section(*table) for table in _TABLES), scale.section()]
+    navigation = [
+        _group("Tables", [(f"#{anchor}", title, title) for anchor, title, *_ in _TABLES], opened=True)
+    ]
+    body = [_table_section(*table) for table in _TABLES]
     for path, title, doc, entries in found:
         if not entries:
             continue
