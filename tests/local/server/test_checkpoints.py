@@ -181,7 +181,9 @@ def test_no_optimizer_where_none_was_saved(server: Running) -> None:
     assert "weights_access_token" in server.result(server.ok("/load_weights", foreign)["request_id"])["error"]
 
 
-def test_weights_of_samplers_and_checkpoints_of_trainings_do_not_stand_for_each_other(server: Running) -> None:
+def test_weights_of_samplers_and_checkpoints_of_trainings_do_not_stand_for_each_other(
+    server: Running,
+) -> None:
     session = server.session()
     model = train(server, session)
     state = save(server, model, 3, "a")["path"]
