@@ -12,11 +12,12 @@ from tinker_sync._observe import CallFailed
 from tinker_sync.errors import ClientClosedError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.lifecycle import Lifecycle
+from tinker_sync.runtime.pending import PendingChanges
 
 
 def lifecycle() -> Lifecycle:
     parts: Any = SimpleNamespace()
-    return Lifecycle(parts, parts, ())
+    return Lifecycle(parts, parts, (), PendingChanges())
 
 
 def test_calls_that_have_ended_are_forgotten() -> None:

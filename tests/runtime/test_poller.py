@@ -405,6 +405,29 @@ def test_an_idle_thread_ends_and_another_begins(monkeypatch: pytest.MonkeyPatch)
         await_end_of_thread(held.poller)
 
 
+def test_the_thread_stays_while_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinker_sync.runtime.poller.IDLE_S", 0.001)
+    asked, needed = threading.Semaphore(0), threading.Event()
+    needed.set()
+
+    def is_needed() -> bool:
+        asked.release()
+        return needed.is_set()
+
+    poller = Poller(http_for("http://127.0.0.1:9"), HandWorkers(), needed=is_needed)
+    poller.reserve()
+    thread = poller._thread
+    poller.reserve()
+    for _ in range(3):
+        assert asked.acquire(timeout=PATIENCE_S)
+    assert poller._thread is thread is not None
+    needed.clear()
+    await_end_of_thread(poller)
+    poller.close()
+    poller.reserve()
+    assert poller._thread is None
+
+
 def test_a_thread_that_fails_fails_those_who_wait(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

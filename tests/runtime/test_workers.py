@@ -86,6 +86,25 @@ class TestThreads:
             assert repr(pool) == "<Workers 'send' 0 threads>"
             assert pool.submit(pow, 2, 3).result(PATIENCE_S) == 8  # and comes back
 
+    def test_the_last_one_stays_while_it_is_needed(self) -> None:
+        asked, needed = threading.Semaphore(0), threading.Event()
+        needed.set()
+
+        def is_needed() -> bool:
+            asked.release()
+            return needed.is_set()
+
+        with Workers("send", max_threads=2, idle_s=0.001, needed=is_needed) as pool:
+            pool.reserve()
+            pool.reserve()
+            for _ in range(3):
+                assert asked.acquire(timeout=PATIENCE_S)
+            assert repr(pool) == "<Workers 'send' 1 threads>"
+            needed.clear()
+            until(lambda: repr(pool) == "<Workers 'send' 0 threads>")
+        pool.reserve()
+        assert repr(pool) == "<Workers 'send' 0 threads, closed>"
+
     def test_work_is_done_in_order(self) -> None:
         seen: list[int] = []
         with Workers("send", max_threads=1) as pool:
@@ -331,13 +350,13 @@ def test_a_forked_child_starts_clean() -> None:
         "pid = os.fork()\n"
         "if pid == 0:\n"
         "    ok = repr(pool) == \"<Workers 'send' 0 threads>\"\n"
-        "    ok = ok and pool.submit(pow, 2, 3).result(10) == 8\n"
+        "    ok = ok and pool.submit(pow, 2, 3).result(120) == 8\n"
         "    os._exit(0 if ok and pool.close(10) else 1)\n"
         "pool._shutdown_lock.release()\n"
         "assert os.waitpid(pid, 0)[1] == 0\n"
         "go_on.set()\n"
         "for future in mine:\n"
-        "    future.result(10)\n"
+        "    future.result(120)\n"
         "assert pool.close(10)\n"
     )
 
@@ -351,8 +370,8 @@ def test_a_job_may_fork() -> None:
         "def job():\n"
         "    pid = os.fork()\n"
         "    if pid == 0:\n"
-        "        os._exit(0 if pool.submit(pow, 2, 3).result(10) == 8 else 1)\n"
+        "        os._exit(0 if pool.submit(pow, 2, 3).result(120) == 8 else 1)\n"
         "    return os.waitpid(pid, 0)[1]\n"
-        "assert pool.submit(job).result(20) == 0\n"
+        "assert pool.submit(job).result(120) == 0\n"
         "assert pool.close(10)\n"
     )

@@ -15,6 +15,7 @@ import gc
 import itertools
 import os
 import threading
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -108,10 +109,10 @@ class Ground:
             sampler = service.create_sampling_client(base_model=MODEL)
             sampled = [sampler.sample(prompt, 2, GREEDY) for prompt in PROMPTS]
             scored = [sampler.compute_logprobs(prompt) for prompt in PROMPTS]
-            self.tokens = [[each.tokens for each in future.result(30).sequences] for future in sampled]
-            self.scores = [future.result(30) for future in scored]
+            self.tokens = [[each.tokens for each in future.result(120).sequences] for future in sampled]
+            self.scores = [future.result(120) for future in scored]
             # The threads of the engine start here, so that they belong to no test.
-            service.create_lora_training_client(MODEL, rank=1).result(30)
+            service.create_lora_training_client(MODEL, rank=1).result(120)
 
     @property
     def port(self) -> int:
@@ -303,6 +304,7 @@ class World:
         sampler.client.result(DEADLINE_S)
         if model is not None:
             model.history.forbidden.append(mark)
+        heard, said = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the subject here
             pid = os.fork()
@@ -311,11 +313,18 @@ class World:
             try:
                 self._proxy.close_in_child()
                 code = self._live_as_child(sampler, model, number, mark)
+            except ClientClosedError:  # another thread closed the client while this one came to the fork
+                code = 0 if sampler.service.excused else 98
+            except BaseException:
+                os.write(said, traceback.format_exc()[-4000:].encode())  # more may block on the pipe
+                raise
             finally:
                 os._exit(code)
+        os.close(said)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if code:
-            self.problems.append(f"the forked child ended with {code}")
+        with open(heard, encoding="utf-8", errors="replace") as words:
+            if code:
+                self.problems.append(f"the forked child ended with {code}: {words.read()}")
 
     def _live_as_child(self, sampler: Sampler, model: Model | None, number: int, mark: int) -> int:
         refused = model is None
@@ -337,10 +346,10 @@ class World:
         if self.passing:
             self._judge_creations()
         for copied in self.copies:
-            copied.holder.close("success").result(30)
+            copied.holder.close("success").result(120)
         for served in self.services:
             if served.client is not None:
-                served.client.close().result(30)
+                served.client.close().result(120)
         for history in self._histories:
             self._judge_history(history)
         # Callbacks run on workers, a little after the end.

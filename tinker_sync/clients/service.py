@@ -25,6 +25,7 @@ from tinker_sync.config.settings import MAX_RETRIES
 from tinker_sync.errors import ClientClosedError
 from tinker_sync.runtime.core import CLOSE_LIMIT_S, Core
 from tinker_sync.runtime.exits import EXIT_LIMIT_S
+from tinker_sync.runtime.heartbeat import OUTLIVE_S
 from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.pending import PENDING_LIMIT_S
 from tinker_sync.runtime.session import Session
@@ -84,6 +85,10 @@ class ServiceClient:
             hosted service only, unless `TINKER_TELEMETRY` forbids it.
         journal: a file that records the requests, so that the same script can be started again after a crash
             and goes on; see `TrainingClient.steps`. None: no journal.
+        keeper: start a small process that sends the heartbeats of the session while this process cannot: when
+            a C library holds the interpreter lock for minutes, or this process is stopped. If this process
+            dies, it continues for ten minutes, so that `attach` finds the session alive. A number: for so
+            many seconds. It ends with this client.
         pace: a factor for the pauses before retries; None: `TINKER_PACE`, else 1. For tests.
     """
 
@@ -106,6 +111,7 @@ class ServiceClient:
         rate_limiter: RateLimiter | None = None,
         telemetry: bool | None = None,
         journal: str | PathLike[str] | None = None,
+        keeper: bool | float = False,
         pace: float | None = None,
         **unknown: NoReturn,  # type checkers report every keyword that is not above
     ) -> None:
@@ -122,6 +128,8 @@ class ServiceClient:
             timeout=timeout,
             deadline=deadline,
             on_queue_state=on_queue_state,
+            keeper=keeper,
+            session=session,
         )
         settings = Settings.resolve(
             base_url=base_url,
@@ -149,6 +157,7 @@ class ServiceClient:
                 project_id=settings.project_id,
                 display_name=display_name,
                 journal=None if journal is None else _open_journal(journal, settings),
+                keeper_s=_keeper_time(keeper),
             ),
             limiter=rate_limiter,
         )
@@ -381,11 +390,16 @@ class ServiceClient:
         user_metadata: dict[str, str] | None = None,
         weights_access_token: str | None = None,
         *,
+        verify: bool | float = False,
         deadline: float | None = None,
     ) -> TrainingClient:
         """Create a new model with the weights and the optimizer state of a checkpoint.
 
         Returns the client at once. Arguments as in `create_training_client_from_state`.
+
+        With `verify`, the creation fails with `VerificationError` unless the server restores the checkpoint
+        with the weights that were saved, and with the state of the optimizer. The checkpoint must have been
+        saved by ``save_state(verify=True)``, which describes the cost and the values of `verify`.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -403,13 +417,21 @@ class ServiceClient:
             user_metadata=user_metadata,
             weights_access_token=weights_access_token,
         )
-        return self._load(load, deadline)
+        return self._load(load, deadline, verify)
 
-    def _load(self, load: LoadWeightsRequest, deadline: float | None) -> TrainingClient:
+    def _load(
+        self, load: LoadWeightsRequest, deadline: float | None, verify: bool | float = False
+    ) -> TrainingClient:
         from tinker_sync.clients._models import LoadedModel
         from tinker_sync.clients.training import TrainingClient
 
-        return TrainingClient._make(self._core, LoadedModel.of(self._core, load, self._until(deadline)))
+        asked = LoadedModel.of(self._core, load, self._until(deadline))
+        if verify is False:
+            return TrainingClient._make(self._core, asked)
+        from tinker_sync.clients import _verify
+
+        tolerance = _verify.tolerance_of(verify, "create_training_client_from_state_with_optimizer")
+        return TrainingClient._make(self._core, _verify.VerifiedModel(asked, tolerance))
 
     # -------------------------------------------------------------------------------------- sampling
 
@@ -808,6 +830,13 @@ def _open_journal(path: str | PathLike[str], settings: Settings) -> RunJournal:
     from tinker_sync.journal.record import RunJournal
 
     return RunJournal(Path(path), "local" if settings.api_key_source == "local" else settings.base_url)
+
+
+def _keeper_time(keeper: bool | float) -> float | None:
+    """Return how long a keeper outlives this process; None: no keeper."""
+    if isinstance(keeper, bool):
+        return OUTLIVE_S if keeper else None
+    return float(keeper)
 
 
 def _status_after(exc_type: type[BaseException] | None) -> Literal["success", "errored", "interrupted"]:

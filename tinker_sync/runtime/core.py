@@ -33,9 +33,10 @@ from tinker_sync.runtime.lifecycle import Acknowledging, Companion, Lifecycle, s
 from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.notices import Notices
 from tinker_sync.runtime.once import Once
-from tinker_sync.runtime.pending import PENDING_LIMIT_S
+from tinker_sync.runtime.pending import PENDING_LIMIT_S, PendingChanges
 from tinker_sync.runtime.poller import Poller
 from tinker_sync.runtime.rate_limiter import RateLimiter
+from tinker_sync.runtime.send_queue import Ended
 from tinker_sync.runtime.server import Machinery, Server, finite
 from tinker_sync.runtime.session import Session
 from tinker_sync.runtime.workers import WorkerPools
@@ -75,11 +76,12 @@ class Core:
         self.connection = connection = Connection(settings, clock)
         self.keys, self.secrets = connection.keys, connection.secrets
         self.http, self.caller = connection.http, connection.caller
-        self.pools = pools = WorkerPools()
+        pending = PendingChanges()
+        self.pools = pools = WorkerPools(pending.__len__)
         self.send_pool, self.fetch_pool = pools.send, pools.fetch
         self.loss_pool, self.callback_pool = pools.loss, pools.callback
-        self.poller = Poller(connection.http, pools.fetch, clock, pace=settings.pace)
-        self.lifecycle = Lifecycle(connection, self.poller, pools.in_order_of_end())
+        self.poller = Poller(connection.http, pools.fetch, clock, pace=settings.pace, needed=pending.__len__)
+        self.lifecycle = Lifecycle(connection, self.poller, pools.in_order_of_end(), pending)
         self.server = Server(
             connection, self.poller, pools, self.lifecycle, self.notices, facts=facts, limiter=limiter
         )
@@ -237,9 +239,9 @@ class Core:
         """Run a job that sends a training request, and send the first poll for its result on that worker."""
         self.send_pool.run(partial(self.poller.step_on_worker, job))
 
-    def training_sender(self) -> Callable[[training_part.TrainingPart, int], None]:
+    def training_sender(self) -> Callable[[training_part.TrainingPart, int, Ended], None]:
         """Return the function that sends the requests of one training client."""
-        return training_part.sender(self.server, self._session)
+        return training_part.PartSender(self.server, self._session).send
 
     # -------------------------------------------------------------------------------------- observers
 

@@ -11,14 +11,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync.errors import APIStatusError, TinkerError
 
+if TYPE_CHECKING:
+    from tinker_sync.runtime.keeper import Keeper
+
 PERIOD_S: Final = 10.0
 WARN_AFTER_S: Final = 120.0
+OUTLIVE_S: Final = 600.0
+"""How long a keeper process sends heartbeats after the death of this process, unless the user sets a time."""
 _WARN_EVERY_S: Final = 60.0
 # A delay that the network cannot explain: this process did not let the thread run.
 STALLED_S: Final = 5.0
@@ -31,6 +36,16 @@ _CERTAIN_AFTER_S: Final = 5.0
 _SOONEST_S: Final = 1.0
 
 _log = logging.getLogger("tinker_sync.session")
+
+
+def policy() -> dict[str, Any]:
+    """Return the meanings of statuses as plain data, for the keeper process."""
+    return {
+        "gone": _GONE,
+        "doubtful": list(_DOUBTFUL),
+        "certain_after_s": _CERTAIN_AFTER_S,
+        "no_such_call": sorted(NO_SUCH_CALL),
+    }
 
 
 class Listener(Protocol):
@@ -55,6 +70,8 @@ class Heartbeat:
         upkeep: does other periodic work; returns False when the client is gone, which ends the thread.
         always_offered: whether the server certainly offers heartbeats; if not, a 404 to the first heartbeat
             means that the server has no such call.
+        keeper: the process that sends heartbeats while this one cannot; it is started, and ends with the
+            heartbeats.
         period_s: the time between two heartbeats.
         clock: measures time.
         cpu: returns the seconds of processor time that this process has used.
@@ -67,6 +84,7 @@ class Heartbeat:
         *,
         upkeep: Callable[[], bool] = lambda: True,
         always_offered: bool = True,
+        keeper: Keeper | None = None,
         period_s: float = PERIOD_S,
         clock: Clock = SYSTEM_CLOCK,
         cpu: Callable[[], float] = time.process_time,
@@ -74,6 +92,7 @@ class Heartbeat:
         self._beat = beat
         self._listener = listener
         self._upkeep = upkeep
+        self._keeper = keeper
         self._period_s = period_s
         self._clock = clock
         self._watch = _DelayDetector(clock, cpu)
@@ -95,23 +114,44 @@ class Heartbeat:
         """Set when the thread has ended its work."""
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread = threading.Thread(target=self._loop, name="tinker-heartbeat", daemon=True)
-        self._thread.start()
+        """Start the thread. At the end of a process that allows no new thread, do without it.
+
+        Raises:
+            RuntimeError: the system gives no more threads.
+        """
+        thread = threading.Thread(target=self._loop, name="tinker-heartbeat", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            if threading.main_thread().is_alive():
+                raise
+        else:
+            self._thread = thread
 
     def stop(self, last: Callable[[], object] | None = None) -> None:
-        """End the heartbeats, and run `last` on their thread. Only the first call has an effect."""
+        """End the heartbeats, and run `last` on their thread, or here if there is none.
+
+        Only the first call has an effect.
+        """
         with self._lock:
-            if not self._stopping:
+            first = not self._stopping
+            if first:
                 self._last = last
                 self._stopping = True
         self._wake.set()
+        if first and self._thread is None:
+            self._end()
 
     def join(self, timeout_s: float) -> None:
         """Wait at most `timeout_s` for the end of the thread."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
+
+    def leave_to_parent(self) -> None:
+        """Leave the keeper to the parent, in a forked child."""
+        if self._keeper is not None:
+            self._keeper.forget()
 
     def ask_soon(self) -> None:
         """Send the next heartbeat now, because a failure of a call may mean that the session is lost."""
@@ -154,6 +194,8 @@ class Heartbeat:
         self._known = True
         self._last_success_s = self._clock.now()
         self._refused_s = self._warned_s = None
+        if self._keeper is not None:
+            self._keeper.note_beat()
         if self._lost:
             self._lost = False
             self._listener.on_found()
@@ -161,9 +203,9 @@ class Heartbeat:
     def _refused(self, error: APIStatusError) -> None:
         if not self._known and error.status_code in NO_SUCH_CALL:
             _log.debug("this server knows no heartbeats: %s", error)
-            self._beating = False
+            self._stop_beating()
         elif error.status_code == _GONE:
-            self._beating = False
+            self._stop_beating()
             self._lose(error)
         elif error.status_code in _DOUBTFUL:
             now = self._clock.now()
@@ -172,6 +214,14 @@ class Heartbeat:
                 self._lose(error)
         else:
             self._failed(error)
+
+    def _stop_beating(self) -> None:
+        self._beating = False
+        self._end_keeper()
+
+    def _end_keeper(self) -> None:
+        if self._keeper is not None:
+            self._keeper.end()
 
     def _lose(self, error: TinkerError) -> None:
         if not self._lost:
@@ -196,11 +246,18 @@ class Heartbeat:
             self._watch.expect_in(self._period_s)
             while self._await_turn() and self.step():
                 pass
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        try:
+            self._end_keeper()
             with self._lock:
                 last, self._last = self._last, None
             if last is not None:
                 last()
         finally:
+            self._end_keeper()
             self.ended.set()
 
     def _await_turn(self) -> bool:

@@ -71,12 +71,14 @@ class Lifecycle:
     added while the client closes is in the copy that `refuse` iterates over, or `keep` sees the failure.
     """
 
-    def __init__(self, connection: Connection, poller: Poller, pools: Sequence[Workers]) -> None:
+    def __init__(
+        self, connection: Connection, poller: Poller, pools: Sequence[Workers], pending: PendingChanges
+    ) -> None:
         self.leaving = False
         """True from the first `close` on; final. Calls of the user are refused."""
         self.closed = False
         """True when the calls that change something have ended or are given up; final."""
-        self.pending = PendingChanges()
+        self.pending = pending
         self.closing = threading.Event()
         self.session: Session | None = None
         self.journal: RunJournal | None = None
@@ -155,8 +157,16 @@ class Lifecycle:
     # -------------------------------------------------------------------------------------- the end
 
     def note_change(self, future: APIFuture[Any], name: str = "") -> None:
-        """Make the end of the client wait for a call that changes something at the server."""
+        """Make the end of the client wait for a call that changes something at the server.
+
+        The threads that the call needs start now, because none can start when Python 3.12 ends.
+        """
+        first = not self.pending
         self.pending.add(future, name)
+        if first:
+            self._poller.reserve()
+            for pool in self._pools:
+                pool.reserve()
         exits.remember(self)
 
     def settle(self, limit_s: float) -> None:

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.runtime import _fork
@@ -71,6 +71,7 @@ class Poller:
         max_open: the most requests under way; further ones wait for their turn. None stands for half of the
             files that this process may open.
         pace: a factor for the pauses of `after`.
+        needed: returns True while the thread must not end, although it has no work.
     """
 
     def __init__(
@@ -81,11 +82,13 @@ class Poller:
         *,
         max_open: int | None = None,
         pace: float = 1.0,
+        needed: Callable[[], object] = lambda: False,
     ) -> None:
         self._http = http
         self._workers = workers
         self._clock = clock
         self._pace = pace
+        self._needed = needed
         self._max_open = max_open or files_to_use()
         self._sequence = itertools.count()
         self._next = _NextOnThisWorker()
@@ -148,19 +151,26 @@ class Poller:
         self._start_or_wake(start, wake=wake)
         return ticket
 
-    def step_on_worker(self, step: Callable[[], object]) -> None:
-        """Call `step()` on this worker thread, and then send the first request that it started.
+    def reserve(self) -> None:
+        """Start the thread if there is none. Without it, the first request starts it."""
+        if self._thread is None:
+            with self._lock:
+                start = None if self._closed else self._wanted_locked()
+            self._start_or_wake(start, wake=False)
+
+    def step_on_worker(self, step: Callable[..., object], *given: Any) -> None:
+        """Call `step(*given)` on this worker thread, and then send the first request that it started.
 
         This is for short steps that end by starting a request. No other worker has to wake up for the
         request, and it can use the connection whose answer led to it.
         """
         following = self._next
         if following.busy:
-            step()
+            step(*given)
             return
         following.busy = True
         try:
-            step()
+            step(*given)
             while (ticket := following.ticket) is not None:
                 following.ticket = None
                 self._send(ticket)
@@ -218,7 +228,7 @@ class Poller:
             following.ticket = ticket
             return
         try:
-            self._workers.run(partial(self.step_on_worker, partial(self._send, ticket)))
+            self._workers.run(partial(self.step_on_worker, self._send, ticket))
         except RuntimeError as error:
             # The pool is closed, so this thread ends the call.
             self._conclude(ticket, closed_failure(error))
@@ -278,7 +288,7 @@ class Poller:
                 self._readable.add([ticket])
 
     def _handle_readable(self, ticket: Ticket) -> None:
-        self.step_on_worker(partial(self._read, ticket))
+        self.step_on_worker(self._read, ticket)
 
     def _refuse_readable(self, ticket: Ticket, error: Exception) -> None:
         self._conclude(ticket, closed_failure(error))
@@ -350,9 +360,18 @@ class Poller:
 
     def _start_or_wake(self, start: threading.Thread | None, *, wake: bool) -> None:
         if start is not None:
-            start.start()
+            self._start(start)
         elif wake:
             self._write_wake()
+
+    def _start(self, thread: threading.Thread) -> None:
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system gives no more threads, or the interpreter is ending
+            with self._lock:
+                self._thread = None
+                leftovers = self._detach_locked()
+            self._fail_leftovers(leftovers, f"no thread could be started ({error})")
 
     def _wake(self) -> None:
         with self._lock:
@@ -489,14 +508,14 @@ class Poller:
 
     def _run_timer(self, ticket: Ticket) -> None:
         try:
-            self._workers.run(partial(self.step_on_worker, partial(self._end, ticket)))
+            self._workers.run(partial(self.step_on_worker, self._end, ticket))
         except RuntimeError:
             _log.debug("a timer came after the workers had gone")
 
     def _go_on(self, *, idle: bool) -> bool:
         with self._lock:
             busy = bool(self._watched or self._arrivals or self._timers or self._readable.items)
-            if not self._closed and (busy or not idle):
+            if not self._closed and (busy or not idle or self._needed()):
                 return True
             self._thread = None
             # Under the same lock, because another thread may take over as soon as the lock is free.
@@ -514,7 +533,7 @@ class Poller:
         self._sleeps_until = -math.inf
         return leftovers
 
-    def _fail_leftovers(self, leftovers: Leftovers) -> None:
+    def _fail_leftovers(self, leftovers: Leftovers, reason: str = "the client was closed") -> None:
         leftovers.close()
         for ticket in leftovers.tickets:
-            self._conclude(ticket, abort(ticket))
+            self._conclude(ticket, abort(ticket, reason))

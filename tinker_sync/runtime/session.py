@@ -19,9 +19,9 @@ from tinker_sync._observe import HeartbeatLate, SessionEnded, SessionLost, Sessi
 from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync._secret import mask_text
 from tinker_sync.errors import APIStatusError, SessionLostError, TinkerError
+from tinker_sync.runtime import heartbeat
 from tinker_sync.runtime.calls import make_call
 from tinker_sync.runtime.failures import fresh
-from tinker_sync.runtime.heartbeat import Heartbeat
 from tinker_sync.types.future import FutureRetrieveRequest
 from tinker_sync.types.session import CreateSessionRequest, SessionHeartbeatRequest
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tinker_sync._observe import Event
     from tinker_sync.journal.record import RunJournal
     from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.keeper import Keeper
     from tinker_sync.runtime.lifecycle import Lifecycle
     from tinker_sync.wire.dialect import Dialect
 
@@ -52,6 +53,7 @@ class Session:
         display_name: the name of the session in lists.
         joined: the id of a session that exists already.
         journal: records the session, and holds the id of a session to continue.
+        keeper_s: how long a keeper process sends heartbeats after the death of this process; None: no keeper.
     """
 
     def __init__(
@@ -62,15 +64,17 @@ class Session:
         display_name: str | None = None,
         joined: str | None = None,
         journal: RunJournal | None = None,
+        keeper_s: float | None = None,
     ) -> None:
         self.journal = journal
+        self._keeper_s = keeper_s
         self._user_metadata = dict(user_metadata or {})
         self._project_id = project_id
         self._display_name = display_name
         self.session_id = joined
         """The id of the session; None before it is created."""
         self.owned = joined is None
-        self._heartbeat: Heartbeat | None = None
+        self._heartbeat: heartbeat.Heartbeat | None = None
         self._finish_offered = False
         self._lost: SessionLostError | None = None
         self._core: weakref.ref[Core] | None = None
@@ -80,6 +84,13 @@ class Session:
         self.next_model_seq_id: Callable[[], int] = itertools.count(first).__next__
         self.next_sampling_session_seq_id: Callable[[], int] = itertools.count(first).__next__
         self.next_custom_loss_seq_id: Callable[[], int] = itertools.count(first).__next__
+
+    def next_side_model_seq_id(self) -> int:
+        """Return a number for a model that the script does not ask for, such as a copy.
+
+        A journal knows the models of a script by their numbers, so other models leave no gap there.
+        """
+        return self.next_model_seq_id() if self.journal is None else _somewhere_far()
 
     @property
     def heartless(self) -> bool:
@@ -93,17 +104,43 @@ class Session:
         session_id = self.session_id or self._go_on(core) or self._create(core, deadline_s)
         self.session_id, self._finish_offered = session_id, dialect.offers("finish_session")
         self._core = weakref.ref(core)
-        heartbeat = Heartbeat(
+        beats = heartbeat.Heartbeat(
             _beat(self._core, session_id),
             self,
             upkeep=_upkeep(self._core),
             always_offered=core.settings.is_vendor_host,
+            keeper=self._start_keeper(core, session_id),
+            period_s=heartbeat.PERIOD_S,
             clock=core.clock,
         )
-        heartbeat.start()
-        self._heartbeat = heartbeat
+        beats.start()
+        self._heartbeat = beats
         if self.owned:
             core.tell(SessionStarted(session_id=session_id))
+
+    def _start_keeper(self, core: Core, session_id: str) -> Keeper | None:
+        """Start the keeper of an owned session, if the user wants one."""
+        if self._keeper_s is None or not self.owned:
+            return None
+        from tinker_sync.runtime.keeper import Keeper
+
+        settings, http, core_ref = core.settings, core.http, weakref.ref(core)
+        call = make_call("session_heartbeat", settings, SessionHeartbeatRequest(session_id=session_id))
+
+        def headers() -> dict[str, str] | None:
+            alive = core_ref()
+            return None if alive is None else alive.http.headers_of(call)
+
+        keeper = Keeper(
+            headers,
+            http.describe(call),
+            {**heartbeat.policy(), "always_offered": settings.is_vendor_host},
+            period_s=heartbeat.PERIOD_S,
+            # The embedded server of this process dies with it.
+            outlive_s=0.0 if http.serves_itself else self._keeper_s,
+        )
+        keeper.start()
+        return keeper
 
     def _create(self, core: Core, deadline_s: float | None) -> str:
         created = core.call(
@@ -136,8 +173,8 @@ class Session:
         journal = self.journal
         if journal is None or journal.session_id is None:
             return None
-        heartbeat = SessionHeartbeatRequest(session_id=journal.session_id)
-        if not _is_known(core, "session_heartbeat", heartbeat):
+        sign_of_life = SessionHeartbeatRequest(session_id=journal.session_id)
+        if not _is_known(core, "session_heartbeat", sign_of_life):
             return None
         for request_id in journal.last_requests:
             if not _is_known(core, "retrieve_future", FutureRetrieveRequest(request_id=request_id)):
@@ -149,11 +186,11 @@ class Session:
 
     def end(self, last: Callable[[], object] | None = None) -> threading.Event | None:
         """End the heartbeats. Their thread runs `last` and ends; return the event that is set then."""
-        heartbeat = self._heartbeat
-        if heartbeat is None:
+        beats = self._heartbeat
+        if beats is None:
             return None
-        heartbeat.stop(last)
-        return heartbeat.ended
+        beats.stop(last)
+        return beats.ended
 
     def join(self, timeout_s: float) -> None:
         """Wait for the end of the heartbeat thread."""
@@ -200,6 +237,8 @@ class Session:
 
     def renew_after_fork(self) -> None:
         """Continue the parent's session in a forked child. The parent finishes it."""
+        if self._heartbeat is not None:
+            self._heartbeat.leave_to_parent()
         self._heartbeat = None
         if self.session_id is not None:
             self.owned = False
@@ -219,10 +258,10 @@ class Session:
 
     def look_after(self, error: BaseException) -> None:
         """Send a heartbeat at once if a failure may come from the loss of the session."""
-        heartbeat = self._heartbeat
+        beats = self._heartbeat
         suspicious = isinstance(error, APIStatusError) and error.status_code in _SUSPICIOUS
-        if suspicious and heartbeat is not None:
-            heartbeat.ask_soon()
+        if suspicious and beats is not None:
+            beats.ask_soon()
 
     def on_lost(self, error: TinkerError) -> None:
         """Log the loss of the session, and store the error for later calls."""

@@ -9,6 +9,7 @@ server answers, or before a callback of the user returns. `Workers` makes these 
 - A forked child starts with an empty pool, without the parent's threads and jobs.
 - `run` makes no future. It logs the exceptions of the job.
 - `close` waits for a bounded time.
+- `reserve` starts a thread ahead of the first job. The last thread stays while `needed()` is true.
 
 Ctrl-C may interrupt the main thread at any point of `run`. The next free thread does a job that was queued by
 then. Any thread may call any method, also a thread of the pool.
@@ -23,6 +24,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Final
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
@@ -98,6 +100,7 @@ class Workers(ThreadPoolExecutor):
         name: the part of the threads' names between "tinker-" and the number.
         max_threads: the most threads at once.
         idle_s: the time after which a thread without work ends.
+        needed: returns True while the last thread must not end, although it has no work.
         clock: measures the timeout of `close`.
     """
 
@@ -108,11 +111,18 @@ class Workers(ThreadPoolExecutor):
     _shutdown: bool
 
     def __init__(
-        self, name: str, max_threads: int, *, idle_s: float = IDLE_S, clock: Clock = SYSTEM_CLOCK
+        self,
+        name: str,
+        max_threads: int,
+        *,
+        idle_s: float = IDLE_S,
+        needed: Callable[[], object] = lambda: False,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         super().__init__(max_threads)
         self._name = name
         self._idle_s = idle_s
+        self._needed = needed
         self._clock = clock
         self._started = 0  # guarded by _shutdown_lock
         self._work_queue = _Entries()
@@ -134,6 +144,20 @@ class Workers(ThreadPoolExecutor):
                 raise RuntimeError(f"the workers {self._name!r} are closed")
             self._work_queue.put(_Entry(job, self._name))
             self._adjust_thread_count()
+
+    def reserve(self) -> None:
+        """Start a thread if the pool has none. Without the thread a later job starts it.
+
+        >>> with Workers("demo", max_threads=1) as workers:
+        ...     workers.reserve()
+        ...     print(workers)
+        <Workers 'demo' 1 threads>
+        """
+        if self._threads:
+            return
+        with self._shutdown_lock, suppress(RuntimeError):
+            if not self._threads and not self._shutdown:
+                self._start_thread()
 
     def close(self, timeout: float | None = None, *, drop: bool = True) -> bool:
         """Take no more jobs, and wait up to `timeout` seconds for those that are queued or running.
@@ -189,20 +213,24 @@ class Workers(ThreadPoolExecutor):
             return
         if len(self._threads) >= self._max_workers:
             return
+        try:
+            self._start_thread()
+        except RuntimeError:
+            # The system gives no more threads, or the interpreter is ending. One thread is enough.
+            if not self._threads:
+                self._work_queue.pop()
+                raise
+
+    def _start_thread(self) -> None:
         self._started += 1
         thread = threading.Thread(target=self._work, name=f"tinker-{self._name}-{self._started}", daemon=True)
         self._threads = {*self._threads, thread}
         try:
             thread.start()
-        except BaseException as error:
+        except BaseException:
             if thread.ident is None:
                 self._threads = self._threads - {thread}
-            # The system gives no more threads, or the interpreter is ending. One thread is enough.
-            if not isinstance(error, RuntimeError):
-                raise
-            if not self._threads:
-                self._work_queue.pop()
-                raise
+            raise
 
     # ---------------------------------------------------- on a thread of the pool
 
@@ -232,7 +260,8 @@ class Workers(ThreadPoolExecutor):
                     ready.acquire(blocking=False)
                     continue
                 self._idle.remove(ready)
-                if not self._work_queue:
+                kept = len(self._threads) == 1 and self._needed()
+                if not self._work_queue and not kept:
                     return self._leave()
 
     def _leave(self) -> None:
@@ -240,16 +269,20 @@ class Workers(ThreadPoolExecutor):
 
 
 class WorkerPools:
-    """The pools of one client, each for one kind of job. A pool has no thread before its first job."""
+    """The pools of one client, each for one kind of job. A pool has no thread before its first job.
 
-    def __init__(self) -> None:
-        self.enter = Workers("enter", 1)
-        self.create = Workers("create", _CREATE_THREADS)
-        self.send = Workers("send", _SEND_THREADS)
-        self.fetch = Workers("fetch", _FETCH_THREADS)
-        self.loss = Workers("loss", _LOSS_THREADS)
-        self.callback = Workers("callback", _CALLBACK_THREADS)
-        self.awaited = Workers("await", _AWAIT_THREADS)
+    Args:
+        needed: returns True while each pool must keep a thread.
+    """
+
+    def __init__(self, needed: Callable[[], object] = lambda: False) -> None:
+        self.enter = Workers("enter", 1, needed=needed)
+        self.create = Workers("create", _CREATE_THREADS, needed=needed)
+        self.send = Workers("send", _SEND_THREADS, needed=needed)
+        self.fetch = Workers("fetch", _FETCH_THREADS, needed=needed)
+        self.loss = Workers("loss", _LOSS_THREADS, needed=needed)
+        self.callback = Workers("callback", _CALLBACK_THREADS, needed=needed)
+        self.awaited = Workers("await", _AWAIT_THREADS, needed=needed)
 
     def in_order_of_end(self) -> tuple[Workers, ...]:
         """Return the pools in the order in which they are closed: each before the pools that its jobs use."""

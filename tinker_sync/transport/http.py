@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._embedded import hold_server
@@ -103,11 +103,10 @@ class Http:
         """
         keys = self._keys
         credential = self._credential(call, keys) if keys is not None else ""
-        rules = self._rules
         return Exchange(
             call,
             partial(self._compose, call, credential),
-            self._heads.write(call, credential) if rules.adds_nothing else None,
+            self._heads.write(call, credential) if self._rules.adds_nothing else None,
             self._origin,
             self._limits(call),
             self._launcher,
@@ -147,6 +146,43 @@ class Http:
         direct = self._rules.way_to(origin).route.proxy is None
         left_s = _GREETING_S if call.deadline_s is None else min(_GREETING_S, call.deadline_s)
         return direct and speaks_tls(origin.host, origin.port, left_s)
+
+    def headers_of(self, call: Call) -> dict[str, str]:
+        """Return the headers with which a call would be sent now, the key among them.
+
+        Raises:
+            CredentialError: The call needs a key and none is usable.
+        """
+        keys = self._keys
+        credential = self._credential(call, keys) if keys is not None else ""
+        return dict(self._compose(call, credential).headers.values())
+
+    def describe(self, call: Call) -> dict[str, Any]:
+        """Return a call and its route as plain data, for another process to send. Without its headers.
+
+        Raises:
+            ConfigurationError: A certificate file or a proxy cannot be used.
+        """
+        hop, origin = self._compose(call, ""), self._origin
+        way = self._rules.way_to(origin)
+        proxy = way.route.proxy
+        timeout = call.timeout or self._settings.timeout
+        return {
+            "host": origin.host,
+            "port": origin.port,
+            "tls": None if origin.scheme == "http" else way.certificates,
+            "proxy": proxy
+            and {"host": proxy.host, "port": proxy.port, "headers": dict(way.route.proxy_headers)},
+            "target": hop.target,
+            "address": hop.address,
+            "body": call.body.decode() if isinstance(call.body, bytes) else "",
+            "timeout_s": timeout.read,
+        }
+
+    @property
+    def serves_itself(self) -> bool:
+        """Return True if the calls go to the embedded server of this process."""
+        return self._embedded is not None
 
     def has_idle_connection(self) -> bool:
         """Return True if the next request can probably use an idle connection."""

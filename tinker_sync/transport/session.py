@@ -58,6 +58,15 @@ class Way:
     netrc: str | None = None
     """The `Authorization` from the user's netrc file; its repr is masked."""
 
+    @property
+    def certificates(self) -> dict[str, Any]:
+        """The file or folder of trusted certificates, None if all are trusted, and the client's own files."""
+        verify, cert = self.options["verify"], self.options["cert"]
+        return {
+            "trusted": None if verify is False else verify if isinstance(verify, str) else _usual_bundle(),
+            "cert": [cert] if isinstance(cert, str) else cert and list(cert),
+        }
+
 
 class SessionRules:
     """A reader of the user's session or, without one, of the environment. Thread-safe.

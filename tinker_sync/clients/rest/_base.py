@@ -23,6 +23,7 @@ from tinker_sync.runtime.rate_limiter import key_fingerprint
 from tinker_sync.runtime.unread import asked_here
 from tinker_sync.types import ParsedCheckpointTinkerPath
 from tinker_sync.wire.endpoints import NEWER
+from tinker_sync.wire.paths import segment, segments
 
 T = TypeVar("T")
 AccessScope = Literal["owned", "accessible"]
@@ -207,10 +208,23 @@ def checked_scope(access_scope: str) -> str:
     return access_scope
 
 
-def checked_id(name: str, value: str) -> str:
-    """Return the id, or refuse an empty one, which would address the whole list."""
-    if not value:
-        raise InvalidInputError(f"{name}: expected an id, got ''")
+def checked_id(name: str, value: object) -> str:
+    """Return the id, or refuse a value that would address another object.
+
+    Raises:
+        InvalidInputError: the value is no text, is empty, is a path, or would change the address.
+
+    >>> checked_id("session_id", "s-1")
+    's-1'
+    """
+    if not isinstance(value, str) or not value:
+        raise InvalidInputError(f"{name}: expected an id, got {value!r}")
+    if value.startswith("tinker://"):
+        raise InvalidInputError(f"{name}: expected an id, got the path {value!r}")
+    try:
+        (segments if name == "checkpoint_id" else segment)(value)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{name}: expected an id, but {error}") from None
     return value
 
 

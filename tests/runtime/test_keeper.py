@@ -1,0 +1,400 @@
+"""The keeper process: a session lives on while its owner is stuck, stopped or dead."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from support.authority import Authority
+from support.clock import FakeClock
+from support.crowd import until
+from support.embedded import KEY, Running, running
+from support.scripts import Script
+from support.servers import AnsweringServer, ProxyServer, answer
+
+from tinker_sync import AdamParams, ConfigurationError, ServiceClient
+from tinker_sync.config import Settings
+from tinker_sync.runtime import _keeper_process, heartbeat
+from tinker_sync.runtime.calls import make_call
+from tinker_sync.transport.http import Http
+
+PERIOD_S, OUTLIVE_S = 10.0, 60.0
+ABANDONED_AFTER_S = 100.0
+SIGNALS = pytest.mark.skipif(sys.platform == "win32", reason="stops processes by signals")
+
+
+# ---------------------------------------------------------------------------------------------- decisions
+
+
+class Bench:
+    """A watch whose owner and server are scripted, on a clock that jumps to the next event.
+
+    Args:
+        reports: the times at which lines of the owner arrive.
+        statuses: the statuses of the answers; the last one stays.
+    """
+
+    def __init__(
+        self, *reports: tuple[float, Any], statuses: tuple[int, ...] = (200,), always_offered: bool = True
+    ) -> None:
+        self.now_s = 0.0
+        self.beats: list[float] = []
+        self.keys: list[str] = []
+        self._reports = list(reports)
+        self._statuses = list(statuses)
+        orders = {
+            **heartbeat.policy(),
+            "headers": {"X-API-Key": "first"},
+            "always_offered": always_offered,
+            "period_s": PERIOD_S,
+            "silence_s": PERIOD_S * 1.5,
+            "outlive_s": OUTLIVE_S,
+        }
+        self._watch = _keeper_process.Watch(orders, self, self.send, lambda: self.now_s)  # type: ignore[arg-type]
+
+    def get(self, timeout: float) -> Any:
+        if self._reports and self._reports[0][0] <= self.now_s + timeout:
+            self.now_s, line = self._reports.pop(0)
+            return line
+        if self.now_s > 1000:
+            raise TimeoutError("it goes on")
+        self.now_s += timeout
+        raise queue.Empty
+
+    def send(self, headers: dict[str, str]) -> int:
+        self.beats.append(self.now_s)
+        self.keys.append(headers["X-API-Key"])
+        return self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
+
+    def ends(self) -> bool:
+        """Return True if the watch ends, False if it goes on for more than a quarter of an hour."""
+        try:
+            self._watch.run()
+        except TimeoutError:
+            return False
+        return True
+
+
+DEATH = (0.0, None)
+
+
+def test_it_is_silent_while_the_owner_beats() -> None:
+    bench = Bench(*[(10.0 * number, {}) for number in range(1, 20)], (191.0, None))
+    assert bench.ends()
+    assert bench.beats[0] > 190
+    assert bench.beats[-1] < 191 + OUTLIVE_S
+
+
+def test_it_beats_each_period_while_a_living_owner_is_silent() -> None:
+    bench = Bench((10.0, {}))
+    assert not bench.ends()  # the process lives, so the session does
+    assert bench.beats[:3] == [25.0, 35.0, 45.0]
+
+
+def test_it_outlives_a_dead_owner_for_a_limited_time() -> None:
+    bench = Bench(DEATH)
+    assert bench.ends()
+    assert bench.beats == [10.0, 20.0, 30.0, 40.0, 50.0]
+
+
+def test_renewed_headers_count_from_then_on() -> None:
+    bench = Bench((16.0, {"headers": {"X-API-Key": "second"}}), (40.0, None))
+    assert bench.ends()
+    assert bench.keys[0] == "first"
+    assert set(bench.keys[1:]) == {"second"}
+
+
+@pytest.mark.parametrize("code", [0, 402, 403, 408, 429, 500, 503])
+def test_trouble_changes_nothing(code: int) -> None:
+    bench = Bench(DEATH, statuses=(200, code))
+    assert bench.ends()
+    assert len(bench.beats) == 5
+
+
+def test_a_session_that_is_over_is_the_end() -> None:
+    bench = Bench(statuses=(200, 410))
+    assert bench.ends()
+    assert len(bench.beats) == 2
+
+
+@pytest.mark.parametrize("code", [401, 404])
+def test_a_refusal_that_stays_is_the_end_for_an_orphan_alone(code: int) -> None:
+    orphan = Bench(DEATH, statuses=(200, code))
+    assert orphan.ends()
+    assert len(orphan.beats) == 3  # as in the heartbeats of the owner: the second refusal is certain
+    assert not Bench(statuses=(200, code)).ends()
+
+
+def test_a_server_that_has_no_heartbeats_gets_none() -> None:
+    assert Bench(statuses=(404,), always_offered=False).ends()
+    assert not Bench((1.0, {}), statuses=(404,), always_offered=False).ends()  # the owner has had an answer
+
+
+# ---------------------------------------------------------------------------------------------- requests
+
+
+def send_once(url: str) -> tuple[int, dict[str, Any]]:
+    settings = Settings.resolve(base_url=url, api_key="tml-mine", default_headers={"X-Mine": "yes"})
+    http = Http(settings, _Key())
+    call = make_call("session_heartbeat", settings, {"session_id": "s", "type": "session_heartbeat"})
+    orders = json.loads(json.dumps(http.describe(call)))
+    status = _keeper_process.send_with(orders)(http.headers_of(call))
+    http.close()
+    return status, orders
+
+
+class _Key:
+    def credential(self) -> str:
+        return "tml-mine"
+
+    for_exchange = credential
+
+    def renewed(self, rejected: object) -> None:
+        del rejected
+
+
+def test_a_request_is_that_of_the_owner() -> None:
+    with AnsweringServer(lambda seen: answer(b"{}")) as server:
+        status, orders = send_once(f"{server.url}/prefix")
+    [seen] = server.seen
+    assert (status, seen.target) == (200, "/prefix/api/v1/session_heartbeat")
+    assert json.loads(seen.body)["session_id"] == "s"
+    assert (seen.header("x-api-key"), seen.header("x-mine")) == ("tml-mine", "yes")
+    assert "tml-mine" not in json.dumps(orders)
+
+
+@pytest.mark.parametrize("proxied", [False, True])
+def test_tls_with_a_private_authority_and_a_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxied: bool
+) -> None:
+    authority = Authority(tmp_path)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", authority.ca_file)
+    with (
+        AnsweringServer(lambda seen: answer(b"{}"), tls=authority.server_context()) as server,
+        ProxyServer(user="me", password="mine") as proxy,
+    ):
+        if proxied:
+            monkeypatch.setenv("HTTPS_PROXY", proxy.url.replace("http://", "http://me:mine@"))
+        assert send_once(server.url)[0] == 200
+        assert len(proxy.seen) == proxied
+        monkeypatch.delenv("REQUESTS_CA_BUNDLE")
+        assert send_once(server.url)[0] == 0  # an unknown authority
+
+
+def test_plain_requests_go_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        AnsweringServer(lambda seen: answer(b"{}")) as server,
+        ProxyServer(user="me", password="mine") as proxy,
+    ):
+        monkeypatch.setenv("HTTP_PROXY", proxy.url.replace("http://", "http://me:mine@"))
+        assert send_once(server.url)[0] == 200
+        assert len(proxy.seen) == len(server.seen) == 1
+
+
+def test_it_refuses_what_it_cannot_do() -> None:
+    with pytest.raises(ConfigurationError, match=r"keeper: its process cannot use session=\.\.\."):
+        ServiceClient(base_url="http://127.0.0.1:1", keeper=True, session=requests.Session())
+    for wrong in (0, -1.0, float("nan"), float("inf"), "yes"):
+        with pytest.raises(ConfigurationError, match="keeper: expected True, False, or a positive number"):
+            ServiceClient(base_url="http://127.0.0.1:1", keeper=wrong)  # type: ignore[arg-type]
+
+
+def test_its_program_loads_the_standard_library_alone() -> None:
+    program = f"""
+import runpy, sys
+runpy.run_path({_keeper_process.__file__!r}, run_name="here")
+print(sorted({{name.partition(".")[0] for name in sys.modules}} - sys.stdlib_module_names - {{"__main__"}}))
+"""
+    found = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, check=True)
+    assert found.stdout.decode().strip() == "[]"
+
+
+# ---------------------------------------------------------------------------------------------- processes
+
+
+class Ground:
+    """A server whose clock the test turns, and which drops what was silent for `ABANDONED_AFTER_S`."""
+
+    def __init__(self, server: Running, clock: FakeClock) -> None:
+        self.server = server
+        self._service = server.app.service
+        self._clock = clock
+
+    @property
+    def models(self) -> list[str]:
+        """The models in memory."""
+        return list(self._service.models)
+
+    def outlasts(self, session_id: str) -> None:
+        """Let four fifths of the limit pass four times, each time after a heartbeat."""
+        for _ in range(4):
+            until(lambda: self._seen_at_s(session_id) == self._clock.now())
+            self.pass_by(ABANDONED_AFTER_S * 0.8)
+
+    def pass_by(self, seconds: float) -> None:
+        """Let time pass at the server, and let it drop what was silent for too long."""
+        self._clock.advance(seconds)
+        swept: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+        def sweep() -> None:
+            self._service._sweep()
+            swept.put(None)
+
+        self._service.loop.call_soon_threadsafe(sweep)
+        swept.get(timeout=60)
+
+    def _seen_at_s(self, session_id: str) -> float | None:
+        session = self._service.sessions.get(session_id)
+        return None if session is None else session.seen_at_s
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Iterator[Ground]:
+    clock = FakeClock(automatic=False)
+    with running(tmp_path / "data", clock=clock, abandoned_after_s=ABANDONED_AFTER_S) as server:
+        yield Ground(server, clock)
+
+
+OWNER = """
+import ctypes
+from tinker_sync.runtime import heartbeat
+
+heartbeat.PERIOD_S = 0.05
+service = ServiceClient(keeper=True, journal=os.environ["JOURNAL"])
+training = service.create_lora_training_client("tinker-sync/tiny", rank=2).result()
+session = service.holder.session
+say(session.session_id)
+say(session._heartbeat._keeper.pid)
+while True:
+    order = hear()
+    if order == "step":
+        say(sorted(training.optim_step(types.AdamParams()).result(60).metrics))
+    elif order == "hold the lock":
+        say("holds it")
+        ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(100), 100)  # unlike CDLL, it keeps the lock
+        say("has let go")
+    elif order == "fork":
+        child = os.fork()
+        if not child:
+            signal.pause()
+        say(child)
+    elif order == "close":
+        service.close().result(60)
+        say("closed")
+"""
+
+
+def owner(ground: Ground, journal: Path) -> Script:
+    return Script(
+        OWNER, TINKER_API_KEY=KEY, TINKER_BASE_URL=ground.server.url, TINKER_PACE="0.01", JOURNAL=str(journal)
+    )
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/stat")
+    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@SIGNALS
+def test_a_session_outlasts_an_owner_that_is_stuck_or_stopped(ground: Ground, tmp_path: Path) -> None:
+    with owner(ground, tmp_path / "run.journal") as script:
+        session, keeper = script.hear(), int(script.hear())
+        script.say("hold the lock")
+        assert script.hear() == "holds it"
+        ground.outlasts(session)
+        script.say()
+        assert script.hear() == "has let go"
+
+        script._process.send_signal(signal.SIGSTOP)
+        ground.outlasts(session)
+        script._process.send_signal(signal.SIGCONT)
+        script.say("step")
+        assert script.hear() == "['grad_norm', 'learning_rate']"
+        assert ground.models
+
+        check_secrets(keeper)
+        script.say("close")
+        assert script.hear() == "closed"
+        assert not is_alive(keeper)  # and reaped, while its owner still lives
+        with pytest.raises(ProcessLookupError):
+            os.kill(keeper, 0)
+
+
+def check_secrets(keeper: int) -> None:
+    """Check that a keeper has the key in no public place, and no file or socket of its owner."""
+    place = Path(f"/proc/{keeper}")
+    if place.exists():
+        assert KEY.encode() not in (place / "cmdline").read_bytes() + (place / "environ").read_bytes()
+        files = {os.readlink(path) for path in (place / "fd").iterdir() if path.name in ("1", "2")}
+        assert files == {os.devnull}
+        others = [path.name for path in (place / "fd").iterdir() if int(path.name) > 2]
+        assert len(others) <= 1  # its own connection
+
+
+@SIGNALS
+def test_attach_finds_the_session_of_a_killed_owner(ground: Ground, tmp_path: Path) -> None:
+    journal = tmp_path / "run.journal"
+    with owner(ground, journal) as script:
+        session, keeper = script.hear(), int(script.hear())
+        script.say("step")
+        script.hear()
+        script.say("fork")
+        child = int(script.hear())  # its copy of the pipe must not hide the death
+        script._process.kill()
+        script._process.wait(60)
+        try:
+            ground.outlasts(session)
+        finally:
+            os.kill(child, signal.SIGKILL)
+        with ServiceClient.attach(journal, api_key=KEY, keeper=30.0) as service:
+            [training] = service.trainings
+            assert training.model_id.startswith(session)
+            assert training.optim_step(AdamParams()).result(60).metrics
+            assert is_alive(keeper)
+        until(lambda: not is_alive(keeper))  # the session is over
+
+
+@SIGNALS
+def test_without_a_keeper_the_session_is_lost(ground: Ground, tmp_path: Path) -> None:
+    with owner(ground, tmp_path / "run.journal") as script:
+        script.hear()
+        keeper = int(script.hear())
+        script._process.send_signal(signal.SIGSTOP)
+        os.kill(keeper, signal.SIGKILL)
+        until(lambda: not is_alive(keeper))
+        ground.pass_by(ABANDONED_AFTER_S * 2)
+        until(lambda: not ground.models)
+        script._process.send_signal(signal.SIGCONT)
+        while "the keeper has ended (exit code -9)" not in script.err_line():  # others may come first
+            pass
+
+
+@pytest.mark.parametrize("drop", [lambda service: service.close().result(60), lambda service: None])
+def test_a_client_that_ends_or_is_dropped_takes_its_keeper_along(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, drop: Callable[[ServiceClient], object]
+) -> None:
+    monkeypatch.setattr(heartbeat, "PERIOD_S", 0.05)
+    service = ServiceClient(base_url=ground.server.url, api_key=KEY, keeper=1.0)
+    service.create_lora_training_client("tinker-sync/tiny", rank=2).result()
+    beats = service.holder.session._heartbeat
+    assert beats is not None
+    assert beats._keeper is not None
+    keeper = beats._keeper.pid
+    assert keeper is not None
+    assert is_alive(keeper)
+    drop(service)
+    del service, beats
+    until(lambda: not is_alive(keeper))
