@@ -354,6 +354,11 @@ def tokens_as_int32(tokens: Any, where: str) -> Int32Array:
     return to_int32(array, where)
 
 
+def min_of(tokens: Any) -> int:
+    """Return the least of at least one token id."""
+    return int(tokens.min()) if is_array(tokens) else min(tokens)
+
+
 def packed_int32(tokens: Sequence[Any]) -> bytes | None:
     """Return the items as little-endian int32 without numpy, or None unless all are ints that fit."""
     try:

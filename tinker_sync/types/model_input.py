@@ -13,6 +13,7 @@ from tinker_sync._numpy import AnyArray, Int32Array, np
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import _chat
 from tinker_sync.types._arrays import (
+    min_of,
     packed_int32,
     quick_hash,
     refuse_range_beyond_int32,
@@ -103,6 +104,11 @@ class EncodedTextChunk(Model):
         if self._packed is not None:
             return np.frombuffer(self._packed, "<i4")
         return tokens_as_int32(self.tokens, _TOKENS)
+
+    def _has_negative(self) -> bool:
+        if self._packed is not None:
+            return not self._packed[3::4].isascii()  # the highest bit of the last byte is the sign
+        return len(self.tokens) > 0 and bool(min_of(self.tokens) < 0)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, EncodedTextChunk):
@@ -369,11 +375,8 @@ class ModelInput(Model):
     def _problems(self, path: str) -> Iterator[str]:
         """Yield the tokens that no model has, each with its place."""
         for index, chunk in enumerate(self.chunks):
-            if (
-                isinstance(chunk, EncodedTextChunk)
-                and len(chunk.tokens)
-                and (least := int(chunk.as_int32().min())) < 0
-            ):
+            if isinstance(chunk, EncodedTextChunk) and chunk._has_negative():
+                least = min(chunk.tokens)
                 place = list(chunk.tokens).index(least)
                 yield f"{path}.chunks[{index}].tokens[{place}]: expected 0 or more, got {least}"
 
