@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
@@ -12,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, overlo
 
 from tinker_sync._lazy import LazyModule
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._arguments import check_loss_name, check_saving, check_step
+from tinker_sync.clients._arguments import check_loss_name, check_saving, check_state_path, check_step
 from tinker_sync.clients._creation import ClientFuture, start
 from tinker_sync.clients._twins import blocking_twin, future_twin, result_twin
 from tinker_sync.errors import APIResponseValidationError, InvalidInputError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import names_requests
+from tinker_sync.runtime.naming import names_requests, warn_caller
 from tinker_sync.runtime.training_calls import OrderedCall, PassCall, TrainingLine
 from tinker_sync.runtime.unloading import ModelPlace
 from tinker_sync.types import (
@@ -666,6 +665,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     def _load(
         self, path: str, token: str | None, deadline: float | None, *, optimizer: bool
     ) -> APIFuture[LoadWeightsResponse]:
+        check_state_path(path, f"load_state{'_with_optimizer' * optimizer}")
         request = LoadWeightsRequest(
             model_id=self._line.model_id, path=path, optimizer=optimizer, weights_access_token=token
         )
@@ -857,7 +857,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
 
 def _note_load(suffix: str) -> None:
-    warnings.warn(_LOAD_NOTE.format(name=f"load_state{suffix}", suffix=suffix), FutureWarning, stacklevel=3)
+    warn_caller(_LOAD_NOTE.format(name=f"load_state{suffix}", suffix=suffix), FutureWarning)
 
 
 def _note_loss(

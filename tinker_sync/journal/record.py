@@ -21,6 +21,8 @@ from tinker_sync.journal.history import ModelHistory, Sent, SessionHistory, read
 
 _log: Final = logging.getLogger("tinker_sync.journal")
 
+Ended = Callable[["BaseException | None"], object]
+
 
 class RecordedPart(Protocol):
     """A request of a training client."""
@@ -306,16 +308,17 @@ class TrainingRecord:
     # -------------------------------------------------------------------------------------- requests
 
     def around(
-        self, send: Callable[[Any, int], object], not_taken: type[Exception]
-    ) -> Callable[[Any, int], None]:
+        self, send: Callable[[Any, int, Ended], object], not_taken: type[Exception]
+    ) -> Callable[[Any, int, Ended], None]:
         """Return a function like `send` that records each request and does not repeat accepted ones.
 
         Args:
-            send: sends a request under a number, or fetches the result of a known request.
-            not_taken: the exception of `send` for a request that the server certainly does not have.
+            send: sends a request under a number, or fetches the result of a known request. It passes the end
+                of the send to a function: None if the server has accepted the request, else the failure.
+            not_taken: the failure of a request that the server certainly does not have.
         """
 
-        def recorded(part: RecordedPart, number: int) -> None:
+        def recorded(part: RecordedPart, number: int, ended: Ended) -> None:
             number += self._shift
             body = part.bytes_for(number)
             hashed = hashlib.sha256(part.endpoint.encode() + b"\n")
@@ -329,17 +332,28 @@ class TrainingRecord:
             part.keep(body)
             part.known = known.request_id
             self.follow(known, part.future)
-            try:
-                send(part, number)
-            except not_taken:
-                self._history.sent.pop(number, None)
-                self._journal.write({"of": self.model_seq_id, "refused": number, "digest": digest})
-                raise
-            if known.request_id is None:
-                known.request_id = part.future.request_id
-                self._journal.write({"of": self.model_seq_id, "sent": number, "id": known.request_id})
+
+            def note_end(failure: BaseException | None) -> None:
+                try:
+                    self._note_send(known, part, failure, refused=isinstance(failure, not_taken))
+                except BaseException as unwritten:  # noqa: BLE001  # any failure must end the call
+                    failure = unwritten
+                ended(failure)
+
+            send(part, number, note_end)
 
         return recorded
+
+    def _note_send(
+        self, sent: Sent, part: RecordedPart, failure: BaseException | None, *, refused: bool
+    ) -> None:
+        """Record the end of a send: the id of the accepted request, or that the server refused it."""
+        if refused:
+            self._history.sent.pop(sent.number, None)
+            self._journal.write({"of": self.model_seq_id, "refused": sent.number, "digest": sent.digest})
+        elif failure is None and sent.request_id is None:
+            sent.request_id = part.future.request_id
+            self._journal.write({"of": self.model_seq_id, "sent": sent.number, "id": sent.request_id})
 
     def _look_up(self, part: RecordedPart, number: int, digest: str) -> Sent:
         known = self._history.sent.get(number)

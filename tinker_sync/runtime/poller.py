@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.runtime import _fork
@@ -158,19 +158,19 @@ class Poller:
                 start = None if self._closed else self._wanted_locked()
             self._start_or_wake(start, wake=False)
 
-    def step_on_worker(self, step: Callable[[], object]) -> None:
-        """Call `step()` on this worker thread, and then send the first request that it started.
+    def step_on_worker(self, step: Callable[..., object], *given: Any) -> None:
+        """Call `step(*given)` on this worker thread, and then send the first request that it started.
 
         This is for short steps that end by starting a request. No other worker has to wake up for the
         request, and it can use the connection whose answer led to it.
         """
         following = self._next
         if following.busy:
-            step()
+            step(*given)
             return
         following.busy = True
         try:
-            step()
+            step(*given)
             while (ticket := following.ticket) is not None:
                 following.ticket = None
                 self._send(ticket)
@@ -228,7 +228,7 @@ class Poller:
             following.ticket = ticket
             return
         try:
-            self._workers.run(partial(self.step_on_worker, partial(self._send, ticket)))
+            self._workers.run(partial(self.step_on_worker, self._send, ticket))
         except RuntimeError as error:
             # The pool is closed, so this thread ends the call.
             self._conclude(ticket, closed_failure(error))
@@ -288,7 +288,7 @@ class Poller:
                 self._readable.add([ticket])
 
     def _handle_readable(self, ticket: Ticket) -> None:
-        self.step_on_worker(partial(self._read, ticket))
+        self.step_on_worker(self._read, ticket)
 
     def _refuse_readable(self, ticket: Ticket, error: Exception) -> None:
         self._conclude(ticket, closed_failure(error))
@@ -508,7 +508,7 @@ class Poller:
 
     def _run_timer(self, ticket: Ticket) -> None:
         try:
-            self._workers.run(partial(self.step_on_worker, partial(self._end, ticket)))
+            self._workers.run(partial(self.step_on_worker, self._end, ticket))
         except RuntimeError:
             _log.debug("a timer came after the workers had gone")
 

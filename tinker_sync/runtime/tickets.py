@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
+from tinker_sync.errors import TinkerError
 from tinker_sync.transport.call import Call, Reply, SendFailed
 
 if TYPE_CHECKING:
@@ -114,6 +115,13 @@ def outcome_of(error: Exception) -> SendFailed:
     failed = SendFailed(f"{type(error).__name__}: {error}", maybe_received=True, final=True)
     failed.__cause__ = error
     return failed
+
+
+def own_failure(outcome: Outcome) -> TinkerError | None:
+    """Return the error of the client itself in an outcome that `outcome_of` made; None for all others."""
+    if not isinstance(outcome, SendFailed) or not (outcome.final and outcome.maybe_received):
+        return None
+    return outcome.__cause__ if isinstance(outcome.__cause__, TinkerError) else None
 
 
 def closed_failure(error: Exception | None = None) -> SendFailed:

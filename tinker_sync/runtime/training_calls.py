@@ -30,7 +30,7 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
 from tinker_sync.runtime.merge import add_loss, add_mean_loss, merge_outputs
 from tinker_sync.runtime.naming import current, named
-from tinker_sync.runtime.send_queue import NotTaken, Operation, SendQueue
+from tinker_sync.runtime.send_queue import Ended, NotTaken, Operation, SendQueue
 from tinker_sync.runtime.training_part import TrainingPart
 from tinker_sync.runtime.unread import Unread, asked_here, watch
 from tinker_sync.transport.body import PiecedBody
@@ -155,28 +155,30 @@ class TrainingLine:
         # Until it ends, the future holds the queue. The queue keeps the client alive meanwhile.
         self.core.enter(partial(self.queue.append, *operations))
 
-    def send_nothing(self, number: int) -> None:
+    def send_nothing(self, number: int, ended: Ended) -> None:
         """Send a forward pass over one token under a number that a refused request leaves unused.
 
         Servers that keep to the numbers hold back the requests after a missing number.
 
         Raises:
-            TinkerError: the server has no forward passes, or it is not known that the server has this one.
-            NotTaken: the server does not accept this one.
+            TinkerError: the server has no forward passes.
         """
         if not self.core.ready().facts.dialect.keeps_numbers:
+            ended(None)
             return
         token = Datum(ModelInput.from_ints([0]), {"target_tokens": [0], "weights": [0.0]})
         whole = ForwardBackwardInput([token], "cross_entropy")
         deadline_at = self.core.clock.now() + _NOTHING_S
         (forward,) = PassCall(self, "forward", whole, deadline_at, forward_only=True).prepare()
-        self._send(forward.parts[0], number)
+        self._send(forward.parts[0], number, ended)
 
 
-def _send_nothing(line_ref: weakref.ref[TrainingLine], number: int) -> None:
+def _send_nothing(line_ref: weakref.ref[TrainingLine], number: int, ended: Ended) -> None:
     line = line_ref()
-    if line is not None:  # without a line no call follows
-        line.send_nothing(number)
+    if line is None:  # no call follows
+        ended(None)
+    else:
+        line.send_nothing(number, ended)
 
 
 class TrainingCall(ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from attrs import field, fields, frozen
+from attrs import define, field, fields, frozen
 
 from tinker_sync._secret import HeaderMap, header_map
 from tinker_sync.config import Timeout
@@ -15,7 +15,7 @@ __all__ = ["Call", "Reply", "SendFailed"]
 _NONE: Final = HeaderMap()
 
 
-@frozen(kw_only=True, repr=False)
+@define(kw_only=True, repr=False)
 class Call:
     """One call of the API, which can be sent repeatedly. Its repr shows no header and no body.
 

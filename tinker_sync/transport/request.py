@@ -241,7 +241,8 @@ class RequestHeads:
         lines = [f"{name}: {value}" for name, value in own.values()]
         if call.idempotency_key:
             lines.append(f"{IDEMPOTENCY_KEY}: {call.idempotency_key}")
-        if not "".join(lines).isprintable() or not "".join(lines).isascii():
+        joined = "".join(lines)
+        if not (joined.isascii() and joined.isprintable()):
             return None  # a line end in a value would add headers
         lines.append(f"{RETRY_COUNT}: {call.attempt - 1}\r\nContent-Length: {len(call.body)}\r\n\r\n")
         return f"{written.text}{_LINE_END.join(lines)}".encode("ascii")

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Mapping
 from typing import Final, NoReturn
 
-from attrs import field, frozen
+from attrs import define, field
 
 from tinker_sync._clock import Clock, slice_of
 from tinker_sync.transport.body import Piece, PiecedBody
@@ -28,7 +28,7 @@ _SEND_BYTES: Final = 256 * 1024
 _MOST_PIECES: Final = 1024
 
 
-@frozen
+@define
 class RawReply:
     """An answer as received, with its content encoding still in place."""
 
@@ -40,7 +40,7 @@ class RawReply:
     lasts_until_close: bool = False
 
 
-@frozen
+@define
 class Limits:
     """The limits of one request: its time, its silences, and the size of its answer."""
 
@@ -69,16 +69,8 @@ class SocketLine:
         self._parser = ReplyParser(method, max_body_bytes=limits.max_body_bytes)
         self._sent = False
         self._over = False
-        self._silence_ends_s = math.inf
-
-    def fileno(self) -> int:
-        """Return the socket's number, for a selector."""
-        return self.sock.fileno()
-
-    @property
-    def expires_at_s(self) -> float:
-        """Return the moment of the clock after which `step` fails if nothing has arrived."""
-        return min(self._silence_ends_s, self._limits.give_up_s)
+        self.expires_at_s = limits.give_up_s
+        """The moment of the clock after which `step` fails if nothing has arrived."""
 
     def send(self, head: bytes, body: bytes | PiecedBody | None) -> None:
         """Send the request. Return early if the server has answered before the end of the request.
@@ -96,7 +88,6 @@ class SocketLine:
                 self._send_piece(head)
                 self._send_block(body)
             self._sent = True
-            self._begin_silence(self._limits.read_s)
         except OSError as error:
             if not self._answered_early():
                 self._fail(error)
@@ -117,6 +108,7 @@ class SocketLine:
         if at < len(piece):
             sock.settimeout(left_s if math.isfinite(left_s) else None)
             sock.sendall(memoryview(piece)[at:])
+            self._begin_silence(self._limits.read_s)
 
     def _send_block(self, block: bytes) -> None:
         view = memoryview(block)
@@ -142,6 +134,7 @@ class SocketLine:
                 first += 1
             if sent:
                 pieces[first] = memoryview(pieces[first])[sent:]
+        self._begin_silence(self._limits.read_s)
 
     def step(self) -> RawReply | None:
         """Take the bytes that have arrived, without blocking, and return the answer if it is whole.
@@ -198,7 +191,7 @@ class SocketLine:
             self._pools.discard(self._connection)
 
     def _begin_silence(self, limit_s: float) -> None:
-        self._silence_ends_s = self._clock.now() + limit_s
+        self.expires_at_s = min(self._clock.now() + limit_s, self._limits.give_up_s)
 
     def _left_s(self) -> float:
         left_s = self.expires_at_s - self._clock.now()
@@ -209,7 +202,8 @@ class SocketLine:
     def _take(self, data: bytes) -> None:
         if data:
             self._parser.feed(data)
-            self._begin_silence(self._limits.idle_s)
+            if not self._parser.done:
+                self._begin_silence(self._limits.idle_s)
         else:
             self._parser.eof()
 
