@@ -125,7 +125,7 @@ class SessionHistory:
     def latest_of(self, number: int) -> ModelHistory:
         """Return the last model that replaces a model and knows its step, or the model itself.
 
-        >>> models = {0: ModelHistory(), 9: ModelHistory(start=("p", 3), after=0)}
+        >>> models = {0: ModelHistory(), 9: ModelHistory(model_id="m", start=("p", 3), after=0)}
         >>> SessionHistory("s", "url", models=models).latest_of(0).start
         ('p', 3)
         """
