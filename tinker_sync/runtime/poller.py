@@ -155,8 +155,7 @@ class Poller:
         """Start the thread if there is none. Without it, the first request starts it."""
         with self._lock:
             start = None if self._closed else self._wanted_locked()
-        if start is not None:
-            start.start()
+        self._start_or_wake(start, wake=False)
 
     def step_on_worker(self, step: Callable[[], object]) -> None:
         """Call `step()` on this worker thread, and then send the first request that it started.
@@ -360,7 +359,10 @@ class Poller:
 
     def _start_or_wake(self, start: threading.Thread | None, *, wake: bool) -> None:
         if start is not None:
-            start.start()
+            try:
+                start.start()
+            except RuntimeError as error:  # the system gives no more threads
+                self._lose_thread(outcome_of(error))
         elif wake:
             self._write_wake()
 
@@ -381,18 +383,27 @@ class Poller:
             while self.step(IDLE_S):
                 pass
         except BaseException:
-            # A loop that dies fails the requests that it holds; the next request starts another loop. The
-            # actions of its timers run at once: without a request no thread would watch the clock for them.
             _log.exception("the poller failed")
-            with self._lock:
-                self._thread = None
-                leftovers = self._detach_locked()
-                timers, self._timers = self._timers, []
-            self._fail_leftovers(leftovers)
-            for *_, ticket in timers:
-                if not ticket.ended:
-                    self._run_timer(ticket)
+            self._lose_thread()
             raise
+
+    def _lose_thread(self, failure: SendFailed | None = None) -> None:
+        """Fail the requests that a loop holds which has died or could not start.
+
+        The next request starts another loop. The actions of the timers run at once: without a request no
+        thread would watch the clock for them.
+
+        Args:
+            failure: the outcome of the requests; None for that of requests that are called off.
+        """
+        with self._lock:
+            self._thread = None
+            leftovers = self._detach_locked()
+            timers, self._timers = self._timers, []
+        self._fail_leftovers(leftovers, failure)
+        for *_, ticket in timers:
+            if not ticket.ended:
+                self._run_timer(ticket)
 
     def step(self, timeout_s: float | None) -> bool:
         """Take one turn: take arrivals, wait for sockets and timers, pass on what is ready.
@@ -524,7 +535,8 @@ class Poller:
         self._sleeps_until = -math.inf
         return leftovers
 
-    def _fail_leftovers(self, leftovers: Leftovers) -> None:
+    def _fail_leftovers(self, leftovers: Leftovers, failure: SendFailed | None = None) -> None:
         leftovers.close()
         for ticket in leftovers.tickets:
-            self._conclude(ticket, abort(ticket))
+            called_off = abort(ticket)
+            self._conclude(ticket, failure or called_off)

@@ -27,13 +27,15 @@ from tinker_sync.runtime.fetcher import Decode, Promise
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import current, named
 from tinker_sync.runtime.send_queue import NotTaken
-from tinker_sync.transport.call import Reply, SendFailed
+from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.wire.endpoints import ENDPOINTS
 
 if TYPE_CHECKING:
+    from tinker_sync.config import Settings
     from tinker_sync.runtime.server import Machinery, Server
     from tinker_sync.runtime.session import Session
+    from tinker_sync.wire.dialect import Dialect
 
 
 class TrainingPart:
@@ -142,22 +144,35 @@ def sender(server: Server, session: Session | None) -> Callable[[TrainingPart, i
         if part.size and not budget.acquire(part.size, None if math.isinf(left_s) else left_s):
             raise _too_late(part, clock)
         try:
-            with named(part.sdk_method):
-                call = make_call(
-                    part.endpoint,
-                    server.connection.settings,
-                    body=part.bytes_for(number),
-                    headers=part.headers,
-                    content_type=part.content_type,
-                    deadline_s=None if math.isinf(left_s) else left_s,
-                    dialect=machinery.facts.dialect,
-                )
-            return server.send(call)
+            return server.send(
+                _call_of(part, number, server.connection.settings, machinery.facts.dialect, left_s)
+            )
         finally:
             if part.size:
                 budget.release(part.size)
 
     return send
+
+
+def _call_of(part: TrainingPart, number: int, settings: Settings, dialect: Dialect, left_s: float) -> Call:
+    """Return the call of a part.
+
+    Raises:
+        NotTaken: the call cannot be made, for example for lack of memory; nothing was sent.
+    """
+    try:
+        with named(part.sdk_method):
+            return make_call(
+                part.endpoint,
+                settings,
+                body=part.bytes_for(number),
+                headers=part.headers,
+                content_type=part.content_type,
+                deadline_s=None if math.isinf(left_s) else left_s,
+                dialect=dialect,
+            )
+    except Exception as error:
+        raise NotTaken from error
 
 
 def _fail_gone(part: TrainingPart, number: int, gone: Exception) -> None:
