@@ -1,4 +1,4 @@
-"""A process that has little: few files, no more threads, no more memory. Calls fail by name or wait; none hangs."""
+"""A process with few files, no more threads or no more memory: calls fail by name or wait, and none hangs."""
 
 from __future__ import annotations
 
