@@ -249,7 +249,7 @@ import threading, tinker_sync
 from concurrent.futures import ThreadPoolExecutor
 gate = threading.Barrier(8)
 def use(_):
-    gate.wait(10)
+    gate.wait(120)
     return tinker_sync.Datum
 with ThreadPoolExecutor(8) as pool:
     print(len(set(pool.map(use, range(8)))))

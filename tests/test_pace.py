@@ -18,7 +18,7 @@ from tinker_sync.runtime.rate_limiter import RateLimiter
 KEY = "tml-pace-tests"
 # Pauses of minutes in all; a test that takes them in earnest is ended long before.
 HURRY = 0.0005
-SOON_S = 20.0
+SOON_S = 120.0
 
 
 def service(stub: Any, **options: Any) -> tinker_sync.ServiceClient:

@@ -27,7 +27,7 @@ _HOMES = {
         ExperimentalWarning InternalServerError InvalidInputError JournalError MissingExtraError
         NotFoundError PermissionDeniedError RateLimitError RequestErrorCategory RequestFailedError RequestInfo
         ResponseInfo SessionLostError TinkerError TokenizerError TransferError UnprocessableEntityError
-        UnsafeArchiveError UnsupportedByServerError WireError
+        UnsafeArchiveError UnsupportedByServerError VerificationError WireError
     """,
     "tinker_sync.lib.other_names": "BackcompatSamplingClientFuture BackcompatTrainingClientFuture",
     "tinker_sync.losses.handle": "LossHandle PerDatumLossFn",

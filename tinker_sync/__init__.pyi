@@ -52,6 +52,7 @@ from tinker_sync.errors import TransferError as TransferError
 from tinker_sync.errors import UnprocessableEntityError as UnprocessableEntityError
 from tinker_sync.errors import UnsafeArchiveError as UnsafeArchiveError
 from tinker_sync.errors import UnsupportedByServerError as UnsupportedByServerError
+from tinker_sync.errors import VerificationError as VerificationError
 from tinker_sync.errors import WireError as WireError
 from tinker_sync.lib.other_names import BackcompatSamplingClientFuture as BackcompatSamplingClientFuture
 from tinker_sync.lib.other_names import BackcompatTrainingClientFuture as BackcompatTrainingClientFuture

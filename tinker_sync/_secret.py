@@ -13,10 +13,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Final, NoReturn, SupportsIndex
+from typing import Any, Final, NoReturn, SupportsIndex, TypeVar, overload
 from urllib.parse import quote, quote_plus, unquote
 
 MASK: Final = "***"
+T = TypeVar("T")
 
 # Masking shorter values would hide ordinary words; keys are longer.
 _SHORTEST_KNOWN_SECRET: Final = 6
@@ -185,6 +186,15 @@ class HeaderMap(Mapping[str, str]):
 
     def __getitem__(self, name: str) -> str:
         return self._pairs[name.lower()][1]
+
+    @overload
+    def get(self, name: str, default: None = None, /) -> str | None: ...
+    @overload
+    def get(self, name: str, default: T, /) -> str | T: ...
+    def get(self, name: str, default: Any = None, /) -> Any:
+        """Return the value of a header, or the default. An exception for a missing one would be slow."""
+        pair = self._pairs.get(name.lower())
+        return default if pair is None else pair[1]
 
     def __iter__(self) -> Iterator[str]:
         return (name for name, _ in self._pairs.values())

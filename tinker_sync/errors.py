@@ -77,6 +77,7 @@ __all__ = [
     "UnprocessableEntityError",
     "UnsafeArchiveError",
     "UnsupportedByServerError",
+    "VerificationError",
     "WireError",
 ]
 
@@ -735,6 +736,14 @@ class JournalError(TinkerError):
 
     >>> print(JournalError("another process uses the journal run.journal"))
     another process uses the journal run.journal
+    """
+
+
+class VerificationError(TinkerError):
+    """A checkpoint was saved, but the server does not restore from it what was saved, or cannot show that.
+
+    >>> print(VerificationError("tinker://run/weights/a restores the weights, but with a new optimizer"))
+    tinker://run/weights/a restores the weights, but with a new optimizer
     """
 
 

@@ -35,10 +35,10 @@ def run_id(server: LocalServer) -> str:
     with server.service() as service:
         training = service.create_lora_training_client(MODEL, rank=2).result()
         datum = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4], "weights": [1, 1, 1]})
-        training.forward_backward([datum], "cross_entropy").result(30)
-        training.save_state("a").result(30)
-        training.save_state("b").result(30)
-        training.save_weights_for_sampler("s").result(30)
+        training.forward_backward([datum], "cross_entropy").result(120)
+        training.save_state("a").result(120)
+        training.save_state("b").result(120)
+        training.save_weights_for_sampler("s").result(120)
         return training.model_id
 
 
@@ -107,7 +107,7 @@ def test_serve(run: Run, tmp_path: Path) -> None:
             assert isinstance(item["text"], str)
         finally:
             process.send_signal(signal.SIGINT)
-            code = process.wait(30)
+            code = process.wait(120)
     assert code in (0, 130)
 
 

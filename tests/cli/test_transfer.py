@@ -30,7 +30,7 @@ def paths(server: LocalServer) -> tuple[str, str]:
     """Return the paths of a training checkpoint and of an export."""
     with server.service() as service:
         training = service.create_lora_training_client(MODEL, rank=2).result()
-        return training.save_state("a").result(30).path, training.save_weights_external("x").result(30).path
+        return training.save_state("a").result(120).path, training.save_weights_external("x").result(120).path
 
 
 @pytest.fixture

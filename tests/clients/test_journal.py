@@ -19,7 +19,7 @@ from tinker_sync.journal.file import JournalFile
 from tinker_sync.testing import FaultPlan, LocalServer, faults
 
 MODEL = "tinker-sync/random"
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def test_close_reports_the_outcome_once(stub: Stub) -> None:
     service.create_sampling_client(base_model="stub/model").result()
     first = service.close("errored", "out of patience")
     assert service.close("success") is first
-    assert first.result(10) is None
+    assert first.result(120) is None
     assert finishes(stub) == [("errored", "out of patience")]
     assert our_threads() == set()
 
@@ -67,7 +67,7 @@ def test_closing_from_many_threads_is_closing_once(stub: Stub) -> None:
     service.create_sampling_client(base_model="stub/model").result()
     futures = together(*[lambda: service.close("success")] * 8)
     assert len({id(future) for future in futures}) == 1
-    futures[0].result(10)
+    futures[0].result(120)
     assert finishes(stub) == [("success", None)]
 
 
@@ -107,7 +107,7 @@ def test_after_close_every_new_call_is_a_runtime_error(stub: Stub) -> None:
     service = new_service(stub)
     trainer = service.create_lora_training_client("stub/model").result()
     sampler = service.create_sampling_client(base_model="stub/model").result()
-    service.close().result(10)
+    service.close().result(120)
     asked = len(stub.log)
     for name, call in NEW_CALLS.items():
         with pytest.raises(RuntimeError, match="this client is closed; make a new one"):
@@ -137,8 +137,8 @@ def test_close_fails_what_is_under_way_and_nothing_hangs(stub: Stub) -> None:
     heard: list[str] = []
     futures[0].add_done_callback(lambda future: heard.append(type(future.exception()).__name__))
 
-    service.close(pending=0.0).result(10)
-    assert [type(future.exception(5)) for future in futures] == [ClientClosedError] * len(futures)
+    service.close(pending=0.0).result(120)
+    assert [type(future.exception(120)) for future in futures] == [ClientClosedError] * len(futures)
     assert "this client is closed" in str(futures[0].exception())
     until(lambda: heard == ["ClientClosedError"])
 
@@ -164,9 +164,9 @@ def test_close_interrupts_calls_that_block(stub: Stub) -> None:
         thread.start()
     stub.await_asked("/get_info")
     stub.await_asked("/get_server_capabilities")
-    service.close().result(10)
+    service.close().result(120)
     for thread in threads:
-        thread.join(10)
+        thread.join(120)
     assert [type(failure) for failure in failures] == [ClientClosedError] * 2
 
 
@@ -185,9 +185,9 @@ def test_a_client_closed_while_it_starts_leaves_no_session(stub: Stub) -> None:
     thread = threading.Thread(target=start)
     thread.start()
     stub.await_asked("/create_session")
-    service.close().result(10)
+    service.close().result(120)
     release.set()
-    thread.join(10)
+    thread.join(120)
     assert [type(failure) for failure in failures] == [ClientClosedError]
     assert our_threads() == set()
 
@@ -198,11 +198,11 @@ def test_close_from_a_callback(stub: Stub) -> None:
     closed = threading.Event()
 
     def close(_: object) -> None:
-        service.close().result(10)
+        service.close().result(120)
         closed.set()
 
     sample(sampler).add_done_callback(close)
-    assert closed.wait(10)
+    assert closed.wait(120)
     assert finishes(stub) == [("success", None)]
 
 
@@ -223,7 +223,7 @@ def test_w26_a_server_without_the_call_is_no_reason_to_raise(
     with caplog.at_level(logging.WARNING, "tinker_sync"):
         service = new_service(stub)
         service.create_sampling_client(base_model="stub/model").result()
-        service.close("success").result(10)
+        service.close("success").result(120)
     assert finishes(stub) == [("success", None)]
     assert caplog.records == []
 
@@ -302,7 +302,7 @@ def test_w41_a_dropped_client_takes_its_threads_along(stub: Stub) -> None:
         ]
         results += [sampler.compute_logprobs(PROMPT)]
         for each in results:
-            each.result(20)
+            each.result(120)
         core = weakref.ref(service.holder)
         del service, trainer, sampler
         until(lambda: core() is None)
@@ -350,7 +350,7 @@ def test_a_client_in_use_is_not_dropped(stub: Stub, name: str) -> None:
     stub.await_asked(path, len(polls_before) + 1)
     gc.collect()
     release.set()
-    assert type(future.result(20)).__name__ == result
+    assert type(future.result(120)).__name__ == result
     until(lambda: our_threads() == set())
 
 

@@ -1,4 +1,4 @@
-"""Programs that run the user's code in processes of their own: notebooks, pytest-xdist, web servers that fork."""
+"""Programs that run the user's code in their own processes: notebooks, pytest-xdist, servers that fork."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tinker_sync.clients.training import TrainingClient
 from tinker_sync.errors import ClientClosedError
 
 FULL = {"custom_loss_server_side": False}
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
 DATUM = types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})
 STEP = types.AdamParams()
@@ -135,7 +135,7 @@ def test_passes_by_themselves_are_not_waited_for(stub: Stub) -> None:
 
 SCRIPT = """
 service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
-trainer = service.create_lora_training_client("stub/model").result()
+trainer = service.create_lora_training_client("stub/model")
 """
 
 
@@ -146,12 +146,13 @@ def run(stub: Stub, text: str) -> Script:
 @pytest.mark.parametrize(
     ("text", "code"),
     [
+        ("trainer.result(); trainer.save_state('final')", 0),
         ("trainer.save_state('final')", 0),
         ("trainer.save_state('final'); raise ValueError('mine')", 1),
         ("threading.Thread(target=lambda: (trainer.save_state('final'), sys.exit(1))).start(); hear()", 0),
         ("threading.Thread(target=trainer.save_state, args=('final',), daemon=True).start(); hear()", 0),
     ],
-    ids=["end", "exception", "exit-of-a-thread", "daemon-thread"],
+    ids=["end", "end-during-creation", "exception", "exit-of-a-thread", "daemon-thread"],
 )
 def test_the_end_of_a_script_waits_for_a_save(stub: Stub, text: str, code: int) -> None:
     release = threading.Event()

@@ -34,7 +34,7 @@ def stub() -> Iterator[Stub]:
 def service(stub: Stub) -> Iterator[ServiceClient]:
     service = ServiceClient(base_url=stub.url, api_key="tml-x")
     yield service
-    service.close().result(10)
+    service.close().result(120)
 
 
 def numbers(requests: list[Asked]) -> list[int]:
@@ -51,13 +51,13 @@ sampler = service.create_sampling_client(base_model="stub/model")
 trainer = service.create_lora_training_client("stub/model")
 
 def sample():
-    return sampler.sample(PROMPT, 1, PARAMS).result(20).sequences[0].tokens
+    return sampler.sample(PROMPT, 1, PARAMS).result(120).sequences[0].tokens
 
 def threads():
     names = {thread.name.rstrip("-0123456789") for thread in threading.enumerate()}
     return sorted(name for name in names if name.startswith("tinker-"))
 
-say(sample(), trainer.optim_step(types.AdamParams()).result(20).metrics)
+say(sample(), trainer.optim_step(types.AdamParams()).result(120).metrics)
 """
 
 ERRORS = "from tinker_sync.errors import TinkerError as types_error\n"
@@ -74,11 +74,11 @@ def test_w40_a_forked_child_has_threads_connections_and_numbers_of_its_own(stub:
         say(sample(), service.get_server_capabilities().supported_models[0].model_name)
         say("alive:", threads())
         try:
-            slow[0].result(20)
+            slow[0].result(120)
         except types_error as error:
             say(type(error).__name__, error)
         with service:
-            service.create_lora_training_client("stub/model").result(20)
+            service.create_lora_training_client("stub/model").result(120)
         try:
             sample()
         except RuntimeError as error:
@@ -86,8 +86,8 @@ def test_w40_a_forked_child_has_threads_connections_and_numbers_of_its_own(stub:
     else:
         say("child:", os.waitpid(pid, 0)[1])
         hear()
-        say(sample(), [future.result(20).sequences[0].tokens for future in slow] == [[6, 7]] * 10)
-        say(trainer.optim_step(types.AdamParams()).result(20).metrics)
+        say(sample(), [future.result(120).sequences[0].tokens for future in slow] == [[6, 7]] * 10)
+        say(trainer.optim_step(types.AdamParams()).result(120).metrics)
     """
     with Script(FORK + ERRORS + dedent(text), URL=stub.url) as script:
         assert script.hear() == "[6, 7] {'step:max': 1.0}"
@@ -135,7 +135,7 @@ def test_a_child_may_take_over_when_its_parent_leaves(stub: Stub) -> None:
     except types_error as error:
         say(error)
     trainer.take_over()
-    say(trainer.optim_step(types.AdamParams()).result(20).metrics, threads())
+    say(trainer.optim_step(types.AdamParams()).result(120).metrics, threads())
     sampler = trainer.save_weights_and_get_sampling_client()
     say(sample())
     """
@@ -153,7 +153,7 @@ def test_two_copies_of_a_training_client_never_send_under_one_number(stub: Stub)
     text = """
     def attempt(call):
         try:
-            return call().result(20).metrics
+            return call().result(120).metrics
         except types_error as error:
             return type(error).__name__
     def step():
@@ -200,7 +200,7 @@ def test_a_fork_in_the_midst_of_sending_leaves_a_working_child(stub: Stub) -> No
     def submit():
         while not done.is_set():
             futures.append(sampler.sample(PROMPT, 1, PARAMS))
-            futures[-1].result(20)
+            futures[-1].result(120)
     done = threading.Event()
     submitters = [threading.Thread(target=submit) for _ in range(4)]
     for thread in submitters:
@@ -211,7 +211,7 @@ def test_a_fork_in_the_midst_of_sending_leaves_a_working_child(stub: Stub) -> No
         if pid == 0:
             signal.alarm(15)  # a child that hangs is killed
             ok = sample() == [6, 7]
-            service.close().result(5)
+            service.close().result(120)
             os._exit(0 if ok else 1)
         codes.append(os.waitpid(pid, 0)[1])
     done.set()
@@ -261,7 +261,7 @@ def test_a_copy_keeps_the_session_alive_from_where_it_is(stub: Stub, service: Se
     from tinker_sync.clients.sampling import SamplingClient
     sampler = SamplingClient.from_sampler_handle({handle!r})
     say([thread.name for thread in threading.enumerate()])
-    sampler.sample(PROMPT, 1, PARAMS).result(20)
+    sampler.sample(PROMPT, 1, PARAMS).result(120)
     say("tinker-heartbeat" in [thread.name for thread in threading.enumerate()])
     """
     with Script(text) as script:
@@ -282,7 +282,9 @@ def test_handlers_of_a_web_server_share_a_client(stub: Stub, service: ServiceCli
         def do_GET(self) -> None:
             tokens = [int(part) for part in self.path.strip("/").split(",")]
             prompt = types.ModelInput.from_ints(tokens)
-            body = json.dumps(list(sampler.sample(prompt, 1, PARAMS).result(20).sequences[0].tokens)).encode()
+            body = json.dumps(
+                list(sampler.sample(prompt, 1, PARAMS).result(120).sequences[0].tokens)
+            ).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -315,7 +317,7 @@ def test_both_kinds_of_calls_work_inside_a_running_loop(stub: Stub, service: Ser
     async def script() -> list[object]:
         sampler = await service.create_sampling_client_async(base_model="stub/model")
         trainer = await service.create_lora_training_client_async("stub/model")
-        blocking = sampler.sample(PROMPT, 1, PARAMS).result(20)
+        blocking = sampler.sample(PROMPT, 1, PARAMS).result(120)
         awaited = await sampler.sample_async(PROMPT, 1, PARAMS)
         directly = await sampler.sample(PROMPT, 1, PARAMS)
         many = await asyncio.gather(*(sampler.sample_async(PROMPT, 1, PARAMS) for _ in range(50)))
@@ -361,6 +363,6 @@ def test_what_an_awaited_call_raises_and_where_it_runs(stub: Stub, service: Serv
     mine = Mine(base_url=stub.url, api_key="tml-x")
     with pytest.raises(KeyError, match="tinker-await-1"):
         asyncio.run(mine.get_server_capabilities_async())
-    mine.close().result(10)
+    mine.close().result(120)
     with pytest.raises(RuntimeError, match="closed"):
         asyncio.run(mine.get_server_capabilities_async())

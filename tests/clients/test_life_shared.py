@@ -45,7 +45,7 @@ def test_one_for_each_place_in_any_order(stub: Stub) -> None:
 def test_a_closed_one_is_replaced(stub: Stub) -> None:
     shared = SharedCores({})
     first = shared.get("a", lambda: core_of(stub))
-    first.close().result(10)
+    first.close().result(120)
     assert shared.get("a", lambda: core_of(stub)) is not first
 
 
@@ -62,25 +62,25 @@ def test_handles_of_one_session_share_their_parts_while_they_live(stub: Stub) ->
     copies = [SamplingClient.from_sampler_handle(handle, api_key="tml-x") for _ in range(3)]
     assert len({id(copy.holder) for copy in copies}) == 1
     for copy in copies:
-        copy.sample(PROMPT, 1, PARAMS).result(10)
+        copy.sample(PROMPT, 1, PARAMS).result(120)
     assert sum(thread.name == "tinker-heartbeat" for thread in our_threads()) == 2
     core = weakref.ref(copies[0].holder)
     del copies, copy
     gc.collect()
     assert core() is None
-    service.close().result(10)
+    service.close().result(120)
     until(lambda: our_threads() == set())
 
 
 def test_w42_clients_of_one_server_and_key_ask_for_its_settings_once(stub: Stub) -> None:
     clients = [RestClient(base_url=stub.url, api_key="tml-x") for _ in range(3)]
     for client in clients:
-        client.list_training_runs().result(10)
+        client.list_training_runs().result(120)
     other = RestClient(base_url=stub.url, api_key="tml-y")
-    other.list_training_runs().result(10)
+    other.list_training_runs().result(120)
     assert len(stub.asked("/client/config")) == 2
     for client in (clients[0], other):
-        client.holder.close().result(10)
+        client.holder.close().result(120)
 
 
 def test_closing_ends_calls_of_every_kind_of_client(stub: Stub) -> None:
@@ -88,8 +88,8 @@ def test_closing_ends_calls_of_every_kind_of_client(stub: Stub) -> None:
     stub.script("/training_runs", *[Answer(status=0)] * 30)
     futures = [client.list_training_runs() for _ in range(30)]  # more than there are workers
     stub.await_asked("/training_runs", 8)
-    client.holder.close().result(10)
-    assert [type(future.exception(10)) for future in futures] == [ClientClosedError] * 30
+    client.holder.close().result(120)
+    assert [type(future.exception(120)) for future in futures] == [ClientClosedError] * 30
     with pytest.raises(RuntimeError, match="this client is closed"):
         client.list_training_runs()
 
@@ -100,5 +100,5 @@ def test_a_callback_is_called_although_the_client_was_closed(stub: Stub) -> None
     heard = [threading.Event() for _ in range(20)]
     for event in heard:
         client.list_training_runs().add_done_callback(lambda _, event=event: event.set())  # type: ignore[misc]
-    client.holder.close().result(10)
-    assert all(event.wait(10) for event in heard)
+    client.holder.close().result(120)
+    assert all(event.wait(120) for event in heard)

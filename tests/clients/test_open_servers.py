@@ -31,7 +31,7 @@ from tinker_sync.errors import (
     UnsupportedByServerError,
 )
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
 
 
@@ -510,7 +510,9 @@ def test_a_model_is_unloaded_behind_the_calls_before(kind: type[OpenServer]) -> 
         trainer = client.create_lora_training_client("stub/model").result()
         step = trainer.optim_step(types.AdamParams())
         assert trainer.unload().result(PATIENCE_S).model_id == trainer.model_id
-        assert step.done()
+        step.result(PATIENCE_S)
+        paths = stub.paths()
+        assert paths.index("/unload_model") > paths.index("/optim_step")
         assert not stub.is_model(trainer.model_id)
         assert "seq_id" not in stub.asked("/unload_model")[0].json()
         for call in (lambda: trainer.optim_step(types.AdamParams()), trainer.unload):

@@ -23,7 +23,7 @@ from tinker_sync.errors import (
     TinkerError,
 )
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 STEP = types.AdamParams(learning_rate=1e-3)
 
 

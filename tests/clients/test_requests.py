@@ -21,7 +21,7 @@ from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
 from tinker_sync.errors import APIStatusError, AuthenticationError, NotFoundError
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
 ONE_TOKEN = types.SamplingParams(max_tokens=1)
 DATA = [types.Datum(types.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})]

@@ -27,7 +27,7 @@ from tinker_sync.errors import (
     UnprocessableEntityError,
 )
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
 ONE_TOKEN = types.SamplingParams(max_tokens=1)
 

@@ -48,7 +48,7 @@ from tinker_sync.clients.training import TrainingClient
 from tinker_sync.runtime.send_queue import EarlierCallFailedError
 from tinker_sync.telemetry.sender import Telemetry
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 SOON_S = 60.0
 """A deadline that comes at once where no time passes."""
 PROMPT = types.ModelInput.from_ints([4711471, 4711472, 4711473])

@@ -18,7 +18,7 @@ from tinker_sync.losses import numpy_loss
 from tinker_sync.types import SampleResponse
 from tinker_sync.wire.proto import samples as proto
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
 PARAMS = types.SamplingParams(max_tokens=2)
 CHUNKS = {"fwdbwd_max_chunk_len": 4}

@@ -20,7 +20,7 @@ from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import RequestFailedError
 from tinker_sync.runtime.futures import APIFuture
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
 DATUM = types.Datum(PROMPT, {"target_tokens": [2, 3, 4]})
 STEP = types.AdamParams()

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from interop.conftest import FAILED_LOSS_ENDS_CLIENT, INFO_IS_A_REQUEST, shared_handle
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 _ERRORS = (
     "APIConnectionError", "APIStatusError", "AuthenticationError", "BadRequestError", "NotFoundError",
     "PermissionDeniedError", "RequestFailedError", "TinkerError", "UnprocessableEntityError",

@@ -45,16 +45,16 @@ def run_id(server: LocalServer) -> str:
     """A run with checkpoints of every kind, and another one; something was used."""
     with server.service(user_metadata={"purpose": "naïve"}) as service:
         other = service.create_lora_training_client(MODEL, rank=4)
-        other.save_state("first").result(30)
+        other.save_state("first").result(120)
         training = service.create_lora_training_client(MODEL, rank=2, user_metadata={"who": "ada"})
         datum = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4], "weights": [1, 1, 1]})
-        training.forward_backward([datum], "cross_entropy").result(30)
+        training.forward_backward([datum], "cross_entropy").result(120)
         for name in ("a", "b", "c", "d", "e", "f"):
-            training.save_state(name, ttl_seconds=7200 if name == "b" else None).result(30)
-        training.save_weights_for_sampler("s").result(30)
-        training.save_weights_external("x").result(30)
+            training.save_state(name, ttl_seconds=7200 if name == "b" else None).result(120)
+        training.save_weights_for_sampler("s").result(120)
+        training.save_weights_external("x").result(120)
         sampling = training.save_weights_and_get_sampling_client()
-        sampling.sample(ModelInput.from_ints([1, 2]), 1, SamplingParams(max_tokens=3)).result(30)
+        sampling.sample(ModelInput.from_ints([1, 2]), 1, SamplingParams(max_tokens=3)).result(120)
         return training.model_id
 
 

@@ -13,7 +13,7 @@ from tinker_sync.losses import DPO, CrossEntropy, dpo_pairs, numpy_loss, with_re
 from tinker_sync.testing import LocalServer
 from tinker_sync.types.datum import count_trained
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 def datum(first: int, **inputs: Any) -> Datum:

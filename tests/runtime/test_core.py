@@ -87,7 +87,7 @@ def test_whose_deadline_counts(
     monkeypatch.setattr(core.caller, "call", call)
     core.call("get_server_capabilities", deadline_s=own, usual_s=usual)
     assert [call.deadline_s for call in asked] == [expected]
-    core.close().result(10)
+    core.close().result(120)
 
 
 def test_a_start_under_way_is_waited_for_within_the_deadline(stub: Stub) -> None:
@@ -100,10 +100,10 @@ def test_a_start_under_way_is_waited_for_within_the_deadline(stub: Stub) -> None
     with pytest.raises(APITimeoutError, match="another thread was still setting it up"):
         core.start(core.clock.now() + 0.05)
     release.set()
-    starting.join(10)
+    starting.join(120)
     core.start()
     assert len(stub.asked("/client/config")) == 1
-    core.close().result(10)
+    core.close().result(120)
 
 
 # ---------------------------------------------------------------------------------------------- watching
@@ -124,7 +124,7 @@ def test_failures_are_reported_once_where_they_reach_the_user(stub: Stub) -> Non
     core.future().cancel()
     core.future().resolve(1)
     pending = core.future()
-    core.close().result(10)
+    core.close().result(120)
     assert isinstance(pending.exception(0), ClientClosedError)
     # Closing is the user's own doing, and no news.
     assert watcher.failures == ["PermissionDeniedError", "BadRequestError", "NotFoundError"]
@@ -135,7 +135,7 @@ def test_who_watches_harms_nothing(stub: Stub) -> None:
     core.watch(Watcher(KeyError("a")))
     core.session_id()
     core.future().fail(KeyError("b"))
-    core.close().result(10)
+    core.close().result(120)
     assert len(stub.asked("/sessions/session-0/finish")) == 1
 
 
@@ -144,7 +144,7 @@ def test_who_watches_is_closed_with_the_client(stub: Stub) -> None:
     watcher = Watcher()
     core.watch(watcher)
     core.session_id()
-    core.close("success", limit_s=5.0).result(10)
+    core.close("success", limit_s=5.0).result(120)
     assert watcher.closed == [1.0, 0.0]  # a moment to deliver what there is, and then not a moment more
 
 
@@ -156,7 +156,7 @@ def test_requests_are_logged_without_the_key(stub: Stub, caplog: pytest.LogCaptu
     core = Core(found)
     with caplog.at_level(logging.DEBUG, "tinker_sync"):
         core.call("get_server_capabilities")
-    core.close().result(10)
+    core.close().result(120)
     assert "curl -sS" in caplog.text
     assert "get_server_capabilities" in caplog.text
     assert "planted" not in caplog.text
@@ -218,7 +218,7 @@ def test_the_end_of_the_process_reports_the_status_of_the_user(
         core.close("errored", "a detail")
     finished = core.lifecycle.finish("success", None, 5.0, quiet=True)
     assert finished is not None
-    assert finished.wait(10)
+    assert finished.wait(120)
     (asked,) = stub.asked("/sessions/session-0/finish")
     assert asked.json() == {"reason": {"type": "errored"}, "detail": "a detail"}
     core.lifecycle.shut()
@@ -226,7 +226,7 @@ def test_the_end_of_the_process_reports_the_status_of_the_user(
 
 def test_a_forked_child_of_a_closed_client_is_closed(stub: Stub) -> None:
     core = core_of(stub)
-    core.close().result(10)
+    core.close().result(120)
     core.renew_after_fork()
     with pytest.raises(ClientClosedError):
         core.start()
@@ -242,7 +242,7 @@ def test_a_child_forked_while_the_parent_closes_need_not_wait(stub: Stub) -> Non
     core.renew_after_fork()
     assert core.close().done()  # a future of the child's own
     release.set()
-    closing.result(10)
+    closing.result(120)
 
 
 def test_what_it_looks_like(stub: Stub) -> None:
@@ -250,5 +250,5 @@ def test_what_it_looks_like(stub: Stub) -> None:
     assert repr(core) == f"<Core {stub.url} not started>"
     core.session_id()
     assert repr(core) == f"<Core {stub.url} session-0>"
-    core.close().result(10)
+    core.close().result(120)
     assert repr(core) == f"<Core {stub.url} closed>"

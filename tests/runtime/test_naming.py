@@ -108,8 +108,8 @@ def test_a_job_takes_the_name_to_another_thread() -> None:
     with ThreadPoolExecutor(1) as pool:
         with named("Client.outer"):
             bare, job = pool.submit(current), pool.submit(carried(current))
-        assert (bare.result(10), job.result(10)) == ("", "Client.outer")
-        assert pool.submit(current).result(10) == ""
+        assert (bare.result(120), job.result(120)) == ("", "Client.outer")
+        assert pool.submit(current).result(120) == ""
 
 
 def test_outside_of_a_method_a_job_stays_as_it_is() -> None:

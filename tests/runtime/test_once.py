@@ -23,11 +23,11 @@ class Flight:
         self._begun, self._land = threading.Event(), threading.Event()
         self._pool = ThreadPoolExecutor(4)
         self.first = self._pool.submit(once.get, self._make)
-        assert self._begun.wait(10)
+        assert self._begun.wait(120)
 
     def _make(self) -> int:
         self._begun.set()
-        assert self._land.wait(10)
+        assert self._land.wait(120)
         return self.ending()
 
     def wait(self, make: Callable[[], int], **options: Any) -> Any:
@@ -73,7 +73,7 @@ def test_who_comes_meanwhile_waits() -> None:
     waiting = [flight.wait(never) for _ in range(3)]
     assert once.made is None
     flight.land(lambda: 7)
-    assert [future.result(10) for future in (flight.first, *waiting)] == [7] * 4
+    assert [future.result(120) for future in (flight.first, *waiting)] == [7] * 4
     assert (once.made, once.get(never)) == (7, 7)
 
 
@@ -82,7 +82,7 @@ def test_a_failure_goes_to_all_who_waited_and_is_not_remembered() -> None:
     flight = Flight(once)
     waiting = [flight.wait(never) for _ in range(3)]
     flight.land(fail(KeyError("first")))
-    failures = [future.exception(10) for future in (flight.first, *waiting)]
+    failures = [future.exception(120) for future in (flight.first, *waiting)]
     assert [repr(failure) for failure in failures] == ["KeyError('first')"] * 4
     assert len({id(failure) for failure in failures}) == 4  # each with a traceback of its own
     assert once.get(lambda: 7) == 7
@@ -93,8 +93,8 @@ def test_ctrl_c_in_one_thread_is_no_answer_for_the_others() -> None:
     flight = Flight(once)
     waiting = flight.wait(lambda: 7)
     flight.land(fail(KeyboardInterrupt()))
-    assert isinstance(flight.first.exception(10), KeyboardInterrupt)
-    assert waiting.result(10) == 7
+    assert isinstance(flight.first.exception(120), KeyboardInterrupt)
+    assert waiting.result(120) == 7
 
 
 def test_ctrl_c_right_after_the_value_was_made_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +129,6 @@ def test_a_forked_child_does_not_wait_for_what_only_the_parent_does() -> None:
     child.renew_after_fork()
     assert child.get(lambda: 8) == 8
     flight.land(lambda: 7)
-    assert flight.first.result(10) == 7
+    assert flight.first.result(120) == 7
     once.renew_after_fork()
     assert once.get(never) == 7  # what was made is good

@@ -41,7 +41,7 @@ def test_the_wait_ends_with_the_last_call(
     futures[1].fail(KeyError("refused"))
     assert waiting.is_alive()
     futures[2].cancel()
-    waiting.join(20)
+    waiting.join(120)
     assert not waiting.is_alive()
     assert (caplog.records, capsys.readouterr().err) == ([], "")
 
@@ -73,7 +73,7 @@ def test_giving_up_ends_the_wait(caplog: pytest.LogCaptureFixture) -> None:
     waiting = threading.Thread(target=changes.wait, args=(60.0,))
     waiting.start()
     changes.give_up()
-    waiting.join(20)
+    waiting.join(120)
     assert not waiting.is_alive()
     assert "delete_checkpoint" in caplog.messages[0]
     changes.wait(60.0)

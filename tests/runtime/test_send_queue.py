@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.sends import FakePart, HandWorkers, operation
+from support.sends import FakePart, HandWorkers, at_once, operation
 
 from tinker_sync.errors import APIStatusError, EarlierCallFailedError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
@@ -28,9 +28,11 @@ class Bench:
         self.workers = HandWorkers()
         self.wire: list[tuple[int, str]] = []
         self.failures: dict[str, BaseException] = {}
-        self.queue: SendQueue[FakePart] = SendQueue(self._send, self.workers.run, self._send_nothing)
+        self.queue: SendQueue[FakePart] = SendQueue(
+            at_once(lambda *given: self.send(*given)), self.workers.run, at_once(self._send_nothing)
+        )
 
-    def _send(self, part: FakePart, number: int) -> None:
+    def send(self, part: FakePart, number: int) -> None:
         assert part.bytes_for(number) == f"{part.name} as {number}".encode()
         self.wire.append((number, part.name))
         if part.name in self.failures:
@@ -150,11 +152,48 @@ class TestOrder:
     def test_sends_may_run_inline(self) -> None:
         wire: list[tuple[int, str]] = []
         queue: SendQueue[FakePart] = SendQueue(
-            lambda part, number: wire.append((number, part.name)), lambda job: job()
+            at_once(lambda part, number: wire.append((number, part.name))), lambda job: job()
         )
         for name in "ab":
             queue.append(operation(name, 3, parallel=True))
         assert wire == [(2, "a.2"), (3, "a.3"), (1, "a.1"), (5, "b.2"), (6, "b.3"), (4, "b.1")]
+
+
+class TestSendsThatEndLater:
+    def late(self, count: int) -> tuple[list[Any], list[Operation[FakePart]]]:
+        """A queue with one operation of `count` parts and one behind it: the ends of its sends."""
+        ends: list[Any] = []
+        queue: SendQueue[FakePart] = SendQueue(
+            lambda part, number, ended: ends.append((number, ended)), lambda job: job()
+        )
+        made = [operation("a", count, parallel=True), operation("b")]
+        for each in made:
+            queue.append(each)
+        return ends, made
+
+    def test_the_next_one_waits_for_the_end(self) -> None:
+        ends, _ = self.late(1)
+        assert [number for number, _ in ends] == [1]
+        ends[0][1](None)
+        assert [number for number, _ in ends] == [1, 2]
+
+    def test_only_the_first_end_counts(self) -> None:
+        ends, made = self.late(3)
+        ends[0][1](None)
+        ends[0][1](None)
+        assert [number for number, _ in ends] == [2, 3]
+        ends[0][1](NotTaken())
+        ends[1][1](None)
+        assert [number for number, _ in ends] == [2, 3, 1]
+        assert not made[0].future.done()
+
+    def test_a_failure_breaks_the_queue_from_any_thread(self) -> None:
+        ends, made = self.late(3)
+        ends[1][1](KeyError("gone"))
+        ends[0][1](None)
+        assert [number for number, _ in ends] == [2, 3]
+        assert isinstance(made[0].future.exception(0), KeyError)
+        assert isinstance(made[1].future.exception(0), EarlierCallFailedError)
 
 
 class TestW02Cancel:
@@ -301,14 +340,14 @@ class TestFailedSend:
 
         made = bench.append("fb", 3, parallel=True)
         # Both are on their way when the first of them fails.
-        real_send = bench.queue._send
+        real_send = bench.send
 
         def send(part: FakePart, number: int) -> Any:
             if part.name == "fb.2" and bench.workers.jobs:
                 bench.workers.do()
             return real_send(part, number)
 
-        bench.queue._send = send
+        bench.send = send  # type: ignore[method-assign]
         bench.workers.do_all()
         assert isinstance(made.future.exception(0), KeyError)
         assert refusal_of(bench.append("later")).number == 3
@@ -316,14 +355,14 @@ class TestFailedSend:
     def test_one_accepted_after_a_sibling_failed_changes_nothing(self, bench: Bench) -> None:
         bench.failures["fb.3"] = REFUSED
         made = bench.append("fb", 3, parallel=True)
-        real_send = bench.queue._send
+        real_send = bench.send
 
         def send(part: FakePart, number: int) -> Any:
             if part.name == "fb.2":
                 bench.workers.do()  # fb.3 fails while this one is on its way
             return real_send(part, number)
 
-        bench.queue._send = send
+        bench.send = send  # type: ignore[method-assign]
         bench.workers.do_all()
         assert bench.sent == "3:fb.3 2:fb.2"
         assert made.future.exception(0) is REFUSED
@@ -341,7 +380,7 @@ class TestFailedSend:
         def closed(_: object) -> None:
             raise RuntimeError("the workers 'send' are closed")
 
-        queue: SendQueue[FakePart] = SendQueue(lambda part, number: None, closed)
+        queue: SendQueue[FakePart] = SendQueue(at_once(lambda part, number: None), closed)
         made = operation("fb", 3, parallel=True)
         queue.append(made)
         assert isinstance(made.future.exception(0), RuntimeError)
@@ -370,14 +409,14 @@ def not_taken() -> NotTaken:
 
 def while_sending(bench: Bench, name: str, do: Callable[[], object]) -> None:
     """Do something while a part is on its way."""
-    real_send = bench.queue._send
+    real_send = bench.send
 
     def send(part: FakePart, number: int) -> Any:
         if part.name == name:
             do()
         return real_send(part, number)
 
-    bench.queue._send = send
+    bench.send = send  # type: ignore[method-assign]
 
 
 class TestRefusedSend:
@@ -490,13 +529,13 @@ class TestClose:
 
     def test_lets_what_is_on_its_way_arrive(self, bench: Bench) -> None:
         made = bench.append("a")
-        real_send = bench.queue._send
+        real_send = bench.send
 
         def send(part: FakePart, number: int) -> Any:
             bench.queue.close(CLOSED)
             return real_send(part, number)
 
-        bench.queue._send = send
+        bench.send = send  # type: ignore[method-assign]
         bench.workers.do_all()
         assert bench.sent == "1:a"
         assert not made.future.done()
@@ -515,13 +554,13 @@ class TestClose:
     @pytest.mark.parametrize("parallel", [False, True])
     def test_also_while_a_part_of_it_is_on_its_way(self, bench: Bench, parallel: bool) -> None:
         made = bench.append("fb", 2, parallel=parallel)
-        real_send = bench.queue._send
+        real_send = bench.send
 
         def send(part: FakePart, number: int) -> Any:
             bench.queue.close(CLOSED)
             return real_send(part, number)
 
-        bench.queue._send = send
+        bench.send = send  # type: ignore[method-assign]
         bench.workers.do_all()
         assert len(bench.wire) == 1
         assert str(made.future.exception(0)) == "the client was closed"
@@ -541,7 +580,7 @@ class TestClose:
             bench.queue.close(CLOSED)
             raise REFUSED
 
-        bench.queue._send = send
+        bench.send = send  # type: ignore[method-assign]
         bench.workers.do_all()
         assert made.future.exception(0) is REFUSED
         assert repr(bench.queue) == "<SendQueue closed, 0 queued, next number 2>"
@@ -606,7 +645,7 @@ class TestPlaces:
             if part.name == "first":
                 queue.fill(place, operation("late").parts)
 
-        queue: SendQueue[FakePart] = SendQueue(send, lambda job: job())
+        queue: SendQueue[FakePart] = SendQueue(at_once(send), lambda job: job())
         queue.append(operation("first"), place)
         assert wire == [(1, "first"), (2, "late")]
 
@@ -716,8 +755,8 @@ def test_a_forked_child_goes_on_only_after_an_idle_queue_that_it_takes_over() ->
         "    queue.append(Operation('optim_step', [part], part.future))\n"
         "    return part.future\n"
         "wire = []\n"
-        "idle = SendQueue(lambda part, number: wire.append(number), lambda job: job())\n"
-        "busy = SendQueue(lambda part, number: None, lambda job: None)\n"
+        "idle = SendQueue(lambda part, number, ended: ended(wire.append(number)), lambda job: job())\n"
+        "busy = SendQueue(lambda part, number, ended: None, lambda job: None)\n"
         "call(idle), call(busy), call(busy)\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"

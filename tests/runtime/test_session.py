@@ -49,7 +49,7 @@ class Bench:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.core.close("success").result(10)
+        self.core.close("success").result(120)
 
 
 def numbers(session: Session) -> list[list[int]]:
@@ -115,7 +115,7 @@ def test_after_a_fork_the_session_is_the_parents(stub: Stub) -> None:
         heartbeat = bench.session._heartbeat
         assert heartbeat is not None
         heartbeat.stop()  # there is no such thread in a child
-        heartbeat.join(10)
+        heartbeat.join(120)
         bench.core.renew_after_fork()
         assert (bench.session.owned, bench.session.heartless) == (False, True)
         assert numbers(bench.session)[0][0] >= 10**6
@@ -191,14 +191,14 @@ def test_numbers_drawn_by_many_threads_are_dense() -> None:
     barrier = threading.Barrier(8)
 
     def draw() -> None:
-        barrier.wait(10)
+        barrier.wait(120)
         drawn.extend([session.next_model_seq_id() for _ in range(500)])
 
     threads = [threading.Thread(target=draw) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(120)
     assert sorted(drawn) == list(range(4000))
 
 

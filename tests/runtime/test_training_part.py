@@ -10,7 +10,7 @@ from support.engine_ledger import Ledger, engine_ledger, step_of
 from tinker_sync.errors import EarlierCallFailedError, TinkerError
 from tinker_sync.testing import Fault, FaultPlan, LocalServer, faults
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 SHORT_S = 0.3
 
 

@@ -350,13 +350,13 @@ def test_a_forked_child_starts_clean() -> None:
         "pid = os.fork()\n"
         "if pid == 0:\n"
         "    ok = repr(pool) == \"<Workers 'send' 0 threads>\"\n"
-        "    ok = ok and pool.submit(pow, 2, 3).result(10) == 8\n"
+        "    ok = ok and pool.submit(pow, 2, 3).result(120) == 8\n"
         "    os._exit(0 if ok and pool.close(10) else 1)\n"
         "pool._shutdown_lock.release()\n"
         "assert os.waitpid(pid, 0)[1] == 0\n"
         "go_on.set()\n"
         "for future in mine:\n"
-        "    future.result(10)\n"
+        "    future.result(120)\n"
         "assert pool.close(10)\n"
     )
 
@@ -370,8 +370,8 @@ def test_a_job_may_fork() -> None:
         "def job():\n"
         "    pid = os.fork()\n"
         "    if pid == 0:\n"
-        "        os._exit(0 if pool.submit(pow, 2, 3).result(10) == 8 else 1)\n"
+        "        os._exit(0 if pool.submit(pow, 2, 3).result(120) == 8 else 1)\n"
         "    return os.waitpid(pid, 0)[1]\n"
-        "assert pool.submit(job).result(20) == 0\n"
+        "assert pool.submit(job).result(120) == 0\n"
         "assert pool.close(10)\n"
     )

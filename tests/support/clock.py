@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 # How long a test may wait for a thread to arrive somewhere before we call it a hang.
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 # A thread cannot wait for two things; a parked waiter looks this often for its event and for `advance`.
 _LOOK_S = 0.002
 

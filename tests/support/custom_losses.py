@@ -15,7 +15,7 @@ from tinker_sync import types
 from tinker_sync.clients.training import TrainingClient
 from tinker_sync.losses import numpy_loss
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 _KINDS = {
     "/forward_backward": "backward",
     "/forward": "forward",

@@ -12,5 +12,5 @@ def sample_twice(client: Any) -> tuple[int, list[list[int]]]:
     """The process, and two samples by the client it was given."""
     prompt, params = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
     futures = [client.sample(prompt, 1, params) for _ in range(2)]
-    sampled = [list(future.result(20).sequences[0].tokens) for future in futures]
+    sampled = [list(future.result(120).sequences[0].tokens) for future in futures]
     return os.getpid(), sampled

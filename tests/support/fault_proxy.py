@@ -123,7 +123,7 @@ class FaultProxy:
 
     def __enter__(self) -> FaultProxy:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(120)
         return self
 
     def __exit__(
@@ -133,7 +133,7 @@ class FaultProxy:
         traceback: TracebackType | None,
     ) -> None:
         self._loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join(10)
+        self._thread.join(120)
         assert not self._thread.is_alive()
 
     # -------------------------------------------------------------------------------------- its life

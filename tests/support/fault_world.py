@@ -109,10 +109,10 @@ class Ground:
             sampler = service.create_sampling_client(base_model=MODEL)
             sampled = [sampler.sample(prompt, 2, GREEDY) for prompt in PROMPTS]
             scored = [sampler.compute_logprobs(prompt) for prompt in PROMPTS]
-            self.tokens = [[each.tokens for each in future.result(30).sequences] for future in sampled]
-            self.scores = [future.result(30) for future in scored]
+            self.tokens = [[each.tokens for each in future.result(120).sequences] for future in sampled]
+            self.scores = [future.result(120) for future in scored]
             # The threads of the engine start here, so that they belong to no test.
-            service.create_lora_training_client(MODEL, rank=1).result(30)
+            service.create_lora_training_client(MODEL, rank=1).result(120)
 
     @property
     def port(self) -> int:
@@ -346,10 +346,10 @@ class World:
         if self.passing:
             self._judge_creations()
         for copied in self.copies:
-            copied.holder.close("success").result(30)
+            copied.holder.close("success").result(120)
         for served in self.services:
             if served.client is not None:
-                served.client.close().result(30)
+                served.client.close().result(120)
         for history in self._histories:
             self._judge_history(history)
         # Callbacks run on workers, a little after the end.

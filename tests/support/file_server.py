@@ -130,7 +130,7 @@ class FileServer:
 
     def __exit__(self, *_: object) -> None:
         self._http.shutdown()
-        self._thread.join(10)
+        self._thread.join(120)
         self._http.server_close()
 
     def serve(self) -> None:

@@ -108,7 +108,7 @@ class Zygote:
         assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.stdout.close()
-        self._process.wait(30)
+        self._process.wait(120)
 
 
 def _die_at(moment: int | None) -> list[int]:

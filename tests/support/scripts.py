@@ -16,7 +16,7 @@ from typing import Any
 
 import tinker_sync
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 PREAMBLE = """
 import os, signal, sys, threading

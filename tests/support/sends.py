@@ -34,6 +34,17 @@ def operation(name: str, count: int = 1, *, parallel: bool = False) -> Operation
     return Operation(name, parts, whole, parallel)
 
 
+def at_once(send: Callable[..., object]) -> Callable[..., object]:
+    """Return a function like `send` that passes the end of the send on: accepted unless `send` raises."""
+
+    def sent(*arguments: Any) -> None:
+        *given, ended = arguments
+        send(*given)
+        ended(None)
+
+    return sent
+
+
 class HandWorkers:
     """Keeps jobs until the test runs them, in any order."""
 

@@ -81,6 +81,11 @@ class Peer:
         self._server.note(seen)
         return seen
 
+    def take_rest(self) -> bytes:
+        """What has arrived of the body after `read_head`."""
+        rest, self._buffer = self._buffer, b""
+        return rest
+
     def send(self, *parts: bytes) -> None:
         for part in parts:
             self.sock.sendall(part)

@@ -27,7 +27,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 API = "/api/v1"
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 PROTO = "application/x-protobuf"
 JSON = "application/json"
 REASONS = {
@@ -699,13 +699,13 @@ class StubServer:
 
     def __enter__(self) -> Stub:
         self._thread.start()
-        self.port = self._started.result(10)
+        self.port = self._started.result(120)
         self.url = self.stub.url = f"http://127.0.0.1:{self.port}"  # type: ignore[attr-defined]
         return self.stub
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        self._thread.join(120)
         assert not self._thread.is_alive()
 
     def _run(self) -> None:

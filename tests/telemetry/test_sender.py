@@ -331,7 +331,7 @@ def test_vendor_server_follows_the_variable(
         monkeypatch.setenv("TINKER_TELEMETRY", value)
     service = ServiceClient(api_key="tml-x")
     assert (service.holder.companion is not None) is on
-    service.close().result(10)
+    service.close().result(120)
 
 
 def test_failures_are_reported_without_content(stub: Stub) -> None:
@@ -344,13 +344,13 @@ def test_failures_are_reported_without_content(stub: Stub) -> None:
         stub.script("/retrieve_future", Answer(body={"error": "planted words 314159", "category": "server"}))
         stub.script("/optim_step", Answer(400, echo))
         for call in (
-            lambda: sampler.sample(PROMPT, 1, PARAMS).result(20),
+            lambda: sampler.sample(PROMPT, 1, PARAMS).result(120),
             trainer.get_info,
-            lambda: sampler.sample(PROMPT, 1, PARAMS).result(20),
+            lambda: sampler.sample(PROMPT, 1, PARAMS).result(120),
         ):
             with pytest.raises(TinkerError):
                 call()
-        assert trainer.optim_step(types.AdamParams()).exception(20) is not None
+        assert trainer.optim_step(types.AdamParams()).exception(120) is not None
         companion: Any = service.holder.companion
         until(lambda: len(companion._buffer) == 5)  # an event may follow the result of its call
     events = sent(stub)
@@ -376,9 +376,9 @@ def test_failures_and_close_do_not_wait(stub: Stub, answer: Answer) -> None:
     stub.script("/asample", Answer(422, {"detail": "no"}))
     began = time.monotonic()
     with pytest.raises(TinkerError):
-        sampler.sample(PROMPT, 1, PARAMS).result(20)
+        sampler.sample(PROMPT, 1, PARAMS).result(120)
     assert time.monotonic() - began < 5  # a post may take 5
-    service.close().result(20)
+    service.close().result(120)
     assert time.monotonic() - began < 20
     assert len(stub.asked("/sessions/session-0/finish")) == 1
 
@@ -388,8 +388,8 @@ def test_session_end_is_reported_once(stub: Stub) -> None:
     sampler = service.create_sampling_client(base_model="stub/model").result()
     stub.script("/asample", Answer(422, {"detail": "no"}))
     with pytest.raises(TinkerError):
-        sampler.sample(PROMPT, 1, PARAMS).result(20)
-    service.close().result(10)
+        sampler.sample(PROMPT, 1, PARAMS).result(120)
+    service.close().result(120)
     assert [event["event"] for event in sent(stub)].count("SESSION_END") == 1
     assert sent(stub)[0]["event"] == "SESSION_START"
 

@@ -131,10 +131,10 @@ def test_wait_until_returns_when_the_condition_is_true() -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    assert waiting.wait(20)
+    assert waiting.wait(120)
     for _ in range(2):
         scene.enter(method="GET", path="/api/v1/healthz", query="", headers=[], content=b"")
-    thread.join(20)
+    thread.join(120)
     assert answers == [True]
     assert not scene.wait_until(lambda calls: len(calls) == 3, 0.0)
 

@@ -116,15 +116,15 @@ def test_settings_reach_the_server() -> None:
 def test_a_restart_keeps_checkpoints_and_loses_models(process: bool, tmp_path: Path) -> None:
     with local(process=process, data_dir=tmp_path / "data") as server, server.service() as service:
         training = service.create_lora_training_client(MODEL, rank=4).result()
-        path = training.save_state("kept").result(20).path
+        path = training.save_state("kept").result(120).path
         url = server.url
         server.restart()
         assert server.url == url
         with pytest.raises(NotFoundError, match="not in memory"):
-            training.optim_step(tinker_sync.AdamParams()).result(20)
+            training.optim_step(tinker_sync.AdamParams()).result(120)
         with server.service() as another:
             resumed = another.create_training_client_from_state(path).result()
-            assert resumed.optim_step(tinker_sync.AdamParams()).result(20) is not None
+            assert resumed.optim_step(tinker_sync.AdamParams()).result(120) is not None
 
 
 def test_a_server_in_a_process_has_the_same_numbers_and_faults() -> None:
@@ -188,7 +188,7 @@ def test_wait_for_calls() -> None:
         thread = threading.Thread(target=models, args=(service,))
         thread.start()
         assert len(server.wait_for_calls("get_server_capabilities")) == 1
-        thread.join(20)
+        thread.join(120)
 
 
 def test_forget_drops_plan_and_calls() -> None:

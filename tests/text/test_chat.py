@@ -206,7 +206,7 @@ def test_threads_render_concurrently(tokenizer: Tokenizer) -> None:
     gate = threading.Barrier(16)
 
     def work(number: int) -> Any:
-        gate.wait(30)
+        gate.wait(120)
         chat = [{"role": "user", "content": "a " * number}, {"role": "assistant", "content": "c " * number}]
         return [
             tokenizer.apply_chat_template(chat, return_assistant_tokens_mask=True)["assistant_masks"]

@@ -39,7 +39,7 @@ class Loads:
 
         def load(directory: Any, **options: Any) -> Tokenizer:
             self.directories.append(str(directory))
-            assert all(asked.acquire(timeout=30) for _ in range(threads))
+            assert all(asked.acquire(timeout=120) for _ in range(threads))
             return from_directory(directory, **options)
 
         monkeypatch.setattr(loading, "resolve", resolve_together)
@@ -50,7 +50,7 @@ def ask_at_once(*asks: Callable[[], Any]) -> list[Any]:
     gate = threading.Barrier(len(asks))
 
     def run(ask: Callable[[], Any]) -> Any:
-        gate.wait(30)
+        gate.wait(120)
         return ask()
 
     with ThreadPoolExecutor(len(asks)) as pool:

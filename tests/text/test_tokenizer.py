@@ -315,7 +315,7 @@ def test_32_threads_share_a_tokenizer(folders: Any) -> None:
     gate = threading.Barrier(THREADS)
 
     def work(number: int) -> bool:
-        gate.wait(30)
+        gate.wait(120)
         for round_ in range(4):
             # Neighbouring threads use different options of the shared object at the same time.
             match (number + round_) % 4:
@@ -342,13 +342,13 @@ sample = ["hello world"] * 500
 expected = tokenizer(sample)  # on the library's own threads
 stop, busy = threading.Event(), threading.Barrier(5)
 def work():
-    busy.wait(30)
+    busy.wait(120)
     while not stop.is_set():
         tokenizer(sample)
 threads = [threading.Thread(target=work) for _ in range(4)]
 for thread in threads:
     thread.start()
-busy.wait(30)
+busy.wait(120)
 for _ in range(8):
     child = os.fork()
     if child == 0:

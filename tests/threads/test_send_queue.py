@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.clock import PATIENCE_S
 from support.crowd import aside, together, until
-from support.sends import FakePart, operation
+from support.sends import FakePart, at_once, operation
 from support.steps import Steps
 
 from tinker_sync.errors import EarlierCallFailedError, TinkerError
@@ -64,7 +64,9 @@ class TestForcedInterleavings:
         steps = Steps("cancel", "begin")
         wire: list[tuple[int, str]] = []
         with workers() as pool:
-            queue: SendQueue[FakePart] = SendQueue(lambda part, n: wire.append((n, part.name)), pool.run)
+            queue: SendQueue[FakePart] = SendQueue(
+                at_once(lambda part, n: wire.append((n, part.name))), pool.run
+            )
             made = stepped("a", steps)
             with aside(partial(queue.append, made)):
                 with steps("cancel"):
@@ -83,7 +85,7 @@ class TestForcedInterleavings:
                 wire.append((number, part.name))
 
         with workers() as pool:
-            queue: SendQueue[FakePart] = SendQueue(send, pool.run)
+            queue: SendQueue[FakePart] = SendQueue(at_once(send), pool.run)
             made = stepped("a", steps)
             queue.append(made)
             with steps("cancel"):
@@ -94,7 +96,9 @@ class TestForcedInterleavings:
         steps = Steps("close", "begin")
         wire: list[int] = []
         with workers() as pool:
-            queue: SendQueue[FakePart] = SendQueue(lambda part, number: wire.append(number), pool.run)
+            queue: SendQueue[FakePart] = SendQueue(
+                at_once(lambda part, number: wire.append(number)), pool.run
+            )
             made = stepped("a", steps)
             with aside(partial(queue.append, made)), steps("close"):
                 queue.close(TinkerError("closed"))
@@ -119,7 +123,7 @@ class TestForcedInterleavings:
                 pass
 
         with workers() as pool:
-            queue = SendQueue(send, pool.run)
+            queue = SendQueue(at_once(send), pool.run)
             first, second = operation("a"), operation("b")
             first.future.when_done(hold)
             queue.append(first)
@@ -144,7 +148,7 @@ class TestForcedInterleavings:
                 pass
 
         with workers() as pool:
-            queue: SendQueue[FakePart] = SendQueue(send, pool.run)
+            queue: SendQueue[FakePart] = SendQueue(at_once(send), pool.run)
             made = operation("fb", 3, parallel=True)
             queue.append(made)
             assert isinstance(made.future.exception(PATIENCE_S), KeyError)
@@ -165,7 +169,7 @@ class TestForcedInterleavings:
                 part.future.resolve(number)
 
             with workers() as pool:
-                queue: SendQueue[FakePart] = SendQueue(send, pool.run)
+                queue: SendQueue[FakePart] = SendQueue(at_once(send), pool.run)
                 made = [operation(name) for name in "abcdefgh"]
                 together(*[partial(queue.append, each) for each in made])
                 assert sorted(each.future.result(PATIENCE_S) for each in made) == list(range(1, 9))
@@ -285,10 +289,11 @@ class Caller:
 def crowd(repetition: int, *, refuses: str | None = None) -> tuple[Server, SendQueue[FakePart], list[Caller]]:
     """64 threads with 50 calls each; returns when every send has ended."""
     with Server(repetition, refuses=refuses) as server, workers(6) as pool:
-        queue: SendQueue[FakePart] = SendQueue(server.send, pool.run)
+        queue: SendQueue[FakePart] = SendQueue(at_once(server.send), pool.run)
         callers = [Caller(thread, repetition, queue) for thread in range(THREADS)]
         together(*callers, patience_s=60)
-        until(lambda: "sending" not in repr(queue))
+        # A queue with calls is idle for a moment between two of them.
+        until(lambda: repr(queue).startswith(("<SendQueue idle, 0 queued", "<SendQueue broken")))
     return server, queue, callers
 
 

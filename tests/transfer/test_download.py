@@ -82,7 +82,7 @@ def test_parts_are_fetched_in_parallel(tmp_path: Path) -> None:
 
     def wait(asked: Any) -> None:
         if asked.headers["range"] != f"bytes=0-{MIB - 1}":
-            barrier.wait(20)
+            barrier.wait(120)
 
     with FileServer({"a": 4 * MIB}, before=wait) as server:
         fetch(server, tmp_path / "out", parts=4)
@@ -92,7 +92,7 @@ def test_parts_are_fetched_in_parallel(tmp_path: Path) -> None:
 def test_default_target_is_named_after_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with FileServer({"a": 5}) as server, client_of(server) as rest:
-        got = rest.download_checkpoint(EXTERNAL).result(20)
+        got = rest.download_checkpoint(EXTERNAL).result(120)
     assert got.path == tmp_path / "run_external_weights_final"
     assert got.path.is_dir()
 
@@ -109,7 +109,7 @@ def test_progress_arrives_on_a_worker(tmp_path: Path) -> None:
 
     with FileServer({"a": 3 * MIB, "b": 5}, checksums=("x-checksum-sha256",)) as server:
         fetch(server, tmp_path / "out", progress=listen)
-        assert done.wait(10)
+        assert done.wait(120)
     names, states = zip(*reports, strict=True)
     assert all(name.startswith("tinker-callback") for name in names)
     assert states[0].stage == "preparing"
@@ -136,7 +136,7 @@ def test_file_host_gets_no_user_data(tmp_path: Path, monkeypatch: pytest.MonkeyP
         FileServer({"a": 5}, redirect="") as server,
         client_of(server, session=session, default_headers={"X-Team": "team-alone"}) as rest,
     ):
-        rest.download_checkpoint(EXTERNAL, tmp_path / "out").result(20)
+        rest.download_checkpoint(EXTERNAL, tmp_path / "out").result(120)
     session.close()
     for asked in server.asked():
         assert {name.lower() for name in asked.headers} <= {
@@ -246,16 +246,16 @@ def stopped_halfway(server: FileServer, to: Path, after: int = 3) -> None:
     def before(_: Any) -> None:
         if next(count) >= after:
             seen.release()
-            halted.wait(20)
+            halted.wait(120)
 
     server.before = before
     with client_of(server) as rest:
         future = rest.download_checkpoint(EXTERNAL, to, parts=1)
-        assert seen.acquire(timeout=20)
+        assert seen.acquire(timeout=120)
         assert future.cancel()
         halted.set()
         with pytest.raises(CancelledError):
-            future.result(5)
+            future.result(120)
         await_quiet()
     server.before = lambda _: None
     server.sent = 0
@@ -264,7 +264,7 @@ def stopped_halfway(server: FileServer, to: Path, after: int = 3) -> None:
 def await_quiet() -> None:
     for thread in threading.enumerate():
         if thread.name.startswith("tinker-transfer"):
-            thread.join(20)
+            thread.join(120)
 
 
 def test_cancelled_download_resumes(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_closing_the_client_stops_a_download(tmp_path: Path) -> None:
             while not server.asked():
                 halted.wait(0.005)
         with pytest.raises(errors.ClientClosedError):
-            future.result(5)
+            future.result(120)
         await_quiet()
     assert not (tmp_path / "out").exists()
 
@@ -583,15 +583,15 @@ def test_second_download_to_same_target_fails(tmp_path: Path) -> None:
 
     def before(_: Any) -> None:
         entered.set()
-        leave.wait(20)
+        leave.wait(120)
 
     with FileServer({"a": 5}, before=before) as server, client_of(server) as rest:
         first = rest.download_checkpoint(EXTERNAL, tmp_path / "out")
-        assert entered.wait(20)
+        assert entered.wait(120)
         with pytest.raises(errors.TransferError, match="under way"):
-            rest.download_checkpoint(EXTERNAL, tmp_path / "out").result(20)
+            rest.download_checkpoint(EXTERNAL, tmp_path / "out").result(120)
         leave.set()
-        first.result(20)
+        first.result(120)
     assert os.listdir(tmp_path) == ["out"]
 
 

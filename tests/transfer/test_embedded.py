@@ -62,7 +62,7 @@ def test_download_can_be_uploaded_again(tmp_path: Path, service: tinker_sync.Ser
     second = rest.download_checkpoint(back, tmp_path / "second").result(60)
     for name in ("adapter_model.safetensors",):
         assert (first.path / name).read_bytes() == (second.path / name).read_bytes()
-    found = rest.search_checkpoints(types.CheckpointSearchRequest()).result(20)
+    found = rest.search_checkpoints(types.CheckpointSearchRequest()).result(120)
     assert {path, back} <= {entry.tinker_path for entry in found.checkpoints}
     assert {entry.base_model for entry in found.checkpoints} == {BASE}
 

@@ -42,7 +42,7 @@ def server() -> Iterator[FileServer]:
 def send(server: FileServer, place: Path, **options: Any) -> str:
     with tinker_sync.ServiceClient(base_url=server.url, api_key="tml-mine-alone") as service:
         return (
-            RestClient(service.holder).upload_external_weights(place, "org/base", LORA, **options).result(30)
+            RestClient(service.holder).upload_external_weights(place, "org/base", LORA, **options).result(120)
         )
 
 
@@ -59,7 +59,7 @@ class States:
             self._done.set()
 
     def last(self) -> TransferProgress:
-        assert self._done.wait(10)
+        assert self._done.wait(120)
         return self._last
 
 
@@ -155,7 +155,7 @@ def test_missing_call_is_reported(status: int, call: Callable[[RestClient], Any]
             with pytest.warns(errors.ExperimentalWarning):
                 future = call(rest)
             with pytest.raises(errors.UnsupportedByServerError, match="does not offer"):
-                future.result(20)
+                future.result(120)
 
 
 def test_experimental_calls() -> None:
@@ -178,7 +178,7 @@ def test_experimental_calls() -> None:
                 20
             )
             with pytest.raises(errors.PermissionDeniedError):
-                rest.external_weights_upload_finish("up-1").result(20)
+                rest.external_weights_upload_finish("up-1").result(120)
             with pytest.raises(errors.InvalidInputError):
                 rest.external_weights_upload_finish("")
         asked = json.loads(stub.asked("/checkpoints/search")[0].body)

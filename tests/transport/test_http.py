@@ -378,7 +378,7 @@ def test_a_call_may_have_a_read_timeout_of_its_own() -> None:
 
 
 def test_an_upload_to_a_server_that_does_not_read_ends() -> None:
-    with ScriptedServer(lambda peer: (peer.read_head(), peer._server.stopping.wait(10))[0]) as server:
+    with ScriptedServer(lambda peer: (peer.read_head(), peer._server.stopping.wait(120))[0]) as server:
         http = http_for(server, timeout=Timeout(connect=10, read=0.2))
         failed = fails(http, post(body=bytes(30_000_000)))
         assert (failed.maybe_received, failed.timed_out) == (False, True)
@@ -434,7 +434,7 @@ def test_a_server_that_drops_every_pooled_connection(repeatable: bool) -> None:
         http = http_for(server)
         for _ in range(5):
             assert http.send(post(repeatable=repeatable)).status == 200
-            assert dropped.acquire(timeout=10)
+            assert dropped.acquire(timeout=120)
         http.close()
     assert len(server.seen) == 5
 
@@ -530,7 +530,7 @@ def test_idle_connections_are_limited() -> None:
     gate = threading.Barrier(6)
 
     def respond(seen: object) -> bytes:
-        gate.wait(10)
+        gate.wait(120)
         return answer()
 
     with AnsweringServer(respond) as server:
@@ -577,7 +577,7 @@ def test_close_interrupts_what_is_under_way_and_refuses_what_follows() -> None:
         future = pool.submit(http.send, post())
         server.await_seen(1)
         http.close()
-        failed = future.exception(10)
+        failed = future.exception(120)
         assert isinstance(failed, SendFailed)
         assert failed.final
         assert "closed" in str(failed)

@@ -11,7 +11,7 @@ import pytest
 
 from tinker_sync.transport.scheme import speaks_tls
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 @contextmanager

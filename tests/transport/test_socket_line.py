@@ -187,4 +187,4 @@ def test_a_line_given_up_closes_its_connection_once() -> None:
     made.abort()
     made.abort()
     assert connection.closed
-    assert made.fileno() == 99
+    assert made.sock.fileno() == 99

@@ -429,11 +429,11 @@ def test_two_threads_get_one_list() -> None:
         together = threading.Barrier(4)
 
         def look(sequence: SampledSequence = sequence, together: threading.Barrier = together) -> list[int]:
-            together.wait(5)
+            together.wait(120)
             return sequence.tokens
 
         with ThreadPoolExecutor(4) as pool:
-            seen = [future.result(5) for future in [pool.submit(look) for _ in range(4)]]
+            seen = [future.result(120) for future in [pool.submit(look) for _ in range(4)]]
         assert all(tokens is seen[0] for tokens in seen)
 
 

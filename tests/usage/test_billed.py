@@ -113,7 +113,7 @@ def test_lost_result_is_a_difference() -> None:
     ):
         sampling = service.create_sampling_client(base_model=MODEL).result()
         prompt = ModelInput.from_ints([1, 2, 3])
-        sampled = sampling.sample(prompt, 1, SamplingParams(max_tokens=4, seed=1)).result(30)
+        sampled = sampling.sample(prompt, 1, SamplingParams(max_tokens=4, seed=1)).result(120)
         found = service.reconcile()
     length = len(sampled.sequences[0].tokens)
     assert found.counted.sampled == length

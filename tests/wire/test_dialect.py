@@ -183,7 +183,7 @@ def test_the_cache_is_by_address_and_shared_by_threads() -> None:
     start = threading.Barrier(8)
 
     def work(number: int) -> bool:
-        start.wait(5)
+        start.wait(120)
         address = f"http://h{number % 2}"
         cache.keep(address, decided(404, None) if number % 2 else Dialect.of_vendor())
         found = cache.get(address)

@@ -20,5 +20,6 @@ def deadline_at(now_s: float, own_s: float | None, clients_s: float | None, usua
     >>> deadline_at(100.0, None, 60.0, SAMPLE_S)
     160.0
     """
-    chosen_s = next(limit for limit in (own_s, clients_s, usual_s) if limit is not None)
-    return now_s + chosen_s if math.isfinite(chosen_s) else math.inf
+    if own_s is None:
+        own_s = usual_s if clients_s is None else clients_s
+    return now_s + own_s if math.isfinite(own_s) else math.inf

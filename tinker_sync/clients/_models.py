@@ -124,7 +124,7 @@ class LoadedModel:
             InvalidInputError: the request cannot be sent.
         """
         check_path(core, request.path, "create_training_client_from_state")
-        check_state_path(request.path)
+        check_state_path(request.path, "create_training_client_from_state")
         core.refuse_closed()
         refuse_unsendable(request)
         return cls(request, core.session.next_model_seq_id(), deadline_at)

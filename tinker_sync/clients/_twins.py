@@ -84,12 +84,20 @@ def result_twin(
 
 
 def future_twin(
-    method: Callable[Concatenate[S, P], APIFuture[T]],
+    method: Callable[Concatenate[S, P], APIFuture[T]], *, waits_with: str = ""
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, APIFuture[T]]]:
-    """Return the twin of a method whose future the caller awaits in a second `await`."""
+    """Return the twin of a method whose future the caller awaits in a second `await`.
+
+    Args:
+        method: the method.
+        waits_with: a keyword with which the method blocks; the twin then runs it on a thread of the client.
+    """
     name = method.__name__
+    blocking = blocking_twin(method)
 
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> APIFuture[T]:
+        if waits_with and kwargs.get(waits_with):
+            return await blocking(self, *args, **kwargs)
         future: APIFuture[T] = getattr(self, name)(*args, **kwargs)
         return future
 

@@ -390,11 +390,16 @@ class ServiceClient:
         user_metadata: dict[str, str] | None = None,
         weights_access_token: str | None = None,
         *,
+        verify: bool | float = False,
         deadline: float | None = None,
     ) -> TrainingClient:
         """Create a new model with the weights and the optimizer state of a checkpoint.
 
         Returns the client at once. Arguments as in `create_training_client_from_state`.
+
+        With `verify`, the creation fails with `VerificationError` unless the server restores the checkpoint
+        with the weights that were saved, and with the state of the optimizer. The checkpoint must have been
+        saved by ``save_state(verify=True)``, which describes the cost and the values of `verify`.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -412,13 +417,21 @@ class ServiceClient:
             user_metadata=user_metadata,
             weights_access_token=weights_access_token,
         )
-        return self._load(load, deadline)
+        return self._load(load, deadline, verify)
 
-    def _load(self, load: LoadWeightsRequest, deadline: float | None) -> TrainingClient:
+    def _load(
+        self, load: LoadWeightsRequest, deadline: float | None, verify: bool | float = False
+    ) -> TrainingClient:
         from tinker_sync.clients._models import LoadedModel
         from tinker_sync.clients.training import TrainingClient
 
-        return TrainingClient._make(self._core, LoadedModel.of(self._core, load, self._until(deadline)))
+        asked = LoadedModel.of(self._core, load, self._until(deadline))
+        if verify is False:
+            return TrainingClient._make(self._core, asked)
+        from tinker_sync.clients import _verify
+
+        tolerance = _verify.tolerance_of(verify, "create_training_client_from_state_with_optimizer")
+        return TrainingClient._make(self._core, _verify.VerifiedModel(asked, tolerance))
 
     # -------------------------------------------------------------------------------------- sampling
 

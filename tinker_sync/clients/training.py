@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
@@ -12,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, overlo
 
 from tinker_sync._lazy import LazyModule
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._arguments import check_loss_name, check_saving, check_step
+from tinker_sync.clients._arguments import check_loss_name, check_saving, check_state_path, check_step
 from tinker_sync.clients._creation import ClientFuture, start
 from tinker_sync.clients._twins import blocking_twin, future_twin, result_twin
 from tinker_sync.errors import APIResponseValidationError, InvalidInputError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import names_requests
+from tinker_sync.runtime.naming import names_requests, warn_caller
 from tinker_sync.runtime.training_calls import OrderedCall, PassCall, TrainingLine
 from tinker_sync.runtime.unloading import ModelPlace
 from tinker_sync.types import (
@@ -48,6 +47,7 @@ from tinker_sync.types.training import listed_data
 
 if TYPE_CHECKING:
     from tinker_sync._clock import Clock
+    from tinker_sync.clients import _verify as verification
     from tinker_sync.clients._models import LoadedModel, NewModel
     from tinker_sync.clients._recorded import RecordedModel
     from tinker_sync.clients.retry_config import RetryConfig
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from tinker_sync.text.tokenizer import Tokenizer
     from tinker_sync.types import LossFnType
 else:  # most training does not need these modules
+    verification = LazyModule("tinker_sync.clients._verify")
     custom = LazyModule("tinker_sync.losses.custom")
     handle = LazyModule("tinker_sync.losses.handle")
     loss_data = LazyModule("tinker_sync.losses.data")
@@ -108,17 +109,23 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     (1, None)
     """
 
-    def __init__(self, core: Core, model_seq_id: int) -> None:
-        journal = core.session.journal
+    def __init__(self, core: Core, model_seq_id: int, *, recorded: bool = True) -> None:
+        journal = core.session.journal if recorded else None
         self._line = TrainingLine(core, None if journal is None else journal.record_of(model_seq_id))
         super().__init__(core, self._line.held)
         self._place = ModelPlace(core, self._line)
         self._model_seq_id = model_seq_id
         self._user_metadata: dict[str, Any] | None = None
         self._curve: deque[tuple[float, float]] = deque(maxlen=_CURVE_POINTS)
+        self._passed = False
+        """True if a pass has accumulated gradients."""
+        self._stepped: OptimParams | None = None
+        """The settings of the last step with gradients."""
 
     @classmethod
-    def _make(cls, core: Core, asked: NewModel | LoadedModel | RecordedModel) -> TrainingClient:
+    def _make(
+        cls, core: Core, asked: NewModel | LoadedModel | RecordedModel | verification.VerifiedModel
+    ) -> TrainingClient:
         """Return a client at once, and start the creation of its model."""
         client = cls(core, asked.model_seq_id)
         client._user_metadata = asked.request.user_metadata
@@ -155,6 +162,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
     def _drawn(self, passed: APIFuture[ForwardBackwardOutput]) -> APIFuture[ForwardBackwardOutput]:
         """Add the loss of a pass to the curve when the pass ends."""
+        self._passed = True
         passed.when_done(partial(_note_loss, self._curve, self._core.clock))
         return passed
 
@@ -430,6 +438,8 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             )
         if isinstance(params, AdamParams):
             check_step(params)
+        if self._passed:
+            self._stepped = params
         request = OptimStepRequest(optim_params=params, model_id=self._line.model_id)
         return self._ordered("optim_step", request, OptimStepResponse, deadline, _deadlines.TRAIN_S)
 
@@ -440,25 +450,46 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         overwrite: bool = False,
         user_metadata: dict[str, str] | None = None,
         *,
+        verify: bool | float = False,
         deadline: float | None = None,
     ) -> APIFuture[SaveWeightsResponse]:
         """Save weights and optimizer state under a name, to continue the training later.
+
+        With `verify`, the future fails with `VerificationError` unless the server restores the checkpoint
+        with the same weights and with the state of the optimizer. This model does not change. The call waits
+        for a forward pass of 16 tokens, whose loss must be equal in a copy that is restored from the
+        checkpoint. The copy then takes a step without gradients, which moves its weights only if the
+        optimizer was restored. So a verified save costs a restore, four passes of 16 tokens, one step, and a
+        place for one more model until the future is done. Before the first `optim_step` after a pass, only
+        the weights are verified.
 
         Args:
             name: the name of the checkpoint.
             ttl_seconds: its lifetime; None: the server's default.
             overwrite: replace a checkpoint of the same name, including its metadata.
             user_metadata: your own notes about it.
+            verify: True, or the relative difference of two losses to accept as noise of the server, instead
+                of 0.001; smaller differences are not noticed. The loss is stored in the metadata, for a
+                verified restore.
             deadline: the seconds after which the call is given up.
+
+        Raises:
+            UnsupportedByServerError: with `verify`, the server returned no loss; nothing was saved.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
         ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
         ...     saved = training.save_state("step-100", user_metadata={"step": "100"}).result()
+        ...     verified = training.save_state("step-101", verify=True).result()
         ...     saved.path.rpartition(":")[2]
         '0/weights/step-100'
         """
         check_saving(name, ttl_seconds, "save_state")
+        measured = None
+        if verify is not False:
+            tolerance = verification.tolerance_of(verify, "save_state")
+            measured = verification.measure(self, self._stepped, tolerance, deadline)
+            user_metadata = {**(user_metadata or {}), **measured.metadata()}
         request = SaveWeightsRequest(
             model_id=self._line.model_id,
             path=name,
@@ -468,7 +499,9 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         )
         saved = self._ordered("save_weights", request, SaveWeightsResponse, deadline, _deadlines.SAVE_S)
         saved.when_done(self._line.note_saved)
-        return saved
+        if measured is None:
+            return saved
+        return verification.follow(self, saved, measured, self._until(deadline, _deadlines.CREATE_S))
 
     def take_over(self) -> None:
         """Make this copy of the client, in a forked child, its only owner.
@@ -621,6 +654,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     def _load(
         self, path: str, token: str | None, deadline: float | None, *, optimizer: bool
     ) -> APIFuture[LoadWeightsResponse]:
+        check_state_path(path, f"load_state{'_with_optimizer' * optimizer}")
         request = LoadWeightsRequest(
             model_id=self._line.model_id, path=path, optimizer=optimizer, weights_access_token=token
         )
@@ -799,7 +833,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     forward_backward_custom_async = future_twin(forward_backward_custom)
     forward_custom_async = future_twin(forward_custom)
     optim_step_async = future_twin(optim_step)
-    save_state_async = future_twin(save_state)
+    save_state_async = future_twin(save_state, waits_with="verify")
     save_weights_for_sampler_async = future_twin(save_weights_for_sampler)
     save_weights_external_async = future_twin(save_weights_external)
     load_state_async = future_twin(load_state)
@@ -812,7 +846,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
 
 def _note_load(suffix: str) -> None:
-    warnings.warn(_LOAD_NOTE.format(name=f"load_state{suffix}", suffix=suffix), FutureWarning, stacklevel=3)
+    warn_caller(_LOAD_NOTE.format(name=f"load_state{suffix}", suffix=suffix), FutureWarning)
 
 
 def _note_loss(

@@ -21,6 +21,8 @@ from tinker_sync.journal.history import ModelHistory, Sent, SessionHistory, read
 
 _log: Final = logging.getLogger("tinker_sync.journal")
 
+Ended = Callable[["BaseException | None"], object]
+
 
 class RecordedPart(Protocol):
     """A request of a training client."""
@@ -31,9 +33,9 @@ class RecordedPart(Protocol):
     known: str | None
     """The request id from an earlier run, if any; the request is then not sent again."""
 
-    def bytes_for(self, number: int) -> bytes: ...
+    def bytes_for(self, number: int) -> Any: ...
 
-    def keep(self, body: bytes) -> None:
+    def keep(self, body: Any) -> None:
         """Keep the body for the sender of the request."""
 
 
@@ -263,36 +265,51 @@ class TrainingRecord:
     # -------------------------------------------------------------------------------------- requests
 
     def around(
-        self, send: Callable[[Any, int], object], not_taken: type[Exception]
-    ) -> Callable[[Any, int], None]:
+        self, send: Callable[[Any, int, Ended], object], not_taken: type[Exception]
+    ) -> Callable[[Any, int, Ended], None]:
         """Return a function like `send` that records each request and does not repeat accepted ones.
 
         Args:
-            send: sends a request under a number, or fetches the result of a known request.
-            not_taken: the exception of `send` for a request that the server certainly does not have.
+            send: sends a request under a number, or fetches the result of a known request. It passes the end
+                of the send to a function: None if the server has accepted the request, else the failure.
+            not_taken: the failure of a request that the server certainly does not have.
         """
 
-        def recorded(part: RecordedPart, number: int) -> None:
+        def recorded(part: RecordedPart, number: int, ended: Ended) -> None:
             number += self._shift
             body = part.bytes_for(number)
-            digest = hashlib.sha256(part.endpoint.encode() + b"\n" + body).hexdigest()[:32]
+            hashed = hashlib.sha256(part.endpoint.encode() + b"\n")
+            for piece in [body] if isinstance(body, bytes) else body:
+                hashed.update(piece)
+            digest = hashed.hexdigest()[:32]
             if (number, digest) in self._history.refused:
                 raise not_taken from JournalError(f"the server has refused {part.endpoint} before")
             known = self._look_up(part, number, digest)
             part.keep(body)
             part.known = known.request_id
             self.follow(known, part.future)
-            try:
-                send(part, number)
-            except not_taken:
-                self._history.sent.pop(number, None)
-                self._journal.write({"of": self.model_seq_id, "refused": number, "digest": digest})
-                raise
-            if known.request_id is None:
-                known.request_id = part.future.request_id
-                self._journal.write({"of": self.model_seq_id, "sent": number, "id": known.request_id})
+
+            def note_end(failure: BaseException | None) -> None:
+                try:
+                    self._note_send(known, part, failure, refused=isinstance(failure, not_taken))
+                except BaseException as unwritten:  # noqa: BLE001  # any failure must end the call
+                    failure = unwritten
+                ended(failure)
+
+            send(part, number, note_end)
 
         return recorded
+
+    def _note_send(
+        self, sent: Sent, part: RecordedPart, failure: BaseException | None, *, refused: bool
+    ) -> None:
+        """Record the end of a send: the id of the accepted request, or that the server refused it."""
+        if refused:
+            self._history.sent.pop(sent.number, None)
+            self._journal.write({"of": self.model_seq_id, "refused": sent.number, "digest": sent.digest})
+        elif failure is None and sent.request_id is None:
+            sent.request_id = part.future.request_id
+            self._journal.write({"of": self.model_seq_id, "sent": sent.number, "id": sent.request_id})
 
     def _look_up(self, part: RecordedPart, number: int, digest: str) -> Sent:
         known = self._history.sent.get(number)

@@ -13,6 +13,7 @@ from tinker_sync.config import Settings, Timeout
 from tinker_sync.errors import APIResponseValidationError, ResponseInfo, WireError
 from tinker_sync.runtime.failures import hush
 from tinker_sync.runtime.naming import current
+from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call, Reply
 from tinker_sync.types._model import Model
 from tinker_sync.types.future import UntypedAPIFuture
@@ -33,11 +34,12 @@ def make_call(
     path: Mapping[str, object] | None = None,
     query: Mapping[str, QueryValue] | None = None,
     headers: Mapping[str, str] | None = None,
-    body: bytes | None = None,
+    body: bytes | PiecedBody | None = None,
     content_type: str = "application/json",
     deadline_s: float | None = None,
     dialect: Dialect | None = None,
     idempotency_key: str | None = None,
+    sdk_method: str | None = None,
 ) -> Call:
     """Return one call of the API, ready to be sent.
 
@@ -53,6 +55,7 @@ def make_call(
         deadline_s: the time that the call may take in all.
         dialect: the dialect of the server; None before it is known, or if it makes no difference.
         idempotency_key: the key to send; None if the caller draws one.
+        sdk_method: the public method that the call is made for; None for the one that runs in this thread.
     """
     row = row_of(name)
     if body is None and row.body != "none":
@@ -67,7 +70,7 @@ def make_call(
         body=body,
         headers=headers or {},
         content_type=content_type,
-        sdk_method=current() if row.named else "",
+        sdk_method=(current() if sdk_method is None else sdk_method) if row.named else "",
         credential=row.credential,
         timeout=_timeout(row, settings),
         # A patient call retries for minutes by itself. The callers of other calls repeat them.

@@ -36,6 +36,7 @@ from tinker_sync.runtime.once import Once
 from tinker_sync.runtime.pending import PENDING_LIMIT_S, PendingChanges
 from tinker_sync.runtime.poller import Poller
 from tinker_sync.runtime.rate_limiter import RateLimiter
+from tinker_sync.runtime.send_queue import Ended
 from tinker_sync.runtime.server import Machinery, Server, finite
 from tinker_sync.runtime.session import Session
 from tinker_sync.runtime.workers import WorkerPools, no_thread
@@ -238,9 +239,9 @@ class Core:
         """Run a job that sends a training request, and send the first poll for its result on that worker."""
         self.send_pool.run(partial(self.poller.step_on_worker, job))
 
-    def training_sender(self) -> Callable[[training_part.TrainingPart, int], None]:
+    def training_sender(self) -> Callable[[training_part.TrainingPart, int, Ended], None]:
         """Return the function that sends the requests of one training client."""
-        return training_part.sender(self.server, self._session)
+        return training_part.PartSender(self.server, self._session).send
 
     # -------------------------------------------------------------------------------------- observers
 

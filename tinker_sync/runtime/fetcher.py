@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from attrs import field, frozen
+from attrs import define, field
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._secret import Secret
@@ -59,7 +59,7 @@ Decode = Callable[[Reply, Any], T]
 _log = logging.getLogger(__name__)
 
 
-@frozen
+@define
 class Promise:
     """A piece of work that the server has accepted.
 

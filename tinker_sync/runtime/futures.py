@@ -62,6 +62,7 @@ _NOT_FOR_USERS: Final = frozenset(
 # The longest delay before an interrupt reaches a notebook cell that awaits a future.
 _WAKE_S: Final = 0.25
 
+_ENDED: Final = frozenset({"CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED"})
 _QUEUED = Status(FutureState.QUEUED)
 _SENDING = Status(FutureState.SENDING)
 _WAITING = Status(FutureState.WAITING)
@@ -160,6 +161,14 @@ class APIFuture(Future[T]):
         True
         """
         return Timeline(self._queued_s, self._sending_s, self._accepted_s, self._completed_s)
+
+    def done(self) -> bool:
+        """Return True if the call has ended. A single read needs no lock.
+
+        >>> APIFuture().done()
+        False
+        """
+        return self._state in _ENDED
 
     def __repr__(self) -> str:
         status = self.status()

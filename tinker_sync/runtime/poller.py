@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.runtime import _fork
@@ -153,23 +153,24 @@ class Poller:
 
     def reserve(self) -> None:
         """Start the thread if there is none. Without it, the first request starts it."""
-        with self._lock:
-            start = None if self._closed else self._wanted_locked()
-        self._start_or_wake(start, wake=False)
+        if self._thread is None:
+            with self._lock:
+                start = None if self._closed else self._wanted_locked()
+            self._start_or_wake(start, wake=False)
 
-    def step_on_worker(self, step: Callable[[], object]) -> None:
-        """Call `step()` on this worker thread, and then send the first request that it started.
+    def step_on_worker(self, step: Callable[..., object], *given: Any) -> None:
+        """Call `step(*given)` on this worker thread, and then send the first request that it started.
 
         This is for short steps that end by starting a request. No other worker has to wake up for the
         request, and it can use the connection whose answer led to it.
         """
         following = self._next
         if following.busy:
-            step()
+            step(*given)
             return
         following.busy = True
         try:
-            step()
+            step(*given)
             while (ticket := following.ticket) is not None:
                 following.ticket = None
                 self._send(ticket)
@@ -227,7 +228,7 @@ class Poller:
             following.ticket = ticket
             return
         try:
-            self._workers.run(partial(self.step_on_worker, partial(self._send, ticket)))
+            self._workers.run(partial(self.step_on_worker, self._send, ticket))
         except RuntimeError as error:
             # The pool is closed, so this thread ends the call.
             self._conclude(ticket, closed_failure(error))
@@ -287,7 +288,7 @@ class Poller:
                 self._readable.add([ticket])
 
     def _handle_readable(self, ticket: Ticket) -> None:
-        self.step_on_worker(partial(self._read, ticket))
+        self.step_on_worker(self._read, ticket)
 
     def _refuse_readable(self, ticket: Ticket, error: Exception) -> None:
         self._conclude(ticket, closed_failure(error))
@@ -359,12 +360,15 @@ class Poller:
 
     def _start_or_wake(self, start: threading.Thread | None, *, wake: bool) -> None:
         if start is not None:
-            try:
-                start.start()
-            except RuntimeError as error:  # the system gives no more threads
-                self._lose_thread(outcome_of(error))
+            self._start(start)
         elif wake:
             self._write_wake()
+
+    def _start(self, thread: threading.Thread) -> None:
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system gives no more threads, or the interpreter is ending
+            self._lose_thread(f"no thread could be started ({error})")
 
     def _wake(self) -> None:
         with self._lock:
@@ -387,20 +391,20 @@ class Poller:
             self._lose_thread()
             raise
 
-    def _lose_thread(self, failure: SendFailed | None = None) -> None:
+    def _lose_thread(self, reason: str = "the client was closed") -> None:
         """Fail the requests that a loop holds which has died or could not start.
 
         The next request starts another loop. The actions of the timers run at once: without a request no
         thread would watch the clock for them.
 
         Args:
-            failure: the outcome of the requests; None for that of requests that are called off.
+            reason: the reason for the failure of the requests.
         """
         with self._lock:
             self._thread = None
             leftovers = self._detach_locked()
             timers, self._timers = self._timers, []
-        self._fail_leftovers(leftovers, failure)
+        self._fail_leftovers(leftovers, reason)
         for *_, ticket in timers:
             if not ticket.ended:
                 self._run_timer(ticket)
@@ -510,7 +514,7 @@ class Poller:
 
     def _run_timer(self, ticket: Ticket) -> None:
         try:
-            self._workers.run(partial(self.step_on_worker, partial(self._end, ticket)))
+            self._workers.run(partial(self.step_on_worker, self._end, ticket))
         except RuntimeError:
             _log.debug("a timer came after the workers had gone")
 
@@ -535,8 +539,7 @@ class Poller:
         self._sleeps_until = -math.inf
         return leftovers
 
-    def _fail_leftovers(self, leftovers: Leftovers, failure: SendFailed | None = None) -> None:
+    def _fail_leftovers(self, leftovers: Leftovers, reason: str = "the client was closed") -> None:
         leftovers.close()
         for ticket in leftovers.tickets:
-            called_off = abort(ticket)
-            self._conclude(ticket, failure or called_off)
+            self._conclude(ticket, abort(ticket, reason))

@@ -11,10 +11,10 @@ queue do not end it.
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
+from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field, frozen
@@ -56,7 +56,7 @@ _NOT_READY_PAUSE_S: Final = 1.0
 _BAD_POLL_PAUSE_S: Final = 0.25
 
 
-@frozen
+@define
 class Ask:
     """The action to send a request now."""
 
@@ -79,7 +79,7 @@ class TakeBytes:
     size: int
 
 
-@frozen
+@define
 class Finished:
     """The end with a result. `tree` is its parsed JSON, or None if it is protobuf."""
 
@@ -170,7 +170,7 @@ class Retrieval:
             headers["X-Tinker-Create-Promise-Roundtrip-Time"] = repr(self.roundtrip_s)
         self.iteration += 1
         body = _METADATA_TOO if self.allow_metadata_only else _RESULT_ONLY
-        return Ask(headers, body % json.dumps(self.request_id).encode("ascii"))
+        return Ask(headers, body % encode_basestring_ascii(self.request_id).encode("ascii"))
 
     def on(self, outcome: Reply | SendFailed, *, asked_at: float, now: float) -> Action:
         """Return the action that follows from an answer or a failure to get one.

@@ -248,7 +248,8 @@ class SampleJob:
     def _take_place(self) -> bool:
         if "place" in self._held:
             return True
-        if not self._scheduler.places.acquire(1, self._left_s()):
+        places = self._scheduler.places
+        if not (places.try_acquire(1) or places.acquire(1, self._left_s())):
             return False
         self._held["place"] = True
         return True
@@ -257,13 +258,15 @@ class SampleJob:
         weight = self.estimate_bytes
         if self._scheduler.gate.limiter.recently_closed():
             weight *= _WEIGHT_AFTER_REFUSAL
-        if not self._scheduler.sending_bytes.acquire(weight, self._left_s()):
+        budget = self._scheduler.sending_bytes
+        if not (budget.try_acquire(weight) or budget.acquire(weight, self._left_s())):
             return False
         self._held["bytes"] = weight
         return True
 
     def _take_permit(self) -> bool:
-        permit = self._scheduler.gate.acquire(self._left_s())
+        gate = self._scheduler.gate
+        permit = gate.try_acquire() or gate.acquire(self._left_s())
         if permit is None:
             return False
         self._held["permit"] = permit

@@ -24,9 +24,10 @@ Guarantees
 
 Assumptions
 
-- `send(part, number)` returns when the server has accepted the request; other code then waits for the result.
-  It raises `NotTaken` if the server certainly has not accepted the request, and another exception if that is
-  not known. It does all repeating, with the same bytes.
+- `send(part, number, ended)` calls `ended(None)` when the server has accepted the request; other code then
+  waits for the result. It calls `ended` with `NotTaken` if the server certainly has not accepted the request,
+  and with another failure if that is not known, or raises it. It does all repeating, with the same bytes.
+  `ended` may be called on any thread; only its first call counts.
 - `submit(job)` runs a job on another thread or inline, or raises RuntimeError. It runs every job that it
   accepts.
 
@@ -40,7 +41,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -51,6 +52,7 @@ from tinker_sync.errors import EarlierCallFailedError, TinkerError, with_words
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import fresh
 from tinker_sync.runtime.futures import APIFuture, Submit
+from tinker_sync.transport.body import PiecedBody
 
 _INHERITED: Final = (
     "this training client belongs to the parent process of a fork: two copies would send different calls "
@@ -68,11 +70,14 @@ class Part(Protocol):
     def future(self) -> APIFuture[Any]:
         """Return the future that ends with the answer to this request."""
 
-    def bytes_for(self, number: int) -> bytes:
+    def bytes_for(self, number: int) -> bytes | PiecedBody:
         """Return the body with a sequence number. The sender calls this once, and repeats the same bytes."""
 
 
 PartT = TypeVar("PartT", bound=Part)
+
+Ended = Callable[["BaseException | None"], object]
+"""A function that takes the end of a send: None if the server has accepted the request, else the failure."""
 
 
 @define(eq=False)
@@ -148,14 +153,14 @@ class _Sending(Generic[PartT]):
         self.operation = operation
         self.first_number = first_number
         self.stages = deque(stages(len(operation.parts), parallel=operation.parallel))
-        self.under_way = 0
+        self.under_way: set[int] = set()
         self.taken: set[int] = set()
         self.refused: dict[int, BaseException] = {}  # in the order of the refusals
 
     def next_stage(self) -> Sequence[int]:
         """Return the parts to send now, or an empty sequence if all have been sent."""
         stage = self.stages.popleft() if self.stages else ()
-        self.under_way = len(stage)
+        self.under_way = set(stage)
         return stage
 
     def holes(self) -> list[int]:
@@ -167,7 +172,7 @@ class SendQueue(Generic[PartT]):
     """A queue that sends the operations of one training client in order. Thread-safe.
 
     >>> from types import SimpleNamespace
-    >>> queue = SendQueue(lambda part, number: print("sent", number), submit=lambda job: job())
+    >>> queue = SendQueue(lambda part, number, ended: ended(print("sent", number)), submit=lambda job: job())
     >>> part = SimpleNamespace(future=APIFuture())
     >>> queue.append(Operation("optim_step", [part], part.future))
     sent 1
@@ -177,16 +182,16 @@ class SendQueue(Generic[PartT]):
 
     def __init__(
         self,
-        send: Callable[[PartT, int], object],
+        send: Callable[[PartT, int, Ended], object],
         submit: Submit,
-        send_nothing: Callable[[int], object] = lambda _: None,
+        send_nothing: Callable[[int, Ended], object] = lambda _, ended: ended(None),
     ) -> None:
         """Make an empty queue.
 
         Args:
-            send: sends a part under a number; returns when the server has accepted it.
+            send: sends a part under a number.
             submit: runs a job on a worker.
-            send_nothing: sends a request without effect under a number; raises if that is not possible.
+            send_nothing: sends a request without effect under a number, in the same way.
         """
         self._send = send
         self._submit = submit
@@ -363,39 +368,39 @@ class SendQueue(Generic[PartT]):
             _fail(sending.operation, refusal)
             return
         if stays:
-            self._end_send(sending)
+            self._end_send(sending, index, None, stays=True)
             return
         part = sending.operation.parts[index]
         part.future.mark_sending()
-        try:
-            self._send(part, sending.first_number + index)
-        except NotTaken as refused:
-            self._end_send(sending, refused={index: refused.__cause__ or refused})
-        except BaseException as failure:  # noqa: BLE001  # any failure must end the futures
-            self._break(sending, index, failure)
-        else:
-            self._end_send(sending, taken=(index,))
+        ended = partial(self._end_send, sending, index)
+        _run(partial(self._send, part, sending.first_number + index), ended)
 
     def _end_send(
-        self,
-        sending: _Sending[PartT],
-        *,
-        taken: Sequence[int] = (),
-        refused: Mapping[int, BaseException] | None = None,
+        self, sending: _Sending[PartT], index: int, failure: BaseException | None, *, stays: bool = False
     ) -> None:
         """Note the end of one send. Go on if it was the last one of its stage."""
+        if failure is not None and not isinstance(failure, NotTaken):
+            self._break(sending, index, failure)
+            return
         with self._lock:
-            sending.under_way -= 1
-            sending.taken.update(taken)
-            sending.refused.update(refused or {})
-            over = self._sending is not sending
-            if not over and sending.under_way:
+            if index not in sending.under_way:
                 return
-            stage = () if over or sending.refused else sending.next_stage()
-        if over:
-            for index, failure in (refused or {}).items():
-                sending.operation.parts[index].future.fail(failure)
-        elif sending.refused:
+            sending.under_way.discard(index)
+            if failure is not None:
+                sending.refused[index] = failure.__cause__ or failure
+            elif not stays:
+                sending.taken.add(index)
+            over = self._sending is not sending
+            last = not sending.under_way
+        if over and failure is not None:
+            sending.operation.parts[index].future.fail(failure.__cause__ or failure)
+        elif last and not over:
+            self._end_stage(sending)
+
+    def _end_stage(self, sending: _Sending[PartT]) -> None:
+        with self._lock:
+            stage = () if sending.refused else sending.next_stage()
+        if sending.refused:
             self._take_back(sending)
         elif stage:
             self._launch(sending, stage)
@@ -417,21 +422,39 @@ class SendQueue(Generic[PartT]):
 
     def _take_back(self, sending: _Sending[PartT]) -> None:
         """Fail an operation that was refused, and leave its unused numbers to the next one."""
-        operation, first = sending.operation, sending.first_number
+        operation = sending.operation
         index, failure = next(iter(sending.refused.items()))
         if sending.taken:
             failure = _partly(failure, len(sending.taken), len(operation.parts))
-        try:
-            for hole in sending.holes():
-                self._send_nothing(first + hole)
-        except BaseException as unfilled:  # noqa: BLE001  # any failure must end the futures
+        self._fill(sending, index, failure, sending.holes(), None)
+
+    def _fill(
+        self,
+        sending: _Sending[PartT],
+        index: int,
+        failure: BaseException,
+        holes: Sequence[int],
+        unfilled: BaseException | None,
+    ) -> None:
+        """Fill the unused numbers before an accepted request, one after the other, and then go on."""
+        if unfilled is not None:
             _log.debug("the number of a refused request could not be filled", exc_info=unfilled)
             self._break(sending, index, failure)
-            return
+        elif holes:
+            number = sending.first_number + holes[0]
+            _run(
+                partial(self._send_nothing, number),
+                partial(self._fill, sending, index, failure, holes[1:]),
+            )
+        else:
+            self._leave_numbers(sending, index, failure)
+
+    def _leave_numbers(self, sending: _Sending[PartT], index: int, failure: BaseException) -> None:
+        operation = sending.operation
         operation.parts[index].future.fail(failure)
         for other, cause in sending.refused.items():
             operation.parts[other].future.fail(fresh(cause))
-        consequence = _consequence(operation, first + index, failure)
+        consequence = _consequence(operation, sending.first_number + index, failure)
         for other, part in enumerate(operation.parts):
             if other not in sending.taken:
                 part.future.fail(fresh(consequence))
@@ -466,6 +489,13 @@ class SendQueue(Generic[PartT]):
         before, self._state = self._state, state
         legal = state in _MOVES[before]
         assert legal, f"{before} -> {state}"  # noqa: S101
+
+
+def _run(send: Callable[[Ended], object], ended: Ended) -> None:
+    try:
+        send(ended)
+    except BaseException as failure:  # noqa: BLE001  # any failure must end the futures
+        ended(failure)
 
 
 def _fail(operation: Operation[PartT], failure: Exception) -> None:

@@ -48,8 +48,7 @@ from tinker_sync.transport.call import Call, Reply
 from tinker_sync.types.service import ClientDynamicConfigResponse
 
 # With this budget four chunks of the usual 5 MB are under way at once, because a budget admits one more while
-# it is not overdrawn. More chunks would not arrive sooner, and to get new memory for a chunk takes longer
-# than to fill it.
+# it is not overdrawn. More chunks would not arrive sooner, and a compressed chunk is a copy of its data.
 _TRAIN_BYTES: Final = 15_000_000
 
 
@@ -96,7 +95,8 @@ class Server:
         """The connection to the server."""
         self._clock = connection.clock
         self._settings = connection.settings
-        self._poller = poller
+        self.poller = poller
+        """The carrier of the requests that no thread waits for."""
         self._pools = pools
         self._lifecycle = lifecycle
         self._notices = notices
@@ -170,7 +170,7 @@ class Server:
         billing = BillingPause(config.billing_exception_max_pause_duration_sec * pace, clock=clock)
         gate = self._gate()
         fetcher = Fetcher(
-            self._poller,
+            self.poller,
             ByteBudget(config.inflight_response_bytes_semaphore_size, clock=clock),
             open_server=not self._settings.is_vendor_host,
             may_pause_billing=billing.may_pause,
@@ -277,9 +277,7 @@ class Server:
             try:
                 return self.connection.caller.call(call)
             except BillingError:
-                made = self.made.made
-                in_time = self._clock.now() + pause_s < give_up_at
-                if not pause_billing or not in_time or made is None or not made.billing.may_pause():
+                if not pause_billing or not self.may_wait_out_billing(give_up_at):
                     raise
             except APIConnectionError as error:
                 self._refuse_if_closed(error)
@@ -288,13 +286,27 @@ class Server:
                 raise ClientClosedError
             call = call.but(deadline_s=finite(self.left_s(give_up_at)))
 
+    def may_wait_out_billing(self, give_up_at: float) -> bool:
+        """Return True if a call with a 402 may be repeated after `PAUSE_S`."""
+        made = self.made.made
+        in_time = self._clock.now() + PAUSE_S * self._settings.pace < give_up_at
+        return in_time and made is not None and made.billing.may_pause()
+
+    def closed_or(self, error: TinkerError) -> TinkerError:
+        """Return the error of a call, or the error for a closed client if that is its cause."""
+        try:
+            self._refuse_if_closed(error)
+        except ClientClosedError as closed:
+            return closed
+        return error
+
     def abandon(self, request_id: str) -> None:
         """Cancel a sample at the server, if the server offers that. Do not wait for the answer."""
         if self._lifecycle.closed or not self.dynamic.sample_cancel_enabled:
             return
         call = make_call("cancel_future", self._settings, {"request_id": request_id})
         with suppress(RuntimeError):  # closed meanwhile
-            self._pools.enter.run(partial(self._poller.start, call, _ignore))
+            self._pools.enter.run(partial(self.poller.start, call, _ignore))
 
     def _refuse_if_closed(self, error: TinkerError) -> None:
         if self._lifecycle.closed:

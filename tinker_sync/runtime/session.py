@@ -85,6 +85,13 @@ class Session:
         self.next_sampling_session_seq_id: Callable[[], int] = itertools.count(first).__next__
         self.next_custom_loss_seq_id: Callable[[], int] = itertools.count(first).__next__
 
+    def next_side_model_seq_id(self) -> int:
+        """Return a number for a model that the script does not ask for, such as a copy.
+
+        A journal knows the models of a script by their numbers, so other models leave no gap there.
+        """
+        return self.next_model_seq_id() if self.journal is None else _somewhere_far()
+
     @property
     def heartless(self) -> bool:
         """Return True if the session exists and this process sends no heartbeats for it."""

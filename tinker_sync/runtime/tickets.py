@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
+from tinker_sync.errors import TinkerError
 from tinker_sync.runtime.workers import WorkersClosedError
 from tinker_sync.transport.call import Call, Reply, SendFailed
 
@@ -117,6 +118,13 @@ def outcome_of(error: Exception) -> SendFailed:
     return failed
 
 
+def own_failure(outcome: Outcome) -> TinkerError | None:
+    """Return the error of the client itself in an outcome that `outcome_of` made; None for all others."""
+    if not isinstance(outcome, SendFailed) or not (outcome.final and outcome.maybe_received):
+        return None
+    return outcome.__cause__ if isinstance(outcome.__cause__, TinkerError) else None
+
+
 def closed_failure(error: Exception | None = None) -> SendFailed:
     """Return the outcome of a request that was not sent: the client is closed, or has no thread for it.
 
@@ -130,13 +138,11 @@ def closed_failure(error: Exception | None = None) -> SendFailed:
     return failed
 
 
-def abort(ticket: Ticket) -> SendFailed:
+def abort(ticket: Ticket, reason: str = "the client was closed") -> SendFailed:
     """Close the socket of a request that is under way, and return its outcome."""
     if ticket.request is not None:
         ticket.request.abort()
-    return SendFailed(
-        "the client was closed while the request was under way", maybe_received=True, final=True
-    )
+    return SendFailed(f"{reason} while the request was under way", maybe_received=True, final=True)
 
 
 def files_to_use() -> int:

@@ -30,9 +30,10 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
 from tinker_sync.runtime.merge import add_loss, add_mean_loss, merge_outputs
 from tinker_sync.runtime.naming import current, named
-from tinker_sync.runtime.send_queue import NotTaken, Operation, SendQueue
+from tinker_sync.runtime.send_queue import Ended, NotTaken, Operation, SendQueue
 from tinker_sync.runtime.training_part import TrainingPart
 from tinker_sync.runtime.unread import Unread, asked_here, watch
+from tinker_sync.transport.body import PiecedBody
 from tinker_sync.types.datum import Datum, count_trained
 from tinker_sync.types.model_input import ModelInput
 from tinker_sync.types.training import (
@@ -65,6 +66,7 @@ else:  # they need numpy
     outputs = LazyModule("tinker_sync.wire.proto.outputs")
     requests = LazyModule("tinker_sync.wire.proto.requests")
 
+_SMALL_BYTES: Final = 64 * 1024
 _SEQ_ID_TAG: Final = b"\x10"  # field 2, varint; a message may hold its fields in any order
 _FORWARD: Final = "Forward"
 _NOTHING_S: Final = 60.0
@@ -153,28 +155,30 @@ class TrainingLine:
         # Until it ends, the future holds the queue. The queue keeps the client alive meanwhile.
         self.core.enter(partial(self.queue.append, *operations))
 
-    def send_nothing(self, number: int) -> None:
+    def send_nothing(self, number: int, ended: Ended) -> None:
         """Send a forward pass over one token under a number that a refused request leaves unused.
 
         Servers that keep to the numbers hold back the requests after a missing number.
 
         Raises:
-            TinkerError: the server has no forward passes, or it is not known that the server has this one.
-            NotTaken: the server does not accept this one.
+            TinkerError: the server has no forward passes.
         """
         if not self.core.ready().facts.dialect.keeps_numbers:
+            ended(None)
             return
         token = Datum(ModelInput.from_ints([0]), {"target_tokens": [0], "weights": [0.0]})
         whole = ForwardBackwardInput([token], "cross_entropy")
         deadline_at = self.core.clock.now() + _NOTHING_S
         (forward,) = PassCall(self, "forward", whole, deadline_at, forward_only=True).prepare()
-        self._send(forward.parts[0], number)
+        self._send(forward.parts[0], number, ended)
 
 
-def _send_nothing(line_ref: weakref.ref[TrainingLine], number: int) -> None:
+def _send_nothing(line_ref: weakref.ref[TrainingLine], number: int, ended: Ended) -> None:
     line = line_ref()
-    if line is not None:  # without a line no call follows
-        line.send_nothing(number)
+    if line is None:  # no call follows
+        ended(None)
+    else:
+        line.send_nothing(number, ended)
 
 
 class TrainingCall(ABC):
@@ -392,7 +396,7 @@ class PassCall(TrainingCall):
             compress = zstd_compressor() if dialect.zstd else None
             if compress is not None:
                 headers["Content-Encoding"] = "zstd"
-            encoded = partial(_numbered_proto, buffers, compress)
+            encoded: Callable[[int], bytes | PiecedBody] = partial(_numbered_proto, buffers, compress)
         else:
             kind: type[Any] = ForwardRequest if forward_only else ForwardBackwardRequest
             endpoint, content_type = "forward" if forward_only else "forward_backward", JSON
@@ -458,12 +462,17 @@ def _unnumbered(body: bytes, _number: int) -> bytes:
     return body
 
 
-def _numbered_proto(buffers: Buffers, compress: Callable[[bytes], bytes] | None, number: int) -> bytes:
-    joined = b"".join([*buffers, _SEQ_ID_TAG, varint(number)])
-    return joined if compress is None else compress(joined)
+def _numbered_proto(
+    buffers: Buffers, compress: Callable[[PiecedBody], bytes] | None, number: int
+) -> bytes | PiecedBody:
+    """Return a body with its number. A small body becomes one piece, which shares a packet with its head."""
+    pieces = [*buffers, _SEQ_ID_TAG, varint(number)]
+    if compress is not None:
+        return compress(PiecedBody(pieces))
+    return b"".join(pieces) if buffers.size <= _SMALL_BYTES else PiecedBody(pieces)
 
 
-def zstd_compressor() -> Callable[[bytes], bytes] | None:
+def zstd_compressor() -> Callable[[PiecedBody], bytes] | None:
     """Return a function that compresses a body, or None without the optional dependency.
 
     With None, bodies are sent uncompressed.
@@ -472,7 +481,12 @@ def zstd_compressor() -> Callable[[bytes], bytes] | None:
         import zstandard
     except ImportError:
         return None
-    return lambda body: zstandard.ZstdCompressor().compress(body)
+
+    def compress(body: PiecedBody) -> bytes:
+        stream = zstandard.ZstdCompressor().compressobj(size=len(body))
+        return b"".join([*map(stream.compress, body), stream.flush()])
+
+    return compress
 
 
 _read_pass: Final = decode_with(

@@ -1,8 +1,8 @@
 """The requests of a training client: encoded by `training_calls`, numbered and sent by workers.
 
-A send queue calls the function that `sender` returns. That function sends one request. When the server has
-accepted it, the function passes the promise to the fetcher and returns. A body consists of views of the
-user's arrays until it is sent. Then they are joined, so each copy has the size of one chunk.
+A send queue passes each part to a `PartSender`, which makes a `Submission`. The poller carries it, and
+`Tries` decides about repetitions. When the server has accepted it, the fetcher polls for the result. A large
+body consists of views of the user's arrays, also while it is sent; no copy of the data is made.
 """
 
 from __future__ import annotations
@@ -10,32 +10,39 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync._clock import Clock
 from tinker_sync._policy import Meaning, Stage, rule_for
 from tinker_sync.errors import (
+    APIConnectionError,
     APIError,
     APIStatusError,
+    BillingError,
     ClientClosedError,
     DeadlineError,
     JournalError,
     TinkerError,
 )
-from tinker_sync.runtime.calls import make_call, read_reply
+from tinker_sync.runtime.billing import PAUSE_S
+from tinker_sync.runtime.calls import make_call, read_promise
 from tinker_sync.runtime.fetcher import Decode, Promise
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import current, named
-from tinker_sync.runtime.send_queue import NotTaken
+from tinker_sync.runtime.naming import current
+from tinker_sync.runtime.send_queue import Ended, NotTaken
+from tinker_sync.runtime.tickets import own_failure
+from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call, Reply, SendFailed
-from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.wire.endpoints import ENDPOINTS
 
 if TYPE_CHECKING:
-    from tinker_sync.config import Settings
+    from tinker_sync.runtime.byte_budget import ByteBudget
     from tinker_sync.runtime.server import Machinery, Server
     from tinker_sync.runtime.session import Session
-    from tinker_sync.wire.dialect import Dialect
+    from tinker_sync.transport.caller import Tries
+
+# About eight small chunks are under way at once.
+_LEAST_TRAIN_BYTES: Final = 2_000_000
 
 
 class TrainingPart:
@@ -62,7 +69,7 @@ class TrainingPart:
         future: APIFuture[Any],
         endpoint: str,
         request_type: str,
-        encoded: Callable[[int], bytes],
+        encoded: Callable[[int], bytes | PiecedBody],
         decode: Decode[Any],
         *,
         size: int,
@@ -74,7 +81,7 @@ class TrainingPart:
         self.future = future
         self.endpoint = endpoint
         self.request_type = request_type
-        self._encoded: Callable[[int], bytes] | None = encoded
+        self._encoded: Callable[[int], bytes | PiecedBody] | None = encoded
         self.decode = decode
         self.size = size
         self.content_type = content_type
@@ -87,92 +94,182 @@ class TrainingPart:
         self.step: int | None = None
         """The step of the user's loop, for a journal."""
 
-    def bytes_for(self, number: int) -> bytes:
+    def bytes_for(self, number: int) -> bytes | PiecedBody:
         """Return the body with its number. May be called once, because it drops the parts of the body."""
         encoded, self._encoded = self._encoded, None
         assert encoded is not None  # noqa: S101  # the queue asks once
         return encoded(number)
 
-    def keep(self, body: bytes) -> None:
+    def keep(self, body: bytes | PiecedBody) -> None:
         """Put the body back after a look at it, so that `bytes_for` can be called once more."""
         self._encoded = lambda _number: body
 
 
-def sender(server: Server, session: Session | None) -> Callable[[TrainingPart, int], None]:
-    """Return a function that sends the parts of one training client.
+class PartSender:
+    """A sender of the parts of one training client. Thread-safe.
 
-    It is for workers, and it returns when the server has accepted the request.
+    Args:
+        server: the server, with the poller that carries the requests.
+        session: the session of the client; None for a client without one.
     """
-    clock, secrets = server.connection.clock, server.connection.secrets
 
-    def send(part: TrainingPart, number: int) -> None:
-        request_id = part.known or submit(part, number)
+    def __init__(self, server: Server, session: Session | None) -> None:
+        self.server = server
+        self.session = session
+        self.clock = server.connection.clock
+
+    def send(self, part: TrainingPart, number: int, ended: Ended) -> None:
+        """Send a part on a worker. `ended` gets None when the server has accepted it, else the failure.
+
+        The failure is `NotTaken` if the server certainly does not have the part.
+        """
+        if part.known is not None:
+            self.await_result(part, part.known, on_gone=partial(_fail_gone, part, number))
+            ended(None)
+        else:
+            Submission(self, part, ended).begin(number)
+
+    def await_result(
+        self, part: TrainingPart, request_id: str, on_gone: Callable[[Exception], object] | None = None
+    ) -> None:
+        """Poll for the result of a part that the server has accepted."""
         part.future.mark_accepted(request_id)
-        server.start().fetcher.fetch(
+        self.server.start().fetcher.fetch(
             Promise(
                 request_id,
                 part.request_type,
                 wants_proto=ENDPOINTS[part.endpoint].result_as_protobuf,
-                roundtrip_s=clock.now() - part.made_at,
+                roundtrip_s=self.clock.now() - part.made_at,
                 sdk_method=part.sdk_method,
             ),
             part.future,
             part.decode,
             deadline_at=part.deadline_at,
-            on_gone=None if part.known is None else partial(_fail_gone, part, number),
+            on_gone=on_gone,
         )
 
-    def submit(part: TrainingPart, number: int) -> str:
-        try:
-            machinery = server.start()
-            if session is not None:
-                session.refuse_lost()
-            reply = send_encoded(machinery, part, number)
-        except TinkerError as error:
-            if _may_be_taken(error):
-                raise
-            raise NotTaken from error
-        promise: UntypedAPIFuture = read_reply(part.endpoint, reply, secrets)
-        return promise.request_id
 
-    def send_encoded(machinery: Machinery, part: TrainingPart, number: int) -> Reply:
-        left_s = part.deadline_at - clock.now()
-        if left_s <= 0:
-            raise _too_late(part, clock)
-        budget = machinery.train_bytes
-        # A request of size 0 is not a chunk, and does not wait for chunks.
-        if part.size and not budget.acquire(part.size, None if math.isinf(left_s) else left_s):
-            raise _too_late(part, clock)
-        try:
-            return server.send(
-                _call_of(part, number, server.connection.settings, machinery.facts.dialect, left_s)
-            )
-        finally:
-            if part.size:
-                budget.release(part.size)
+class Submission:
+    """One part on its way to the server. `Tries` repeats it until it is accepted or has failed.
 
-    return send
-
-
-def _call_of(part: TrainingPart, number: int, settings: Settings, dialect: Dialect, left_s: float) -> Call:
-    """Return the call of a part.
-
-    Raises:
-        NotTaken: the call cannot be made, for example for lack of memory; nothing was sent.
+    Its steps follow one another, so at most one thread runs one.
     """
-    try:
-        with named(part.sdk_method):
-            return make_call(
-                part.endpoint,
-                settings,
-                body=part.bytes_for(number),
-                headers=part.headers,
-                content_type=part.content_type,
-                deadline_s=None if math.isinf(left_s) else left_s,
-                dialect=dialect,
-            )
-    except Exception as error:
-        raise NotTaken from error
+
+    __slots__ = ("_budget", "_call", "_ended", "_give_up_at", "_part", "_sender", "_taken_bytes", "_tries")
+
+    _budget: ByteBudget
+    _call: Call
+    _tries: Tries
+
+    def __init__(self, sender: PartSender, part: TrainingPart, ended: Ended) -> None:
+        self._sender = sender
+        self._part = part
+        self._ended = ended
+        self._taken_bytes = 0
+
+    def begin(self, number: int) -> None:
+        """Wait for the limit of bytes, and send the part for the first time."""
+        try:
+            self._prepare(number)
+        except MemoryError as error:  # nothing was sent
+            self._end(_not_taken(error))
+        except BaseException as error:  # noqa: BLE001  # any failure must end the send
+            self._end(error)
+        else:
+            self._try()
+
+    def _prepare(self, number: int) -> None:
+        sender, part = self._sender, self._part
+        machinery = sender.server.start()
+        if sender.session is not None:
+            sender.session.refuse_lost()
+        left_s = part.deadline_at - sender.clock.now()
+        if left_s <= 0:
+            raise _too_late(part, sender.clock)
+        self._take_bytes(machinery, left_s)
+        self._call = make_call(
+            part.endpoint,
+            sender.server.connection.settings,
+            body=part.bytes_for(number),
+            headers=part.headers,
+            content_type=part.content_type,
+            deadline_s=None if math.isinf(left_s) else left_s,
+            dialect=machinery.facts.dialect,
+            idempotency_key=machinery.scheduler.next_key(),
+            sdk_method=part.sdk_method,
+        )
+        limit_s = sender.server.connection.settings.deadline_s
+        self._give_up_at = part.deadline_at
+        if math.isinf(left_s) and limit_s is not None:
+            self._give_up_at = sender.clock.now() + limit_s
+        self._tries = sender.server.connection.caller.tries(self._call)
+
+    def _try(self) -> None:
+        self._sender.server.poller.start(self._tries.next_try(), self._on_outcome)
+
+    def _on_outcome(self, outcome: Reply | SendFailed) -> None:
+        try:
+            pause_s = self._after(outcome)
+        except BaseException as error:  # noqa: BLE001  # as above
+            self._end(error)
+            return
+        if pause_s is None:
+            self._end(None)
+        else:
+            self._sender.server.poller.after(pause_s, self._try)
+
+    def _after(self, outcome: Reply | SendFailed) -> float | None:
+        """Return the pause before the next try, or None if the server has accepted the part."""
+        server, part = self._sender.server, self._part
+        cause = own_failure(outcome)
+        if cause is not None:
+            raise self._tries.explained(cause)
+        try:
+            found = self._tries.after(outcome)
+        except BillingError:
+            if not server.may_wait_out_billing(self._give_up_at):
+                raise
+            # The pause counts as time of the call.
+            left_s = self._give_up_at - self._sender.clock.now() - PAUSE_S * server.connection.settings.pace
+            self._call = self._call.but(deadline_s=None if math.isinf(left_s) else left_s)
+            self._tries = server.connection.caller.tries(self._call)
+            return PAUSE_S
+        if not isinstance(found, Reply):
+            return found
+        self._give_back_bytes()
+        request_id, _ = read_promise(part.endpoint, found, server.connection.secrets)
+        self._sender.await_result(part, request_id)
+        return None
+
+    def _end(self, failure: BaseException | None) -> None:
+        self._give_back_bytes()
+        if isinstance(failure, APIConnectionError):
+            failure = self._sender.server.closed_or(failure)
+        if isinstance(failure, TinkerError) and not _may_be_taken(failure):
+            failure = _not_taken(failure)
+        self._ended(failure)
+
+    def _take_bytes(self, machinery: Machinery, left_s: float) -> None:
+        size = self._part.size
+        if not size:  # it is not a chunk, and does not wait for chunks
+            return
+        self._budget = machinery.train_bytes
+        # Each chunk under way uses a connection, so that small ones count more than their size.
+        taken = max(size, _LEAST_TRAIN_BYTES)
+        if not self._budget.acquire(taken, None if math.isinf(left_s) else left_s):
+            raise _too_late(self._part, self._sender.clock)
+        self._taken_bytes = taken
+
+    def _give_back_bytes(self) -> None:
+        taken, self._taken_bytes = self._taken_bytes, 0
+        if taken:
+            self._budget.release(taken)
+
+
+def _not_taken(cause: Exception) -> NotTaken:
+    refused = NotTaken()
+    refused.__cause__ = cause
+    return refused
 
 
 def _fail_gone(part: TrainingPart, number: int, gone: Exception) -> None:

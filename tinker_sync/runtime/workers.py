@@ -166,6 +166,8 @@ class Workers(ThreadPoolExecutor):
         ...     print(workers)
         <Workers 'demo' 1 threads>
         """
+        if self._threads:
+            return
         with self._shutdown_lock, suppress(RuntimeError):
             if not self._threads and not self._shutdown:
                 self._start_thread()

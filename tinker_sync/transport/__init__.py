@@ -6,6 +6,7 @@
                            caller read the answer, follows redirects
     request                one request to one address: its headers, and its head, which like requests share
     pools                  open connections, kept for reuse
+    body                   a large body in pieces, sent without a copy
     socket_line            bytes on a socket, framed by `wire.http1`
     content, scheme        compressed bodies; ports that use another scheme than the address
     session                the user's `requests.Session`: proxies, certificates, headers, cookies

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from attrs import field, fields, frozen
+from attrs import define, field, fields, frozen
 
 from tinker_sync._secret import HeaderMap, header_map
 from tinker_sync.config import Timeout
+from tinker_sync.transport.body import PiecedBody
 
 __all__ = ["Call", "Reply", "SendFailed"]
 
 _NONE: Final = HeaderMap()
 
 
-@frozen(kw_only=True, repr=False)
+@define(kw_only=True, repr=False)
 class Call:
     """One call of the API, which can be sent repeatedly. Its repr shows no header and no body.
 
@@ -27,7 +28,7 @@ class Call:
     """Below the base URL, beginning with a slash, its segments percent-encoded."""
     query: str = ""
     """Encoded, without the question mark."""
-    body: bytes | None = None
+    body: bytes | PiecedBody | None = None
     headers: HeaderMap = field(default=_NONE, converter=header_map)
     """Headers of this call alone. They replace the client's, and the user's default headers replace them."""
     accept: str = "application/json"

@@ -1,8 +1,9 @@
-"""The retry loop of blocking calls: a `Call` becomes a `Reply`, or one of the public errors.
+"""The retries of calls: a `Call` becomes a `Reply`, or one of the public errors.
 
-All tries of one logical operation carry the same idempotency key, and each carries the number of earlier
-tries. The loop repeats a call that the server may have carried out if the call is marked as repeatable or the
-server asks for the retry. `close` interrupts a pause at once.
+`Tries` decides after each try. `Caller` sends the tries of a blocking call; the requests of training clients
+are sent by a poller and use `Tries` too. All tries of one logical operation carry the same idempotency key,
+and each carries the number of earlier tries. A call that the server may have carried out is repeated if it is
+marked as repeatable or the server asks for the retry. `close` interrupts a pause at once.
 
 Many threads may call at the same time. Each waits in its own call and holds no lock meanwhile.
 """
@@ -15,8 +16,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol, TypeVar
-
-from attrs import evolve, frozen
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._policy import delay_s
@@ -98,29 +97,42 @@ class Caller:
             APIConnectionError: No answer came, or the client was closed meanwhile.
             CredentialError: The call needs a key and none is usable.
         """
-        call = _keyed(call)
-        patience = self._patience(call)
-        trouble = Trouble()
-        skipped_s = 0.0  # the skipped part of the pauses; it counts as time waited
+        tries = self.tries(call)
         while True:
+            found = tries.after(self._attempt(tries))
+            if isinstance(found, Reply):
+                return found
+            self._clock.wait(self._closing, found * self._settings.pace)
+
+    def tries(self, call: Call) -> Tries:
+        """Return the tries of a call, for code that sends without this caller."""
+        return Tries(self, call, self._settings, self._clock)
+
+    def _attempt(self, tries: Tries) -> Reply | SendFailed:
+        call = tries.next_try()
+        try:
+            if self._closing.is_set():
+                raise _closed(call)
             try:
-                outcome = self._attempt(patience.allow(call, self._clock.now() + skipped_s))
-            except TinkerError as error:
-                patience.explained(error)
-                raise
-            if isinstance(outcome, Reply):
-                return outcome
-            if isinstance(outcome, Fatal):
-                raise patience.explained(outcome.error)
-            pause_s = self._pause_s(outcome, call)
-            now_s = self._clock.now() + skipped_s
-            patience = patience.after(outcome, now_s + pause_s)
-            self._tell(call, pause_s, outcome.error)
-            if trouble.is_due(now_s, pause_s):
-                _logger.warning("%s Still trying.", outcome.error)
-            self._clock.wait(self._closing, pause_s * self._settings.pace)
-            skipped_s += pause_s * (1 - self._settings.pace)
-            call = call.but(attempt=call.attempt + 1, fresh=call.fresh or outcome.fresh)
+                return self._http.send(call)
+            except SendFailed as failed:
+                if not self._closing.is_set():
+                    return failed
+                closed = _closed(call)
+                closed.ambiguous = failed.maybe_received
+                raise closed from failed
+        except TinkerError as error:
+            tries.explained(error)
+            raise
+
+    def pause_s(self, verdict: Retry, call: Call) -> float:
+        """Return the pause before the next try of a call."""
+        return delay_s(call.attempt, hint_s=verdict.after_s, draw=self._draw())
+
+    def note_pause(self, call: Call, pause_s: float, error: APIError) -> None:
+        """Record the pause before the next try of a call."""
+        reason = str(error.status_code) if isinstance(error, APIStatusError) else type(error).__name__
+        self._journal.retrying(call, pause_s, reason)
 
     def close(self) -> None:
         """Make every call that waits for its next try fail now, and every later call. May be called twice."""
@@ -133,43 +145,8 @@ class Caller:
             self._closing.set()
         self._notes_lock = threading.Lock()
 
-    def _patience(self, call: Call) -> _Patience:
-        deadline_s = self._settings.deadline_s if call.deadline_s is None else call.deadline_s
-        now_s = self._clock.now()
-        counted = call.max_retries is not None or not isinstance(self._settings.max_retries, DefaultInt)
-        return _Patience(
-            retries=self._settings.max_retries if call.max_retries is None else call.max_retries,
-            free_until_s=now_s + PATIENCE_S if call.patient and not counted else now_s,
-            until_s=now_s + (PATIENCE_S if deadline_s is None else deadline_s),
-            cuts_tries=deadline_s is not None,
-        )
-
-    def _attempt(self, call: Call) -> Reply | Verdict:
-        if self._closing.is_set():
-            raise _closed(call)
-        try:
-            reply = self._http.send(call)
-        except SendFailed as failed:
-            if self._closing.is_set():
-                closed = _closed(call)
-                closed.ambiguous = failed.maybe_received
-                raise closed from failed
-            return self._judge.failure(failed, call)
-        self._note_deprecation(reply, call)
-        verdict = self._judge.reply(reply, call)
-        if verdict is not None and reply.resent:
-            verdict.error.ambiguous = True
-            verdict.error.attempts = call.attempt + 1
-        return verdict or reply
-
-    def _pause_s(self, verdict: Retry, call: Call) -> float:
-        return delay_s(call.attempt, hint_s=verdict.after_s, draw=self._draw())
-
-    def _tell(self, call: Call, pause_s: float, error: APIError) -> None:
-        reason = str(error.status_code) if isinstance(error, APIStatusError) else type(error).__name__
-        self._journal.retrying(call, pause_s, reason)
-
-    def _note_deprecation(self, reply: Reply, call: Call) -> None:
+    def note_deprecation(self, reply: Reply, call: Call) -> None:
+        """Log the server's note that a call is deprecated, once."""
         note = reply.headers.get("x-deprecation-note")
         if not note:
             return
@@ -211,40 +188,103 @@ class Trouble:
         return True
 
 
-@frozen
-class _Patience:
-    """The tries that one call has left. Immutable: `after` returns the state after a failed try."""
+class Tries:
+    """The tries of one call, and the decision after each. For one thread at a time.
 
-    retries: int
-    free_until_s: float
-    """Until this moment of the clock, a try may begin even if no retries are left."""
-    until_s: float
-    """No try begins after this moment of the clock."""
-    cuts_tries: bool
-    """True if `until_s` also ends a try under way."""
-    limited: int = 0
-    """The number of failures so far of a kind that has its own limit of retries."""
-    lost: bool = False
-    """True if the server may have carried out a try whose answer did not arrive."""
+    All tries carry the same idempotency key. The owner sends the call that `next_try` returns, passes the
+    outcome to `after`, and waits for the pause that `after` returns.
+    """
 
-    def allow(self, call: Call, now_s: float) -> Call:
-        """Return the call with the time left as its deadline if `cuts_tries`, otherwise the call itself."""
-        return call.but(deadline_s=max(self.until_s - now_s, 0.0)) if self.cuts_tries else call
+    __slots__ = (
+        "_call",
+        "_caller",
+        "_clock",
+        "_cuts_tries",
+        "_free_until_s",
+        "_limited",
+        "_lost",
+        "_pace",
+        "_retries",
+        "_skipped_s",
+        "_trouble",
+        "_until_s",
+    )
 
-    def after(self, verdict: Retry, next_try_s: float) -> _Patience:
-        """Return the state for a try that begins at `next_try_s`; raise the error if no try is left."""
-        limit = verdict.limit
-        limited = self.limited + (limit is not None)
-        spent = self.retries <= 0 and next_try_s >= self.free_until_s
-        if spent or next_try_s >= self.until_s or (limit is not None and limited > limit):
-            raise self.explained(verdict.error)
-        lost = self.lost or _may_have_been_done(verdict.error)
-        return evolve(self, retries=self.retries - 1, limited=limited, lost=lost)
+    def __init__(self, caller: Caller, call: Call, settings: Settings, clock: Clock) -> None:
+        deadline_s = settings.deadline_s if call.deadline_s is None else call.deadline_s
+        counted = call.max_retries is not None or not isinstance(settings.max_retries, DefaultInt)
+        now_s = clock.now()
+        self._caller = caller
+        self._call = _keyed(call)
+        self._clock = clock
+        self._pace = settings.pace
+        self._retries = settings.max_retries if call.max_retries is None else call.max_retries
+        # Until this moment of the clock, a try may begin even if no retries are left.
+        self._free_until_s = now_s + PATIENCE_S if call.patient and not counted else now_s
+        # No try begins after this moment of the clock. A deadline also ends a try under way.
+        self._until_s = now_s + (PATIENCE_S if deadline_s is None else deadline_s)
+        self._cuts_tries = deadline_s is not None
+        self._limited = 0  # the failures of a kind that has its own limit of retries
+        self._lost = False  # the server may have carried out a try whose answer did not arrive
+        self._skipped_s = 0.0  # the skipped part of the pauses; it counts as time waited
+        self._trouble: Trouble | None = None
+
+    def next_try(self) -> Call:
+        """Return the call to send now. If it has a deadline, its new deadline is the time left."""
+        if not self._cuts_tries:
+            return self._call
+        return self._call.but(deadline_s=max(self._until_s - self._now_s(), 0.0))
+
+    def after(self, outcome: Reply | SendFailed) -> Reply | float:
+        """Return the answer if it is good, else the pause before the next try.
+
+        The owner multiplies the pause by the pace of the settings.
+
+        Raises:
+            APIError: The call has failed, or no try is left.
+        """
+        caller, call = self._caller, self._call
+        if isinstance(outcome, SendFailed):
+            found: Verdict = caller.judge.failure(outcome, call)
+        else:
+            caller.note_deprecation(outcome, call)
+            judged = caller.judge.reply(outcome, call)
+            if judged is None:
+                return outcome
+            found = judged
+            if outcome.resent:
+                found.error.ambiguous = True
+                found.error.attempts = call.attempt + 1
+        if isinstance(found, Fatal):
+            raise self.explained(found.error)
+        pause_s = caller.pause_s(found, call)
+        now_s = self._now_s()
+        self._spend(found, now_s + pause_s)
+        caller.note_pause(call, pause_s, found.error)
+        self._trouble = self._trouble or Trouble()
+        if self._trouble.is_due(now_s, pause_s):
+            _logger.warning("%s Still trying.", found.error)
+        self._skipped_s += pause_s * (1 - self._pace)
+        self._call = call.but(attempt=call.attempt + 1, fresh=call.fresh or found.fresh)
+        return pause_s
 
     def explained(self, error: ErrorT) -> ErrorT:
         """Return the error, marked if an earlier try may have been carried out."""
-        error.ambiguous = error.ambiguous or self.lost
+        error.ambiguous = error.ambiguous or self._lost
         return error
+
+    def _spend(self, verdict: Retry, next_try_s: float) -> None:
+        """Use up a retry for a try that begins at `next_try_s`; raise the error if there is none."""
+        limit = verdict.limit
+        self._limited += limit is not None
+        spent = self._retries <= 0 and next_try_s >= self._free_until_s
+        if spent or next_try_s >= self._until_s or (limit is not None and self._limited > limit):
+            raise self.explained(verdict.error)
+        self._lost = self._lost or _may_have_been_done(verdict.error)
+        self._retries -= 1
+
+    def _now_s(self) -> float:
+        return self._clock.now() + self._skipped_s
 
 
 def _may_have_been_done(error: APIError) -> bool:

@@ -23,7 +23,9 @@ from attrs import evolve
 
 from tinker_sync._clock import Clock
 from tinker_sync._secret import Secret
+from tinker_sync.errors import InvalidInputError
 from tinker_sync.transport import content
+from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.challenge import rejects_token
 from tinker_sync.transport.journal import Journal
@@ -64,7 +66,7 @@ class Launcher:
         self._pools = pools
         self._clock = clock
         self._before_connecting = before_connecting
-        self._routes: dict[Origin, Route] = {}  # of origins without a proxy; they do not change
+        self._direct: tuple[Origin, Route] | None = None  # an origin without a proxy; its way does not change
 
     def launch(self, hop: Hop, limits: Limits, *, repeatable: bool, fresh: bool) -> SocketLine:
         """Send a request.
@@ -92,12 +94,13 @@ class Launcher:
         Raises:
             SendFailed: The request was not sent, or not to its end.
         """
-        route = self._routes.get(origin)
-        if route is None:
+        direct = self._direct
+        if direct is None or direct[0] is not origin:
             route = self._rules.way_to(origin).route
             if route.proxy is not None:
                 return None
-            self._routes[origin] = route
+            self._direct = direct = origin, route
+        route = direct[1]
         return self._send(
             route, call.method, head, call.body, limits, repeatable=call.repeatable, fresh=fresh
         )
@@ -107,7 +110,7 @@ class Launcher:
         route: Route,
         method: str,
         head: bytes,
-        body: bytes | None,
+        body: bytes | PiecedBody | None,
         limits: Limits,
         *,
         repeatable: bool,
@@ -202,6 +205,7 @@ class Exchange:
         self._resent = False  # the server may have received an earlier send
         self._taken = False  # an earlier address has processed the request and redirected to a GET
         self._line: SocketLine
+        self._told = False  # this try is logged or observed
         self._begin()
 
     @property
@@ -269,7 +273,8 @@ class Exchange:
             line = self._launcher.launch(self._hop, self._limits, repeatable=self._repeatable, fresh=fresh)
         self._line = line
         journal = self._journal
-        if journal.observers or journal.log.isEnabledFor(logging.DEBUG):
+        self._told = bool(journal.observers) or journal.log.isEnabledFor(logging.DEBUG)
+        if self._told:
             journal.sent(self._call, self._hop.headers)
 
     def _ask(self, line: Callable[[], RawReply | None]) -> Reply | None:
@@ -288,6 +293,9 @@ class Exchange:
                 self._send(fresh=True)
             except SendFailed as again:
                 failed = again
+            except InvalidInputError as changed:  # by a body whose arrays have changed
+                changed.ambiguous = self._resent
+                raise
             else:
                 return
         raise self._lost(failed)
@@ -308,9 +316,8 @@ class Exchange:
         # A compressed body reveals a cut by itself.
         may_be_cut = raw.lasts_until_close and not encoding
         reply = Reply(raw.status, raw.fields, body, resent=self._resent, may_be_cut=may_be_cut)
-        journal = self._journal
-        if journal.observers or journal.log.isEnabledFor(logging.DEBUG):
-            journal.answered(self._call, reply, self._clock.now() - self._began_s)
+        if self._told:
+            self._journal.answered(self._call, reply, self._clock.now() - self._began_s)
         if reply.status == 401 and self._has_new_credential(reply):
             self._begin()
             return None

@@ -103,11 +103,10 @@ class Http:
         """
         keys = self._keys
         credential = self._credential(call, keys) if keys is not None else ""
-        rules = self._rules
         return Exchange(
             call,
             partial(self._compose, call, credential),
-            self._heads.write(call, credential) if rules.adds_nothing else None,
+            self._heads.write(call, credential) if self._rules.adds_nothing else None,
             self._origin,
             self._limits(call),
             self._launcher,
@@ -176,7 +175,7 @@ class Http:
             and {"host": proxy.host, "port": proxy.port, "headers": dict(way.route.proxy_headers)},
             "target": hop.target,
             "address": hop.address,
-            "body": (call.body or b"").decode(),
+            "body": call.body.decode() if isinstance(call.body, bytes) else "",
             "timeout_s": timeout.read,
         }
 

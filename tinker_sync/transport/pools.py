@@ -11,6 +11,7 @@ Any thread may take a connection and give it back. The connection belongs to the
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import select
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 MAX_IDLE: Final = 1000
 # Most balancers and servers drop connections that are silent for a minute; a request on one could be lost.
 MAX_IDLE_S: Final = 50.0
+_LOOK_EVERY_S: Final = 1.0
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _TUNNEL_REFUSED: Final = re.compile(r"Tunnel connection failed: (\d{3})")
 
@@ -295,6 +297,7 @@ class Pools:
         self._idle_count = 0  # guarded by _lock
         self._busy: set[Connection] = set()  # guarded by _lock
         self._closed = False  # guarded by _lock; final
+        self._look_at_s = -math.inf  # guarded by _lock; when to look for expired connections
 
     def take(self, route: Route, *, max_idle_s: float | None = None) -> Connection | None:
         """Return an idle connection that the server has not closed, or None.
@@ -345,7 +348,10 @@ class Pools:
             if keep:
                 self._idle.setdefault(connection.route, deque()).append(connection)
                 self._idle_count += 1
-            expired = self._expired_locked(now_s - self._max_idle_s)
+            expired = []
+            if now_s >= self._look_at_s:
+                self._look_at_s = now_s + _LOOK_EVERY_S
+                expired = self._expired_locked(now_s - self._max_idle_s)
         for old in expired if keep else [connection, *expired]:
             old.close()
 

@@ -23,6 +23,7 @@ from tinker_sync._secret import (
     mask_text,
     mask_url,
 )
+from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call
 
 __all__ = ["curl", "redact_body", "redact_headers", "redact_json", "redact_text", "redact_url"]
@@ -48,7 +49,12 @@ redact_url = mask_url
 redact_json = mask_json
 
 
-def redact_body(content: bytes | None, content_type: str, secrets: Iterable[str | Secret] = ()) -> str:
+_FROM_FILE: Final = ["--data-binary", "@body.bin"]
+
+
+def redact_body(
+    content: bytes | PiecedBody | None, content_type: str, secrets: Iterable[str | Secret] = ()
+) -> str:
     """Return the beginning of a body: masked if it is text, otherwise the number of its bytes.
 
     >>> redact_body(b'{"path": "p", "weights_access_token": "abc"}', "application/json")
@@ -59,7 +65,7 @@ def redact_body(content: bytes | None, content_type: str, secrets: Iterable[str 
     if not content:
         return ""
     is_text = "json" in content_type or content_type.startswith("text/")
-    if not is_text or len(content) > _TEXT_BYTES:
+    if not is_text or isinstance(content, PiecedBody) or len(content) > _TEXT_BYTES:
         return f"<{len(content)} bytes of {content_type or 'unknown type'}>"
     shown = _masked(content, tuple(secrets))
     if len(shown) <= _SHOWN_CHARACTERS:
@@ -124,13 +130,15 @@ def _headers_of(call: Call) -> dict[str, str]:
     return headers
 
 
-def _data(call: Call, body: bytes, known: tuple[str | Secret, ...]) -> list[str]:
+def _data(call: Call, body: bytes | PiecedBody, known: tuple[str | Secret, ...]) -> list[str]:
     encoded = "content-encoding" in HeaderMap(call.headers)
-    if len(body) <= _TEXT_BYTES and call.content_type.startswith("application/json") and not encoded:
+    if isinstance(body, PiecedBody) or len(body) > _TEXT_BYTES:
+        return _FROM_FILE
+    if call.content_type.startswith("application/json") and not encoded:
         text = _quoted_json(body, known)
         if text:
             return ["--data-raw", text]
-    return ["--data-binary", "@body.bin"]
+    return _FROM_FILE
 
 
 def _quoted_header(name: str, value: str, known: tuple[str | Secret, ...]) -> str:

@@ -22,6 +22,7 @@ from attrs import frozen
 from tinker_sync._secret import HeaderMap, Secret, header_map, mask_json
 from tinker_sync._version import __version__
 from tinker_sync.config import Settings
+from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call
 from tinker_sync.transport.content import accepted_encodings
 from tinker_sync.transport.pools import Origin
@@ -61,7 +62,7 @@ class Hop:
     url: SplitResult
     origin: Origin
     headers: Headers
-    body: bytes | None
+    body: bytes | PiecedBody | None
     own: bool = True
     """True while at the origin that the user configured: it alone gets credentials and the user's headers."""
 
@@ -125,8 +126,10 @@ def _absolute(hop: Hop, location: str) -> SplitResult:
         raise RedirectRefused("the redirect's address is not valid") from None
 
 
-def _holds_secret(body: bytes) -> bool:
+def _holds_secret(body: bytes | PiecedBody) -> bool:
     """Return True if a JSON body holds a field or a text to mask. Other bodies hold tensors."""
+    if isinstance(body, PiecedBody):
+        return False
     try:
         tree = json.loads(body)
     except (ValueError, RecursionError):
@@ -238,7 +241,8 @@ class RequestHeads:
         lines = [f"{name}: {value}" for name, value in own.values()]
         if call.idempotency_key:
             lines.append(f"{IDEMPOTENCY_KEY}: {call.idempotency_key}")
-        if not "".join(lines).isprintable() or not "".join(lines).isascii():
+        joined = "".join(lines)
+        if not (joined.isascii() and joined.isprintable()):
             return None  # a line end in a value would add headers
         lines.append(f"{RETRY_COUNT}: {call.attempt - 1}\r\nContent-Length: {len(call.body)}\r\n\r\n")
         return f"{written.text}{_LINE_END.join(lines)}".encode("ascii")

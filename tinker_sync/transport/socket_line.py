@@ -8,12 +8,14 @@ thread may call first one and then the other. A line belongs to one thread at a 
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Mapping
 from typing import Final, NoReturn
 
-from attrs import field, frozen
+from attrs import define, field
 
 from tinker_sync._clock import Clock, slice_of
+from tinker_sync.transport.body import Piece, PiecedBody
 from tinker_sync.transport.call import SendFailed
 from tinker_sync.transport.pools import Connection, Pools, never_block
 from tinker_sync.transport.scheme import with_tls
@@ -22,9 +24,11 @@ from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 
 # A socket's timeout covers one whole `sendall`. Sending in pieces limits each piece, not the whole upload.
 _SEND_BYTES: Final = 256 * 1024
+# The most pieces that Linux, macOS and the BSDs take in one call.
+_MOST_PIECES: Final = 1024
 
 
-@frozen
+@define
 class RawReply:
     """An answer as received, with its content encoding still in place."""
 
@@ -36,7 +40,7 @@ class RawReply:
     lasts_until_close: bool = False
 
 
-@frozen
+@define
 class Limits:
     """The limits of one request: its time, its silences, and the size of its answer."""
 
@@ -65,33 +69,25 @@ class SocketLine:
         self._parser = ReplyParser(method, max_body_bytes=limits.max_body_bytes)
         self._sent = False
         self._over = False
-        self._silence_ends_s = math.inf
+        self.expires_at_s = limits.give_up_s
+        """The moment of the clock after which `step` fails if nothing has arrived."""
 
-    def fileno(self) -> int:
-        """Return the socket's number, for a selector."""
-        return self.sock.fileno()
-
-    @property
-    def expires_at_s(self) -> float:
-        """Return the moment of the clock after which `step` fails if nothing has arrived."""
-        return min(self._silence_ends_s, self._limits.give_up_s)
-
-    def send(self, head: bytes, body: bytes | None) -> None:
+    def send(self, head: bytes, body: bytes | PiecedBody | None) -> None:
         """Send the request. Return early if the server has answered before the end of the request.
 
         Raises:
             SendFailed: The connection broke or stalled first, so the server has not received the request.
+            InvalidInputError: An array of the body has changed since an earlier try.
         """
         try:
-            if not body or len(body) <= _SEND_BYTES:
+            if isinstance(body, PiecedBody):
+                self._send_pieces([head, *body.to_send()])
+            elif not body or len(body) <= _SEND_BYTES:
                 self._send_piece(head + body if body else head)  # a small body shares the packet of its head
             else:
                 self._send_piece(head)
-                view = memoryview(body)
-                for at in range(0, len(body), _SEND_BYTES):
-                    self._send_piece(view[at : at + _SEND_BYTES])
+                self._send_block(body)
             self._sent = True
-            self._begin_silence(self._limits.read_s)
         except OSError as error:
             if not self._answered_early():
                 self._fail(error)
@@ -112,6 +108,33 @@ class SocketLine:
         if at < len(piece):
             sock.settimeout(left_s if math.isfinite(left_s) else None)
             sock.sendall(memoryview(piece)[at:])
+            self._begin_silence(self._limits.read_s)
+
+    def _send_block(self, block: bytes) -> None:
+        view = memoryview(block)
+        for at in range(0, len(block), _SEND_BYTES):
+            self._send_piece(view[at : at + _SEND_BYTES])
+
+    def _send_pieces(self, pieces: list[Piece]) -> None:
+        """Send pieces from where they lie. Only TLS, and Windows, need them in one place, a few at a time."""
+        sock, first = self.sock, 0
+        gathers = type(sock) is socket.socket and hasattr(sock, "sendmsg")
+        while first < len(pieces):
+            if not gathers:
+                last = _end_of_block(pieces, first)
+                self._send_block(b"".join(pieces[first:last]))
+                first = last
+                continue
+            self._begin_silence(self._limits.read_s)
+            left_s = self._left_s()
+            sock.settimeout(left_s if math.isfinite(left_s) else None)
+            sent = sock.sendmsg(pieces[first : first + _MOST_PIECES])
+            while first < len(pieces) and sent >= len(pieces[first]):
+                sent -= len(pieces[first])
+                first += 1
+            if sent:
+                pieces[first] = memoryview(pieces[first])[sent:]
+        self._begin_silence(self._limits.read_s)
 
     def step(self) -> RawReply | None:
         """Take the bytes that have arrived, without blocking, and return the answer if it is whole.
@@ -168,7 +191,7 @@ class SocketLine:
             self._pools.discard(self._connection)
 
     def _begin_silence(self, limit_s: float) -> None:
-        self._silence_ends_s = self._clock.now() + limit_s
+        self.expires_at_s = min(self._clock.now() + limit_s, self._limits.give_up_s)
 
     def _left_s(self) -> float:
         left_s = self.expires_at_s - self._clock.now()
@@ -179,7 +202,8 @@ class SocketLine:
     def _take(self, data: bytes) -> None:
         if data:
             self._parser.feed(data)
-            self._begin_silence(self._limits.idle_s)
+            if not self._parser.done:
+                self._begin_silence(self._limits.idle_s)
         else:
             self._parser.eof()
 
@@ -236,3 +260,12 @@ class SocketLine:
         return (
             f"the connection broke: {error.strerror or error}" if isinstance(error, OSError) else str(error)
         )
+
+
+def _end_of_block(pieces: list[Piece], first: int) -> int:
+    """Return the index after the last piece of a block of at most `_SEND_BYTES`, of one piece at least."""
+    size, last = 0, first
+    while last < len(pieces) and (last == first or size + len(pieces[last]) <= _SEND_BYTES):
+        size += len(pieces[last])
+        last += 1
+    return last

@@ -231,7 +231,7 @@ def _attach_converters(
     return [
         # An inherited field gets a conversion of its own, so that errors name the class the user sees.
         field.evolve(converter=_converter(made, field.name), metadata={**field.metadata, _DERIVED: True})
-        if field.converter is None or _DERIVED in field.metadata
+        if field.init and (field.converter is None or _DERIVED in field.metadata)
         else field
         for field in fields
     ]

@@ -46,7 +46,7 @@ class TensorData(_Unlocked):
     """Values of one tensor with their wire dtype, dense or sparse CSR. Immutable; threads may share it.
 
     An array that already has the dtype is kept without a copy: do not write into it while a request is in
-        flight.
+    flight. A retry that finds the array changed fails, because it would send other bytes.
     Two tensors are equal if dtype, shape, layout and values are equal (NaN equals NaN).
 
     >>> TensorData(data=[1, 2, 3], dtype="int64")

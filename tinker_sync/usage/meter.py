@@ -6,6 +6,7 @@ The thread that decodes a result reports it before the future resolves, so the c
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ from attrs import frozen
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._observe import Event, ModelNamed, TokensUsed
 from tinker_sync.runtime import _fork
-from tinker_sync.usage.counts import TokenCounts
+from tinker_sync.usage.counts import KINDS, TokenCounts
 
 
 @frozen
@@ -45,9 +46,10 @@ class Meter:
         self._ask_name = ask_name
         self._clock = clock
         self._lock = threading.Lock()
-        self._counts: dict[str, TokenCounts] = {}  # guarded by _lock; by model or sampler
+        # By model or sampler, in the order of KINDS.
+        self._counts: dict[str, list[int]] = {}  # guarded by _lock
         self._names: dict[str, str] = {}  # guarded by _lock
-        self._span: UsageSpan | None = None  # guarded by _lock
+        self._first_s, self._last_s = math.inf, 0.0  # guarded by _lock; when results arrived
         _fork.renew_in_child(self)
 
     def observe(self, event: Event) -> None:
@@ -61,19 +63,23 @@ class Meter:
                     self._names[event.model] = name
 
     def _add(self, used: TokensUsed) -> None:
-        counts = TokenCounts(
-            trained=used.trained, prompt=used.prompt, cached=used.cached, sampled=used.sampled
-        )
         now_s = self._clock.time()
         with self._lock:
-            self._counts[used.model] = self._counts.get(used.model, TokenCounts()) + counts
-            self._span = UsageSpan(self._span.first_s if self._span else now_s, now_s)
+            counts = self._counts.get(used.model)
+            if counts is None:
+                counts = self._counts[used.model] = [0, 0, 0, 0]
+            counts[0] += used.trained
+            counts[1] += used.prompt
+            counts[2] += used.cached
+            counts[3] += used.sampled
+            self._first_s = min(self._first_s, now_s)
+            self._last_s = now_s
 
     @property
     def span(self) -> UsageSpan | None:
         """The times of the first and the last result; None before the first."""
         with self._lock:
-            return self._span
+            return UsageSpan(self._first_s, self._last_s) if self._counts else None
 
     def base_model(self, model: str) -> str | None:
         """Return the base model of a model or sampler. Ask the server once for an unknown name."""
@@ -90,7 +96,10 @@ class Meter:
     def by_model(self) -> dict[str | None, TokenCounts]:
         """Return the usage so far by base model, with None for models of unknown name."""
         with self._lock:
-            counts = dict(self._counts)
+            counts = {
+                model: TokenCounts(**dict(zip(KINDS, own, strict=True)))
+                for model, own in self._counts.items()
+            }
         summed: dict[str | None, TokenCounts] = {}
         for model, own in counts.items():
             name = self.base_model(model)
@@ -101,4 +110,4 @@ class Meter:
         """Begin at zero in a child process."""
         self._lock = threading.Lock()
         self._counts = {}
-        self._span = None
+        self._first_s, self._last_s = math.inf, 0.0

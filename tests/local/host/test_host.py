@@ -41,7 +41,7 @@ def spec(**changes: Any) -> SampleSpec:
 
 
 def test_jobs_are_done_in_order_on_one_thread(host: Host) -> None:
-    host.create("a", tiny.NAME, LoraSettings(rank=2)).result(10)
+    host.create("a", tiny.NAME, LoraSettings(rank=2)).result(120)
     names: list[tuple[int, str]] = []
     jobs = [
         host.train("a", lambda _, n=n: names.append((n, threading.current_thread().name)))  # type: ignore[misc]
@@ -53,29 +53,29 @@ def test_jobs_are_done_in_order_on_one_thread(host: Host) -> None:
 
 def test_runs_are_separate_and_failures_stay_with_their_job(host: Host) -> None:
     for run in ("a", "b"):
-        host.create(run, tiny.NAME, LoraSettings(rank=2, seed=1)).result(10)
-    before = host.train("b", lambda run: run.forward(DATA, "cross_entropy").metrics).result(10)
+        host.create(run, tiny.NAME, LoraSettings(rank=2, seed=1)).result(120)
+    before = host.train("b", lambda run: run.forward(DATA, "cross_entropy").metrics).result(120)
     with pytest.raises(ValueError, match="loss_fn"):
-        host.train("a", lambda run: run.forward_backward(DATA, "none")).result(10)
-    host.train("a", lambda run: run.params.flat.fill(0.3)).result(10)
-    assert host.train("b", lambda run: run.forward(DATA, "cross_entropy").metrics).result(10) == before
-    assert host.train("a", lambda run: run.forward(DATA, "cross_entropy").metrics).result(10) != before
+        host.train("a", lambda run: run.forward_backward(DATA, "none")).result(120)
+    host.train("a", lambda run: run.params.flat.fill(0.3)).result(120)
+    assert host.train("b", lambda run: run.forward(DATA, "cross_entropy").metrics).result(120) == before
+    assert host.train("a", lambda run: run.forward(DATA, "cross_entropy").metrics).result(120) != before
 
 
 def test_unknown_runs_are_refused(host: Host) -> None:
     with pytest.raises(UnknownRun, match="'missing' is not in memory"):
-        host.train("missing", lambda run: None).result(10)
-    host.create("a", tiny.NAME, LoraSettings(rank=2)).result(10)
-    assert [host.unload("a").result(10) for _ in range(2)] == [True, False]
+        host.train("missing", lambda run: None).result(120)
+    host.create("a", tiny.NAME, LoraSettings(rank=2)).result(120)
+    assert [host.unload("a").result(120) for _ in range(2)] == [True, False]
     with pytest.raises(UnknownRun):
-        host.train("a", lambda run: None).result(10)
+        host.train("a", lambda run: None).result(120)
 
 
 def test_an_unloaded_run_frees_its_memory(host: Host) -> None:
-    host.create("a", tiny.NAME, LoraSettings(rank=2)).result(10)
+    host.create("a", tiny.NAME, LoraSettings(rank=2)).result(120)
     alive = weakref.ref(host._runs["a"])
-    host.train("a", lambda run: run.forward(DATA, "cross_entropy")).result(10)
-    host.unload("a").result(10)
+    host.train("a", lambda run: run.forward(DATA, "cross_entropy")).result(120)
+    host.unload("a").result(120)
     gc.collect()
     assert alive() is None
 
@@ -86,7 +86,7 @@ def test_a_finished_job_is_freed() -> None:
 
     worker, data = TrainWorker("tinker-engine-train"), Data()
     alive = weakref.ref(data)
-    worker.submit(lambda data=data: str(data)).result(10)  # type: ignore[misc]
+    worker.submit(lambda data=data: str(data)).result(120)  # type: ignore[misc]
     del data
     for _ in range(2000):
         if alive() is None:
@@ -101,14 +101,16 @@ def test_requests_sampled_together_equal_those_sampled_alone(host: Host) -> None
     together = [order.future for order in [host.sample(tiny.NAME, each) for each in specs]]
     alone = Sampler(MODEL.weights, decode=MODEL.decode)
     for each, future in zip(specs, together, strict=True):
-        assert future.result(20).samples[0].tokens.tolist() == alone.run([each])[0].samples[0].tokens.tolist()
+        assert (
+            future.result(120).samples[0].tokens.tolist() == alone.run([each])[0].samples[0].tokens.tolist()
+        )
 
 
 def test_a_bad_request_does_not_affect_others(host: Host) -> None:
     good = host.sample(tiny.NAME, spec(max_tokens=50))
     with pytest.raises(ValueError, match="max_tokens"):
-        host.sample(tiny.NAME, spec(max_tokens=0)).future.result(10)
-    assert len(good.future.result(10).samples) == 1
+        host.sample(tiny.NAME, spec(max_tokens=0)).future.result(120)
+    assert len(good.future.result(120).samples) == 1
 
 
 def test_cancelled_requests_make_room(host: Host) -> None:
@@ -116,19 +118,19 @@ def test_cancelled_requests_make_room(host: Host) -> None:
     quick = host.sample(tiny.NAME, spec())
     host.cancel(slow)
     with pytest.raises(Cancelled):
-        slow.future.result(10)
-    assert quick.future.result(10)
+        slow.future.result(120)
+    assert quick.future.result(120)
     host.cancel(slow)
     host.cancel(quick)  # both are done
-    assert host.sample(tiny.NAME, spec()).future.result(10)
+    assert host.sample(tiny.NAME, spec()).future.result(120)
 
 
 def test_a_waiting_request_can_be_cancelled(host: Host) -> None:
     order = host.sample(tiny.NAME, spec())
     if order.future.cancel():  # else the worker was faster
         with pytest.raises(CancelledError):
-            order.future.result(10)
-    assert host.sample(tiny.NAME, spec()).future.result(10)
+            order.future.result(120)
+    assert host.sample(tiny.NAME, spec()).future.result(120)
 
 
 def test_a_broken_sampler_is_replaced(
@@ -141,22 +143,22 @@ def test_a_broken_sampler_is_replaced(
 
         patch.setattr(Sampler, "step", broken)
         with pytest.raises(RuntimeError, match="a bug"):
-            host.sample(tiny.NAME, spec()).future.result(10)
+            host.sample(tiny.NAME, spec()).future.result(120)
     assert "a bug" in caplog.text
-    assert host.sample(tiny.NAME, spec()).future.result(10)
+    assert host.sample(tiny.NAME, spec()).future.result(120)
 
 
 def test_waiting_work_fails_at_the_end() -> None:
     host = Host([MODEL])
-    host.create("a", tiny.NAME, LoraSettings(rank=2)).result(10)
+    host.create("a", tiny.NAME, LoraSettings(rank=2)).result(120)
     started, gate = threading.Event(), threading.Event()
 
     def held(_: object) -> None:
         started.set()
-        gate.wait(10)
+        gate.wait(120)
 
     busy = host.train("a", held)
-    started.wait(10)
+    started.wait(120)
     waiting = host.train("a", lambda run: None)
     sample = host.sample(tiny.NAME, spec(max_tokens=4000, num_samples=64))
     closing = threading.Thread(target=host.close)
@@ -164,8 +166,8 @@ def test_waiting_work_fails_at_the_end() -> None:
     while not host._trainer._closed:
         threading.Event().wait(0.002)
     gate.set()
-    closing.join(20)
-    assert busy.result(10) is None
+    closing.join(120)
+    assert busy.result(120) is None
     for future in (
         waiting,
         sample.future,
@@ -173,7 +175,7 @@ def test_waiting_work_fails_at_the_end() -> None:
         host.sample(tiny.NAME, spec()).future,
     ):
         with pytest.raises(HostClosed):
-            future.result(10)
+            future.result(120)
     host.close()
 
 
@@ -186,8 +188,8 @@ def test_blas_has_one_thread_while_small_models_compute() -> None:
     before, holders = blas.count_threads(), blas.ONE_BLAS_THREAD._holders
     one, two = Host([MODEL]), Host([MODEL])
     assert blas.count_threads() == before  # no computation yet
-    one.create("a", tiny.NAME, LoraSettings(rank=2)).result(10)
-    two.sample(tiny.NAME, spec()).future.result(10)
+    one.create("a", tiny.NAME, LoraSettings(rank=2)).result(120)
+    two.sample(tiny.NAME, spec()).future.result(120)
     assert (blas.count_threads() or 1, blas.ONE_BLAS_THREAD._holders) == (1, holders + 2)
     one.close()
     one.close()

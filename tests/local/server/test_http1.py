@@ -15,7 +15,7 @@ from tinker_sync.local.server import http1
 from tinker_sync.local.server.http1 import ABORT
 from tinker_sync.local.server.serving import ServerThread, serve
 
-PATIENCE_S = 5.0
+PATIENCE_S = 120.0
 PIECES = 512  # 32 MB: more than any system keeps for a connection
 
 

@@ -120,7 +120,7 @@ def test_a_sample_under_way_ends_while_the_target_moves(
 
     monkeypatch.setattr(adapters, "get", late)
     promise = server.sample(sampler, 7, PROMPT, prompt_logprobs=True)["request_id"]
-    assert asked.wait(10)
+    assert asked.wait(120)
     run.learn()
     newest = run.save("inflight")
     server.app.service.loop.call_soon_threadsafe(moved.set)

@@ -218,7 +218,7 @@ def test_all_of_a_sampler_are_asked_for_at_once(tmp_path: Path) -> None:
         asking.start()
         of_clone = server.sample(sampler, counter * 10**9)  # of no interest to the first one
         first = server.sample(sampler, 0)["request_id"]
-        asking.join(10)
+        asking.join(120)
         assert [each["request_id"] for each in found[0]["completions"]] == [first]  # type: ignore[attr-defined]
         failed = server.sample(sampler, 1, params={"max_tokens": 0})["request_id"]
         asked = {"target": target, "prev_cursor": found[0]["cursor"], "retrieved_request_ids": [first]}

@@ -29,7 +29,7 @@ def on_loop(server: Running, work: Callable[[], object]) -> None:
     async def run() -> None:
         work()
 
-    asyncio.run_coroutine_threadsafe(run(), server.app.service.loop).result(10)
+    asyncio.run_coroutine_threadsafe(run(), server.app.service.loop).result(120)
 
 
 def settled(condition: Callable[[], bool]) -> bool:

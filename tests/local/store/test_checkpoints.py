@@ -104,7 +104,7 @@ def test_concurrent_saves_leave_one_checkpoint(tmp_path: Path, overwrite: bool) 
     gate = Barrier(6)
 
     def save(number: int) -> bool:
-        gate.wait(30)
+        gate.wait(120)
         try:
             store.save_checkpoint("r-1", "training", "a", adapter(number), {"n": number}, overwrite=overwrite)
         except StoreError as refused:

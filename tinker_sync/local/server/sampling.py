@@ -16,7 +16,7 @@ from tinker_sync.local.server.promises import Result
 from tinker_sync.local.server.retrieval import CLONE, note_finished
 from tinker_sync.local.server.sampler_weights import load_params
 from tinker_sync.local.server.service import UNSAVED, LiveSampler, adapter_key
-from tinker_sync.local.server.weights import parse
+from tinker_sync.local.server.weights import parse_sampler
 from tinker_sync.types.described import GetSamplerResponseInternal
 from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.types.sampler import (
@@ -74,7 +74,7 @@ async def _source(
         if base_model is None:
             raise UserFault("give base_model or model_path")
         return service.base_model(base_model).name, None, None
-    run_id, kind, name = parse(path)
+    run_id, kind, name = parse_sampler(path)
     row = await service.on_disk(service.store.checkpoint, run_id, kind, name)
     if base_model is not None and base_model != row.base_model:
         raise UserFault(f"{path} is of base model {row.base_model}, not {base_model}")

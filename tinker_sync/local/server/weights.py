@@ -68,6 +68,28 @@ def parse(path: str) -> tuple[str, CheckpointKind, str]:
     return parsed.training_run_id, parsed.checkpoint_type, parsed.checkpoint_id.partition("/")[2]
 
 
+def parse_state(path: str) -> tuple[str, CheckpointKind, str]:
+    """Run, kind and name of a path to train on from. Raises `UserFault`, also for weights of samplers."""
+    run_id, kind, name = parse(path)
+    if kind == "sampler":
+        raise UserFault(
+            f"{path} has weights for sampling only; train on from what save_state saved, "
+            "tinker://RUN/weights/NAME"
+        )
+    return run_id, kind, name
+
+
+def parse_sampler(path: str) -> tuple[str, CheckpointKind, str]:
+    """Run, kind and name of a path to sample from. Raises `UserFault`, also for checkpoints of trainings."""
+    run_id, kind, name = parse(path)
+    if kind == "training":
+        raise UserFault(
+            f"{path} is a checkpoint for training; sample from what save_weights_for_sampler saved, "
+            "tinker://RUN/sampler_weights/NAME"
+        )
+    return run_id, kind, name
+
+
 # ------------------------------------------------------------------------------------------------ saving
 
 
@@ -222,6 +244,7 @@ def _restore(
 
 async def _load(service: Service, model: LiveModel, request: LoadWeightsRequest) -> Any:
     check_access(service, request.weights_access_token)
+    parse_state(request.path)
     info, arrays = await read_checkpoint(service, request.path, "training")
     if info["base_model"] != model.base.name:
         raise UserFault(
@@ -259,7 +282,7 @@ async def _create_and_load(service: Service, ask: Ask, request: LoadWeightsReque
     if request.session_id is None or request.model_seq_id is None:
         raise Refused(422, "load_weights needs model_id, or session_id and model_seq_id")
     await service.session(request.session_id)
-    run_id, kind, name = parse(request.path)
+    run_id, kind, name = parse_state(request.path)
     info = await service.on_disk(service.store.checkpoint_info, run_id, kind, name)
     check_optimizer(request.optimizer_config)
     model_id = f"{request.session_id}:train:{request.model_seq_id}"

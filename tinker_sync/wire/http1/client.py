@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from enum import Enum, auto
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.wire.http1.framing import (
@@ -120,6 +120,8 @@ class ReplyParser:
         """Whether a single byte of an answer has come."""
         self._method = method
         self._max_body_bytes = max_body_bytes
+        self.done = False
+        """True once the answer is whole."""
         self._state = _State.HEAD
         self._text = bytearray()  # an unfinished head
         self._chunks: ChunkedBody | None = None
@@ -127,10 +129,7 @@ class ReplyParser:
         self._remaining = 0  # of a body of known length
         self._size = 0
         self._pieces: list[bytes] = []
-
-    @property
-    def done(self) -> bool:
-        return self._state is _State.DONE
+        self._step: Any = ReplyParser._take_head
 
     @property
     def wants(self) -> int:
@@ -155,16 +154,16 @@ class ReplyParser:
         self.started = True
         at = 0
         while at < len(data):
-            if self._state is _State.DONE:
+            if self.done:
                 self.keep_alive = False
                 return
-            at = _STEPS[self._state](self, data, at)
+            at = self._step(self, data, at)
 
     def eof(self) -> None:
         """The other side has closed. Ends an answer that lasts until then, and breaks every other."""
         if self._state is _State.UNTIL_CLOSE:
-            self._state = _State.DONE
-        elif self._state is not _State.DONE:
+            self._enter(_State.DONE)
+        elif not self.done:
             kind = MalformedMessage if self.started else Unanswered
             raise kind(f"the connection was closed {self._place()}")
 
@@ -215,9 +214,14 @@ class ReplyParser:
             name, key, value = (_read_known_line if len(line) <= _USUAL_LINE else _read_line)(line)
             headers.append((name, value))
             fields[key] = f"{fields[key]}, {value}" if key in fields else value
-        connection = _tokens(fields.get("connection"))
+        connection = _tokens(fields["connection"]) if "connection" in fields else ()
         self.keep_alive = "keep-alive" in connection if old else "close" not in connection
-        self._state = self._framing()
+        self._enter(self._framing())
+
+    def _enter(self, state: _State) -> None:
+        self._state = state
+        self.done = state is _State.DONE
+        self._step = _STEPS[state]
 
     def _skip_interim(self) -> None:
         self._interim += 1
@@ -228,6 +232,9 @@ class ReplyParser:
         if self._method == "HEAD" or self.status in (204, 304):
             return _State.DONE
         fields = self.fields
+        length = fields.get("content-length", "")
+        if "transfer-encoding" not in fields and _DIGITS.fullmatch(length):
+            return self._known_length({length})
         lengths = set(_tokens(fields.get("content-length")))
         if lengths and "transfer-encoding" not in fields:
             return self._known_length(lengths)
@@ -268,7 +275,7 @@ class ReplyParser:
         end = self._keep(data, at, at + self._remaining)
         self._remaining -= end - at
         if not self._remaining:
-            self._state = _State.DONE
+            self._enter(_State.DONE)
         return end
 
     def _take_all(self, data: bytes, at: int) -> int:
@@ -279,7 +286,7 @@ class ReplyParser:
         assert chunks is not None  # noqa: S101  # made with the state
         end = chunks.feed(data, at)
         if chunks.done:
-            self._state = _State.DONE
+            self._enter(_State.DONE)
         return end
 
 
@@ -288,6 +295,7 @@ _STEPS: Final = {
     _State.LENGTH: ReplyParser._take_counted,
     _State.CHUNKS: ReplyParser._take_chunks,
     _State.UNTIL_CLOSE: ReplyParser._take_all,
+    _State.DONE: None,
 }
 
 

@@ -1,0 +1,158 @@
+"""Training goes on while its server is killed at any moment and started again at its port and directory.
+
+The moments are function calls of the server, of Python or C, or some milliseconds after one. A few deaths
+come with the suite; `SERVER_KILLS=300 pytest tests/local/process/test_kill_and_train.py` brings as many.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from support.journal_runs import PATIENCE_S, STEPS, batch, train
+from support.mortal_server import KEY, MODEL, MortalServer
+
+from tinker_sync import AdamParams, ServiceClient, TinkerError, TrainingClient
+from tinker_sync.local.store import Store
+
+KILLS = int(os.environ.get("SERVER_KILLS", "4"))
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks")
+
+Run = Callable[[str, list[str]], str]
+"""Trains at an address, adds the paths of acknowledged checkpoints to a list, and returns the last one."""
+
+
+def train_with_journal(journal: Path) -> Run:
+    """Return a run that is started again, with its journal, whenever it fails."""
+
+    def run(url: str, acknowledged: list[str]) -> str:
+        while True:
+            try:
+                path = train(url, KEY, str(journal))
+            except TinkerError:
+                continue
+            lines = [json.loads(line) for line in journal.read_text().splitlines()]
+            acknowledged += [line["path"] for line in lines if line.get("path")]
+            return path
+
+    return run
+
+
+def train_and_recover(url: str, acknowledged: list[str]) -> str:
+    """Train with one client, which recovers from the last checkpoint whenever its model is lost."""
+    with ServiceClient(base_url=url, api_key=KEY, pace=0.01) as service:
+        training: TrainingClient | None = None
+        first = 0
+        while True:
+            try:
+                training = training or service.create_lora_training_client(MODEL, rank=4, seed=1)
+                for step in range(first, STEPS):
+                    training.forward_backward(batch(step), "cross_entropy")
+                    training.optim_step(AdamParams(learning_rate=1e-2))
+                    if step % 2:
+                        path = training.save_state(f"step-{step}").result(PATIENCE_S).path
+                        acknowledged.append(path)
+                        first = step + 1
+                acknowledged.append(training.save_state("final").result(PATIENCE_S).path)
+            except TinkerError:
+                training = training.recover() if training is not None and first else None
+            else:
+                return acknowledged[-1]
+
+
+class Ground:
+    """A server that dies, and what an undisturbed run leaves behind.
+
+    Args:
+        server: the server.
+        directory: its directory.
+    """
+
+    def __init__(self, server: MortalServer, directory: Path) -> None:
+        self._server = server
+        self._directory = directory
+        self.deaths = 0
+        self.checked = 0
+        server.start(die_at=1 << 60)
+        last = train_and_recover(server.url, [])
+        self._calls = server.stop()
+        self._right = {path.rpartition("/")[2]: digest for path, digest in self.digests().items()}
+        assert self._right.keys() == {"step-1", "step-3", last.rpartition("/")[2]}
+
+    def digests(self) -> dict[str, str]:
+        """Open the directory, load all checkpoints, and return a digest of the numbers in each."""
+        found = {}
+        with Store(self._directory) as store:
+            rows, total = store.list_user_checkpoints(100_000, 0)
+            assert len(rows) == total == len(list((self._directory / "checkpoints").iterdir()))
+            for row in rows:
+                _, arrays = store.load_checkpoint(row.run_id, row.kind, row.name)
+                parts = [name.encode() + array.tobytes() for name, array in sorted(arrays.items())]
+                found[row.tinker_path] = hashlib.sha256(b"".join(parts)).hexdigest()
+            with store._database.read("the check could not run") as connection:
+                assert [tuple(line) for line in connection.execute("PRAGMA integrity_check")] == [("ok",)]
+        return found
+
+    def survive(self, run: Run, chance: random.Random) -> None:
+        """Let the server die again and again until a run has ended; check what it left behind."""
+        acknowledged: list[str] = []
+        over = threading.Event()
+        self._start(chance)
+        keeper = threading.Thread(target=self._start_again, args=(chance, over))
+        keeper.start()
+        try:
+            run(self._server.url, acknowledged)
+        finally:
+            over.set()
+            self._server.kill()
+            keeper.join(PATIENCE_S)
+        found = self.digests()
+        assert set(acknowledged) <= found.keys()
+        wrong = {path for path in found if found[path] != self._right[path.rpartition("/")[2]]}
+        assert not wrong
+        self.checked += len(acknowledged)
+
+    def _start_again(self, chance: random.Random, over: threading.Event) -> None:
+        while True:
+            self._server.reap()
+            if over.is_set():
+                return
+            self.deaths += 1
+            self._start(chance)
+            if over.is_set():
+                self._server.kill()
+
+    def _start(self, chance: random.Random) -> None:
+        delay_seed = chance.choice([None, chance.randrange(1 << 30)])
+        while not self._server.start(chance.randrange(self._calls), delay_seed):
+            self._server.reap()
+            self.deaths += 1
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Iterator[Ground]:
+    with MortalServer(tmp_path / "data") as server:
+        yield Ground(server, tmp_path / "data")
+
+
+def test_a_killed_server_keeps_what_it_acknowledged_and_training_goes_on(
+    ground: Ground, tmp_path: Path, record_testsuite_property: Callable[[str, object], None]
+) -> None:
+    for seed in count():
+        journal = tmp_path / f"{seed}.journal"
+        ground.survive(train_with_journal(journal) if seed % 2 else train_and_recover, random.Random(seed))
+        if ground.deaths >= KILLS:
+            break
+    assert ground.checked >= 3
+    record_testsuite_property("kills", ground.deaths)
+    record_testsuite_property("acknowledged", ground.checked)
+    record_testsuite_property("runs", seed + 1)

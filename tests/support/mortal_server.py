@@ -1,0 +1,193 @@
+"""An embedded server that dies by SIGKILL at a chosen moment, and starts again at its port and directory.
+
+`python -m support.mortal_server` reads orders, one JSON object a line, and forks a server for each, so that a
+start takes milliseconds. The answer comes when the server listens, or has died before that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import tinker_sync
+
+MODEL = "tinker-sync/random"
+KEY = "tml-local-mortal"
+_LONGEST_DELAY_S = 0.01
+
+
+class MortalServer:
+    """The process that forks the servers, and the server that runs. For one thread.
+
+    Args:
+        directory: the directory for the state of the servers.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        root, tests = Path(tinker_sync.__file__).parents[1], Path(__file__).parents[1]
+        self._directory = directory
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "support.mortal_server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{tests}"},
+        )
+        self._port = 0
+        self._pid = 0
+        self.running = False
+
+    @property
+    def url(self) -> str:
+        """The address, which stays the same."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self, die_at: int | None = None, delay_seed: int | None = None) -> bool:
+        """Start a server. Return False if it died before it listened; in both cases `reap` it.
+
+        Args:
+            die_at: the function call with which it dies, of Python or C, in any thread; None: it lives.
+            delay_seed: seeds a delay of some milliseconds after that call, which may end inside C code.
+        """
+        assert not self.running
+        answer = self._ask(
+            directory=str(self._directory), port=self._port, die_at=die_at, delay_seed=delay_seed
+        )
+        self._port = answer.get("port", self._port)
+        self._pid = int(answer["pid"])
+        self.running = True
+        return "port" in answer
+
+    def kill(self) -> None:
+        """Kill the server, from any thread, while another one may wait in `reap`."""
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+
+    def stop(self) -> int:
+        """Stop a server in order whose calls were counted; return their number."""
+        os.kill(self._pid, signal.SIGTERM)
+        self.reap()
+        return int((self._directory / "calls").read_text())
+
+    def reap(self) -> None:
+        """Wait for the death of the server."""
+        self._ask(reap=True)
+        self.running = False
+
+    def _ask(self, **order: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def __enter__(self) -> MortalServer:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.running:
+            self.kill()
+            self.reap()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(30)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _count_calls(die_at: int | None, delay_seed: int | None) -> list[int]:
+    """Count the function calls of all threads from now on, and die with one of them or soon after it."""
+    begun = [0]
+    if die_at is None:
+        return begun
+    delay_s = None if delay_seed is None else random.Random(delay_seed).uniform(0, _LONGEST_DELAY_S)
+    pause, late = threading.Event(), threading.Event()
+
+    def wait_and_die() -> None:
+        late.wait()
+        pause.wait(delay_s)
+        _die()
+
+    threading.Thread(target=wait_and_die, daemon=True).start()
+
+    def note(_frame: object, event: str, _argument: object) -> None:
+        if event in ("call", "c_call"):
+            begun[0] += 1
+            if begun[0] == die_at:
+                if delay_s is None:
+                    _die()
+                sys.setprofile(None)
+                late.set()
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    return begun
+
+
+def _serve(order: dict[str, Any], tell: int) -> None:
+    from tinker_sync.local.process.assembly import assemble
+    from tinker_sync.local.process.running import run
+
+    begun = _count_calls(order["die_at"], order["delay_seed"])
+
+    def ready(port: int) -> None:
+        os.write(tell, json.dumps({"port": port}).encode())
+        os.close(tell)
+
+    directory = Path(order["directory"])
+    with assemble(directory, key=KEY, models=[MODEL], flags={"hold_s": 1.0}) as app:
+        run(app, host="127.0.0.1", port=order["port"], ready=ready)
+    sys.setprofile(None)
+    (directory / "calls").write_text(str(begun[0]))
+
+
+def main() -> None:
+    import tinker_sync.local.host.host
+    import tinker_sync.local.process.assembly
+    import tinker_sync.local.process.running
+    import tinker_sync.local.server.app
+    import tinker_sync.local.server.serving
+    import tinker_sync.local.store  # noqa: F401  # all of these once, for all children
+
+    pid = 0
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "reap" in order:
+            answer: dict[str, Any] = {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}
+        else:
+            hear, tell = os.pipe()
+            pid = os.fork()
+            if not pid:
+                try:
+                    os.close(hear)
+                    _serve(order, tell)
+                finally:
+                    os._exit(1)
+            os.close(tell)
+            with os.fdopen(hear) as told:
+                answer = {**json.loads(told.read() or "{}"), "pid": pid}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

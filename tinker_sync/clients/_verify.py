@@ -1,0 +1,279 @@
+"""The verification that a checkpoint restores what was saved: the weights and the state of the optimizer.
+
+The loss of a small fixed batch, the probe, stands for the weights. It is computed before the save, and again
+in a copy that the server restores from the checkpoint. If they are equal, the weights came back.
+
+A server shows no state of its optimizer. So the copy takes a step whose gradients are all zero. A restored
+optimizer still moves the weights by its mean of earlier gradients. A new optimizer has no such mean, and the
+loss of the probe stays the same.
+
+The model that was saved only computes a forward pass of the probe, so its weights, its gradients and its
+optimizer do not change. The cost is a pass of 16 tokens before the save; then a restore, two such passes and
+one step in the copy, which takes a place at the server until it is unloaded.
+
+Threads: the user's thread measures before the save; a worker that may block restores the copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import frozen
+
+from tinker_sync.clients._models import LoadedModel
+from tinker_sync.errors import InvalidInputError, TinkerError, UnsupportedByServerError, VerificationError
+from tinker_sync.types import AdamParams, Datum, ForwardBackwardOutput, LoadWeightsRequest, ModelInput
+
+if TYPE_CHECKING:
+    from tinker_sync.clients.training import TrainingClient
+    from tinker_sync.runtime.core import Core
+    from tinker_sync.runtime.futures import APIFuture
+    from tinker_sync.runtime.training_calls import TrainingLine
+    from tinker_sync.types import OptimParams, SaveWeightsResponse
+
+TOLERANCE: Final = 1e-3
+"""The part of a loss by which servers may differ between two computations of the same pass."""
+_LENGTH: Final = 16
+_LOSS: Final = "cross_entropy"
+# Far above usual rates, so that a step by the mean of earlier gradients shows in the loss. The copy is lost
+# anyway.
+_RATE: Final = 1e-2
+_NAME: Final = "tinker_sync_probe"
+
+
+def _probe(weight: float) -> list[Datum]:
+    tokens = ModelInput.from_ints(range(1, _LENGTH + 1))
+    targets = list(range(2, _LENGTH + 2))
+    return [Datum(tokens, {"target_tokens": targets, "weights": [weight] * _LENGTH})]
+
+
+@frozen
+class Measured:
+    """The facts about a model before its save.
+
+    Attributes:
+        loss: the loss of the probe.
+        step: the settings of a step that the server accepts; None if the model has taken no step with
+            gradients, so that its optimizer may be new.
+        tolerance: the allowed difference of losses.
+    """
+
+    loss: float
+    step: OptimParams | None
+    tolerance: float = TOLERANCE
+
+    def metadata(self) -> dict[str, str]:
+        """Return these facts as metadata of a checkpoint.
+
+        >>> Measured(2.5, None).metadata()
+        {'tinker_sync_probe': '2.5 new'}
+        """
+        return {_NAME: f"{self.loss!r} {'new' if self.step is None else 'trained'}"}
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, str] | None, tolerance: float) -> Measured | None:
+        """Return the facts in the metadata of a checkpoint, or None if it has none.
+
+        >>> Measured.of({"tinker_sync_probe": "2.5 trained"}, 0.1).loss, Measured.of({}, 0.1)
+        (2.5, None)
+        """
+        loss, _, state = (metadata or {}).get(_NAME, "").partition(" ")
+        try:
+            return cls(float(loss), AdamParams() if state == "trained" else None, tolerance)
+        except ValueError:
+            return None
+
+
+@frozen
+class VerifiedModel:
+    """An order for a model from a checkpoint that is verified first, in a copy.
+
+    Attributes:
+        asked: the order without the verification.
+        tolerance: the allowed difference of losses.
+    """
+
+    asked: LoadedModel
+    tolerance: float
+
+    @property
+    def request(self) -> LoadWeightsRequest:
+        """The request for the model."""
+        return self.asked.request
+
+    @property
+    def model_seq_id(self) -> int:
+        """The number of the model in its session."""
+        return self.asked.model_seq_id
+
+    def make(self, line: TrainingLine) -> None:
+        """Verify the checkpoint, make the model and set its id in the line. Blocks.
+
+        Raises:
+            VerificationError: the server does not restore what was saved.
+        """
+        measured = recorded(line.core, self.request.path, self.tolerance)
+        prove(line.core, self.request, measured, self.asked.deadline_at)
+        self.asked.make(line)
+
+
+def tolerance_of(verify: object, call: str) -> float:
+    """Return the tolerance that an argument `verify` asks for.
+
+    Raises:
+        InvalidInputError: it is neither True nor a tolerance.
+    """
+    if verify is True:
+        return TOLERANCE
+    if isinstance(verify, (int, float)) and 0 < verify < 1:
+        return float(verify)
+    raise InvalidInputError(
+        f"{call}: verify: expected True, False, or a tolerance between 0 and 1, got {verify!r}"
+    )
+
+
+def measure(
+    training: TrainingClient, step: OptimParams | None, tolerance: float, deadline: float | None
+) -> Measured:
+    """Return the facts about a model that is about to be saved. Blocks until the server has answered.
+
+    Raises:
+        UnsupportedByServerError: the server computes no loss; nothing was saved.
+    """
+    passed = training.forward(_probe(1.0), _LOSS, deadline=deadline).result()
+    return Measured(_loss_of(passed, "nothing was saved"), step, tolerance)
+
+
+def follow(
+    training: TrainingClient,
+    saved: APIFuture[SaveWeightsResponse],
+    measured: Measured,
+    deadline_at: float,
+) -> APIFuture[SaveWeightsResponse]:
+    """Return a future that has the result of a save once the checkpoint is verified."""
+    core = training.holder
+    verified: APIFuture[SaveWeightsResponse] = core.future()
+
+    def verify() -> None:
+        try:
+            answer = saved.result()
+            prove(core, LoadWeightsRequest(path=answer.path, optimizer=True), measured, deadline_at)
+        except BaseException as failure:  # noqa: BLE001  # raised where the future is read
+            verified.fail(failure)
+        else:
+            verified.resolve(answer)
+
+    def go_on(ended: APIFuture[SaveWeightsResponse]) -> None:
+        if ended.cancelled() or ended.failure is not None:
+            verified.fail(ended.failure or TinkerError("the save was cancelled"))
+            return
+        try:
+            core.run_awaited(verify)
+        except TinkerError as closed:
+            verified.fail(closed)
+
+    saved.when_done(go_on)
+    verified.when_done(lambda ended: saved.cancel() if ended.cancelled() else None)
+    return verified
+
+
+def recorded(core: Core, path: str, tolerance: float) -> Measured:
+    """Return the facts that a verified save has stored with its checkpoint. Blocks.
+
+    Raises:
+        VerificationError: the checkpoint has none.
+    """
+    from tinker_sync.clients.rest import RestClient
+
+    run = path.removeprefix("tinker://").partition("/")[0]
+    for listed in RestClient(core).list_checkpoints(run).result().checkpoints:
+        measured = Measured.of(listed.user_metadata, tolerance)
+        if listed.tinker_path == path and measured is not None:
+            return measured
+    raise VerificationError(
+        f"{path} cannot be verified: it was saved without save_state(verify=True), or the server keeps no "
+        "metadata; restore it without verify"
+    )
+
+
+def prove(core: Core, load: LoadWeightsRequest, measured: Measured, deadline_at: float) -> None:
+    """Restore a copy from a checkpoint and compare it with what was saved. Blocks.
+
+    Raises:
+        VerificationError: the copy has other weights, or a new optimizer.
+    """
+    with_copy(core, load, deadline_at, partial(_compare, load.path, measured))
+
+
+def with_copy(
+    core: Core, load: LoadWeightsRequest, deadline_at: float, work: Callable[[TrainingClient], Any]
+) -> None:
+    """Do some work with a copy of a model, which no journal records, and unload the copy. Blocks."""
+    from tinker_sync.clients.training import TrainingClient
+
+    number = core.session.next_side_model_seq_id()
+    copy = TrainingClient(core, number, recorded=False)
+    LoadedModel(load, number, deadline_at).load(copy._line)
+    copy._become_ready()
+    try:
+        work(copy)
+    finally:
+        unloaded = copy.unload()
+        with suppress(TinkerError):  # the server frees the place with the session
+            unloaded.result()
+
+
+def _compare(path: str, measured: Measured, copy: TrainingClient) -> None:
+    before = copy.forward(_probe(1.0), _LOSS)
+    still = after = None
+    if measured.step is not None:
+        still = copy.forward_backward(_probe(0.0), _LOSS), copy.optim_step(_fast(measured.step))
+        after = copy.forward(_probe(1.0), _LOSS)
+    loss = _loss_of(before.result(), f"{path} is saved, but not verified")
+    if _differ(loss, measured.loss, measured.tolerance):
+        raise VerificationError(
+            f"{path} does not restore the weights that were saved: the loss of a probe was "
+            f"{measured.loss:.6g} before the save, and is {loss:.6g} in the restored model"
+        )
+    if still is None or after is None:
+        return
+    for each in still:
+        each.result()
+    moved = _loss_of(after.result(), f"{path} is saved, but its optimizer is not verified")
+    if not _differ(moved, loss, measured.tolerance):
+        raise VerificationError(
+            f"{path} restores the weights, but with a new optimizer: a step without gradients leaves the "
+            f"loss of a probe at {moved:.6g}. The server has not kept the optimizer state, or all gradients "
+            "before the save were zero"
+        )
+
+
+def _fast(step: OptimParams) -> OptimParams:
+    """Return settings of a step like the one given, which moves weights visibly."""
+    return AdamParams(learning_rate=_RATE) if isinstance(step, AdamParams) else step
+
+
+def _differ(one: float, other: float, tolerance: float) -> bool:
+    return not abs(one - other) <= tolerance * max(abs(one), abs(other))
+
+
+def _loss_of(passed: ForwardBackwardOutput, state: str) -> float:
+    """Return the loss of the probe, from its log-probabilities, else from the metrics.
+
+    Raises:
+        UnsupportedByServerError: the server returned neither.
+    """
+    first = passed.loss_fn_outputs[0] if passed.loss_fn_outputs else {}
+    if "logprobs" in first:
+        loss = -math.fsum(float(value) for value in first["logprobs"].data)
+    else:
+        loss = passed.metrics.get("loss:sum", math.nan)
+    if not math.isfinite(loss):
+        raise UnsupportedByServerError(
+            f"verify: this server returned no usable loss of a forward pass, and {state}", feature="verify"
+        )
+    return loss
