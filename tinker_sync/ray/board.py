@@ -130,7 +130,7 @@ class Board:
 
 def find_board() -> Any:
     """Return the board of this cluster. Make it if there is no board."""
-    return (
+    board = (
         ray.remote(Board)
         .options(
             name=NAME,
@@ -141,3 +141,9 @@ def find_board() -> Any:
         )
         .remote()
     )
+    # Ray ends an actor whose maker holds no handle of it.
+    _found[:] = [board]
+    return board
+
+
+_found: Final[list[Any]] = []
