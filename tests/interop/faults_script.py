@@ -30,68 +30,86 @@ def datum_of(types: Any, mark: int) -> Any:
     return types.Datum(model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs=inputs)
 
 
-def main(package: str, url: str, key: str, seed: int) -> None:
-    logging.disable()
-    tinker = importlib.import_module(package)
-    types = importlib.import_module(f"{package}.types")
-    chance = random.Random(f"program {seed}")
-    give_up_at = time.monotonic() + WAIT_S
-    asked: list[tuple[str, list[Any], Any]] = []
+def say(kind: str, marks: list[Any], state: str, value: Any = None) -> None:
+    sys.stdout.write(json.dumps([kind, marks, state, value]) + "\n")
+    sys.stdout.flush()
 
-    def say(kind: str, marks: list[Any], state: str, value: Any = None) -> None:
-        sys.stdout.write(json.dumps([kind, marks, state, value]) + "\n")
-        sys.stdout.flush()
 
-    def end() -> None:
-        say("end", [], "ok")
-        sys.stdout.flush()
-        os._exit(0)  # how each client leaves is not the subject
+class Program:
+    """The calls of one seed."""
 
-    try:
-        service = tinker.ServiceClient(base_url=url, api_key=key)
-        training = service.create_lora_training_client(MODEL, rank=4, seed=1)
-        sampler = service.create_sampling_client(base_model=MODEL)
-        for client in (training, sampler):
+    def __init__(self, package: str, seed: int) -> None:
+        self.tinker = importlib.import_module(package)
+        self.types = importlib.import_module(f"{package}.types")
+        self.params = self.types.SamplingParams(max_tokens=4, temperature=0.0, seed=1)
+        self.chance = random.Random(f"program {seed}")
+        self.mark = 1 + 1000 * seed  # no two runs share a mark
+        self.give_up_at = time.monotonic() + WAIT_S
+        self.asked: list[tuple[str, list[Any], Any]] = []
+
+    def begin(self, url: str, key: str) -> None:
+        service = self.tinker.ServiceClient(base_url=url, api_key=key)
+        self.training = service.create_lora_training_client(MODEL, rank=4, seed=1)
+        self.sampler = service.create_sampling_client(base_model=MODEL)
+        for client in (self.training, self.sampler):
             if hasattr(type(client), "result"):
                 client.result(timeout=WAIT_S)
-    except Exception as error:  # noqa: BLE001  # any failure is a finding
-        say("create", [], type(error).__name__, str(error)[:200])
-        end()
-        raise
-    params = types.SamplingParams(max_tokens=4, temperature=0.0, seed=1)
-    mark = 1 + 1000 * seed  # no two runs share a mark
-    for _ in range(CALLS):
-        kind = chance.choice(("pass", "pass", "step", "step", "save", "sample", "sample"))
-        count = chance.randint(1, 5) if kind == "pass" else 1
-        marks: list[Any] = list(range(mark, mark + count))
-        mark += count
+
+    def ask(self) -> None:
+        """Make one call at random."""
+        kind = self.chance.choice(("pass", "pass", "step", "step", "save", "sample", "sample"))
+        marks: list[Any] = list(
+            range(self.mark, self.mark + (self.chance.randint(1, 5) if kind == "pass" else 1))
+        )
+        self.mark += len(marks)
+        if kind == "save":
+            marks = [f"s{marks[0]}"]
+        elif kind == "sample":
+            marks = [marks[0] % 8]
         try:
-            if kind == "pass":
-                data = [datum_of(types, each) for each in marks]
-                future = training.forward_backward(data, "cross_entropy")
-            elif kind == "step":
-                future = training.optim_step(types.AdamParams(learning_rate=1e-3 + marks[0] * 1e-9))
-            elif kind == "save":
-                marks = [f"s{marks[0]}"]
-                future = training.save_state(marks[0])
-            else:
-                marks = [marks[0] % 8]
-                prompt = types.ModelInput.from_ints([7 * marks[0] % 256, marks[0], 3])
-                future = sampler.sample(prompt=prompt, num_samples=2, sampling_params=params)
+            future = self.call(kind, marks)
         except Exception as error:  # noqa: BLE001  # any failure is a finding
             say(kind, marks, type(error).__name__, str(error)[:200])
         else:
-            asked.append((kind, marks, future))
-    for kind, marks, future in asked:
+            self.asked.append((kind, marks, future))
+
+    def call(self, kind: str, marks: list[Any]) -> Any:
+        types, mark = self.types, marks[0]
+        if kind == "pass":
+            return self.training.forward_backward([datum_of(types, each) for each in marks], "cross_entropy")
+        if kind == "step":
+            return self.training.optim_step(types.AdamParams(learning_rate=1e-3 + mark * 1e-9))
+        if kind == "save":
+            return self.training.save_state(mark)
+        prompt = types.ModelInput.from_ints([7 * mark % 256, mark, 3])
+        return self.sampler.sample(prompt=prompt, num_samples=2, sampling_params=self.params)
+
+    def tell(self, kind: str, marks: list[Any], future: Any) -> None:
+        """Wait for a call, and print what became of it."""
         try:
-            result = future.result(timeout=max(give_up_at - time.monotonic(), 0.1))
+            result = future.result(timeout=max(self.give_up_at - time.monotonic(), 0.1))
         except (TimeoutError, FutureTimeoutError):
             say(kind, marks, "hung")
         except Exception as error:  # noqa: BLE001  # any failure is a finding
             say(kind, marks, type(error).__name__, str(error)[:200])
         else:
             say(kind, marks, "ok", described(kind, result))
-    end()
+
+
+def main(package: str, url: str, key: str, seed: int) -> None:
+    logging.disable()
+    program = Program(package, seed)
+    try:
+        program.begin(url, key)
+    except Exception as error:  # noqa: BLE001  # any failure is a finding
+        say("create", [], type(error).__name__, str(error)[:200])
+    else:
+        for _ in range(CALLS):
+            program.ask()
+        for asked in program.asked:
+            program.tell(*asked)
+    say("end", [], "ok")
+    os._exit(0)  # how each client leaves is not the subject
 
 
 def described(kind: str, result: Any) -> Any:
