@@ -119,6 +119,10 @@ class RunJournal:
         """Close the file. Idempotent."""
         self._file.close()
 
+    def renew_after_fork(self) -> None:
+        """Leave the file to the parent, in a forked child."""
+        self._file.renew_after_fork()
+
     def record_of(self, model_seq_id: int) -> TrainingRecord:
         """Return the record of a model, by its number in the session."""
         with self._lock:

@@ -14,9 +14,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Final
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._policy import Meaning, Stage, delay_s, rule_for
@@ -187,22 +185,19 @@ def _unique_keys() -> Iterator[str]:
 # -------------------------------------------------------------------------------------------- the policy
 
 
-@frozen
-class Resubmit:
+class Resubmit(NamedTuple):
     """The decision to submit again after a pause."""
 
     delay_s: float
 
 
-@frozen
-class Throttled:
+class Throttled(NamedTuple):
     """The decision to close the limiter for a time, as the server asks, and then to submit again."""
 
     delay_s: float
 
 
-@frozen
-class Refused:
+class Refused(NamedTuple):
     """The decision to fail the sample, because another try would end the same way."""
 
     error: Exception

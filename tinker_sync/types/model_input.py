@@ -79,7 +79,7 @@ def _check_tokens(given: Any, chunk: object) -> TokenSequence:
     return array if array.dtype.kind in "iu" else exact
 
 
-@model(eq=False)
+@model
 class EncodedTextChunk(Model):
     """Token ids; a given array is kept and shared, a list is copied.
 
