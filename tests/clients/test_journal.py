@@ -40,7 +40,7 @@ def journal(tmp_path: Path) -> Path:
 
 
 def die(service: tinker_sync.ServiceClient) -> None:
-    """Leave the client as the death of a process would: nothing is finished."""
+    """Stop the client as the death of its process would: wait for no call, and do not end the session."""
     service.holder.lifecycle.shut()
 
 
@@ -357,6 +357,7 @@ def test_a_restarted_client_recovers_from_the_checkpoints_of_its_journal(
 def test_a_script_that_counts_no_steps_repeats_its_calls_on_the_model_it_asked_for(
     server: LocalServer, journal: Path, ledger: Ledger
 ) -> None:
+    """The second run gets the results of the first, and the engine does each step once."""
     first = server.service(journal=journal)
     training = open_training(first)
     training.optim_step(step_of(1)).result(PATIENCE_S)

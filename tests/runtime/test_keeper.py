@@ -224,7 +224,10 @@ print(sorted({{name.partition(".")[0] for name in sys.modules}} - sys.stdlib_mod
 
 
 class Ground:
-    """A server whose clock the test turns, and which drops what was silent for `ABANDONED_AFTER_S`."""
+    """A server with a clock that the test advances.
+
+    The server drops a session, and its models, after `ABANDONED_AFTER_S` without a request.
+    """
 
     def __init__(self, server: Running, clock: FakeClock) -> None:
         self.server = server
@@ -237,13 +240,13 @@ class Ground:
         return list(self._service.models)
 
     def outlasts(self, session_id: str) -> None:
-        """Let four fifths of the limit pass four times, each time after a heartbeat."""
+        """Advance the clock four times by four fifths of the limit, each time after a heartbeat."""
         for _ in range(4):
             until(lambda: self._seen_at_s(session_id) == self._clock.now())
             self.pass_by(ABANDONED_AFTER_S * 0.8)
 
     def pass_by(self, seconds: float) -> None:
-        """Let time pass at the server, and let it drop what was silent for too long."""
+        """Advance the clock of the server, and let it drop the sessions that were silent for too long."""
         self._clock.advance(seconds)
         swept: queue.SimpleQueue[None] = queue.SimpleQueue()
 

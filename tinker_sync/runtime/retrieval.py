@@ -115,7 +115,9 @@ class Retrieval:
         request_type: the server's name of the request in a header, such as "Sample".
         wants_proto: True if the result may come as protobuf.
         roundtrip_s: the time from the call to the receipt of the promise, sent to the server once.
-        open_server: True for a server whose 400 and 422 report a failed request.
+        open_server: True for a server that reports a failed request by a 400 or 422.
+        allow_metadata_only: True until the server has stated the size of the result; it may then answer with
+            the size in place of the result.
         may_pause_billing: returns True if a 402 is still to be waited out; called at each 402.
         on_notice: receives the server's reports on its queue.
         draw: returns the jitter, from 0 to 1.

@@ -66,7 +66,10 @@ class Way(NamedTuple):
 
 
 class SessionRules:
-    """A reader of the user's session or, without one, of the environment. Thread-safe.
+    """The routes, headers and cookies of requests. Thread-safe.
+
+    They come from the user's session. Without one, the environment gives the routes, there are no headers,
+    and only servers set cookies.
 
     Args:
         session: the user's session.
