@@ -144,7 +144,7 @@ def test_a_connection_is_used_again() -> None:
         assert server.connections == 1
 
 
-def test_requests_that_are_over_leave_neither_bodies_nor_many_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_requests_leave_neither_bodies_nor_many_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinker_sync.runtime.poller._STALE_EXPIRIES", 8)
     last = threading.Event()
 

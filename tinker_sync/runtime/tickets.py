@@ -60,7 +60,7 @@ class Ticket:
         self.reaction = [action]
         """The action, which the thread that ends the ticket pops in one step. Empty after that."""
         self.call = call
-        """The request to send; None once the ticket has ended, because the poller keeps tickets for longer."""
+        """The request to send; None once the ticket has ended, because the poller keeps tickets longer."""
         self.request: OpenRequest | None = None
 
     def cancel(self) -> bool:
