@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import threading
 import weakref
 from collections.abc import Iterator
@@ -70,6 +71,22 @@ def test_handles_of_one_session_share_their_parts_while_they_live(stub: Stub) ->
     assert core() is None
     service.close().result(120)
     until(lambda: our_threads() == set())
+
+
+def test_pickles_of_one_client_share_a_copy(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-x")
+    service = ServiceClient(base_url=stub.url, api_key="tml-x")
+    sampler = service.create_sampling_client(base_model="stub/model").result()
+    first, second = (pickle.loads(pickle.dumps(sampler)) for _ in range(2))
+    assert first is second is not sampler
+    first.holder.close("success").result(10)
+    third = pickle.loads(pickle.dumps(sampler))
+    assert third is not first
+    third.sample(PROMPT, 1, PARAMS).result(10)
+    monkeypatch.setenv("TINKER_API_KEY", "tml-y")
+    assert pickle.loads(pickle.dumps(sampler)).holder is not third.holder
+    third.holder.close("success").result(10)
+    service.close().result(10)
 
 
 def test_w42_clients_of_one_server_and_key_ask_for_its_settings_once(stub: Stub) -> None:

@@ -219,6 +219,7 @@ def test_copies_are_made_once_however_often_they_are_asked_for(stub: Stub, rest:
 
 
 def test_where_an_archive_is(stub: Stub, rest: RestClient) -> None:
+    """The client returns the address of an archive and its expiry, and does not fetch the archive."""
     where = "/training_runs/run-1/checkpoints/sampler_weights/a/archive"
     headers = {
         "Location": "https://files.invalid/a.tar.gz?signature=s",
@@ -302,8 +303,9 @@ def test_storage_and_audit(stub: Stub, rest: RestClient) -> None:
 
 def test_w49_the_old_home_names_the_new_one(stub: Stub, rest: RestClient) -> None:
     stub.script("/audit", Answer(body=AUDIT))
-    with pytest.warns(FutureWarning, match="AdminClient"):
+    with pytest.warns(FutureWarning, match="AdminClient") as warned:
         assert rest.get_audit_log().result(120).entries == []
+    assert [each.filename for each in warned] == [__file__]
 
 
 # ------------------------------------------------------------------------------------------- construction

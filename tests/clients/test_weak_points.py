@@ -515,9 +515,15 @@ def test_w48_the_round_trip_of_a_sample_is_measured() -> None:
 def test_w49_deprecated_methods_work_and_warn(name: str) -> None:
     with world() as (_, client):
         trainer = trainer_of(client)
-        with pytest.warns(FutureWarning, match="create_training_client_from_state"):
+        with pytest.warns(FutureWarning, match="create_training_client_from_state") as warned:
             future = getattr(trainer, name)("tinker://run/weights/a")
+        assert [each.filename for each in warned] == [__file__]
         assert future.result(PATIENCE_S).path == "tinker://run/weights/a"
+        with (
+            pytest.warns(FutureWarning),
+            pytest.raises(InvalidInputError, match=f"{name}: .*sampling only.*save_state"),
+        ):
+            getattr(trainer, name)("tinker://run/sampler_weights/a")
 
 
 def test_w59_futures_of_rest_calls_are_standard_futures() -> None:

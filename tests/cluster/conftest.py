@@ -16,21 +16,31 @@ import pytest
 ROOT = Path(__file__).parents[2]
 KEY = "tml-of-the-cluster"
 WORKERS = int(os.environ.get("CLUSTER_WORKERS", "2"))
+# The processes of Ray inherit these. Its monitor of memory judges the whole machine, so it is off.
+SETTINGS = {
+    "TINKER_API_KEY": KEY,
+    "PYTHONPATH": str(ROOT),
+    "RAY_AUTH_TOKEN": "token-of-the-cluster",  # or Ray writes one into the home directory
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_worker_register_timeout_seconds": "300",
+    "RAY_health_check_failure_threshold": "60",
+}
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
-    """A started Ray with a key for the workers."""
+    """A started Ray whose workers have a key in their environment."""
     ray = pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
-    os.environ.update({"RAY_memory_monitor_refresh_ms": "0"})  # it judges the whole machine
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        object_store_memory=100 * 2**20,
-        _node_ip_address="127.0.0.1",
-        runtime_env={"env_vars": {"TINKER_API_KEY": KEY, "PYTHONPATH": str(ROOT)}},
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SETTINGS.items():
+            patch.setenv(name, value)
+        ray.init(
+            num_cpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=100 * 2**20,
+            _node_ip_address="127.0.0.1",
+        )
     yield ray
     ray.shutdown()

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster.conftest import KEY, ROOT
+from cluster.conftest import KEY, SETTINGS
 
 from tinker_sync.testing import LocalServer
 
@@ -51,16 +51,17 @@ cluster.shutdown()
 def test_a_lost_machine_loses_no_prompt(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
     with LocalServer(model=MODEL, key=KEY, process=True) as server:
-        known = os.environ | {
-            "TINKER_BASE_URL": server.url,
-            "TINKER_API_KEY": KEY,
-            "PYTHONPATH": str(ROOT),
-            "RAY_memory_monitor_refresh_ms": "0",
-            # Notice the loss after a second, in place of half a minute.
-            "RAY_health_check_initial_delay_ms": "0",
-            "RAY_health_check_period_ms": "500",
-            "RAY_health_check_failure_threshold": "2",
-        }
+        known = (
+            os.environ
+            | SETTINGS
+            | {
+                "TINKER_BASE_URL": server.url,
+                # Notice the loss after a second, in place of half a minute.
+                "RAY_health_check_initial_delay_ms": "0",
+                "RAY_health_check_period_ms": "500",
+                "RAY_health_check_failure_threshold": "2",
+            }
+        )
         done = subprocess.run(
             [sys.executable, "-c", DRIVER],
             env=known,
@@ -70,4 +71,4 @@ def test_a_lost_machine_loses_no_prompt(tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.split() == ["2", "1", "200", "True", "200"]
+    assert done.stdout.splitlines()[-1].split() == ["2", "1", "200", "True", "200"]

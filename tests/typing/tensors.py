@@ -61,6 +61,8 @@ def work_is_put_together(datum: Datum, prompt: ModelInput) -> None:
     SampleRequest(prompt=prompt, sampling_params=SamplingParams(stop=["END"], max_tokens=4))
     SamplingParams(stop=[1, 2])
     TopkLogprobs(np.zeros((1, 2), dtype=np.int32), np.zeros((1, 2)))
+    SampledSequence("stop", None, [20, 21], [-0.1, -2.0])
+    SampledSequence("stop", None, np.zeros(2, dtype=np.int64), np.zeros(2))
 
 
 def mistakes_are_seen(datum: Datum, prompt: ModelInput) -> None:

@@ -130,21 +130,22 @@ def check_sampler_path(path: str) -> None:
         )
 
 
-def check_state_path(path: str) -> None:
+def check_state_path(path: Any, call: str) -> None:
     """Check that a path can name a checkpoint for training.
 
     Raises:
         InvalidInputError: the path has weights for sampling only, or is a name without a path.
     """
+    if not isinstance(path, str) or not path:
+        raise InvalidInputError(f"{call}: the path of a checkpoint is text, got {path!r}")
     if _folder_of(path) == "sampler_weights":
         raise InvalidInputError(
-            f"create_training_client_from_state: {path!r} has weights for sampling only; "
+            f"{call}: {path!r} has weights for sampling only; "
             "train on from the path that save_state returns, tinker://RUN/weights/NAME"
         )
     if not path.startswith("tinker://") and "/" not in path:
         raise InvalidInputError(
-            f"create_training_client_from_state: {path!r} is a name; "
-            "give the path that save_state returns, tinker://RUN/weights/NAME"
+            f"{call}: {path!r} is a name; give the path that save_state returns, tinker://RUN/weights/NAME"
         )
 
 

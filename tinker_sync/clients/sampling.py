@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Generator, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
@@ -15,7 +16,7 @@ from tinker_sync.clients.retry_config import RetryConfig
 from tinker_sync.errors import InvalidInputError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.naming import names_requests
-from tinker_sync.runtime.once import Once
+from tinker_sync.runtime.once import Once, Shared
 from tinker_sync.runtime.sample_line import SampleLine
 from tinker_sync.types.sampler import CreateSamplingSessionRequest
 from tinker_sync.types.sampling import SampleRequest, SamplingParams
@@ -427,7 +428,10 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         """
         from tinker_sync.clients._handles import core_of_handle
 
-        core, carried = core_of_handle(handle, api_key)
+        return cls._of_carried(*core_of_handle(handle, api_key))
+
+    @classmethod
+    def _of_carried(cls, core: Core, carried: Carried) -> SamplingClient:
         return cls.create(
             core,
             sampling_session_id=carried.sampling_session_id,
@@ -469,6 +473,8 @@ class SamplingClient(ClientFuture["SamplingClient"]):
     get_tokenizer_async = blocking_twin(get_tokenizer)
 
 
+# A core with an equal id replaces one of these only when no client uses the old core.
+_copies: Final[Shared[tuple[object, ...], SamplingClient]] = Shared(weakref.WeakValueDictionary())
 _KEPT_RETRY_FIELDS: Final = ("max_connections", "enable_retry_logic", "max_attempts")
 
 
@@ -480,7 +486,11 @@ def _retry_config_of(carried: Carried) -> RetryConfig | None:
 
 
 def _from_pickle(cls: type[SamplingClient], handle: str) -> SamplingClient:
-    return cls.from_sampler_handle(handle)
+    """Return the copy of this process. All pickles of a client share it, with its numbers and answers."""
+    from tinker_sync.clients._handles import core_of_handle
+
+    core, carried = core_of_handle(handle, None)
+    return _copies.get((cls, handle, id(core)), lambda: cls._of_carried(core, carried))
 
 
 def _create_session(line: SampleLine, asked: CreateSamplingSessionRequest) -> None:

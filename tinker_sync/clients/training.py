@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from functools import partial
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, overlo
 
 from tinker_sync._lazy import LazyModule
 from tinker_sync.clients import _deadlines
-from tinker_sync.clients._arguments import check_loss_name, check_saving, check_step
+from tinker_sync.clients._arguments import check_loss_name, check_saving, check_state_path, check_step
 from tinker_sync.clients._creation import ClientFuture, start
 from tinker_sync.clients._twins import blocking_twin, future_twin, result_twin
 from tinker_sync.errors import APIResponseValidationError, InvalidInputError, TinkerError
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import names_requests
+from tinker_sync.runtime.naming import names_requests, warn_caller
 from tinker_sync.runtime.training_calls import OrderedCall, PassCall, TrainingLine
 from tinker_sync.runtime.unloading import ModelPlace
 from tinker_sync.types import (
@@ -119,10 +118,17 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
     @classmethod
     def _make(
-        cls, core: Core, asked: NewModel | LoadedModel | RecordedModel | verification.VerifiedModel
+        cls,
+        core: Core,
+        asked: NewModel | LoadedModel | RecordedModel | verification.VerifiedModel,
+        *,
+        instead_of: TrainingLine | None = None,
     ) -> TrainingClient:
         """Return a client at once, and start the creation of its model."""
         client = cls(core, asked.model_seq_id)
+        new, old = client._line.record, None if instead_of is None else instead_of.record
+        if new is not None and old is not None and isinstance(asked.request, LoadWeightsRequest):
+            new.replace(old, asked.request.path)
         client._user_metadata = asked.request.user_metadata
         start(client, partial(asked.make, client._line))
         return client
@@ -518,6 +524,9 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         Call it after an `EarlierCallFailedError`: the server may have an earlier call or not, so this client
         cannot send later ones. Repeat the steps since that state. The model of this client does not change.
 
+        With a journal, `steps` of the new client begins after the state if that was saved in a step. A
+        restarted script then continues from the last checkpoint of the new client.
+
         Args:
             deadline: the seconds after which the call is given up.
 
@@ -542,9 +551,9 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             )
         request = state.model_copy(update={"user_metadata": self._user_metadata})
         core = self._core
-        return TrainingClient._make(
-            core, LoadedModel.of(core, request, core.give_up_at(deadline, _deadlines.CREATE_S))
-        )
+        until = core.give_up_at(deadline, _deadlines.CREATE_S)
+        asked = LoadedModel.of(core, request, until, aside=True)
+        return TrainingClient._make(core, asked, instead_of=self._line)
 
     def save_weights_for_sampler(
         self,
@@ -641,6 +650,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
     def _load(
         self, path: str, token: str | None, deadline: float | None, *, optimizer: bool
     ) -> APIFuture[LoadWeightsResponse]:
+        check_state_path(path, f"load_state{'_with_optimizer' * optimizer}")
         request = LoadWeightsRequest(
             model_id=self._line.model_id, path=path, optimizer=optimizer, weights_access_token=token
         )
@@ -832,4 +842,4 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
 
 def _note_load(suffix: str) -> None:
-    warnings.warn(_LOAD_NOTE.format(name=f"load_state{suffix}", suffix=suffix), FutureWarning, stacklevel=3)
+    warn_caller(_LOAD_NOTE.format(name=f"load_state{suffix}", suffix=suffix), FutureWarning)

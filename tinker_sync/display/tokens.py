@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
@@ -110,7 +111,8 @@ def _span(text: str, token: int, logprob: float | None) -> str:
     visible = escape(text).replace("\n", "↵\n")
     if logprob is None or logprob != logprob:
         return f'<span title="token {token}">{visible}</span>'
-    shade_of_it = min(1.0, max(0.0, -logprob / _DARKEST)) * 0.6
+    # The root keeps a chance of one half visible, also on a dark page.
+    shade_of_it = math.sqrt(min(1.0, max(0.0, -logprob / _DARKEST))) * 0.6
     chance = 2.718281828 ** min(logprob, 0.0)
     title = f"token {token}: log-probability {logprob:.3f}, probability {chance:.2%}"
     return f'<span title="{title}" style="background:rgba(239,68,68,{shade_of_it:.2f})">{visible}</span>'

@@ -87,7 +87,11 @@ _TABLES: Final = (
         "losses",
         "Losses",
         tables.losses,
-        "A pass sums the loss over all tokens of all data; `loss:sum` is that sum.",
+        (
+            "A pass sums the loss over all tokens of all data; `loss:sum` is that sum, and `loss:mean` its "
+            "share of each token that counts. Of each token, `p` is the log-probability that the model gives "
+            "the target, `q` that of the sampler, `r = exp(p - q)`, `A` the advantage and `w` the weight."
+        ),
     ),
     (
         "errors",

@@ -26,9 +26,9 @@ class Options(argparse.Namespace):
         return tiny if self.model == TINY else large
 
 
-def parse(argv: Sequence[str] | None, description: str, *, steps: int) -> Options:
+def parse(argv: Sequence[str] | None, description: str | None, *, steps: int) -> Options:
     """Read the options of an example."""
-    parser = argparse.ArgumentParser(description=description.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     parser.add_argument("--base-url", default="local", help="the server; the embedded one by default")
     parser.add_argument("--model", default=TINY, help="the base model")
     parser.add_argument("--steps", type=int, default=steps, help="how long to go on")

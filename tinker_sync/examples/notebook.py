@@ -40,7 +40,7 @@ batch = [
 ]
 for step in range(STEPS):
     passed = training.forward_backward(batch, "cross_entropy")
-    stepped = training.optim_step(tinker.AdamParams(learning_rate=5e-3))
+    stepped = training.optim_step(tinker.AdamParams(learning_rate=8e-3))
     await stepped
 training""",
     """await passed""",
@@ -59,7 +59,7 @@ await rest.list_checkpoints(training.model_id)""",
 )
 
 
-def make_notebook(steps: int = 20) -> dict[str, Any]:
+def make_notebook(steps: int = 30) -> dict[str, Any]:
     """Return the notebook in its file format."""
     cells: list[dict[str, Any]] = []
     for number, text in enumerate(CELLS):

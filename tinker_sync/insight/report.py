@@ -26,7 +26,10 @@ def explain(recording: Recording) -> str:
     span_s = recording.ended_s - recording.began_s
     calls = recording.calls
     if not calls:
-        return f"{span_s:.1f} s recorded, and no request has ended"
+        return (
+            f"{span_s:.1f} s recorded, and no request has ended. A recording has only what comes after "
+            "`recording = service.explain()`; print it after some calls."
+        )
     idle_s = _idle_s(calls, recording.began_s, recording.ended_s)
     lines = [
         (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.losses._kinds import NumpyLossFn, TorchLossFn
 from tinker_sync.losses.handle import LossHandle, check_data
 from tinker_sync.losses.two_passes import TwoPassCall
+from tinker_sync.runtime.naming import warn_caller
 from tinker_sync.runtime.training_calls import PassCall, TrainingCall, TrainingLine
 from tinker_sync.types.datum import Datum
 from tinker_sync.types.training import ForwardBackwardInput, listed_data
@@ -32,11 +32,7 @@ def check_loss_type_input(given: Any) -> None:
         return
     if given != "logprobs":
         raise InvalidInputError(f"loss_type_input: expected 'logprobs', got {given!r}")
-    warnings.warn(
-        "loss_type_input has no effect: a loss always takes log-probabilities",
-        DeprecationWarning,
-        stacklevel=3,
-    )
+    warn_caller("loss_type_input has no effect: a loss always takes log-probabilities", DeprecationWarning)
 
 
 def custom_call(line: TrainingLine, data: Sequence[Datum], loss_fn: Any, deadline_at: float) -> TrainingCall:

@@ -32,7 +32,10 @@ class News:
 
     version: int
     delay_s: float
-    """The seconds for which to send nothing; 0 if no request was refused since the last news."""
+    """The seconds for which to send nothing.
+
+    0 if no refusal is in force, or if the caller itself announced the last one.
+    """
     processes: int
     """The number of processes that share the limit."""
     rank: int
@@ -130,7 +133,7 @@ class Board:
 
 def find_board() -> Any:
     """Return the board of this cluster. Make it if there is no board."""
-    return (
+    board = (
         ray.remote(Board)
         .options(
             name=NAME,
@@ -141,3 +144,9 @@ def find_board() -> Any:
         )
         .remote()
     )
+    # Ray ends an actor whose maker holds no handle of it.
+    _found[:] = [board]
+    return board
+
+
+_found: Final[list[Any]] = []

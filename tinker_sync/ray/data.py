@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from collections.abc import Generator, Mapping
+import weakref
+from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from attrs import frozen
 
 from tinker_sync.batch.item import decode_all
 from tinker_sync.batch.results import ResultsFile
 from tinker_sync.batch.samples import Order, Window, map_samples
-from tinker_sync.errors import InvalidInputError
+from tinker_sync.errors import InvalidInputError, TinkerError
 from tinker_sync.ray.sharing import share_limits
 
 if TYPE_CHECKING:
@@ -30,12 +32,13 @@ class Sampler:
             tinker_sync.ray.Sampler,
             fn_constructor_kwargs={"sampling": sampling, "params": types.SamplingParams(max_tokens=64)},
             concurrency=8,
-            batch_size=256,
+            batch_size=1024,
         )
 
     It adds the columns `tokens`, `logprobs`, `stop_reasons` (a list for each row, with an entry for each
     sequence), `texts` if the prompts are text or a tokenizer is given, and `error`: None, or the reason
-    why the row has no samples. Ray Data limits the number of batches under way.
+    why the row has no samples. Ray Data limits the number of batches under way. A batch ends with its slowest
+    sample, so it should have several times `max_in_flight` rows.
 
     With `save_to` each process writes its responses to its own file in that directory. A new run of the same
     data set finds them by the column `key` and samples the other rows.
@@ -73,7 +76,7 @@ class Sampler:
         self._prompt, self._key = prompt, key
         self._shared = share_limits(sampling)
         self._order = Order(sampling, params, num_samples, options, tokenizer)
-        self._window = Window(max_in_flight, ordered=True, on_error="return")
+        self._window = Window(max_in_flight, ordered=False, on_error="return")
         self._saved = None if save_to is None else SavedRows(Path(save_to))
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,29 +84,39 @@ class Sampler:
         for name in filter(None, (self._prompt, self._key)):
             if name not in batch:
                 raise InvalidInputError(f"Sampler: the data set has no column {name!r}; it has {list(batch)}")
-        prompts = [each if isinstance(each, str) else list(each) for each in batch[self._prompt]]
-        names = [None] * len(prompts) if self._key is None else [_plain(each) for each in batch[self._key]]
-        rows = {
-            place: self._row(prompt, found, None)
-            for place, (name, prompt) in enumerate(zip(names, prompts, strict=True))
-            if (found := self._find(name, prompt)) is not None
-        }
-        missing = [place for place in range(len(prompts)) if place not in rows]
-        for place, item in zip(missing, self._sample([prompts[place] for place in missing]), strict=True):
+        prompts = [_plain(each) for each in batch[self._prompt]]
+        if self._saved is None or self._key is None:
+            asked = [_Asked(prompt) for prompt in prompts]
+        else:
+            asked = self._look_up(self._saved, batch[self._key], prompts)
+        missing = [place for place, each in enumerate(asked) if each.saved is None]
+        rows = [
+            {} if each.saved is None else self._row(prompts[place], each.saved, None)
+            for place, each in enumerate(asked)
+        ]
+        for item in self._sample([asked[place].prompt for place in missing]):
+            place = missing[item.index]
             if self._saved is not None and item.response is not None:
-                self._saved.add(names[place], self._key_of(prompts[place]), item.response)
+                self._saved.add(asked[place].name, asked[place].key, item.response)
             rows[place] = self._row(prompts[place], item.response, item.error)
         self._shared.report_usage()
-        return {**batch, **_columns([rows[place] for place in range(len(prompts))])}
+        return {**batch, **_columns(rows)}
 
     def _sample(self, prompts: list[Any]) -> Generator[BatchItem, None, None]:
         return map_samples(prompts, self._order, self._window, save_to=None, progress=False, total=None)
 
-    def _find(self, name: Any, prompt: Any) -> SampleResponse | None:
-        return None if self._saved is None else self._saved.find(name, self._key_of(prompt))
-
-    def _key_of(self, prompt: Any) -> str:
-        return self._order.key(self._order.model_input(prompt))
+    def _look_up(self, saved: SavedRows, names: Iterable[Any], prompts: list[Any]) -> list[_Asked]:
+        """Return the prompts with the names and keys of their rows, and the responses of earlier runs."""
+        asked = []
+        for name, prompt in zip(map(_plain, names), prompts, strict=True):
+            try:
+                model_input = self._order.model_input(prompt)
+                key = self._order.key(model_input)
+            except (TinkerError, TypeError, ValueError):
+                asked.append(_Asked(prompt))  # the sample fails with this error, and the row has it
+            else:
+                asked.append(_Asked(model_input, name, key, saved.find(name, key)))
+        return asked
 
     def _row(self, prompt: Any, response: SampleResponse | None, error: Exception | None) -> dict[str, Any]:
         sequences = [] if response is None else response.sequences
@@ -118,17 +131,31 @@ class Sampler:
         return row
 
 
+@frozen
+class _Asked:
+    """The prompt of a row. With `save_to` also its name and key, and the response of an earlier run."""
+
+    prompt: Any
+    name: Any = None
+    key: str = ""
+    saved: SampleResponse | None = None
+
+
 class SavedRows:
     """The responses of one process in its own file, and those of earlier processes.
+
+    The file begins with the first response, and is closed when this object is no longer used.
 
     Args:
         directory: holds a file for each process of each run.
     """
 
     def __init__(self, directory: Path) -> None:
-        earlier = sorted(directory.glob("part-*.jsonl"))
-        self._earlier = [ResultsFile(path, writable=False) for path in earlier]
-        self._own = ResultsFile(directory / f"part-{uuid.uuid4().hex}.jsonl")
+        self._directory = directory
+        self._earlier = [ResultsFile(path, writable=False) for path in sorted(directory.glob("part-*.jsonl"))]
+        for file in self._earlier:
+            file.close()  # `find` opens it again
+        self._own: ResultsFile | None = None
 
     def find(self, name: Any, key: str) -> SampleResponse | None:
         """Return the response of an earlier process for a row, or None."""
@@ -137,6 +164,9 @@ class SavedRows:
 
     def add(self, name: Any, key: str, response: SampleResponse) -> None:
         """Append the response for a row."""
+        if self._own is None:
+            self._own = ResultsFile(self._directory / f"part-{uuid.uuid4().hex}.jsonl")
+            weakref.finalize(self, self._own.close)
         self._own.hold()
         self._own.add(_position_of(name), key, response, {"row": name})
 
@@ -151,8 +181,8 @@ def _position_of(name: Any) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value of a numpy column to a plain value."""
-    return value.item() if isinstance(value, np.generic) else value
+    """Convert a value of a numpy column to plain values."""
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,17 +1,23 @@
 """`SamplerPool`: worker processes that sample for the driver.
 
-The threads of the driver send the waiting prompts in lots to free workers. The size of a lot is limited by
-`max_in_flight` divided by the number of lots. Ray restarts a worker that dies, on another machine if needed,
-and runs its prompts again. Each prompt has one future in the driver, so it gets one result.
+One thread of the driver serves each worker. It sends prompts, waits for responses, and sends as many prompts
+again, so a slow sample delays no other. Each reply of a worker names the samples under way. Ray restarts a
+worker that dies, on another machine if needed; the new worker does not name the samples of the old one, and
+the thread sends their prompts again. Each prompt has one future in the driver, so it gets one result.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+import pickle
+import queue
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -21,6 +27,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from tinker_sync.batch.samples import Order, Window, map_samples
 from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError
+from tinker_sync.ray.board import find_board
 from tinker_sync.ray.sharing import share_limits
 
 if TYPE_CHECKING:
@@ -29,8 +36,10 @@ if TYPE_CHECKING:
     from tinker_sync.clients.sampling import SamplingClient
     from tinker_sync.types import ModelInput, SampleResponse, SamplingParams
 
-# Two lots of prompts at each worker: one is sampled while the answers of the other travel.
-_LOTS: Final = 2
+# A call of Ray takes as much CPU as some samples. So a worker returns when half of its samples have ended, or
+# a moment after the first one.
+_GATHER_S: Final = 0.1
+_HOLD_S: Final = 1.0
 
 
 @frozen
@@ -55,31 +64,71 @@ class _Worker:
     def __init__(self, sampling: SamplingClient) -> None:
         self._sampling = sampling
         self._shared = share_limits(sampling)
+        self._done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._under_way: set[int] = set()
+        self._enough = 1  # written by `exchange` only
+        self._plenty = threading.Event()
 
     def place(self) -> tuple[str, int]:
         """Return the id of this machine, and that of this process."""
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
-    def sample_all(self, calls: list[_Call]) -> list[SampleResponse | Exception]:
-        """Sample all prompts at once, and return a response or an error for each."""
-        sample = self._sampling.sample
-        started = [
-            _outcome_of(lambda call=call: sample(call.prompt, call.num_samples, call.params, **call.options))
-            for call in calls
-        ]
-        outcomes = [
-            _outcome_of(each.result) if isinstance(each, Future) else each  # a refused prompt has no future
-            for each in started
-        ]
+    def exchange(self, packed: bytes, hold_s: float) -> bytes:
+        """Start samples, and wait for the outcomes of these or earlier ones.
+
+        Args:
+            packed: a list of numbers and calls.
+            hold_s: the longest wait for the first outcome.
+
+        Returns:
+            a packed list of numbers and outcomes, and the numbers of the samples under way.
+        """
+        for number, call in pickle.loads(packed):  # noqa: S301  # from the driver
+            self._under_way.add(number)
+            self._start(number, call)
+        outcomes = self._gather(hold_s)
+        self._under_way.difference_update(number for number, _ in outcomes)
         self._shared.report_usage()
+        return _pack((outcomes, self._under_way))
+
+    def _start(self, number: int, call: _Call) -> None:
+        try:
+            future = self._sampling.sample(call.prompt, call.num_samples, call.params, **call.options)
+        except Exception as error:  # noqa: BLE001  # the error of one prompt
+            self._done.put((number, error))
+        else:
+            future.add_done_callback(partial(self._hand_over, number))
+
+    def _hand_over(self, number: int, ended: Future[SampleResponse]) -> None:
+        try:
+            self._done.put((number, ended.result()))
+        except Exception as error:  # noqa: BLE001  # the error of one prompt
+            self._done.put((number, error))
+        if self._done.qsize() >= self._enough:
+            self._plenty.set()
+
+    def _gather(self, hold_s: float) -> list[tuple[int, Any]]:
+        """Wait for an outcome, then for half of them or a moment, and return all that have arrived."""
+        self._plenty.clear()
+        self._enough = len(self._under_way) // 2
+        try:
+            outcomes = [self._done.get(timeout=hold_s)]
+        except queue.Empty:
+            return []
+        if self._done.qsize() < self._enough:
+            self._plenty.wait(_GATHER_S)
+        with suppress(queue.Empty):
+            while True:
+                outcomes.append(self._done.get_nowait())
         return outcomes
 
 
-def _outcome_of(call: Any) -> Any:
+def _pack(values: Any) -> bytes:
+    """Pickle values. Ray's own pickler takes twice the time, and is needed only for foreign errors."""
     try:
-        return call()
-    except Exception as error:  # noqa: BLE001  # the error of one prompt
-        return error
+        return pickle.dumps(values, pickle.HIGHEST_PROTOCOL)
+    except Exception:  # noqa: BLE001  # any class may refuse
+        return bytes(ray.cloudpickle.dumps(values))
 
 
 class SamplerPool:
@@ -111,25 +160,25 @@ class SamplerPool:
             if type(value) is not int or value < 1:
                 raise InvalidInputError(f"SamplerPool: {name}: expected 1 or more, got {value!r}")
         self._sampling = sampling
+        find_board()  # made by this process, so that it does not end with a worker
         self._lock = threading.Lock()
         self._waiting: deque[_Waiting] = deque()  # guarded by _lock
-        self._lots = 0  # guarded by _lock; threads that take prompts
         self._closed = False  # guarded by _lock
-        self._most_lots = workers * _LOTS
-        self._most_calls = max(1, -(-max_in_flight // self._most_lots))
+        self._numbers = itertools.count()
+        self._share = -(-max_in_flight // workers)
         self.max_in_flight = max_in_flight
         options = {
             "num_cpus": 0,
             "max_restarts": -1,
             "max_task_retries": -1,
-            "max_concurrency": _LOTS,
+            "max_concurrency": 2,  # `place` does not wait for `exchange`
             **(ray_options or {}),
         }
         actor = ray.remote(_Worker).options(**options)
         # Pass the client by value: a worker that restarts later cannot fetch an object of this process.
         self._workers: list[Any] = [actor.remote(sampling) for _ in range(workers)]
-        self._idle = deque(self._workers * _LOTS)  # guarded by _lock; one for each lot not under way
-        self._threads = ThreadPoolExecutor(self._most_lots, "tinker-ray")
+        self._idle = deque(self._workers)  # guarded by _lock; without a thread that serves them
+        self._threads = ThreadPoolExecutor(workers, "tinker-ray")
 
     # -------------------------------------------------------------------------------------- sampling
 
@@ -153,10 +202,9 @@ class SamplerPool:
             if self._closed:
                 raise ClientClosedError("the pool of samplers is closed")
             self._waiting.append(waiting)
-            start = self._lots < self._most_lots
-            self._lots += start
-        if start:
-            self._threads.submit(self._carry_lots)
+            worker = self._idle.popleft() if self._idle else None
+        if worker is not None:
+            self._threads.submit(self._serve, worker)
         return future
 
     def map(
@@ -219,34 +267,39 @@ class SamplerPool:
 
     # -------------------------------------------------------------------------------------- on the threads
 
-    def _carry_lots(self) -> None:
-        """Send the waiting prompts to workers, lot by lot, until no prompt waits."""
-        while (taken := self._take_lot()) is not None:
-            worker, lot = taken
+    def _serve(self, worker: Any) -> None:
+        """Exchange prompts for responses with a worker, until no prompt waits and none is under way."""
+        held: dict[int, _Waiting] = {}
+        lost: list[int] = []
+        while (taken := self._take(worker, len(held))) is not None:
+            new = [
+                (next(self._numbers), each) for each in taken if each.future.set_running_or_notify_cancel()
+            ]
+            held.update(new)
+            calls = [(number, held[number].call) for number in (*lost, *(number for number, _ in new))]
+            if not held:
+                continue
+            hold_s = _HOLD_S if len(held) >= self._share else _GATHER_S
             try:
-                outcomes = ray.get(worker.sample_all.remote([each.call for each in lot]))
+                reply = ray.get(worker.exchange.remote(_pack(calls), hold_s))
+                outcomes, under_way = pickle.loads(reply)  # noqa: S301  # from a worker
             except Exception as error:  # noqa: BLE001  # it becomes the error of each prompt
-                outcomes = [self._explain(error)] * len(lot)
-            with self._lock:
-                self._idle.append(worker)
-            for each, outcome in zip(lot, outcomes, strict=True):
-                if isinstance(outcome, Exception):
-                    each.future.set_exception(outcome)
-                else:
-                    each.future.set_result(outcome)
+                explained = self._explain(error)
+                outcomes, under_way = [(number, explained) for number in held], ()
+            for number, outcome in outcomes:
+                # A reply that was lost on its way can bring an outcome twice.
+                if (each := held.pop(number, None)) is not None:
+                    _resolve(each.future, outcome)
+            lost = [number for number in held if number not in under_way]
 
-    def _take_lot(self) -> tuple[Any, list[_Waiting]] | None:
-        lot: list[_Waiting] = []
-        while not lot:
-            with self._lock:
-                count = min(len(self._waiting), self._most_calls)
-                if not count:
-                    self._lots -= 1
-                    return None
-                taken = [self._waiting.popleft() for _ in range(count)]
-            lot = [each for each in taken if each.future.set_running_or_notify_cancel()]
+    def _take(self, worker: Any, held: int) -> list[_Waiting] | None:
+        """Take waiting prompts for a worker that holds some. Return None if it has nothing to do."""
         with self._lock:
-            return self._idle.popleft(), lot
+            count = min(len(self._waiting), self._share - held)
+            if not count and not held:
+                self._idle.append(worker)
+                return None
+            return [self._waiting.popleft() for _ in range(count)]
 
     def _explain(self, error: Exception) -> Exception:
         with self._lock:
@@ -261,6 +314,13 @@ class SamplerPool:
                 "path to the server"
             )
         return error
+
+
+def _resolve(future: Future[SampleResponse], outcome: SampleResponse | Exception) -> None:
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
 
 
 def map(  # noqa: A001  # the name of `SamplingClient.map`

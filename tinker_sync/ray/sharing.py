@@ -13,6 +13,7 @@ import logging
 import threading
 import uuid
 import weakref
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +36,8 @@ _log = logging.getLogger("tinker_sync.ray")
 _RETRY_S: Final = 2.0
 # The pause between the turns of processes that reopen; ten processes reopen in each turn.
 _TURN_S: Final = 1.0
+# Off-policy rollouts use a few versions of the weights at once.
+_KEPT: Final = 4
 
 
 class SharedLimits:
@@ -55,6 +58,7 @@ class SharedLimits:
         self._connect = connect
         self._lock = threading.Lock()
         self._started = False  # guarded by _lock
+        self._kept: deque[SamplingClient] = deque(maxlen=_KEPT)  # guarded by _lock
         self._ended = threading.Event()
         self._board: Any = None  # written by the thread `tinker-board`
         self._version = 0  # used only by the thread `tinker-board`
@@ -77,6 +81,21 @@ class SharedLimits:
     def ended(self) -> bool:
         """True after `stop`, or after Ray has ended in this process."""
         return self._ended.is_set()
+
+    def name_sampler(self, sampling: SamplingClient) -> None:
+        """Record the base model of a sampler. Ask the server only if this process does not know it."""
+        sampler = sampling.sampling_session_id
+        if self.meter.base_model(sampler) is None:
+            # The usage of a sampler without a name counts for no model; its samples go on.
+            with suppress(TinkerError):
+                name = sampling._base_model or sampling.get_base_model()
+                self.meter.observe(ModelNamed(model=sampler, base_model=name))
+
+    def keep(self, sampling: SamplingClient) -> None:
+        """Keep a copy, with its connections and its session, for the next tasks of this process."""
+        with self._lock:
+            if not any(kept is sampling for kept in self._kept):
+                self._kept.append(sampling)
 
     def report_usage(self) -> None:
         """Send the usage of this process to the board. Does not wait for the board."""
@@ -126,7 +145,10 @@ class SharedLimits:
         self.report_usage()
 
     def apply(self, news: News) -> None:
-        """Divide the window among the processes, and close the limiter if a process was refused."""
+        """Give the limiter of this process its part of the window, and close it if another was refused.
+
+        `News.delay_s` is the time to stay closed. Processes of a later turn stay closed a little longer.
+        """
         self._limiter.count_sharers(news.processes)
         if news.delay_s > 0:
             self._limiter.follow(news.delay_s + news.rank // FIRST_WINDOW * _TURN_S)
@@ -166,17 +188,16 @@ def share_limits(client: SamplingClient | ServiceClient) -> SharedLimits:
     if not counted:
         core.listen(shared.meter)
     if isinstance(client, SamplingClient):
-        # A copy has its base model from its handle. Without it, a server may not be able to name the model.
-        with suppress(TinkerError):
-            name = client.get_base_model()
-            shared.meter.observe(ModelNamed(model=client.sampling_session_id, base_model=name))
+        shared.name_sampler(client)
+        if ray.get_runtime_context().worker.mode == ray.WORKER_MODE:
+            shared.keep(client)
     return shared
 
 
 def cluster_usage(client: SamplingClient | ServiceClient) -> dict[str, TokenCounts]:
     """Return the tokens that all processes of the cluster have used, by base model.
 
-    A pool and `Sampler` report before they return results; other processes report every few seconds.
+    A pool and `Sampler` report when they return results; other processes report every few seconds.
 
     Args:
         client: any client of the server.

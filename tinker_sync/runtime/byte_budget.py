@@ -22,9 +22,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import InvalidInputError, TinkerError
@@ -46,8 +44,7 @@ _TRAINING_TOKEN_BYTES: Final = 4
 _SAMPLING_TOKEN_BYTES: Final = 10
 
 
-@frozen
-class DataChunk:
+class DataChunk(NamedTuple):
     """The data of one request, in the order of the call, and their estimated size."""
 
     data: Sequence[Datum]

@@ -18,6 +18,7 @@ import inspect
 import logging
 import os
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
@@ -37,6 +38,7 @@ T = TypeVar("T")
 _name: Final[ContextVar[str]] = ContextVar("tinker_sync_method", default="")
 _set: Final = _name.set  # looked up once, because thousands of samples use it
 _MARK: Final = "_names_requests"
+_PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
 current: Final[Callable[[], str]] = _name.get
 """Return the name of the public method that runs in this thread or task, or "" outside of public methods."""
@@ -69,6 +71,23 @@ def carried(job: Callable[P, T]) -> Callable[P, T]:
             return job(*args, **kwargs)
 
     return run
+
+
+def warn_caller(text: str, category: type[Warning]) -> None:
+    """Warn at the line outside of this package that called a public method.
+
+    The functions of this module stand between a public method and its caller, so no fixed `stacklevel` fits.
+
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     warn_caller("search is experimental", FutureWarning)
+    >>> os.path.basename(caught[0].filename) == "naming.py"
+    False
+    """
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
 
 
 def names_requests(client: C) -> C:
@@ -133,7 +152,6 @@ def _naming_coroutine(method: Callable[..., Any], name: str) -> Callable[..., An
 Asked = tuple[str, CodeType, int]
 """The public method of a call, and the code and line of the user that called it."""
 
-_PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 # These follow from a failure that is reported already, or from an action of the user.
 _EXPECTED: Final = (CancelledError, ClientClosedError, EarlierCallFailedError)
 

@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import Final, Generic, Protocol, TypeVar
 
 from tinker_sync.errors import TinkerError
+from tinker_sync.runtime.workers import WorkersClosedError
 from tinker_sync.transport.call import Call, Reply, SendFailed
 
 # Each open request uses a file of the process; the rest of the program needs some too.
@@ -67,6 +68,7 @@ class Ticket:
         self.reaction = [action]
         """The action, which the thread that ends the ticket pops in one step. Empty after that."""
         self.call = call
+        """The request to send; None once the ticket has ended, because the poller keeps tickets longer."""
         self.request: OpenRequest | None = None
 
     def cancel(self) -> bool:
@@ -84,9 +86,11 @@ class Ticket:
     def take(self) -> Callable[..., object] | None:
         """Return the action to the first caller, and None to later ones."""
         try:
-            return self.reaction.pop()
+            action = self.reaction.pop()
         except IndexError:
             return None
+        self.call = None
+        return action
 
 
 class Leftovers:
@@ -133,8 +137,14 @@ def own_failure(outcome: Outcome) -> TinkerError | None:
 
 
 def closed_failure(error: Exception | None = None) -> SendFailed:
-    """Return the outcome of a request that was not sent because the client is closed."""
-    failed = SendFailed("the client is closed", maybe_received=False, final=True)
+    """Return the outcome of a request that was not sent: the client is closed, or has no thread for it.
+
+    Args:
+        error: the error of the workers that refused the request.
+    """
+    closed = error is None or isinstance(error, WorkersClosedError)
+    text = "the client is closed" if closed else f"no thread for the request: {error}"
+    failed = SendFailed(text, maybe_received=False, final=True)
     failed.__cause__ = error
     return failed
 

@@ -219,10 +219,10 @@ class SampledSequence(Model):
     stop_reason: Literal["length", "stop"]
     sequence_id: str | None = None
     """The id for provenance spans; None if the server gives no ids."""
-    _tokens: AnyArray | None = attrs.field(
+    _tokens: AnyArray | Sequence[int] | None = attrs.field(
         default=None, alias="tokens_np", repr=False, converter=_held, eq=ByValue
     )
-    _logprobs: AnyArray | None = attrs.field(
+    _logprobs: AnyArray | Sequence[float] | None = attrs.field(
         default=None, alias="logprobs_np", repr=False, converter=_held, eq=ByValue
     )
     topk_logprobs_np: TopkLogprobs | None = attrs.field(default=None, repr=False)
@@ -242,7 +242,7 @@ class SampledSequence(Model):
         """The token ids as a list."""
         if self._tokens_list is not None:
             return self._tokens_list
-        held = self._tokens
+        held: Any = self._tokens
         made: list[int] = _view(self._views, "tokens", lambda: [] if held is None else held.tolist())
         return made
 
@@ -275,7 +275,7 @@ class SampledSequence(Model):
     @property
     def logprobs(self) -> list[float] | None:
         """The log-probability of each token as a list; None if the response has none."""
-        held = self._logprobs
+        held: Any = self._logprobs
         if held is None or self._logprobs_list is not None:
             return self._logprobs_list
         made: list[float] = _view(self._views, "logprobs", held.tolist)
@@ -319,7 +319,7 @@ class SampleResponse(Model):
     __response__ = True
 
     sequences: list[SampledSequence]
-    _prompt_logprobs: AnyArray | None = attrs.field(
+    _prompt_logprobs: AnyArray | Sequence[float] | None = attrs.field(
         default=None, alias="prompt_logprobs_np", repr=False, converter=_held, eq=ByValue
     )
     topk_prompt_logprobs_np: TopkLogprobs | None = attrs.field(default=None, repr=False)
@@ -344,7 +344,7 @@ class SampleResponse(Model):
     @property
     def prompt_logprobs(self) -> list[float | None] | None:
         """The log-probability of each prompt token, None for unscored ones; None if not requested."""
-        held = self._prompt_logprobs
+        held: Any = self._prompt_logprobs
         if held is None or self._prompt_logprobs_list is not None:
             return self._prompt_logprobs_list
         made: list[float | None] = _view(self._views, "prompt_logprobs", lambda: _replace_nan(held))

@@ -150,7 +150,8 @@ def test_names_are_taken_once_unless_overwritten(server: Running) -> None:
     model = train(server, server.session())
     save(server, model, 3, "a", user_metadata={"n": "1"})
     failed = save(server, model, 4, "a")
-    assert (failed["category"], "already" in failed["error"]) == ("user", True)
+    assert failed["category"] == "user"
+    assert "already has a training checkpoint a; replace it with overwrite=True" in failed["error"]
     save(server, model, 5, "a", overwrite=True, user_metadata={"n": "2"})
     listed = server.get(f"/training_runs/{model}/checkpoints").json()["checkpoints"]
     assert [each["user_metadata"] for each in listed] == [{"n": "2"}]
@@ -171,14 +172,41 @@ def test_a_checkpoint_of_another_shape(server: Running, lora: dict[str, Any], sa
 
 def test_no_optimizer_where_none_was_saved(server: Running) -> None:
     model = train(server, server.session())
-    named = server.ok("/save_weights_for_sampler", {"model_id": model, "path": "s", "seq_id": 3})
-    path = server.result(named["request_id"])["path"]
+    path = export(server, model, 3, "s")["path"]
     for seq_id, optimizer in ((4, True), (5, False)):
         body = {"model_id": model, "path": path, "optimizer": optimizer, "seq_id": seq_id}
         result = server.result(server.ok("/load_weights", body)["request_id"])
         assert ("error" in result) is optimizer
     foreign = {"model_id": model, "path": path, "optimizer": False, "weights_access_token": "x", "seq_id": 6}
     assert "weights_access_token" in server.result(server.ok("/load_weights", foreign)["request_id"])["error"]
+
+
+def test_weights_of_samplers_and_checkpoints_of_trainings_do_not_stand_for_each_other(
+    server: Running,
+) -> None:
+    session = server.session()
+    model = train(server, session)
+    state = save(server, model, 3, "a")["path"]
+    named = server.ok("/save_weights_for_sampler", {"model_id": model, "path": "a", "seq_id": 4})
+    sampled = server.result(named["request_id"])["path"]
+
+    refused = server.sampler(session, 1, model_path=state)
+    assert (refused.status, "is a checkpoint for training" in refused.detail) == (400, True), refused
+    assert "save_weights_for_sampler" in refused.detail
+    body = {"model_path": state, "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1]}]}}
+    refused = server.post("/asample", {**body, "sampling_params": {"max_tokens": 1}})
+    assert (refused.status, "is a checkpoint for training" in refused.detail) == (400, True), refused
+
+    into = {"model_id": model, "path": sampled, "optimizer": False, "seq_id": 5}
+    failed = server.result(server.ok("/load_weights", into)["request_id"])
+    assert (failed["category"], "has weights for sampling only" in failed["error"]) == ("user", True), failed
+    fresh = {"session_id": session, "model_seq_id": 7, "path": sampled, "optimizer": False}
+    refused = server.post("/load_weights", fresh)
+    assert (refused.status, "save_state" in refused.detail) == (400, True), refused
+    # The refused calls changed nothing, and the right paths work.
+    assert server.sampler(session, 2, model_path=sampled).status == 200
+    again = server.result(server.ok("/load_weights", {**fresh, "path": state})["request_id"])["model_id"]
+    assert loss(server, again, 1) == loss(server, model, 6)
 
 
 # ------------------------------------------------------------------------------------------ lists

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeVar
 
@@ -18,7 +17,7 @@ from tinker_sync.errors import (
 )
 from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import asked_here, carried
+from tinker_sync.runtime.naming import asked_here, carried, warn_caller
 from tinker_sync.runtime.published import explain_missing_route
 from tinker_sync.runtime.rate_limiter import key_fingerprint
 from tinker_sync.types import ParsedCheckpointTinkerPath
@@ -198,7 +197,7 @@ def parse_checkpoint_path(tinker_path: str, *, bare: bool) -> ParsedCheckpointTi
 
 def warn_experimental(name: str) -> None:
     """Warn the caller of a public method that the service may change the call."""
-    warnings.warn(f"{name} is experimental and may change", ExperimentalWarning, stacklevel=3)
+    warn_caller(f"{name} is experimental and may change", ExperimentalWarning)
 
 
 def checked_scope(access_scope: str) -> str:

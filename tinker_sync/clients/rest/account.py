@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -11,7 +10,7 @@ from tinker_sync.clients._twins import result_twin
 from tinker_sync.clients.rest._base import RestBase
 from tinker_sync.errors import InvalidInputError, UnsupportedByServerError
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import names_requests
+from tinker_sync.runtime.naming import names_requests, warn_caller
 
 if TYPE_CHECKING:
     from tinker_sync.types import (
@@ -208,7 +207,7 @@ class AccountCalls(RestBase):
         return self._moved("get_audit_log").get_audit_log(event_type, day)
 
     def _moved(self, name: str) -> AdminClient:
-        warnings.warn(f"{name} has moved to AdminClient", FutureWarning, stacklevel=3)
+        warn_caller(f"{name} has moved to AdminClient", FutureWarning)
         return AdminClient(self._core)
 
     get_server_capabilities_async = result_twin(get_server_capabilities)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -12,9 +11,9 @@ from tinker_sync import types
 from tinker_sync._secret import Secret, mask_text
 from tinker_sync.clients import _deadlines
 from tinker_sync.clients._twins import result_twin
-from tinker_sync.clients.rest._base import AccessScope, RestBase, checked_id, checked_scope
+from tinker_sync.clients.rest._base import AccessScope, RestBase, checked_id, checked_scope, warn_experimental
 from tinker_sync.clients.rest.listing import Listing, Page
-from tinker_sync.errors import ExperimentalWarning, TinkerError, WireError
+from tinker_sync.errors import TinkerError, WireError
 from tinker_sync.runtime.calls import make_call, odd_answer
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.transport.call import Reply
@@ -128,7 +127,7 @@ class SessionCalls(RestBase):
         >>> {session.display_name for session in found.sessions}
         {'a search'}
         """
-        warnings.warn("search_sessions is experimental and may change", ExperimentalWarning, stacklevel=2)
+        warn_experimental("search_sessions")
         return self._call("search_sessions", request, kind=types.SessionSearchResponse)
 
     def assign_session_project(self, session_id: str, project_id: str) -> APIFuture[None]:

@@ -32,7 +32,9 @@ def roll_out(sampling: tinker.SamplingClient, animal: str) -> Rollout:
     return prompt, list(stories), earned
 
 
-def main(argv: Sequence[str] | None = None, *, workers: int = WORKERS, ahead: int = 0) -> list[float]:
+def main(
+    argv: Sequence[str] | None = None, *, workers: int = WORKERS, ahead: int = 0, prompts: int = ANIMALS
+) -> list[float]:
     """Train on the rollouts of each step. With `ahead=1`, sample the next rollouts before the step."""
     import ray
 
@@ -50,7 +52,7 @@ def main(argv: Sequence[str] | None = None, *, workers: int = WORKERS, ahead: in
         for step in range(options.steps + ahead):
             if step < options.steps:
                 sampling = training.save_weights_and_get_sampling_client().result()
-                animals = choose_animals(options.seed, step, ANIMALS)
+                animals = choose_animals(options.seed, step, prompts)
                 under_way.append([remote.remote(sampling, animal) for animal in animals])
             if step < ahead:
                 continue

@@ -285,7 +285,9 @@ class Checkpoints(Tables):
     def _refuse_taken(self, connection: sqlite3.Connection, key: Mapping[str, str]) -> None:
         if connection.execute(_ONE, {**key, "now": self._now()}).fetchone() is not None:
             raise StoreError(
-                "exists", f"run {key['run']} already has a {key['kind']} checkpoint {key['name']}"
+                "exists",
+                f"run {key['run']} already has a {key['kind']} checkpoint {key['name']}; "
+                "replace it with overwrite=True, or give another name",
             )
 
     def _place(self, connection: sqlite3.Connection, key: Mapping[str, str], overwrite: bool) -> str | None:

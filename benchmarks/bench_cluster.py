@@ -1,0 +1,320 @@
+"""Measure sampling in worker processes of Ray: what the engine adds, and how far more processes go.
+
+    python benchmarks/bench_cluster.py cost      CPU of a sample in a worker, beside the plain client
+    python benchmarks/bench_cluster.py scale     samples a second of 1 to 8 workers
+    python benchmarks/bench_cluster.py rollouts  reinforcement learning in several processes, beside one
+
+It needs `pip install -e '.[ray]'`; --json FILE keeps the figures. The stub server of `cost` and `scale` runs
+in a process of its own and computes nothing.
+
+`cost` runs the same prompts through three actors in turn: one that calls `SamplingClient.map` for all of them
+at once, a worker of `SamplerPool`, and the map stage of Ray Data. CPU is that of the actor's process, Ray's
+own threads included, from the first prompt to the last. Ratios count; a round has all three subjects.
+
+`scale` gives the workers equal shares of the prompts. A sample takes a second at the server, as long
+generations do, so one process is limited by its window, and the machine by the CPU of a sample.
+
+`rollouts` uses the embedded server. It runs the examples `rewards` and `cluster.ray_rollouts` with several
+seeds and compares the rewards at the end. Then it delays each sample, and compares the time of a step of four
+prompts with one worker and with four. The floor is the step of the one process, which starts all samples at
+once. The times of the optimizer steps at the server are the clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from functools import partial
+from io import StringIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from _processes import Figures, allow_many_files, stub_server
+
+import tinker_sync
+from tinker_sync.ray import Sampler, SamplerPool, share_limits
+from tinker_sync.testing import FaultPlan, LocalServer
+from tinker_sync.types import SamplingParams
+
+HERE = Path(__file__).resolve().parent
+MODEL = "stub/model"
+KEY = "tml-benchmark"
+PARAMS = SamplingParams(max_tokens=8)
+WINDOW = 256
+BATCH = 1024
+WARM_UP = BATCH
+CONFIG = {"sample_max_concurrent_requests": 40_000}
+
+
+def make_prompts(count: int, first: int = 0) -> list[list[int]]:
+    """Return prompts of 20 tokens that differ from each other."""
+    return [[number % 30_000, number // 30_000, *range(18)] for number in range(first, first + count)]
+
+
+class Plain:
+    """A worker that samples with the plain client, and is called once for all prompts."""
+
+    def __init__(self, sampling: tinker_sync.SamplingClient, shared: bool) -> None:
+        self._sampling = sampling
+        self._shared = share_limits(sampling) if shared else None
+
+    def run(self, count: int, window: int) -> Figures:
+        """Sample all prompts; return the figures of this process."""
+        prompts = make_prompts(count)
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        good = sum(
+            item.ok for item in self._sampling.map(prompts, PARAMS, max_in_flight=window, progress=False)
+        )
+        wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+        assert good == count
+        return {"cpu_s": cpu_s, "wall_s": wall_s}
+
+
+class Probe(Sampler):
+    """The map stage, with the CPU of its process so far as a column."""
+
+    def __call__(self, batch: Any) -> dict[str, Any]:
+        found = super().__call__(batch)
+        return {**found, "cpu_s": [time.process_time()] * len(found["error"])}
+
+
+def process_cpu_s(process: int) -> float:
+    """Return the CPU that a process of this machine has used."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# ------------------------------------------------------------------------------------------ cost
+
+
+def plain(ray: Any, sampling: Any, count: int) -> Figures:
+    """Return the CPU a sample of the plain client, in milliseconds."""
+    worker = ray.remote(num_cpus=0)(Plain).remote(sampling, False)
+    ray.get(worker.run.remote(WARM_UP, WINDOW))
+    found = ray.get(worker.run.remote(count, WINDOW))
+    ray.kill(worker)
+    return {"worker": found["cpu_s"] / count * 1e3}
+
+
+def pool(_: Any, sampling: Any, count: int) -> Figures:
+    """Return the CPU a sample of a worker of the pool, and that of the driver."""
+    with SamplerPool(sampling, workers=1, max_in_flight=WINDOW) as workers:
+        list(workers.map(make_prompts(WARM_UP), PARAMS, progress=False))
+        [process] = workers.process_ids()
+        began_s, own_s = process_cpu_s(process), time.process_time()
+        assert sum(item.ok for item in workers.map(make_prompts(count), PARAMS, progress=False)) == count
+        own_s = time.process_time() - own_s
+        used_s = process_cpu_s(process) - began_s
+    return {"worker": used_s / count * 1e3, "driver": own_s / count * 1e3}
+
+
+def stage(ray: Any, sampling: Any, count: int) -> Figures:
+    """Return the CPU a sample of the map stage of Ray Data; its first batch warms it up."""
+    rows = [{"prompt": prompt} for prompt in make_prompts(count + WARM_UP)]
+    own_s = time.process_time()
+    data = ray.data.from_items(rows, override_num_blocks=len(rows) // BATCH).map_batches(
+        Probe,
+        fn_constructor_kwargs={"sampling": sampling, "params": PARAMS, "max_in_flight": WINDOW},
+        concurrency=1,
+        batch_size=BATCH,
+        num_cpus=0.5,
+    )
+    seen = sorted(row["cpu_s"] for row in data.iter_rows() if row["error"] is None)
+    own_s = time.process_time() - own_s
+    assert len(seen) == len(rows)
+    after_warm_up = [cpu_s for cpu_s in seen if cpu_s > seen[WARM_UP - 1]]
+    return {
+        "worker": (seen[-1] - seen[WARM_UP - 1]) / len(after_warm_up) * 1e3,
+        "driver": own_s / len(rows) * 1e3,
+    }
+
+
+SUBJECTS = {"plain": plain, "pool": pool, "ray.data": stage}
+
+
+def measure_cost(ray: Any, sampling: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """Run the subjects in turn, and print the CPU of each and its ratio to the plain client."""
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    runs: dict[str, list[Figures]] = {name: [] for name in SUBJECTS}
+    for number in range(options.rounds):
+        for name in list(SUBJECTS)[:: 1 if number % 2 else -1]:
+            runs[name].append(SUBJECTS[name](ray, sampling, options.prompts))
+    print(
+        f"CPU a sample, ms: median of {options.rounds} runs of {options.prompts:,} samples, lowest - highest"
+    )
+    base = [run["worker"] for run in runs["plain"]]
+    for name, taken in runs.items():
+        cost = [run["worker"] for run in taken]
+        ratio = statistics.median(own / other for own, other in zip(cost, base, strict=True))
+        line = (
+            f"  {name:10}{statistics.median(cost):8.3f}  {min(cost):.3f} - {max(cost):.3f}  ratio {ratio:.3f}"
+        )
+        driver = [run["driver"] for run in taken if "driver" in run]
+        print(line + (f"  driver {statistics.median(driver):.3f}" if driver else ""), flush=True)
+    return runs
+
+
+# ------------------------------------------------------------------------------------------ scale
+
+
+def measure_scale(ray: Any, sampling: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """Print the rate of 1 to `most` processes, and the CPU of a sample in all of them."""
+    found: dict[str, Any] = {}
+    for count in [number for number in (1, 2, 4, 8) if number <= options.most]:
+        workers = [ray.remote(num_cpus=0)(Plain).remote(sampling, True) for _ in range(count)]
+        ray.get([worker.run.remote(WARM_UP, options.window) for worker in workers])
+        began_s = time.perf_counter()
+        runs = ray.get([worker.run.remote(options.prompts, options.window) for worker in workers])
+        wall_s = time.perf_counter() - began_s
+        for worker in workers:
+            ray.kill(worker)
+        samples = count * options.prompts
+        rate, cpu_ms = samples / wall_s, sum(run["cpu_s"] for run in runs) / samples * 1e3
+        found[str(count)] = {"rate": rate, "cpu_ms": cpu_ms}
+        print(f"  {count} workers  {rate:8.0f} samples/s  CPU a sample {cpu_ms:.3f} ms", flush=True)
+    return found
+
+
+# ------------------------------------------------------------------------------------------ rollouts
+
+
+def end_of(rewards: list[float]) -> float:
+    """Return the mean reward of the last quarter of the steps."""
+    last = rewards[-max(1, len(rewards) // 4) :]
+    return sum(last) / len(last)
+
+
+def compare_rewards(seeds: int, steps: int) -> dict[str, list[float]]:
+    """Print the rewards that one process reaches, and those with rollouts in four workers."""
+    from tinker_sync.examples import rewards as one_process
+    from tinker_sync.examples.cluster import ray_rollouts
+
+    ways: dict[str, Any] = {
+        "one process": one_process.main,
+        "4 workers": partial(ray_rollouts.main, workers=4),
+        "4 workers, a step ahead": partial(ray_rollouts.main, workers=4, ahead=1),
+    }
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    starts: dict[str, list[float]] = {way: [] for way in ways}
+    with LocalServer(key=KEY, process=True) as server:
+        for seed in range(1, seeds + 1):
+            for way, run in ways.items():
+                with redirect_stdout(StringIO()):
+                    curve = run(["--steps", str(steps), "--seed", str(seed), "--base-url", server.url])
+                starts[way].append(curve[0])
+                found[way].append(end_of(curve))
+    for way, ends in found.items():
+        each = ", ".join(f"{end:.2f}" for end in ends)
+        mean = statistics.mean(ends)
+        print(f"  {way:26} reward {statistics.mean(starts[way]):.2f} -> {mean:.2f} ({each})", flush=True)
+    return found
+
+
+def time_steps(name: str, run: Callable[[list[str]], Any], steps: int, delay_s: float) -> float:
+    """Print and return the median time between two optimizer steps."""
+    with LocalServer(FaultPlan().latency("asample", delay_s), key=KEY, process=True, pace=1.0) as server:
+        with redirect_stdout(StringIO()):
+            run(["--steps", str(steps), "--base-url", server.url])
+        at_s = [call.at_s for call in server.calls_to("optim_step")]
+    step_s = statistics.median(after - before for before, after in pairwise(at_s))
+    print(f"  {name:26} {step_s:.2f} s a step", flush=True)
+    return step_s
+
+
+def measure_rollouts(options: argparse.Namespace) -> dict[str, Any]:
+    """Print the rewards and the times of the steps."""
+    from tinker_sync.examples import rewards as one_process
+    from tinker_sync.examples.cluster import ray_rollouts
+
+    os.environ["TINKER_API_KEY"] = KEY
+    one_process.ANIMALS = 2
+    with started_ray(processors=4):
+        found: dict[str, Any] = {"rewards": compare_rewards(options.seeds, options.steps)}
+    one_process.ANIMALS = 4
+    print(f"four prompts a step, each sample takes {options.latency:g} s more")
+    floor = time_steps("floor: one process", one_process.main, 6, options.latency)
+    times = {"floor": floor}
+    for workers in (1, 4):
+        with started_ray(processors=workers):
+            run = partial(ray_rollouts.main, workers=workers, prompts=4)
+            times[str(workers)] = time_steps(f"{workers} workers", run, 6, options.latency)
+    return {**found, "step_s": times}
+
+
+# ------------------------------------------------------------------------------------------ the command
+
+
+@contextmanager
+def started_ray(processors: int = 2, objects_mb: int = 200) -> Iterator[Any]:
+    """Run Ray on loopback for the block. Its monitor of memory judges the whole machine, so it is off."""
+    os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112  # Ray's own name
+    import ray
+
+    ray.init(
+        num_cpus=processors,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=objects_mb * 2**20,
+        _node_ip_address="127.0.0.1",
+        runtime_env={
+            "env_vars": {
+                "TINKER_API_KEY": KEY,
+                "TINKER_TELEMETRY": "0",
+                "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}",
+            }
+        },
+    )
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def measure_samples(options: argparse.Namespace) -> dict[str, Any]:
+    """Run `cost` or `scale` against the stub server."""
+    latency_s = options.latency if options.what == "scale" else 0.0
+    measure = measure_scale if options.what == "scale" else measure_cost
+    with stub_server(latency_s, CONFIG) as server, started_ray() as ray:
+        with tinker_sync.ServiceClient(base_url=server.url, api_key=KEY) as service:
+            sampling = service.create_sampling_client(base_model=MODEL).result()
+            figures: dict[str, Any] = measure(ray, sampling, options)
+        print(f"  CPU of the server {server.cpu_s():.1f} s")
+    return figures
+
+
+def main() -> None:
+    """Run one of the measurements."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", choices=["cost", "scale", "rollouts"])
+    parser.add_argument(
+        "--prompts", type=int, default=4000, help="samples of a run, in `scale` of each worker"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each subject of `cost`")
+    parser.add_argument("--most", type=int, default=8, help="the most workers of `scale`")
+    parser.add_argument(
+        "--window", type=int, default=WINDOW, help="samples in flight of each worker of `scale`"
+    )
+    parser.add_argument("--latency", type=float, default=1.0, help="seconds that a sample of `scale` takes")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of `rollouts`")
+    parser.add_argument("--steps", type=int, default=12, help="steps of `rollouts`")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    allow_many_files()
+    os.environ["TINKER_TELEMETRY"] = "0"
+    figures = measure_rollouts(options) if options.what == "rollouts" else measure_samples(options)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

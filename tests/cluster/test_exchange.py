@@ -1,0 +1,83 @@
+"""The exchange of a pool with its workers, without a cluster: a double of Ray loses replies and workers."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import tinker_sync
+from tinker_sync.testing import LocalServer
+from tinker_sync.types import ModelInput, SamplingParams
+
+pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
+
+from tinker_sync.ray import pool as pool_module
+
+MODEL = "tinker-sync/random"
+PARAMS = SamplingParams(max_tokens=2, seed=7)
+PATIENCE_S = 60.0
+PROMPTS = [[1 + number, 5] for number in range(30)]
+
+
+class FakeActor:
+    """A worker in this process. `mishap` runs an exchange, and may lose its reply or the worker."""
+
+    def __init__(
+        self, make: Callable[[], Any], mishap: Callable[[FakeActor, tuple[Any, ...]], bytes]
+    ) -> None:
+        self.make = make
+        self.worker = make()
+        self.calls = 0
+        self.exchange = types.SimpleNamespace(remote=lambda *args: lambda: mishap(self, args))
+
+
+def keep(actor: FakeActor, args: tuple[Any, ...]) -> bytes:
+    return actor.worker.exchange(*args)
+
+
+def lose_reply(actor: FakeActor, args: tuple[Any, ...]) -> bytes:
+    """Every second reply is lost, and Ray makes the call again."""
+    actor.calls += 1
+    if actor.calls % 2:
+        actor.worker.exchange(*args)
+    return actor.worker.exchange(*args)
+
+
+def lose_worker(actor: FakeActor, args: tuple[Any, ...]) -> bytes:
+    """The second call meets a new worker, which knows of no earlier sample."""
+    actor.calls += 1
+    if actor.calls == 2:
+        actor.worker = actor.make()
+    return actor.worker.exchange(*args)
+
+
+@pytest.fixture
+def sampling(monkeypatch: pytest.MonkeyPatch) -> Iterator[tinker_sync.SamplingClient]:
+    limits = types.SimpleNamespace(report_usage=lambda: None)
+    monkeypatch.setattr(pool_module, "share_limits", lambda _: limits)
+    monkeypatch.setattr(pool_module, "find_board", lambda: None)
+    with LocalServer(model=MODEL) as server, server.service() as service:
+        yield service.create_sampling_client(base_model=MODEL).result()
+
+
+@pytest.mark.parametrize("mishap", [keep, lose_reply, lose_worker])
+def test_each_prompt_gets_one_result(
+    mishap: Any, sampling: tinker_sync.SamplingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remote(kind: Any) -> Any:
+        made = types.SimpleNamespace(remote=lambda client: FakeActor(lambda: kind(client), mishap))
+        return types.SimpleNamespace(options=lambda **_: made)
+
+    fake = types.SimpleNamespace(remote=remote, get=lambda call: call(), kill=lambda _: None)
+    monkeypatch.setattr(pool_module, "ray", fake)
+    with pool_module.SamplerPool(sampling, workers=2, max_in_flight=8) as pool:
+        items = list(pool.map(PROMPTS, PARAMS, progress=False))
+        again = pool.sample(ModelInput.from_ints(PROMPTS[3]), 1, PARAMS).result(PATIENCE_S)
+    alone = [item.result() for item in sampling.map(PROMPTS, PARAMS, progress=False)]
+    assert [item.result().sequences[0].tokens for item in items] == [
+        each.sequences[0].tokens for each in alone
+    ]
+    assert again.sequences[0].tokens == alone[3].sequences[0].tokens

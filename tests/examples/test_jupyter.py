@@ -1,0 +1,108 @@
+"""The notebook of the examples under a real Jupyter kernel, and an `await` that the kernel interrupts.
+
+`.ci/run notebook` installs the kernel and runs this file; without one it is not collected.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinker_sync.examples import notebook
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of the kernel's own libraries
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+
+pytestmark = pytest.mark.filterwarnings("default")
+PATIENCE_S = 300
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The notebook as the kernel leaves it."""
+    place = notebook.main([str(tmp_path_factory.mktemp("notebook") / "fine-tuning.ipynb")])
+    made = nbformat.read(place, as_version=4)
+    nbformat.validate(made)
+    nbclient.NotebookClient(made, timeout=PATIENCE_S, resources={"metadata": {"path": str(ROOT)}}).execute()
+    return made
+
+
+def outputs(executed: Any) -> list[Any]:
+    return [out for cell in executed.cells if cell.cell_type == "code" for out in cell.outputs]
+
+
+def test_every_cell_runs_without_words_on_stderr(executed: Any) -> None:
+    cells = [cell for cell in executed.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert [out for out in outputs(executed) if out.output_type in ("error", "stream")] == []
+
+
+def test_values_show_themselves(executed: Any) -> None:
+    shown = [out.data["text/html"] for out in outputs(executed) if "text/html" in out.get("data", {})]
+    assert len(shown) == 9
+    assert any("<polyline" in html for html in shown)  # the curve of the training client
+    plain = [out.data["text/plain"] for out in outputs(executed) if "data" in out]
+    assert all(plain)
+
+
+def test_the_model_has_learned(executed: Any) -> None:
+    shown = [out.data["text/html"] for out in outputs(executed) if "text/html" in out.get("data", {})]
+    texts = [re.sub("<[^>]+>", "", html) for html in shown if "mean log-probability" in html]
+    assert len(texts) == 2
+    assert "aabbccdd" not in texts[0]
+    assert "aabbccdd" in texts[1]
+
+
+# ---------------------------------------------------------------------------------- an interrupt
+
+
+@pytest.fixture
+def kernel() -> Iterator[Any]:
+    """The client of a running kernel, with its manager as `parent`."""
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(startup_timeout=PATIENCE_S, cwd=str(ROOT))
+    client.parent = manager
+    yield client
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+def until_idle(client: Any, message_id: str, on_word: Any = None) -> list[Any]:
+    """Read what the kernel sends about a cell, until it is done; call `on_word` at its first output."""
+    read = []
+    ends_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < ends_s:
+        message = client.get_iopub_msg(timeout=PATIENCE_S)
+        if message["parent_header"].get("msg_id") != message_id:
+            continue
+        read.append(message)
+        if message["msg_type"] == "stream" and on_word is not None:
+            on_word()
+        if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
+            return read
+    raise TimeoutError(json.dumps([message["content"] for message in read], default=str))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="interrupts by signal")
+def test_an_await_in_a_cell_is_interrupted_and_the_kernel_goes_on(kernel: Any) -> None:
+    waits = (
+        "from tinker_sync import APIFuture\nfuture = APIFuture()\nprint('waiting', flush=True)\nawait future"
+    )
+    read = until_idle(kernel, kernel.execute(waits), on_word=kernel.parent.interrupt_kernel)
+    errors = [message["content"]["ename"] for message in read if message["msg_type"] == "error"]
+    assert errors in (["KeyboardInterrupt"], ["CancelledError"]), errors
+    read = until_idle(kernel, kernel.execute("print(future.done())"))
+    assert [message["content"]["text"] for message in read if message["msg_type"] == "stream"] == ["False\n"]
