@@ -144,6 +144,31 @@ def test_a_connection_is_used_again() -> None:
         assert server.connections == 1
 
 
+def test_finished_requests_leave_neither_bodies_nor_many_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinker_sync.runtime.poller._STALE_EXPIRIES", 8)
+    last = threading.Event()
+
+    def reply(seen: Any) -> bytes:
+        if seen.body == b"long":
+            last.wait(PATIENCE_S)
+        return answer(seen.body)
+
+    sizes, calls = [], []
+    with AnsweringServer(reply) as server, closing(Held(server.url)) as held:
+        held.start(post(body=b"long"))
+        server.await_seen(1)
+        for _ in range(40):
+            ticket = held.start(post(body=b"short"))
+            assert held.reply().body == b"short"
+            calls.append(ticket.call)
+            sizes.append(len(held.poller._expiries))
+        last.set()
+        assert held.reply().body == b"long"
+    assert calls == [None] * 40
+    assert max(sizes) > 8  # the long request keeps the entries of those that are over
+    assert max(sizes) <= 8 + 2 * 2 + 1
+
+
 def test_tls_tickets_are_no_answer(authority: Authority) -> None:
     """TLS 1.3 sends session tickets after the handshake: readable, and yet nothing to read."""
     answered = threading.Event()

@@ -275,6 +275,10 @@ class Poller:
         self._watched[descriptor] = ticket
         if expires_at_s < math.inf:
             heapq.heappush(self._expiries, (expires_at_s, next(self._sequence), ticket))
+            if len(self._expiries) > 2 * len(self._watched) + _STALE_EXPIRIES:
+                alive = set(map(id, self._watched.values()))
+                self._expiries = [entry for entry in self._expiries if id(entry[2]) in alive]
+                heapq.heapify(self._expiries)
 
     def _begin_watch(self, readiness: Readiness, ticket: Ticket, descriptor: int) -> None:
         try:
@@ -494,10 +498,6 @@ class Poller:
                 if self._watched.get(descriptor) is ticket:
                     del self._watched[descriptor]
                     over.append((descriptor, ticket))
-            if len(self._expiries) > 2 * len(self._watched) + _STALE_EXPIRIES:
-                alive = set(map(id, self._watched.values()))
-                self._expiries = [entry for entry in self._expiries if id(entry[2]) in alive]
-                heapq.heapify(self._expiries)
         for descriptor, _ in over:
             readiness.forget(descriptor)
         self._readable.add([ticket for _, ticket in over])

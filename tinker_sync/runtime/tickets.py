@@ -60,6 +60,7 @@ class Ticket:
         self.reaction = [action]
         """The action, which the thread that ends the ticket pops in one step. Empty after that."""
         self.call = call
+        """The request to send; None once the ticket has ended, because the poller keeps tickets longer."""
         self.request: OpenRequest | None = None
 
     def cancel(self) -> bool:
@@ -77,9 +78,11 @@ class Ticket:
     def take(self) -> Callable[..., object] | None:
         """Return the action to the first caller, and None to later ones."""
         try:
-            return self.reaction.pop()
+            action = self.reaction.pop()
         except IndexError:
             return None
+        self.call = None
+        return action
 
 
 class Leftovers:
