@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
 from tinker_sync._policy import NO_SUCH_CALL
 from tinker_sync.errors import ConfigurationError
@@ -112,12 +112,6 @@ class Dialect:
     """True if there is such a call; None: not asked yet."""
     create_model_via_load_weights: bool | None = None
     """The setting of this name, as the server gives it; None: the server does not name it."""
-    reads_data_only: bool = field(init=False, repr=False, eq=False)
-    """True if the server reads only the flat values of a tensor, not its shape or a sparse layout."""
-
-    @reads_data_only.default
-    def _reads_data_only(self) -> bool:
-        return self.version < _CHUNKS
 
     @classmethod
     def of_vendor(cls) -> Dialect:
@@ -176,6 +170,11 @@ class Dialect:
         if flag is None or self.create_model_via_load_weights is not None:
             return known
         return evolve(known, create_model_via_load_weights=bool(flag))
+
+    @property
+    def reads_data_only(self) -> bool:
+        """True if the server reads only the flat values of a tensor, not its shape or a sparse layout."""
+        return self.version < _CHUNKS
 
     def knows(self, feature: str) -> bool:
         """Return True if the server knows one of `FEATURES`, False if it may skip the feature silently."""
