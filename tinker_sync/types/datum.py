@@ -264,6 +264,8 @@ class Datum(Model):
     def _negative_targets(self, targets: TensorData, path: str) -> Iterator[str]:
         """Yield the problem of negative targets that count. Those with a weight of 0, often -100, do not."""
         counted = targets._numpy < 0
+        if not counted.any():
+            return
         weights = self.loss_fn_inputs.get("weights")
         if weights is not None and weights._numpy.shape == counted.shape:
             counted &= weights._numpy != 0
