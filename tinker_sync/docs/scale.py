@@ -80,7 +80,7 @@ SUPPORT: Final = (
     ("key", "one", "one or several", "none"),
     ("samples of one sampler from many processes", "yes", "yes", "yes"),
     ("numbers of copies", "from the server", "from the server, where its settings name it", "drawn"),
-    ("one poll for all samples of a sampler", "no", "where its settings name it", "no"),
+    ("one poll for all samples of a sampler", "off unless set", "where its settings name it", "no"),
     ("weights for samplers by path", "yes", "yes", "yes"),
     ("a pass that arrives twice is done once", "yes", "yes", "newer versions"),
     ("losses of `forward_backward`", "all but `stable_reinforce`", "all", "three; newer versions five"),
