@@ -56,7 +56,7 @@ def lose_worker(actor: FakeActor, args: tuple[Any, ...]) -> bytes:
 
 @pytest.fixture
 def sampling(monkeypatch: pytest.MonkeyPatch) -> Iterator[tinker_sync.SamplingClient]:
-    limits = types.SimpleNamespace(report_usage=lambda: None)
+    limits = types.SimpleNamespace(own_usage=lambda: ("server", "a", {}))
     monkeypatch.setattr(pool_module, "share_limits", lambda _: limits)
     monkeypatch.setattr(pool_module, "find_board", lambda: None)
     with LocalServer(model=MODEL) as server, server.service() as service:

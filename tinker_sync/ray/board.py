@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 import ray
@@ -104,9 +105,18 @@ class Board:
                 self._changed.notify_all()
 
     def record_usage(self, group: str, process: str, usage: dict[str, TokenCounts]) -> None:
-        """Replace the usage of a process so far, by base model."""
+        """Replace the usage of a process so far, by base model. Ignore a report that is older than the last.
+
+        >>> board = Board()
+        >>> for sampled in (5, 9, 7):
+        ...     board.record_usage("server", "a", {"org/base": TokenCounts(sampled=sampled)})
+        >>> board.usage("server")
+        {'org/base': TokenCounts(trained=0, prompt=0, cached=0, sampled=9)}
+        """
         with self._changed:
-            self._group_locked(group).usage[process] = usage
+            known = self._group_locked(group).usage
+            if _total(usage) >= _total(known.get(process, {})):
+                known[process] = usage
 
     def usage(self, group: str) -> dict[str, TokenCounts]:
         """Return the usage of all processes of a group, by base model."""
@@ -126,6 +136,10 @@ class Board:
         for process, seen_at_s in list(group.seen_at_s.items()):
             if seen_at_s < gone_before_s:
                 del group.seen_at_s[process]
+
+
+def _total(usage: Mapping[str, TokenCounts]) -> int:
+    return sum(counts.total for counts in usage.values())
 
 
 def find_board() -> Any:
