@@ -188,9 +188,10 @@ class SamplerPool:
         max_in_flight: int | None = None,
         ray_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if max_in_flight is None:
-            max_in_flight = workers * _PER_WORKER
-        for name, value in (("workers", workers), ("max_in_flight", max_in_flight)):
+        for name, value in (
+            ("workers", workers),
+            ("max_in_flight", 1 if max_in_flight is None else max_in_flight),
+        ):
             if type(value) is not int or value < 1:
                 raise InvalidInputError(f"SamplerPool: {name}: expected 1 or more, got {value!r}")
         self._sampling = sampling
@@ -200,8 +201,8 @@ class SamplerPool:
         self._waiting: deque[_Waiting] = deque()  # guarded by _lock
         self._closed = False  # guarded by _lock
         self._numbers = itertools.count()
-        self.max_in_flight = max_in_flight
-        self._share = -(-max_in_flight // workers)
+        self.max_in_flight = workers * _PER_WORKER if max_in_flight is None else max_in_flight
+        self._share = -(-self.max_in_flight // workers)
         options = {
             "num_cpus": 0,
             "max_restarts": -1,
