@@ -19,6 +19,7 @@ import tinker_sync
 from tinker_sync.runtime.rate_limiter import FIRST_WINDOW
 from tinker_sync.testing import LocalServer
 from tinker_sync.types import SamplingParams
+from tinker_sync.usage.counts import TokenCounts
 
 # CLUSTER_PROMPTS=5000 is the long form.
 PROMPTS = int(os.environ.get("CLUSTER_PROMPTS", "300"))
@@ -112,7 +113,7 @@ def test_leaving_the_loop_ends_the_workers() -> None:
 
 
 def test_a_refusal_holds_for_all_processes() -> None:
-    from tinker_sync.ray import SamplerPool
+    from tinker_sync.ray import SamplerPool, cluster_usage, share_limits
 
     count, pause_s = max(150, PROMPTS), 8.0
     answer_s, refusals = (0.5, 5) if PROMPTS < 1000 else (1.0, 16 * WORKERS + 20)
@@ -124,6 +125,9 @@ def test_a_refusal_holds_for_all_processes() -> None:
         sampling = service.create_sampling_client(base_model="stub/model").result()
         with SamplerPool(sampling, workers=WORKERS, max_in_flight=16 * WORKERS) as pool:
             items = list(pool.map(prompts(count), PARAMS, progress=False))
+            answered = TokenCounts(prompt=3 * count, sampled=2 * count)
+            until(lambda: cluster_usage(sampling) == {"stub/model": answered})  # a report may be on its way
+        share_limits(sampling).stop()
     arrivals = stub.arrivals
     assert all(item.ok for item in items)
     assert len(arrivals) == count + refusals
