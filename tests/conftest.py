@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 
 import hypothesis
 import pytest
@@ -17,6 +19,8 @@ hypothesis.settings.load_profile("suite")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if "SWITCH_S" in os.environ:
+        sys.setswitchinterval(float(os.environ["SWITCH_S"]))
     # What a shell starts in the background ignores Ctrl-C, and a test that presses it would wait for ever.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

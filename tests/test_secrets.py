@@ -285,7 +285,7 @@ def test_servers_that_repeat_what_they_got(status: int, body: str) -> None:
 
 
 def test_texts_that_are_cut_short() -> None:
-    """Half a secret is one too."""
+    """A text that is cut in the middle of a secret shows no part of the secret."""
     key = PLANTED["default header"]
     for cut in range(1, len(key)):
         content = b"x" * (64 * 1024 - cut) + key.encode() + b" and more"

@@ -76,7 +76,7 @@ def lazy_names(
 
 def _describe_unknown(package: str, name: str, known: list[str]) -> str:
     message = f"module {package!r} has no attribute {name!r}"
-    if name.startswith("__"):  # the interpreter and tools probe for many such names
+    if name.startswith("_"):  # the interpreter probes for such names, and for private modules
         return message
     import difflib  # slow to import, needed only for a misspelt name
 

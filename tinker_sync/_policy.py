@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Final
-
-from attrs import frozen
+from typing import Final, NamedTuple
 
 
 class Stage(Enum):
@@ -42,8 +40,7 @@ class Meaning(Enum):
     DROPPED = "the server does not understand the batch; the next may fare better"
 
 
-@frozen
-class Rule:
+class Rule(NamedTuple):
     """A meaning, with the highest number of retries; None if the rule has no limit of its own."""
 
     meaning: Meaning

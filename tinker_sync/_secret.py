@@ -8,7 +8,6 @@ All patterns are linear in the length of the text, because texts come from serve
 
 from __future__ import annotations
 
-import hmac
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -131,6 +130,8 @@ class Secret:
         """Compare in constant time; a secret differs from every plain text."""
         if not isinstance(other, Secret):
             return NotImplemented
+        import hmac  # loads OpenSSL
+
         mine, theirs = (s._text.encode("utf-8", "surrogatepass") for s in (self, other))
         return hmac.compare_digest(mine, theirs)
 

@@ -63,9 +63,9 @@ def get_tinker_token() -> str | None:
 
 
 def tinker_has_credentials(*, base_url: str | None = None) -> bool:
-    """Return True if a credential is configured: a key, a stored key, or a command.
+    """Return True if a credential is configured: a key in the environment, a stored key, or a command.
 
-    This function does not run the command.
+    This function does not run the command. At the hosted service, a key of an unknown kind does not count.
 
     Args:
         base_url: the server that takes the credential; None means `TINKER_BASE_URL` or, if that is not set,

@@ -40,7 +40,7 @@ def journal(tmp_path: Path) -> Path:
 
 
 def die(service: tinker_sync.ServiceClient) -> None:
-    """Leave the client as the death of a process would: nothing is finished."""
+    """Stop the client as the death of its process would: wait for no call, and do not end the session."""
     service.holder.lifecycle.shut()
 
 
@@ -278,6 +278,120 @@ def test_attach_restores_a_lost_session(server: LocalServer, journal: Path) -> N
         assert again.model_id != training.model_id
         assert (again.unread, again.settled) == ((), ())
         again.optim_step(step_of(1)).result(PATIENCE_S)
+
+
+def counted(
+    training: tinker_sync.TrainingClient, *, until: int, save_in: tuple[int, ...] = ()
+) -> Iterator[int]:
+    """Train step by step; yield the number of each step after it."""
+    for step in training.steps(until):
+        training.forward_backward([datum_of(step)], "cross_entropy")
+        training.optim_step(step_of(step)).result(PATIENCE_S)
+        if step in save_in:
+            training.save_state(f"at-{step}").result(PATIENCE_S)
+        yield step
+
+
+def undisturbed(server: LocalServer, ledger: Ledger, until: int) -> str:
+    """Return what the final checkpoint of an undisturbed run holds."""
+    with server.service() as service:
+        training = open_training(service)
+        assert list(counted(training, until=until)) == list(range(until))
+        return ledger.saved[training.save_state("final").result(PATIENCE_S).path]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_recovered_client_goes_on_in_its_journal(
+    server: LocalServer, journal: Path, ledger: Ledger, caplog: pytest.LogCaptureFixture, lost: bool
+) -> None:
+    first = server.service(journal=journal)
+    training = open_training(first)
+    training.save_state("before").result(PATIENCE_S)  # belongs to no step
+    assert list(counted(training, until=4, save_in=(1,))) == [0, 1, 2, 3]
+    again = training.recover()
+    second = open_training(first)  # the number of a second model does not depend on the recovery
+    assert list(counted(again, until=6, save_in=(4,))) == [2, 3, 4, 5]
+    second.optim_step(step_of(50)).result(PATIENCE_S)
+    die(first)
+    if lost:
+        server.restart()
+    with server.service(journal=journal) as service:
+        training = open_training(service)
+        training.save_state("before").result(PATIENCE_S)
+        assert list(counted(training, until=8)) == [5, 6, 7]
+        assert "weights/at-4; steps 5 to 5 are repeated" in caplog.text
+        open_training(service).optim_step(step_of(50)).result(PATIENCE_S)
+        saved = ledger.saved[training.save_state("final").result(PATIENCE_S).path]
+    assert saved == undisturbed(server, ledger, until=8)
+
+
+def test_a_recovered_client_can_recover_again(server: LocalServer, journal: Path, ledger: Ledger) -> None:
+    first = server.service(journal=journal)
+    training = open_training(first)
+    assert list(counted(training, until=2, save_in=(0,))) == [0, 1]
+    assert list(counted(training.recover(), until=4, save_in=(2,))) == [1, 2, 3]
+    die(first)
+    second = server.service(journal=journal)
+    third = open_training(second).result(PATIENCE_S).recover()  # from the state that it began with
+    assert list(counted(third, until=5, save_in=(3,))) == [3, 4]
+    assert list(counted(third.recover(), until=5)) == [4]
+    die(second)
+    with server.service(journal=journal) as service:
+        training = open_training(service)
+        assert list(counted(training, until=5)) == [4]
+        saved = ledger.saved[training.save_state("final").result(PATIENCE_S).path]
+    assert saved == undisturbed(server, ledger, until=5)
+
+
+def test_a_restarted_client_recovers_from_the_checkpoints_of_its_journal(
+    server: LocalServer, journal: Path
+) -> None:
+    first = server.service(journal=journal)
+    assert list(counted(open_training(first), until=3, save_in=(1,))) == [0, 1, 2]
+    die(first)
+    with server.service(journal=journal) as service:
+        training = open_training(service).result(PATIENCE_S)
+        assert list(counted(training.recover(), until=4)) == [2, 3]
+
+
+def test_a_script_that_counts_no_steps_repeats_its_calls_on_the_model_it_asked_for(
+    server: LocalServer, journal: Path, ledger: Ledger
+) -> None:
+    """The second run gets the results of the first, and the engine does each step once."""
+    first = server.service(journal=journal)
+    training = open_training(first)
+    training.optim_step(step_of(1)).result(PATIENCE_S)
+    training.save_state("one").result(PATIENCE_S)
+    training.recover().optim_step(step_of(2)).result(PATIENCE_S)
+    die(first)
+    with server.service(journal=journal) as service:
+        training = open_training(service)
+        training.optim_step(step_of(1)).result(PATIENCE_S)
+        training.save_state("one").result(PATIENCE_S)
+        training.optim_step(step_of(3)).result(PATIENCE_S)
+    marks = [mark for mark in applied(ledger) if mark in ((1,), (2,), (3,))]
+    assert sorted(marks) == [(1,), (2,), (3,)]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_attach_goes_on_with_a_recovered_client(server: LocalServer, journal: Path, lost: bool) -> None:
+    first = server.service(journal=journal)
+    training = open_training(first)
+    assert list(counted(training, until=2, save_in=(0,))) == [0, 1]
+    recovered = training.recover()
+    assert list(counted(recovered, until=3, save_in=(1,))) == [1, 2]
+    die(first)
+    if lost:
+        server.restart()
+    service = tinker_sync.ServiceClient.attach(journal, api_key=server.key, pace=server.pace)
+    (again,) = service.trainings
+    assert (again.model_id == recovered.model_id) is not lost
+    if not lost:
+        again.optim_step(step_of(3)).result(PATIENCE_S)
+    die(service)
+    with server.service(journal=journal) as service:  # the script, once more
+        steps = list(counted(open_training(service), until=4))
+    assert steps == [2, 3]
 
 
 def test_attach_needs_a_journal(tmp_path: Path) -> None:

@@ -230,10 +230,11 @@ def test_a_fork_in_the_midst_of_sending_leaves_a_working_child(stub: Stub) -> No
 # ---------------------------------------------------------------------------------------------- pickles
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
 def test_a_sampling_client_works_in_started_processes(stub: Stub, method: str) -> None:
     text = f"""
-    import multiprocessing, pickle
+    import multiprocessing, pickle, warnings
+    warnings.filterwarnings("ignore", "This process", DeprecationWarning)
     from support.elsewhere import sample_twice
     service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
     sampler = service.create_sampling_client(base_model="stub/model")

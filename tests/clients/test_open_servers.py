@@ -308,7 +308,7 @@ def test_samplers_go_to_other_processes_with_what_the_server_speaks() -> None:
 
 
 def lose_the_answer(stub: Stub, path: str) -> None:
-    """The server does the work, and the connection breaks before the answer."""
+    """Let the stub do the work of the next request to a path, and break the connection before it answers."""
     stub.script(path, Answer(abort="after"))
 
 

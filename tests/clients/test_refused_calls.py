@@ -1,4 +1,7 @@
-"""One bad request does not end a run: its number goes to the next call, on every kind of server."""
+"""A request that the server refuses does not end a run, on any kind of server.
+
+The next call takes its sequence number. Only a request whose outcome nobody can know ends the client.
+"""
 
 from __future__ import annotations
 

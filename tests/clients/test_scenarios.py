@@ -90,6 +90,7 @@ def sampler_of(client: ServiceClient) -> SamplingClient:
     ids=["parallel", "serial"],
 )
 def test_chunks_of_a_pass_a_step_and_another_pass(parallel: bool, batches: list[set[int]]) -> None:
+    """If chunks are parallel, the first chunk of a pass arrives last; else numbers arrive in order."""
     with world({"fwdbwd_max_chunk_len": 2, "parallel_fwdbwd_chunks": parallel}) as (stub, client):
         trainer = client.create_lora_training_client("stub/model").result()
         seven = trainer.forward_backward(data(7), "cross_entropy")

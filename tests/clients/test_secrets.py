@@ -100,7 +100,7 @@ class Parrot(Stub):
         return "you sent " + " ".join(sorted(self._told))
 
     def refuses(self, path: str, status: int, form: str = "error") -> None:
-        """Answer a path with all the words, in one of the forms servers use."""
+        """Answer every request to a path with a status, and repeat all secrets received in one of `FORMS`."""
 
         def respond(asked: Asked) -> Answer:
             words = self.words
@@ -112,7 +112,7 @@ class Parrot(Stub):
         self.always[path] = respond
 
     def says(self, path: str, make: Callable[[str], Any], status: int = 200) -> None:
-        """Answer a path with what is made of the words."""
+        """Answer every request to a path with the body that `make` returns for all secrets received."""
 
         def respond(asked: Asked) -> Answer:
             return Answer(status, make(self.words))
@@ -120,7 +120,7 @@ class Parrot(Stub):
         self.always[path] = respond
 
     def breaks(self, path: str, when: str = "after") -> None:
-        """Cut the connection instead of an answer."""
+        """Cut the connection at every request to a path, before or after the server does the work."""
         self.always[path] = lambda _: Answer(abort=when)
 
 
@@ -178,7 +178,7 @@ def world(
 
 
 def report_now(client: ServiceClient) -> None:
-    """Send the pending reports. A client without a sense of time does not wait for them at its end."""
+    """Send the pending reports now, because a hasty client does not wait for them when it closes."""
     reporter: Any = client.holder.companion
     while reporter.step():
         pass
@@ -242,7 +242,7 @@ def check_future(future: Any) -> BaseException:
 
 
 def copied(service: ServiceClient) -> Any:
-    """Make a call with an access token of another user."""
+    """Copy a checkpoint with an access token of another user, which is a secret of this one call."""
     return RestClient(service.holder).copy_weights(CHECKPOINT, "project", weights_access_token=TOKEN)
 
 

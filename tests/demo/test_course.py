@@ -128,8 +128,8 @@ def test_png_draws_both_curves(twice: tuple[Any, Any], drawn: dict[str, Any]) ->
 
 
 def test_the_printed_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len([line for line in RECIPE.splitlines() if line.strip()]) <= 26
-    assert max(map(len, RECIPE.splitlines())) <= 110
+    assert len([line for line in RECIPE.splitlines() if line.strip()]) <= 32
+    assert max(map(len, RECIPE.splitlines())) < 80  # it fits into a usual terminal
     code, changes = re.subn(r"range\(\d+\):  #", "range(2):  #", RECIPE)
     assert changes == 2
     exec(compile(code, "recipe", "exec"), {})

@@ -63,6 +63,20 @@ def test_table_folds_cells() -> None:
     assert lines[1].index("after") == body[0].index("short")
 
 
+def test_prose_and_headings_fold_between_words_and_paths_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out, path = Terminal(), f"tinker://{'x' * 70}/weights/sorting"
+    screen = Screen(out)
+    screen.paragraph(f"saved after step 40: {path}")
+    screen.paragraph("word " * 30)
+    screen.heading("two words " * 10)
+    lines = out.getvalue().splitlines()
+    assert lines[:2] == ["saved after step 40:", path]
+    assert [len(line) <= 80 for line in lines].count(False) == 1
+    assert lines[-1] == "-" * max(map(len, lines[-3:-1]))
+    assert all(line.split()[-1] in ("word", "two", "words") for line in lines[2:-1] if line)
+
+
 def test_a_stream_without_blocks_gets_ascii() -> None:
     out = Pipe()
     screen = Screen(out)

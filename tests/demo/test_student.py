@@ -133,6 +133,7 @@ def test_each_request_has_its_own_seed() -> None:
 
 
 def test_examples_weigh_only_their_answers() -> None:
+    """The tokens of the answer have weight 1, and those of the prompt weight 0."""
     server = Server()
     loss = student(server).learn_sorting(0, 0.25)
     [(data, loss_fn)] = server.passes

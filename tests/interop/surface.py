@@ -84,7 +84,7 @@ def api(package: Any) -> frozenset[str]:
 
 
 def offers(package: Any, item: str) -> bool:
-    """Return True where a package has an item of `api`, under any package name in the item."""
+    """Return True if a package has an item of `api`, whichever package the item begins with."""
     path, _, parameter = item.removesuffix(")").partition("(")
     parts = [package.__name__, *path.split(".")[1:]]
     found, depth = _module(parts)

@@ -313,8 +313,9 @@ def test_the_same_arrives_at_the_hub(
 def test_what_the_reference_client_leaves_out_at_the_hub_is_made(
     hub_settings: None, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hub takes neither a name without its owner nor a branch that does not exist: there the reference
-    client fails. An easy hub shows what it means by the names it makes up.
+    """The reference client fails at the real hub, which refuses names without an owner and missing branches.
+
+    A lenient hub accepts both. It shows which names the reference client chooses; ours must choose the same.
     """
     external, training = (f"tinker://{run_id}/{name}" for name in ("external_weights/x", "weights/a"))
     lines: list[tuple[str, ...]] = [(external,), (training,), (external,)]

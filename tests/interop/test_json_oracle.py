@@ -56,7 +56,7 @@ def body(request: pydantic.BaseModel) -> Any:
 
 
 def exact(tree: Any) -> Any:
-    """A tree in whose comparison 1, 1.0 and True differ, and so do -0.0 and 0.0."""
+    """Return a tree of types and reprs, so that 1, 1.0 and True differ, and so do -0.0 and 0.0."""
     if isinstance(tree, dict):
         return {name: exact(value) for name, value in tree.items()}
     if isinstance(tree, list):

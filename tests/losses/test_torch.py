@@ -104,7 +104,10 @@ class TestResults:
 
 
 class InTheEngine:
-    """`forward_backward_custom` with the engine in place of a server."""
+    """A run on the engine itself, without a server or a client.
+
+    `custom` computes a loss as `forward_backward_custom` does, and `built_in` computes a loss of the engine.
+    """
 
     def __init__(self) -> None:
         self.run: AdapterTrainer = busy_run(tiny_weights())

@@ -103,6 +103,7 @@ class TestARealFuture:
         assert asyncio.run(main()) == 7
 
     def test_future_is_itself(self) -> None:
+        """`future()` returns the future itself, which is a future of the standard library."""
         future = APIFuture[int]()
         assert future.future() is future
         assert isinstance(future, concurrent.futures.Future)

@@ -8,6 +8,7 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ from support.embedded import KEY, Running, running
 from support.scripts import Script
 from support.servers import AnsweringServer, ProxyServer, answer
 
-from tinker_sync import AdamParams, ConfigurationError, ServiceClient
+from tinker_sync import AdamParams, ConfigurationError, ServiceClient, TinkerError
 from tinker_sync.config import Settings
 from tinker_sync.runtime import _keeper_process, heartbeat
 from tinker_sync.runtime.calls import make_call
+from tinker_sync.runtime.keeper import Keeper
 from tinker_sync.transport.http import Http
 
 PERIOD_S, OUTLIVE_S = 10.0, 60.0
@@ -222,7 +224,10 @@ print(sorted({{name.partition(".")[0] for name in sys.modules}} - sys.stdlib_mod
 
 
 class Ground:
-    """A server whose clock the test turns, and which drops what was silent for `ABANDONED_AFTER_S`."""
+    """A server with a clock that the test advances.
+
+    The server drops a session, and its models, after `ABANDONED_AFTER_S` without a request.
+    """
 
     def __init__(self, server: Running, clock: FakeClock) -> None:
         self.server = server
@@ -235,13 +240,13 @@ class Ground:
         return list(self._service.models)
 
     def outlasts(self, session_id: str) -> None:
-        """Let four fifths of the limit pass four times, each time after a heartbeat."""
+        """Advance the clock four times by four fifths of the limit, each time after a heartbeat."""
         for _ in range(4):
             until(lambda: self._seen_at_s(session_id) == self._clock.now())
             self.pass_by(ABANDONED_AFTER_S * 0.8)
 
     def pass_by(self, seconds: float) -> None:
-        """Let time pass at the server, and let it drop what was silent for too long."""
+        """Advance the clock of the server, and let it drop the sessions that were silent for too long."""
         self._clock.advance(seconds)
         swept: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -357,13 +362,14 @@ def test_attach_finds_the_session_of_a_killed_owner(ground: Ground, tmp_path: Pa
         script._process.wait(60)
         try:
             ground.outlasts(session)
+            # The child lives: its copy of the journal must not keep the file from the new owner either.
+            with ServiceClient.attach(journal, api_key=KEY, keeper=30.0) as service:
+                [training] = service.trainings
+                assert training.model_id.startswith(session)
+                assert training.optim_step(AdamParams()).result(60).metrics
+                assert is_alive(keeper)
         finally:
             os.kill(child, signal.SIGKILL)
-        with ServiceClient.attach(journal, api_key=KEY, keeper=30.0) as service:
-            [training] = service.trainings
-            assert training.model_id.startswith(session)
-            assert training.optim_step(AdamParams()).result(60).metrics
-            assert is_alive(keeper)
         until(lambda: not is_alive(keeper))  # the session is over
 
 
@@ -380,6 +386,78 @@ def test_without_a_keeper_the_session_is_lost(ground: Ground, tmp_path: Path) ->
         script._process.send_signal(signal.SIGCONT)
         while "the keeper has ended (exit code -9)" not in script.err_line():  # others may come first
             pass
+
+
+REQUEST = {
+    "host": "127.0.0.1", "port": 1, "tls": None, "proxy": None, "target": "/", "address": "", "body": "",
+    "timeout_s": 1.0,
+}  # fmt: skip
+
+
+class Silence:
+    """A server that gets no request, because no period passes in the test."""
+
+    def __init__(self) -> None:
+        self.headers: list[dict[str, str] | TinkerError] = [{"X-API-Key": "first"}]
+        policy = {**heartbeat.policy(), "always_offered": True}
+        self.keeper = Keeper(self.next_headers, REQUEST, policy, period_s=3600.0, outlive_s=3600.0)
+
+    def next_headers(self) -> dict[str, str]:
+        headers = self.headers.pop(0) if len(self.headers) > 1 else self.headers[0]
+        if isinstance(headers, TinkerError):
+            raise headers
+        return headers
+
+
+def test_a_key_that_cannot_be_renewed_ends_nothing() -> None:
+    silence = Silence()
+    silence.headers += [TinkerError("no token"), {"X-API-Key": "second"}]
+    keeper = silence.keeper
+    keeper.start()
+    try:
+        for _ in range(3):
+            keeper.note_beat()
+        assert keeper.pid is not None
+    finally:
+        keeper.end()
+    keeper.end()
+    assert keeper.pid is None
+    keeper.note_beat()
+
+
+def test_no_keeper_is_left_where_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = Silence().keeper
+    keeper.start()
+    pid = keeper.pid
+    assert pid is not None
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    beats = heartbeat.Heartbeat(lambda: None, _Listener(), keeper=keeper)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        beats.start()
+    assert not is_alive(pid)
+
+
+class _Listener:
+    def on_lost(self, error: TinkerError) -> None: ...
+
+    def on_found(self) -> None: ...
+
+    def on_late(self, delay_s: float, reason: str) -> None: ...
+
+
+def test_a_keeper_that_cannot_start_is_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = Silence().keeper
+    monkeypatch.setattr(sys, "executable", "/no/such/interpreter")
+    keeper.start()
+    assert "the keeper could not be started, heartbeats depend on this process" in caplog.text
+    keeper.note_beat()
+    keeper.end()
 
 
 @pytest.mark.parametrize("drop", [lambda service: service.close().result(60), lambda service: None])

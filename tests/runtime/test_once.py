@@ -31,7 +31,7 @@ class Flight:
         return self.ending()
 
     def wait(self, make: Callable[[], int], **options: Any) -> Any:
-        """Have another thread wait for it; returns when it does."""
+        """Ask for the value in another thread. Return its future as soon as it waits or has ended."""
         flight: Any = self.once._flight
         waiting = len(flight._condition._waiters)
         future = self._pool.submit(self.once.get, make, **options)

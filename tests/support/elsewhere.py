@@ -1,4 +1,4 @@
-"""Functions for other processes that receive a client. Importable there."""
+"""Functions that tests run in other processes. Each takes a client; pickle finds them in this module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tinker_sync import types
 
 
 def sample_twice(client: Any) -> tuple[int, list[list[int]]]:
-    """The process, and two samples by the client it was given."""
+    """Return the id of this process, and the tokens of two samples that the client takes in it."""
     prompt, params = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
     futures = [client.sample(prompt, 1, params) for _ in range(2)]
     sampled = [list(future.result(120).sequences[0].tokens) for future in futures]

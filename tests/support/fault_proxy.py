@@ -297,7 +297,7 @@ async def _read_body(reader: asyncio.StreamReader, head: bytes) -> bytes:
 
 
 async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
-    """Return a body in chunks as it came, frames and all."""
+    """Read a body in chunked transfer encoding. Return its raw bytes, including the sizes of the chunks."""
     raw = b""
     while True:
         line = await reader.readuntil(b"\r\n")

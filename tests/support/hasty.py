@@ -46,7 +46,11 @@ FLAGS: dict[str, Any] = {
 
 
 class HastyClock(FakeClock):
-    """Time passes at once during pauses, and not at all for heartbeats."""
+    """A clock on which a pause of up to `_LONGEST_PAUSE_S` is over at once.
+
+    Longer waits, and those of the closing thread, wait for another thread and take real time. A heartbeat
+    never comes due.
+    """
 
     def __init__(self) -> None:
         super().__init__()

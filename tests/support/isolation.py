@@ -76,7 +76,7 @@ def isolated_environment(monkeypatch: pytest.MonkeyPatch, _homes: Any) -> None:
 
 
 def hold_embedded_server() -> Callable[[], None]:
-    """Keep the embedded server of this process, which clients start; return the function that lets go."""
+    """Keep the embedded server of this process when clients close. Return the function that releases it."""
     from tinker_sync import _embedded
 
     reserved = _embedded.reserve_server()

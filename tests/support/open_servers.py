@@ -228,7 +228,7 @@ class OpenServer(Stub):
         return made
 
     def failed(self, message: str) -> Answer:
-        """Return the answer to the retrieval of failed work."""
+        """Return the response to a poll for a promise whose work has failed."""
         return Answer(400, {"detail": message})
 
     def on_load_weights(self, asked: Asked) -> Any:

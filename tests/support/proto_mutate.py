@@ -24,7 +24,7 @@ def varint(number: int) -> bytes:
 
 
 def mutated(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """`data` after one to four mutations, seldom the same as before."""
+    """Return a copy of `data` with one to four random mutations. The copy rarely equals `data`."""
     out = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 4))):
         rng.choice(_MUTATIONS)(rng, out, others)

@@ -47,13 +47,14 @@ class Ended:
 class Script:
     """A running script; killed at the end of the `with` block if it is still there.
 
-    It runs after `PREAMBLE`: its `say` writes a line that `hear` of this class reads, and the reverse.
+    It runs after `PREAMBLE`: its `say` writes a line that `hear` of this class reads, and the reverse. With
+    `strict`, warnings are errors in it.
     """
 
-    def __init__(self, text: str, **environment: str) -> None:
+    def __init__(self, text: str, *, strict: bool = True, **environment: str) -> None:
         root, tests = Path(tinker_sync.__file__).parents[1], Path(__file__).parents[1]
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", PREAMBLE + textwrap.dedent(text)],
+            [sys.executable, *(["-W", "error"] if strict else []), "-c", PREAMBLE + textwrap.dedent(text)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -115,8 +116,12 @@ class Script:
 
     def interrupt(self) -> None:
         """Send the signal of Ctrl-C."""
+        self.signal(signal.SIGINT)
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
         self._since = time.monotonic()
-        self._process.send_signal(signal.SIGINT)
+        self._process.send_signal(number)
 
     def wait(self) -> Ended:
         """Wait for its end."""

@@ -323,6 +323,7 @@ def test_versions_never_mix(tmp_path: Path, version: dict[str, Any]) -> None:
 
 
 def test_unnamed_version_resumes_when_unchanged(tmp_path: Path) -> None:
+    """A file without an `ETag` is compared with what has arrived, and continues if it is the same."""
     with FileServer({"a": 6 * MIB}, etag=None) as server:
         stopped_halfway(server, tmp_path / "out")
         fetch(server, tmp_path / "out")

@@ -44,6 +44,7 @@ def port_that_answers(answer: bytes | None) -> Iterator[int]:
     ],
 )
 def test_the_answer_to_a_greeting_tells_tls(answer: bytes | None, tls: bool) -> None:
+    """`speaks_tls` recognises a port with TLS by its answer to the first message of a handshake."""
     with port_that_answers(answer) as port:
         assert speaks_tls("127.0.0.1", port, PATIENCE_S) is tls
     gc.collect()  # a socket that stays open fails the test

@@ -194,7 +194,17 @@ class ResultsFile:
                 offset += len(line)
 
     def _mend(self, offset: int, line: bytes) -> bool:
-        """Complete the last line, or remove it if it is incomplete. Return True if the line stays."""
+        """Repair the last line of the file, which has no newline, and return True if the line stays.
+
+        A complete result gets its newline. The beginning of a result is removed.
+
+        Args:
+            offset: the offset of the line in the file.
+            line: its bytes.
+
+        Raises:
+            InvalidInputError: the line is not a result of `map`, so the file is left alone.
+        """
         with suppress(WireError):
             wire_json.loads(line)
             if _HEAD.match(line):

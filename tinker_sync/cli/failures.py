@@ -47,7 +47,10 @@ _ADVICE: Final = (
     ("APITimeoutError", "tinker-sync doctor finds out what is slow."),
     ("APIConnectionError", "tinker-sync doctor finds out why."),
     ("UnsupportedByServerError", "tinker-sync probe shows what the server offers."),
-    ("CredentialError", "tinker-sync auth login stores a key."),
+    (
+        "CredentialError",
+        "tinker-sync auth login stores a key; --base-url local uses a server on this machine, without one.",
+    ),
 )
 
 
@@ -56,7 +59,7 @@ def explain(error: BaseException) -> CliError:
 
     >>> from tinker_sync.errors import CredentialError
     >>> explain(CredentialError("there is no API key")).advice
-    'tinker-sync auth login stores a key.'
+    'tinker-sync auth login stores a key; --base-url local uses a server on this machine, without one.'
     """
     from tinker_sync import errors
 

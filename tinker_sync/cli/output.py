@@ -71,7 +71,7 @@ class Sink:
             self.show_data(data, items=items)
 
     def show_data(self, data: Mapping[str, Any], *, items: str | None = None) -> None:
-        """Print a result as JSON or JSON lines. Arguments as in `show`."""
+        """Print a result as JSON or JSON lines. The arguments are those of `show`."""
         if self.form == "jsonl":
             for item in [data] if items is None else data[items]:
                 self.item(item)

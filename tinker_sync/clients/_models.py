@@ -117,8 +117,16 @@ class LoadedModel:
     deadline_at: float
 
     @classmethod
-    def of(cls, core: Core, request: LoadWeightsRequest, deadline_at: float) -> LoadedModel:
+    def of(
+        cls, core: Core, request: LoadWeightsRequest, deadline_at: float, *, aside: bool = False
+    ) -> LoadedModel:
         """Check the arguments and draw the number.
+
+        Args:
+            core: the core of the client.
+            request: complete except for the session.
+            deadline_at: the time of the clock at which to give up.
+            aside: True for a model that a restarted script does not ask for.
 
         Raises:
             InvalidInputError: the request cannot be sent.
@@ -127,7 +135,9 @@ class LoadedModel:
         check_state_path(request.path, "create_training_client_from_state")
         core.refuse_closed()
         refuse_unsendable(request)
-        return cls(request, core.session.next_model_seq_id(), deadline_at)
+        session = core.session
+        number = session.next_side_model_seq_id() if aside else session.next_model_seq_id()
+        return cls(request, number, deadline_at)
 
     def make(self, line: TrainingLine) -> None:
         """Make the model and set its id in the line. Blocks."""

@@ -28,7 +28,7 @@ from tinker_sync.wire.endpoints import ENDPOINTS
 from tinker_sync.wire.proto import outputs
 
 if TYPE_CHECKING:
-    from tinker_sync.journal.history import Sent
+    from tinker_sync.journal.history import ModelHistory, Sent
     from tinker_sync.journal.record import TrainingRecord
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.training_calls import TrainingLine
@@ -68,9 +68,12 @@ def make_recorded(line: TrainingLine, asked: Asked, make: Callable[[TrainingLine
     digest = _digest_of(asked.request)
     history = record.open(digest)
     if history.model_id is not None:
-        line.model_id = history.model_id
+        _take(line, history)
         return
-    request_id = make(line) if history.start is None else _restore(line, history.start[0], asked.deadline_at)
+    if history.start is None or record.after is not None:
+        request_id = make(line)
+    else:
+        request_id = _restore(line, history.start[0], asked.deadline_at)
     record.note_model(line.model_id, request_id, digest)
 
 
@@ -97,7 +100,7 @@ class RecordedModel:
         line.core.session_id(self.deadline_at)
         history = record.open(None)
         if history.model_id is not None:
-            line.model_id = history.model_id
+            _take(line, history)
             for number in record.unsettled():
                 self._settle(line, record, number)
         elif history.start is not None:
@@ -152,6 +155,14 @@ def _reader_of(sent: Sent) -> Callable[[Any, Any], Any]:
         return wire_json.from_plain(tree, kind)
 
     return read
+
+
+def _take(line: TrainingLine, history: ModelHistory) -> None:
+    """Set the model of a line, and the state that `TrainingClient.recover` loads, to those of the journal."""
+    assert history.model_id is not None  # noqa: S101  # the callers have checked this
+    line.model_id = history.model_id
+    if history.last_path is not None:
+        line.last_state = LoadWeightsRequest(path=history.last_path, optimizer=True)
 
 
 def _restore(line: TrainingLine, path: str, deadline_at: float) -> str:

@@ -124,10 +124,17 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
     @classmethod
     def _make(
-        cls, core: Core, asked: NewModel | LoadedModel | RecordedModel | verification.VerifiedModel
+        cls,
+        core: Core,
+        asked: NewModel | LoadedModel | RecordedModel | verification.VerifiedModel,
+        *,
+        instead_of: TrainingLine | None = None,
     ) -> TrainingClient:
         """Return a client at once, and start the creation of its model."""
         client = cls(core, asked.model_seq_id)
+        new, old = client._line.record, None if instead_of is None else instead_of.record
+        if new is not None and old is not None and isinstance(asked.request, LoadWeightsRequest):
+            new.replace(old, asked.request.path)
         client._user_metadata = asked.request.user_metadata
         start(client, partial(asked.make, client._line))
         return client
@@ -530,6 +537,9 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         Call it after an `EarlierCallFailedError`: the server may have an earlier call or not, so this client
         cannot send later ones. Repeat the steps since that state. The model of this client does not change.
 
+        With a journal, `steps` of the new client begins after the state if that was saved in a step. A
+        restarted script then continues from the last checkpoint of the new client.
+
         Args:
             deadline: the seconds after which the call is given up.
 
@@ -557,7 +567,8 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         until = _deadlines.deadline_at(
             core.clock.now(), deadline, core.settings.deadline_s, _deadlines.CREATE_S
         )
-        return TrainingClient._make(core, LoadedModel.of(core, request, until))
+        asked = LoadedModel.of(core, request, until, aside=True)
+        return TrainingClient._make(core, asked, instead_of=self._line)
 
     def save_weights_for_sampler(
         self,

@@ -100,7 +100,8 @@ def run(
     )
     if png is not None:
         _write_png(png, result)
-        screen.write(f"\nthe curves are drawn in {png}")
+        screen.write()
+        screen.paragraph(f"the curves are drawn in {png}")
     _conclude(screen, result)
     return result
 
@@ -127,7 +128,7 @@ class _Course:
             listed = ", ".join(name for name in offered if name)
             raise InvalidInputError(f"model: the server does not have {self._model}; it has {listed}")
         kind = "the embedded server" if self.embedded else "as you asked"
-        self._screen.write(f"{self._model} on {self._base_url} ({kind}), seed {self._seed}")
+        self._screen.paragraph(f"{self._model} on {self._base_url} ({kind}), seed {self._seed}")
 
     # ------------------------------------------------------------------------------------- sorting
 
@@ -138,8 +139,8 @@ class _Course:
         exam = make_exam()
         before = self._new_student().answer_problems(exam)
         interrupted = self._train_and_kill()
-        screen.write(f"saved after step {len(interrupted.losses)}: {interrupted.checkpoint}")
-        screen.write(
+        screen.paragraph(f"saved after step {len(interrupted.losses)}: {interrupted.checkpoint}")
+        screen.paragraph(
             f"{len(interrupted.lost)} steps later the training process was killed "
             f"(exit code {interrupted.exit_code})"
         )
@@ -152,7 +153,7 @@ class _Course:
                 advance(f"loss {losses[-1]:.3f}")
         repeated = losses[len(interrupted.losses) :][: len(interrupted.lost)]
         same = "the same losses as before" if repeated == interrupted.lost else f"losses {_format(repeated)}"
-        screen.write(
+        screen.paragraph(
             f"resumed from the checkpoint; those steps, repeated, gave {same}: {_format(interrupted.lost)}"
         )
         sorting = _SortingOutcome(interrupted, losses, exam, before, student.answer_problems(exam))
@@ -188,7 +189,10 @@ class _Course:
         self._screen.table(("prompt", "before", "after"), rows[:_SHOWN], first=18)
         before, after = sorting.count_share(sorting.before), sorting.count_share(sorting.after)
         count = len(sorting.exam)
-        self._screen.write(f"\nright answers to {count} new problems: {before:.0%} before, {after:.0%} after")
+        self._screen.write()
+        self._screen.paragraph(
+            f"right answers to {count} new problems: {before:.0%} before, {after:.0%} after"
+        )
 
     # ------------------------------------------------------------------------------------- stories
 
@@ -242,13 +246,16 @@ def _write_png(path: str | Path, result: DemoResult) -> None:
 
 def _conclude(screen: Screen, result: DemoResult) -> None:
     screen.heading("The code that does this")
-    screen.write(f"\n{RECIPE}\n{HOSTED}")
+    screen.write(f"\n{RECIPE}")
+    screen.paragraph(HOSTED)
     (loss, last_loss), (reward, last_reward) = measure_ends(result.losses), measure_ends(result.rewards)
-    screen.write(
-        f"\nloss {loss:.2f} -> {last_loss:.2f}, reward {reward:.2f} -> {last_reward:.2f}, "
-        f"in {result.seconds:.0f} s"
+    screen.write()
+    screen.paragraph(
+        f"mean of the first and of the last steps: loss {loss:.2f} -> {last_loss:.2f}, "
+        f"reward {reward:.2f} -> {last_reward:.2f}; in {result.seconds:.0f} s"
     )
-    screen.write("\n".join(f"FAILED: {problem}" for problem in result.problems) or "all checks passed")
+    for line in [f"FAILED: {problem}" for problem in result.problems] or ["all checks passed"]:
+        screen.paragraph(line)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

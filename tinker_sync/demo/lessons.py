@@ -105,18 +105,23 @@ with tinker.ServiceClient(base_url="local") as service:
     training = service.create_lora_training_client("tinker-sync/tiny", rank=16)
     tokenizer = training.get_tokenizer()
     for step in range(80):  # supervised: learn from right answers
-        numbers = [f"{random.randrange(100000):05}" for _ in range(64)]
-        data = [from_completion(f"sort: {n} ->", f" {''.join(sorted(n))}\\n", tokenizer) for n in numbers]
+        data = []
+        for _ in range(64):
+            n = f"{random.randrange(100000):05}"
+            asked, answer = f"sort: {n} ->", f" {''.join(sorted(n))}\\n"
+            data.append(from_completion(asked, answer, tokenizer))
         training.forward_backward(data, "cross_entropy")
         training.optim_step(tinker.AdamParams(learning_rate=5e-3)).result()
-    path = training.save_state("sorted").result().path  # any process can resume from it
+    path = training.save_state("sorted").result().path  # others can resume
 
     training = service.create_training_client_from_state_with_optimizer(path)
-    prompt = tinker.ModelInput.from_ints(tokenizer.encode("It was a sunny day."))
+    prompt = tinker.ModelInput.from_text("It was a sunny day.", tokenizer)
+    params = tinker.SamplingParams(max_tokens=48)
     for step in range(20):  # reinforcement: learn from rewards
         sampling = training.save_weights_and_get_sampling_client()
-        sampled = sampling.sample(prompt, 32, tinker.SamplingParams(max_tokens=48)).result()
-        rewards = np.array(["owl" in tokenizer.decode(one.tokens) for one in sampled.sequences], float)
+        sampled = sampling.sample(prompt, 32, params).result()
+        texts = [sequence.text(tokenizer) for sequence in sampled.sequences]
+        rewards = np.array([float("owl" in text) for text in texts])
         data = from_samples(prompt, sampled, rewards - rewards.mean())
         training.forward_backward(data, "importance_sampling")
         training.optim_step(tinker.AdamParams(learning_rate=2e-3)).result()
@@ -124,6 +129,6 @@ with tinker.ServiceClient(base_url="local") as service:
 """
 
 HOSTED: Final = """\
-The same on the hosted service: put your key into TINKER_API_KEY, write ServiceClient() without base_url, and
-name a model that it offers (tinker-sync model list) with a learning rate that suits it, such as 1e-4.\
+The same on the hosted service: put your key into TINKER_API_KEY, write ServiceClient() without base_url, \
+and name a model that it offers (tinker-sync model list) with a learning rate that suits it, such as 1e-4.\
 """

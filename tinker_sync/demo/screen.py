@@ -35,7 +35,7 @@ class Screen:
         self._width = min(max(columns, _NARROW), _WIDE)
 
     def write(self, text: str = "") -> None:
-        """Write one or more lines."""
+        """Write one or more lines as they are."""
         if not self._blocks:
             text = text.encode("ascii", "replace").decode()
         self._out.write(text + "\n")
@@ -43,7 +43,15 @@ class Screen:
 
     def heading(self, text: str) -> None:
         """Write an underlined heading."""
-        self.write(f"\n{text}\n{'-' * len(text)}")
+        lines = self._fold(text)
+        self.write("\n".join(["", *lines, "-" * max(map(len, lines))]))
+
+    def paragraph(self, text: str) -> None:
+        """Write prose, folded between words. A word that is longer than a line stays whole."""
+        self.write("\n".join(self._fold(text)))
+
+    def _fold(self, text: str) -> list[str]:
+        return textwrap.wrap(text, self._width, break_long_words=False, break_on_hyphens=False)
 
     def curve(self, title: str, values: Sequence[float]) -> None:
         """Draw a curve under its title."""

@@ -30,7 +30,10 @@ MOST_RECORDS: Final = 200_000
 
 @frozen
 class CallRecord:
-    """One request of the user, with the times of the clock at which each phase began."""
+    """One ended call of the user, with the times of the clock between its phases.
+
+    A time is None if the call did not come to that phase, or if the recording does not know the time.
+    """
 
     method: str
     thread: str

@@ -23,6 +23,10 @@ checkpoint the model starts from the beginning, and all calls are repeated. A lo
 steps. A session that ends with an error or an interrupt stays open at the server for the next run. After a
 success the session is over, and the next run begins a new one.
 
+`TrainingClient.recover` makes a model that replaces another. Its `steps` begins after the checkpoint from
+which it was restored. If a script with such a model is restarted, it begins a new session from the last
+checkpoint of both models.
+
 `ServiceClient.attach(path)` continues without the script. `service.trainings` has the training clients, and
 `training.unread` the results that had not arrived. The journal holds no data, so `attach` cannot repeat a
 call that may not have reached the server. A harmless request with the same number shows if the call arrived,

@@ -76,6 +76,11 @@ class JournalFile:
         if descriptor >= 0:
             os.close(descriptor)
 
+    def renew_after_fork(self) -> None:
+        """Close the copy of a forked child, which would hold the lock when the parent is dead."""
+        self._lock = threading.Lock()
+        self.close()
+
     def _read(self) -> list[Line]:
         if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
             raise JournalError(f"{self.path} is no file")

@@ -20,6 +20,7 @@ class Sent:
         request_id: the server's id of the request; None if the journal has no answer.
         arrived: True if its result has arrived.
         path: the path of the checkpoint that it made.
+        resumes_at: the step to continue with after that checkpoint; None if it belongs to no step.
     """
 
     number: int
@@ -29,6 +30,7 @@ class Sent:
     request_id: str | None = None
     arrived: bool = False
     path: str | None = None
+    resumes_at: int | None = None
 
 
 @define
@@ -41,6 +43,8 @@ class ModelHistory:
         request_id: the id of the request that made it.
         made_with: the number of numbered requests that belong to its creation.
         start: the checkpoint from which it was restored, and the first step after it.
+        after: the number of the model in whose place `TrainingClient.recover` made it; None if a script or
+            `attach` asked for it.
         refused: the numbers and digests of the requests that the server refused.
     """
 
@@ -49,6 +53,7 @@ class ModelHistory:
     request_id: str | None = None
     made_with: int = 0
     start: tuple[str, int] | None = None
+    after: int | None = None
     sent: dict[int, Sent] = Factory(dict)
     refused: set[tuple[int, str]] = Factory(set)
 
@@ -82,6 +87,14 @@ class ModelHistory:
         return self.start
 
     @property
+    def last_path(self) -> str | None:
+        """The path of the last saved state, else of the state that the model began with, else None."""
+        saved = [one for one in self.sent.values() if one.call == "save_weights" and one.path is not None]
+        if saved:
+            return max(saved, key=lambda one: one.number).path
+        return self.start[0] if self.start is not None else None
+
+    @property
     def unread(self) -> list[Sent]:
         """The accepted requests whose results have not arrived, in order."""
         unread = [one for one in self.sent.values() if one.request_id is not None and not one.arrived]
@@ -97,6 +110,30 @@ class SessionHistory:
     status: str | None = None
     """The status of its end; None while it goes on."""
     models: dict[int, ModelHistory] = Factory(dict)
+
+    @property
+    def ends(self) -> list[int]:
+        """The numbers of the models that no other model replaces."""
+        replaced = {model.after for model in self.models.values()}
+        return sorted(self.models.keys() - replaced)
+
+    def origin_of(self, number: int) -> int:
+        """Return the number of the model that a script asked for and that a model replaces."""
+        after = self.models[number].after if number in self.models else None
+        return number if after is None else self.origin_of(after)
+
+    def latest_of(self, number: int) -> ModelHistory:
+        """Return the last model that replaces a model and knows its step, or the model itself.
+
+        >>> models = {0: ModelHistory(), 9: ModelHistory(model_id="m", start=("p", 3), after=0)}
+        >>> SessionHistory("s", "url", models=models).latest_of(0).start
+        ('p', 3)
+        """
+        latest = self.models.get(number) or ModelHistory()
+        for later, model in self.models.items():
+            if model.after == number and model.start is not None and model.model_id is not None:
+                latest = self.latest_of(later)
+        return latest
 
 
 def read(lines: Iterable[dict[str, Any]]) -> SessionHistory | None:
@@ -119,6 +156,7 @@ def _add(model: ModelHistory, line: dict[str, Any]) -> None:
         model.model_id, model.request_id, model.digest = line["model"], line["id"], line["digest"]
         model.made_with = len(model.sent)
         model.start = tuple(line["start"]) if line.get("start") else None
+        model.after = line.get("after")
     elif "send" in line:
         number = line["send"]
         model.sent[number] = Sent(number, line["call"], line["digest"], line.get("step"))

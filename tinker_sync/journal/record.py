@@ -70,17 +70,26 @@ class RunJournal:
     def session_id(self) -> str | None:
         """The id of the earlier session if it may go on; None if a new one must begin.
 
-        A session without models, or one whose end is recorded, does not go on.
+        A session without models, or one whose end is recorded, does not go on. Nor does one with a recovered
+        model, for a script that counts its steps: the calls that the script makes before its first step
+        belong to the model that was replaced. The script then continues from the last checkpoint of both.
         """
         last = self.last
-        goes_on = last is not None and last.status is None and self.last_requests
-        return last.session_id if last is not None and goes_on else None
+        if last is None or last.status is not None or not self.last_requests:
+            return None
+        if self.replays and any(last.latest_of(number) is not last.models[number] for number in last.models):
+            return None
+        return last.session_id
 
     @property
     def last_requests(self) -> list[str]:
         """The last accepted request of each model. If the server still has the request, it has the model."""
-        models = () if self.last is None else self.last.models.values()
-        return [model.last_request for model in models if model.last_request is not None]
+        last = self.last
+        if last is None:
+            return []
+        asked = [number for number, model in last.models.items() if model.after is None]
+        requests = [last.models[number].last_request for number in (asked if self.replays else last.ends)]
+        return [request for request in requests if request is not None]
 
     def go_on(self) -> None:
         """Continue the earlier session."""
@@ -96,8 +105,8 @@ class RunJournal:
 
     @property
     def models(self) -> list[int]:
-        """The numbers of the models of the earlier session."""
-        return sorted(self.last.models) if self.last is not None else []
+        """The numbers of the models of the earlier session, without those that others replace."""
+        return self.last.ends if self.last is not None else []
 
     def end(self, status: str) -> None:
         """Record the end of the session."""
@@ -110,6 +119,10 @@ class RunJournal:
         """Close the file. Idempotent."""
         self._file.close()
 
+    def renew_after_fork(self) -> None:
+        """Leave the file to the parent, in a forked child."""
+        self._file.renew_after_fork()
+
     def record_of(self, model_seq_id: int) -> TrainingRecord:
         """Return the record of a model, by its number in the session."""
         with self._lock:
@@ -121,6 +134,14 @@ class RunJournal:
         """Return the history of a model; an empty one if the model is new."""
         last: SessionHistory | None = self.last
         return (last.models.get(model_seq_id) if last is not None else None) or ModelHistory()
+
+    def origin_of(self, model_seq_id: int) -> int:
+        """Return the number of the model that the script asked for, for a model that may replace it."""
+        return model_seq_id if self.last is None else self.last.origin_of(model_seq_id)
+
+    def latest_of(self, model_seq_id: int) -> ModelHistory:
+        """Return the history of a model, or of the last model that replaces it."""
+        return ModelHistory() if self.last is None else self.last.latest_of(model_seq_id)
 
     def write(self, line: dict[str, Any], *, sync: bool = False) -> None:
         """Write a line."""
@@ -160,6 +181,12 @@ class TrainingRecord:
         self._resumed: int | None = None
         self._before = 0
         """The number before the first request of the step that is resumed."""
+        self._stepped: int | None = None
+        """The step of the last `optim_step`."""
+        self.checkpoint: tuple[str, int] | None = None
+        """The last checkpoint of a step, and the step to continue with after it."""
+        self.after: int | None = None
+        """The number of the model that this one replaces; None if it replaces none."""
         self.step: int | None = None
         """The current step of the user's loop."""
         self.early: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -168,6 +195,12 @@ class TrainingRecord:
         """Texts about requests whose fate the journal had not recorded."""
 
     # -------------------------------------------------------------------------------------- the model
+
+    def replace(self, other: TrainingRecord, path: str) -> None:
+        """Record this model as the one that replaces another, restored from a checkpoint of it."""
+        self.after = other.model_seq_id
+        if other.checkpoint is not None and other.checkpoint[0] == path:
+            self._history = ModelHistory(start=other.checkpoint)
 
     def open(self, digest: str | None) -> ModelHistory:
         """Open the record when the session is known. Return the history to continue with.
@@ -184,11 +217,17 @@ class TrainingRecord:
                 f"model {self.model_seq_id} of the journal was made with other arguments; "
                 "use the arguments of before, or another journal"
             )
-        if self._journal.goes_on:
+        if self.after is not None:
+            pass  # `replace` has set the history
+        elif self._journal.goes_on:
             self._history = history
         else:
-            self._history = ModelHistory(history.digest, start=history.checkpoint)
-            self._tell_repeated(history)
+            latest = self._journal.latest_of(self.model_seq_id)
+            self.model_seq_id = self._journal.origin_of(self.model_seq_id)
+            digest = self._journal.history_of(self.model_seq_id).digest
+            self._history = ModelHistory(digest, start=latest.checkpoint)
+            self._tell_repeated(latest)
+        self.checkpoint = self._history.checkpoint
         self._resumed = self._history.last_step
         # Not the smallest number of the step: in a group of requests the first one is sent last.
         others = [one.number for one in self._history.sent.values() if one.step != self._resumed]
@@ -200,9 +239,17 @@ class TrainingRecord:
 
     def note_model(self, model_id: str, request_id: str, digest: str) -> None:
         """Record a new model, and the request that made it."""
-        line = {"of": self.model_seq_id, "model": model_id, "id": request_id, "digest": digest}
-        start = self._history.start
-        self._journal.write(line if start is None else {**line, "start": start}, sync=True)
+        line: dict[str, Any] = {
+            "of": self.model_seq_id,
+            "model": model_id,
+            "id": request_id,
+            "digest": digest,
+        }
+        if self._history.start is not None:
+            line["start"] = self._history.start
+        if self.after is not None:
+            line["after"] = self.after
+        self._journal.write(line, sync=True)
 
     def _tell_repeated(self, history: ModelHistory) -> None:
         last, start = history.last_step, self._history.start
@@ -285,6 +332,7 @@ class TrainingRecord:
             if (number, digest) in self._history.refused:
                 raise not_taken from JournalError(f"the server has refused {part.endpoint} before")
             known = self._look_up(part, number, digest)
+            self._note_step(known)
             part.keep(body)
             part.known = known.request_id
             self.follow(known, part.future)
@@ -327,6 +375,13 @@ class TrainingRecord:
         self._journal.write(line if step is None else {**line, "step": step})
         return sent
 
+    def _note_step(self, sent: Sent) -> None:
+        if sent.call == "optim_step":
+            self._stepped = sent.step
+        elif sent.call == "save_weights" and sent.step is not None:
+            # A checkpoint before the `optim_step` of its step does not contain that step.
+            sent.resumes_at = sent.step + (self._stepped == sent.step)
+
     def _note_result(self, sent: Sent, future: Any) -> None:
         """Record the arrival of a result, with the path of a checkpoint."""
         if sent.arrived or future.cancelled() or future.exception() is not None:
@@ -335,6 +390,8 @@ class TrainingRecord:
         self._history.sent.pop(sent.number, None)  # no later call of this run gets its number
         line = {"of": self.model_seq_id, "arrived": sent.number}
         path = getattr(future.result(), "path", None) if sent.call == "save_weights" else None
+        if path is not None and sent.resumes_at is not None:
+            self.checkpoint = path, sent.resumes_at
         try:
             self._journal.write({**line, "path": path} if path else line, sync=path is not None)
         except JournalError as error:

@@ -49,7 +49,7 @@ def read_run(directory: str | os.PathLike[str]) -> list[Line]:
     """Return the lines of a run in the order of its steps. If a step has several lines, the last one counts.
 
     Raises:
-        InvalidInputError: the directory has no recorded run.
+        InvalidInputError: the directory has no recorded run, or a run without a step.
 
     >>> read_run("/no/such/run")
     Traceback (most recent call last):

@@ -33,7 +33,10 @@ class News:
 
     version: int
     delay_s: float
-    """The seconds for which to send nothing; 0 if no request was refused since the last news."""
+    """The seconds for which to send nothing.
+
+    0 if no refusal is in force, or if the caller itself announced the last one.
+    """
     processes: int
     """The number of processes that share the limit."""
     rank: int

@@ -149,7 +149,10 @@ class SharedLimits:
         self.report_usage()
 
     def apply(self, news: News) -> None:
-        """Divide the window among the processes, and close the limiter if a process was refused."""
+        """Give the limiter of this process its part of the window, and close it if another was refused.
+
+        `News.delay_s` is the time to stay closed. Processes of a later turn stay closed a little longer.
+        """
         self._limiter.count_sharers(news.processes)
         if news.delay_s > 0:
             self._limiter.follow(news.delay_s + news.rank // FIRST_WINDOW * _TURN_S)

@@ -28,7 +28,7 @@ The modules and what they own:
     introduction           the first exchange with a server: its settings and its dialect
     session, heartbeat     the session at the server, and the thread that keeps it alive
     keeper                 the process that keeps it alive while this one is stuck or dead
-    workers                the pools: send 8, fetch 16, callback 8, loss 4, create 32, await 32, enter 1
+    workers                the pools: send, fetch, callback, loss, create, await, enter; their sizes
     sample_line            the sampler, the numbers and the body format of one client's samples
     sample_scheduler       the queue of a client's samples, and the policy for submits the server refuses
     poller, tickets        the thread that watches the sockets of all requests under way, and the timers

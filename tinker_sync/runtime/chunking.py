@@ -7,9 +7,7 @@ datum, without encoding it. Keys, spans and framing do not count.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types.model_input import (
@@ -28,8 +26,7 @@ _TRAINING_TOKEN_BYTES: Final = 4
 _SAMPLING_TOKEN_BYTES: Final = 10
 
 
-@frozen
-class DataChunk:
+class DataChunk(NamedTuple):
     """The data of one request, in the order of the call, and their estimated size."""
 
     data: Sequence[Datum]

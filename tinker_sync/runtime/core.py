@@ -39,7 +39,7 @@ from tinker_sync.runtime.rate_limiter import RateLimiter
 from tinker_sync.runtime.send_queue import Ended
 from tinker_sync.runtime.server import Machinery, Server, finite
 from tinker_sync.runtime.session import Session
-from tinker_sync.runtime.workers import WorkerPools
+from tinker_sync.runtime.workers import WorkerPools, no_thread
 from tinker_sync.types.service import ClientDynamicConfigResponse
 
 FinishStatus = Literal["success", "errored", "interrupted"]
@@ -216,7 +216,7 @@ class Core:
         try:
             self.pools.enter.run(step)
         except RuntimeError as error:
-            raise ClientClosedError from error
+            raise no_thread(error) from error
 
     def run_awaited(self, job: Callable[[], object]) -> None:
         """Run a blocking call that the user awaits."""
@@ -233,7 +233,7 @@ class Core:
         try:
             self.pools.create.run(job)
         except RuntimeError as error:
-            raise ClientClosedError from error
+            raise no_thread(error) from error
 
     def run_sending(self, job: Callable[[], object]) -> None:
         """Run a job that sends a training request, and send the first poll for its result on that worker."""

@@ -124,6 +124,7 @@ class Heartbeat:
             thread.start()
         except RuntimeError:
             if threading.main_thread().is_alive():
+                self._end_keeper()
                 raise
         else:
             self._thread = thread

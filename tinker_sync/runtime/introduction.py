@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from attrs import evolve, field, frozen
 
@@ -39,8 +39,7 @@ _log = logging.getLogger(__name__)
 _probed: Final = DialectCache()
 
 
-@frozen
-class ServerFacts:
+class ServerFacts(NamedTuple):
     """The settings and the dialect of a server. Immutable."""
 
     config: ClientConfigResponse

@@ -26,6 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import _keeper_process
 
 # A heartbeat of the owner may be late by this part of a period before the keeper sends one.
@@ -106,7 +107,11 @@ class Keeper:
             )
             self.forget()
             return
-        headers = self._headers()
+        try:
+            headers = self._headers()
+        except TinkerError as error:  # the next heartbeat of this process meets it too
+            _log.debug("the keeper gets no new key: %s", error)
+            headers = None
         changed = headers is not None and headers != self._known
         if changed:
             self._known = headers

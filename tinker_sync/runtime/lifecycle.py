@@ -253,6 +253,8 @@ class Lifecycle:
         ended, self.closing = self.closing.is_set(), threading.Event()
         if ended:
             self.closing.set()
+        if self.journal is not None:
+            self.journal.renew_after_fork()
 
 
 def shut_elsewhere(lifecycle: Any) -> None:

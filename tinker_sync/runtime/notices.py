@@ -9,9 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Final
-
-from attrs import frozen
+from typing import Final, NamedTuple
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.runtime import _fork
@@ -27,8 +25,7 @@ _NO_REASON: Final = {
 _log = logging.getLogger("tinker_sync.queue")
 
 
-@frozen
-class QueueReport:
+class QueueReport(NamedTuple):
     """A report of the server on the queue of a request that is not done.
 
     >>> QueueReport(QueueState.PAUSED_CAPACITY, None, "Sample", "req-1").state.paused

@@ -368,10 +368,7 @@ class Poller:
         try:
             thread.start()
         except RuntimeError as error:  # the system gives no more threads, or the interpreter is ending
-            with self._lock:
-                self._thread = None
-                leftovers = self._detach_locked()
-            self._fail_leftovers(leftovers, f"no thread could be started ({error})")
+            self._lose_thread(f"no thread could be started ({error})")
 
     def _wake(self) -> None:
         with self._lock:
@@ -390,18 +387,27 @@ class Poller:
             while self.step(IDLE_S):
                 pass
         except BaseException:
-            # A loop that dies fails the requests that it holds; the next request starts another loop. The
-            # actions of its timers run at once: without a request no thread would watch the clock for them.
             _log.exception("the poller failed")
-            with self._lock:
-                self._thread = None
-                leftovers = self._detach_locked()
-                timers, self._timers = self._timers, []
-            self._fail_leftovers(leftovers)
-            for *_, ticket in timers:
-                if not ticket.ended:
-                    self._run_timer(ticket)
+            self._lose_thread()
             raise
+
+    def _lose_thread(self, reason: str = "the client was closed") -> None:
+        """Fail the requests that a loop holds which has died or could not start.
+
+        The next request starts another loop. The actions of the timers run at once: without a request no
+        thread would watch the clock for them.
+
+        Args:
+            reason: the reason for the failure of the requests.
+        """
+        with self._lock:
+            self._thread = None
+            leftovers = self._detach_locked()
+            timers, self._timers = self._timers, []
+        self._fail_leftovers(leftovers, reason)
+        for *_, ticket in timers:
+            if not ticket.ended:
+                self._run_timer(ticket)
 
     def step(self, timeout_s: float | None) -> bool:
         """Take one turn: take arrivals, wait for sockets and timers, pass on what is ready.

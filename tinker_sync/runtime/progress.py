@@ -6,8 +6,7 @@ All are immutable values for any thread.
 from __future__ import annotations
 
 from enum import Enum
-
-from attrs import frozen
+from typing import NamedTuple
 
 
 class FutureState(str, Enum):
@@ -35,8 +34,7 @@ class FutureState(str, Enum):
     __str__ = str.__str__
 
 
-@frozen
-class Status:
+class Status(NamedTuple):
     """The state of a call, with a reason if there is one: why the server pauses, or how the call ended.
 
     >>> Status(FutureState.PAUSED, "the backend is short of capacity").state
@@ -47,8 +45,7 @@ class Status:
     reason: str | None = None
 
 
-@frozen
-class Timeline:
+class Timeline(NamedTuple):
     """The times at which a call reached its states, in seconds of a monotonic clock; None if not reached.
 
     >>> Timeline(queued=10.0, sending=10.5, accepted=11.0, completed=14.0).duration_s

@@ -15,9 +15,9 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from json.encoder import encode_basestring_ascii
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from tinker_sync._policy import EMPTY_400, FIRST_S, Meaning, Rule, Stage, delay_s, rule_for
 from tinker_sync._secret import Secret, mask_text
@@ -56,24 +56,21 @@ _NOT_READY_PAUSE_S: Final = 1.0
 _BAD_POLL_PAUSE_S: Final = 0.25
 
 
-@define
-class Ask:
+class Ask(NamedTuple):
     """The action to send a request now."""
 
     headers: Mapping[str, str]
     body: bytes
 
 
-@frozen
-class Wait:
+class Wait(NamedTuple):
     """The action to do nothing for a time, and then ask."""
 
     delay_s: float
     why: str
 
 
-@frozen
-class TakeBytes:
+class TakeBytes(NamedTuple):
     """The action to reserve `size` bytes of the budget for answers, and then ask."""
 
     size: int
@@ -87,15 +84,13 @@ class Finished:
     tree: Any = field(repr=False)
 
 
-@frozen
-class Failed:
+class Failed(NamedTuple):
     """The end without a result."""
 
     error: Exception
 
 
-@frozen
-class Gone:
+class Gone(NamedTuple):
     """The end of a promise that the server has forgotten; only a new submission can help."""
 
     error: Exception
@@ -104,8 +99,7 @@ class Gone:
 Action: TypeAlias = "Ask | Wait | TakeBytes | Finished | Failed | Gone"
 
 
-@frozen
-class QueueNotice:
+class QueueNotice(NamedTuple):
     """The state of the queue of a request that is not done, with the server's reason if it gave one."""
 
     state: QueueState
@@ -121,7 +115,9 @@ class Retrieval:
         request_type: the server's name of the request in a header, such as "Sample".
         wants_proto: True if the result may come as protobuf.
         roundtrip_s: the time from the call to the receipt of the promise, sent to the server once.
-        open_server: True for a server whose 400 and 422 report a failed request.
+        open_server: True for a server that reports a failed request by a 400 or 422.
+        allow_metadata_only: True until the server has stated the size of the result; it may then answer with
+            the size in place of the result.
         may_pause_billing: returns True if a 402 is still to be waited out; called at each 402.
         on_notice: receives the server's reports on its queue.
         draw: returns the jitter, from 0 to 1.

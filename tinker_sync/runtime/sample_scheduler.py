@@ -14,9 +14,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Final
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._policy import Meaning, Stage, delay_s, rule_for
@@ -25,6 +23,7 @@ from tinker_sync.runtime import _fork
 from tinker_sync.runtime.billing import BillingPause
 from tinker_sync.runtime.fetcher import Fetcher
 from tinker_sync.runtime.rate_limiter import Gate, default_delay_s
+from tinker_sync.runtime.workers import no_thread
 from tinker_sync.transport import verdict
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.verdict import Judge
@@ -136,7 +135,11 @@ class SampleScheduler:
         try:
             self._workers.run(self._admit)
         except RuntimeError as error:
-            self.close(TinkerError(f"the client is closed: {error}"))
+            with self._lock:
+                refused, self._queue = self._queue, deque()
+                self._admitting = False
+            for job in refused:
+                job.fail(no_thread(error))
 
     def _admit(self) -> None:
         """Admit samples until none waits. One worker at a time runs this method.
@@ -156,7 +159,7 @@ class SampleScheduler:
             try:
                 self._workers.run(partial(self.poller.step_on_worker, job.submit))
             except RuntimeError as error:
-                job.fail(TinkerError(f"the client is closed: {error}"))
+                job.fail(no_thread(error))
 
     def _leave(self) -> bool:
         """Stop admitting and return True if no sample waits."""
@@ -182,22 +185,19 @@ def _unique_keys() -> Iterator[str]:
 # -------------------------------------------------------------------------------------------- the policy
 
 
-@frozen
-class Resubmit:
+class Resubmit(NamedTuple):
     """The decision to submit again after a pause."""
 
     delay_s: float
 
 
-@frozen
-class Throttled:
+class Throttled(NamedTuple):
     """The decision to close the limiter for a time, as the server asks, and then to submit again."""
 
     delay_s: float
 
 
-@frozen
-class Refused:
+class Refused(NamedTuple):
     """The decision to fail the sample, because another try would end the same way."""
 
     error: Exception

@@ -11,9 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
-
-from attrs import frozen
+from typing import Any, Final, NamedTuple
 
 from tinker_sync.errors import (
     APIConnectionError,
@@ -52,8 +50,7 @@ from tinker_sync.types.service import ClientDynamicConfigResponse
 _TRAIN_BYTES: Final = 15_000_000
 
 
-@frozen
-class Machinery:
+class Machinery(NamedTuple):
     """The facts about a server, and the schedulers and limits that depend on them."""
 
     facts: ServerFacts

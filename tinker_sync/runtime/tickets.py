@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tinker_sync.errors import TinkerError
+from tinker_sync.runtime.workers import WorkersClosedError
 from tinker_sync.transport.call import Call, Reply, SendFailed
 
 if TYPE_CHECKING:
@@ -125,8 +126,14 @@ def own_failure(outcome: Outcome) -> TinkerError | None:
 
 
 def closed_failure(error: Exception | None = None) -> SendFailed:
-    """Return the outcome of a request that was not sent because the client is closed."""
-    failed = SendFailed("the client is closed", maybe_received=False, final=True)
+    """Return the outcome of a request that was not sent: the client is closed, or has no thread for it.
+
+    Args:
+        error: the error of the workers that refused the request.
+    """
+    closed = error is None or isinstance(error, WorkersClosedError)
+    text = "the client is closed" if closed else f"no thread for the request: {error}"
+    failed = SendFailed(text, maybe_received=False, final=True)
     failed.__cause__ = error
     return failed
 

@@ -171,6 +171,8 @@ class Submission:
         """Wait for the limit of bytes, and send the part for the first time."""
         try:
             self._prepare(number)
+        except MemoryError as error:  # nothing was sent
+            self._end(_not_taken(error))
         except BaseException as error:  # noqa: BLE001  # any failure must end the send
             self._end(error)
         else:
@@ -244,9 +246,7 @@ class Submission:
         if isinstance(failure, APIConnectionError):
             failure = self._sender.server.closed_or(failure)
         if isinstance(failure, TinkerError) and not _may_be_taken(failure):
-            refused = NotTaken()
-            refused.__cause__ = failure
-            failure = refused
+            failure = _not_taken(failure)
         self._ended(failure)
 
     def _take_bytes(self, machinery: Machinery, left_s: float) -> None:
@@ -264,6 +264,12 @@ class Submission:
         taken, self._taken_bytes = self._taken_bytes, 0
         if taken:
             self._budget.release(taken)
+
+
+def _not_taken(cause: Exception) -> NotTaken:
+    refused = NotTaken()
+    refused.__cause__ = cause
+    return refused
 
 
 def _fail_gone(part: TrainingPart, number: int, gone: Exception) -> None:

@@ -1,4 +1,6 @@
-"""The release of a model's place at its server, by a call of the user or at the close of the client.
+"""The unloading of a model from its server, by a call of the user or at the close of the client.
+
+A server holds each model in memory, in one of a limited number of places.
 
 Servers that finish sessions free the places themselves. Open servers have few places, and free them minutes
 after the last heartbeat.
@@ -25,7 +27,7 @@ _NAME: Final = "unload_model"
 
 
 class ModelPlace:
-    """The place of a model at its server. Thread-safe.
+    """The place that a model occupies in the memory of its server. Thread-safe.
 
     The lifecycle of the client calls `last_call` at the end.
 
@@ -58,7 +60,11 @@ class ModelPlace:
         return call
 
     def last_call(self) -> Call | None:
-        """Return the call that frees the place when the client is closed, or None if no call is needed."""
+        """Return the call that unloads the model when the client closes, or None if no call is needed.
+
+        No call is needed if the model was unloaded or never existed, or if the server frees the place when
+        the session ends.
+        """
         made, model_id = self._server.made.made, self._line.model_id
         if not model_id or self._freed.is_set() or made is None:
             return None

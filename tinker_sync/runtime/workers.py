@@ -28,6 +28,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
+from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.runtime import _fork
 
 Job = Callable[[], object]
@@ -89,6 +90,17 @@ class _Entries(deque[Any]):
         return self.popleft()
 
 
+class WorkersClosedError(RuntimeError):
+    """The refusal of a job by a pool that was closed."""
+
+
+def no_thread(error: RuntimeError) -> TinkerError:
+    """Return the failure of a call for which the system gives no thread, or whose client was closed."""
+    if isinstance(error, WorkersClosedError):
+        return ClientClosedError()
+    return TinkerError(f"no thread for this call: {error}")
+
+
 class Workers(ThreadPoolExecutor):
     """A pool of threads named `tinker-<name>-1`, `-2` and so on. Thread-safe.
 
@@ -133,7 +145,8 @@ class Workers(ThreadPoolExecutor):
         """Run `job()` on a thread of the pool. Drop its result and log its exception.
 
         Raises:
-            RuntimeError: the pool is closed, or the system gives it no first thread.
+            WorkersClosedError: the pool is closed.
+            RuntimeError: the system gives the pool no first thread.
 
         >>> with Workers("demo", max_threads=1) as workers:
         ...     workers.run(lambda: print("done"))
@@ -141,7 +154,7 @@ class Workers(ThreadPoolExecutor):
         """
         with self._shutdown_lock:
             if self._shutdown:
-                raise RuntimeError(f"the workers {self._name!r} are closed")
+                raise WorkersClosedError(f"the workers {self._name!r} are closed")
             self._work_queue.put(_Entry(job, self._name))
             self._adjust_thread_count()
 

@@ -182,7 +182,7 @@ class CheckpointFetch:
         )
 
     def _drop_if_empty(self) -> None:
-        """Remove the working directory when a later attempt could not use it."""
+        """Remove the working directory if it has nothing for a later attempt: no bytes and no export."""
         kept = [self._work / "archive", *(self._work / "files").rglob("*")]
         begun = any(place.is_file() and place.stat().st_size for place in kept)
         if not begun and not self._remembers:

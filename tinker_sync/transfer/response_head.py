@@ -110,7 +110,7 @@ def _read_part(answer: ResponseHead, at: int, until: int) -> FileHead:
 
 
 def _read_whole(answer: ResponseHead, at: int, until: int) -> FileHead:
-    """Read a 200: the server supports no ranges, or no longer has the version of `If-Range`."""
+    """Read a 200, which brings the whole file: the server ignores ranges, or the file has changed since."""
     del at, until
     length = answer.headers.get("content-length", "")
     size = int(length) if length.isdecimal() else None

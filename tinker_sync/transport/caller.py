@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol, TypeVar
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
-from tinker_sync._policy import delay_s
+from tinker_sync._policy import Meaning, Stage, delay_s, rule_for
 from tinker_sync._secret import Secret
 from tinker_sync.config import Settings
 from tinker_sync.config.settings import DefaultInt
@@ -291,7 +291,9 @@ def _may_have_been_done(error: APIError) -> bool:
     cause = error.__cause__
     if isinstance(cause, SendFailed):
         return cause.maybe_received
-    return error.ambiguous or (isinstance(error, InternalServerError) and error.status_code != 503)
+    if error.ambiguous or not isinstance(error, InternalServerError):
+        return error.ambiguous
+    return rule_for(error.status_code, Stage.CALL).meaning is not Meaning.UNTOUCHED
 
 
 def _keyed(call: Call) -> Call:

@@ -20,7 +20,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from attrs import field, frozen
@@ -59,8 +59,7 @@ def _socket_options() -> list[tuple[int, int, int]]:
 _SOCKET_OPTIONS: Final = _socket_options()
 
 
-@frozen
-class Origin:
+class Origin(NamedTuple):
     """The scheme, host and port of a server; credentials are bound to an origin.
 
     >>> Origin.of("HTTPS://Host/x?y"), Origin.of("https://host:443") == Origin.of("https://host")

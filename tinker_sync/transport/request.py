@@ -152,7 +152,7 @@ def user_agent() -> str:
 
 
 def by_name(headers: Mapping[str, str]) -> Headers:
-    """Return headers in the form of the layers, by lower-case name.
+    """Return headers as a map from the lower-case name to the name as given and the value.
 
     >>> by_name({"Accept": "*/*"})
     {'accept': ('Accept', '*/*')}

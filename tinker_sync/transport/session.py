@@ -20,9 +20,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tinker_sync._lazy import LazyModule
 from tinker_sync._secret import HeaderMap, Secret, mask_url
@@ -48,8 +46,7 @@ _BUNDLES: Final = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 """Variables that name trusted certificates, as requests reads them."""
 
 
-@frozen
-class Way:
+class Way(NamedTuple):
     """The route of requests to one origin, and their options."""
 
     route: Route
@@ -69,7 +66,10 @@ class Way:
 
 
 class SessionRules:
-    """A reader of the user's session or, without one, of the environment. Thread-safe.
+    """The routes, headers and cookies of requests. Thread-safe.
+
+    They come from the user's session. Without one, the environment gives the routes, there are no headers,
+    and only servers set cookies.
 
     Args:
         session: the user's session.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Mapping
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from attrs import define, field
 
@@ -40,8 +40,7 @@ class RawReply:
     lasts_until_close: bool = False
 
 
-@define
-class Limits:
+class Limits(NamedTuple):
     """The limits of one request: its time, its silences, and the size of its answer."""
 
     connect_s: float

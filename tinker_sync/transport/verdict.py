@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-
-from attrs import frozen
+from typing import NamedTuple
 
 from tinker_sync._clock import Clock
 from tinker_sync._policy import EMPTY_400, Meaning, Stage, rule_for
@@ -19,8 +18,7 @@ from tinker_sync.errors import APIConnectionError, APIError, APIStatusError, API
 from tinker_sync.transport.call import Call, Reply, SendFailed
 
 
-@frozen
-class Retry:
+class Retry(NamedTuple):
     """The decision to send again after a pause."""
 
     error: APIError
@@ -33,8 +31,7 @@ class Retry:
     """True to send over a new connection."""
 
 
-@frozen
-class Fatal:
+class Fatal(NamedTuple):
     """The decision to give up: another try would end the same way, or might apply the call twice."""
 
     error: APIError

@@ -115,7 +115,7 @@ def _array_of_list(value: Any, where: str, dtype: str | None) -> AnyArray:
         )
     if isinstance(value, list) and dtype is not None:
         try:
-            return _packed(value, "q" if dtype == "int64" else "d", _C_DTYPES[dtype])
+            return _packed(value, dtype)
         except Exception:  # noqa: BLE001, S110  # odd cells raise many types; _cell_by_cell handles them
             pass
     try:
@@ -127,14 +127,18 @@ def _array_of_list(value: Any, where: str, dtype: str | None) -> AnyArray:
     return array
 
 
-def _packed(numbers: list[Any] | tuple[Any, ...], code: str, dtype: str) -> AnyArray:
-    """Convert numbers to an array of a C type, three times as fast as numpy; raise for other values."""
+# The quickest formats. Floats need the standard one: it refuses numbers that would become infinite.
+_FORMATS = {"int64": "@{}q", "float32": "={}f", "int32": "={}i"}
+
+
+def _packed(numbers: list[Any] | tuple[Any, ...], dtype: str) -> AnyArray:
+    """Convert numbers to an array, three times as fast as numpy; raise for other values."""
     packed = np.empty(len(numbers), dtype)
-    struct.pack_into(f"{len(numbers)}{code}", packed.data, 0, *numbers)
+    struct.pack_into(_FORMATS[dtype].format(len(numbers)), packed.data, 0, *numbers)
     return packed
 
 
-_C_DTYPES = {"int64": "int64", "float32": "float64"}
+_CHECKED_AS = {"int64": "int64", "float32": "float64"}
 """The dtypes of numbers before they are checked: Python's floats are wider than float32."""
 
 
@@ -173,7 +177,7 @@ def _cell_by_cell(value: Any, where: str, dtype: str | None) -> AnyArray:
             expected = "a whole number within 64 bits" if dtype == "int64" else "a number"
             raise refuse(place(where, bad), expected, cell)
         numbers.append(number)
-    return np.array(numbers, dtype=_C_DTYPES[dtype]).reshape(shape)
+    return np.array(numbers, dtype=_CHECKED_AS[dtype]).reshape(shape)
 
 
 def _gather(value: Any, where: str, cells: list[Any], depth: int = 0) -> tuple[int, ...]:
@@ -332,7 +336,7 @@ def tokens_as_int32(tokens: Any, where: str) -> Int32Array:
     """Convert token ids to a flat int32 array. Lists take one pass; int32 arrays are returned as they are."""
     if isinstance(tokens, (list, tuple)):
         try:
-            return _packed(tokens, "i", "int32")
+            return _packed(tokens, "int32")
         except (struct.error, TypeError, OverflowError, ValueError):
             return _tokens_one_by_one(tokens, where)
     if isinstance(tokens, range):
@@ -355,13 +359,13 @@ def min_of(tokens: Any) -> int:
     return int(tokens.min()) if is_array(tokens) else min(tokens)
 
 
-def are_int32(tokens: Sequence[Any]) -> bool:
-    """Return whether all items are Python ints of 32 bits, without numpy."""
+def packed_int32(tokens: Sequence[Any]) -> bytes | None:
+    """Return the items as little-endian int32 without numpy, or None unless all are ints that fit."""
     try:
-        struct.pack(f"{len(tokens)}i", *tokens)  # the quickest check of the range
+        packed = struct.pack(f"<{len(tokens)}i", *tokens)  # also the quickest check of the range
     except (struct.error, TypeError, OverflowError, ValueError):
-        return False
-    return countOf(map(type, tokens), int) == len(tokens)
+        return None
+    return packed if countOf(map(type, tokens), int) == len(tokens) else None
 
 
 def refuse_range_beyond_int32(tokens: range, where: str) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import date, datetime
 from functools import cache, partial, wraps
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar, cast, overload
 
 import attrs
 
@@ -162,6 +162,14 @@ class Model(Structured):
             object.__setattr__(made, name, values[name] if name in values else getattr(self, name))
         return made
 
+    def __eq__(self, other: object) -> bool:
+        if other.__class__ is not self.__class__:
+            return NotImplemented
+        return _compared(self, False) == _compared(other, False)
+
+    def __hash__(self) -> int:
+        return hash((type(self), _compared(self, True)))
+
     def __repr__(self) -> str:
         shown = (f"{name}={short_repr(value)}" for name, value in self._repr_items())
         return f"{type(self).__name__}({', '.join(shown)})"
@@ -172,6 +180,20 @@ class Model(Structured):
         for field in attrs.fields(cast("Any", type(self))):
             if field.repr and not field.name.startswith("_"):
                 yield field.name, getattr(self, field.name)
+
+
+def _compared(model: Any, hashed: bool) -> tuple[Any, ...]:
+    """Return the values by which a model compares, or those by which it hashes."""
+    return tuple(
+        getattr(model, name) if key is None else key(getattr(model, name))
+        for name, key in _compared_fields(cast("Any", type(model)), hashed)
+    )
+
+
+@cache
+def _compared_fields(cls: Any, hashed: bool) -> tuple[tuple[str, Callable[[Any], Any] | None], ...]:
+    chosen = [field for field in attrs.fields(cls) if field.eq and not (hashed and field.hash is False)]
+    return tuple((field.name, field.eq_key) for field in chosen)
 
 
 @cache
@@ -185,14 +207,13 @@ def _slot_names(cls: type) -> tuple[str, ...]:
 @overload
 def model(cls: type[T]) -> type[T]: ...
 @overload
-def model(*, kw_only: bool = ..., eq: bool = ..., init: bool = ...) -> Callable[[type[T]], type[T]]: ...
+def model(*, kw_only: bool = ..., init: bool = ...) -> Callable[[type[T]], type[T]]: ...
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(attrs.field,))
-def model(cls: type[T] | None = None, *, kw_only: bool = True, eq: bool = True, init: bool = True) -> Any:
+def model(cls: type[T] | None = None, *, kw_only: bool = True, init: bool = True) -> Any:
     """Make a model of an annotated class: frozen, slotted, compared by value, every field checked.
 
     Args:
         kw_only: False where scripts construct it with positional arguments.
-        eq: False for a class that writes `__eq__` and `__hash__` itself.
         init: False for a class that inherits its `__init__`; the made one is then `__attrs_init__`.
     """
 
@@ -203,7 +224,7 @@ def model(cls: type[T] | None = None, *, kw_only: bool = True, eq: bool = True, 
             frozen=True,
             slots=True,
             kw_only=kw_only,
-            eq=eq,
+            eq=False,  # `Model` compares: to make a method for each class takes time at every start
             init=init and "__init__" not in vars(plain),
             order=False,
             repr=False,
@@ -326,8 +347,7 @@ def _refuse_change(self: Any, name: str, *_: object) -> None:
 # ---------------------------------------------------------------------------------------- dumping, repr
 
 
-@attrs.frozen
-class _DumpOptions:
+class _DumpOptions(NamedTuple):
     as_json: bool
     without_none: bool
     without_defaults: bool

@@ -13,8 +13,8 @@ from tinker_sync._numpy import AnyArray, Int32Array, np
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.types import _chat
 from tinker_sync.types._arrays import (
-    are_int32,
     min_of,
+    packed_int32,
     quick_hash,
     refuse_range_beyond_int32,
     same_values,
@@ -58,11 +58,13 @@ class RendersChats(Protocol):
 _TOKENS = "EncodedTextChunk.tokens"
 
 
-def _check_tokens(given: Any) -> TokenSequence:
-    """Check every id, and return the container to keep."""
+def _check_tokens(given: Any, chunk: object) -> TokenSequence:
+    """Check every id, and return the container to keep. The chunk also keeps what the check has packed."""
     tokens = token_container(given, _TOKENS)
     if isinstance(tokens, (list, tuple)):
-        if are_int32(tokens):
+        packed = packed_int32(tokens)
+        if packed is not None:
+            object.__setattr__(chunk, "_packed", packed)
             return tokens
         # Keep the converted values of text such as "4", whole floats and numpy's integers.
         plain: list[int] = tokens_as_int32(tokens, _TOKENS).tolist()
@@ -77,7 +79,7 @@ def _check_tokens(given: Any) -> TokenSequence:
     return array if array.dtype.kind in "iu" else exact
 
 
-@model(eq=False)
+@model
 class EncodedTextChunk(Model):
     """Token ids; a given array is kept and shared, a list is copied.
 
@@ -87,7 +89,9 @@ class EncodedTextChunk(Model):
     True
     """
 
-    tokens: TokenSequence = attrs.field(converter=_check_tokens)
+    # First, because the conversion of `tokens` sets it.
+    _packed: bytes | None = attrs.field(default=None, init=False, repr=False)
+    tokens: TokenSequence = attrs.field(converter=attrs.Converter(_check_tokens, takes_self=True))
     type: Literal["encoded_text"] = "encoded_text"
 
     @property
@@ -97,7 +101,14 @@ class EncodedTextChunk(Model):
 
     def as_int32(self) -> Int32Array:
         """Return the ids as a contiguous int32 array; the user's array itself if it already is one."""
+        if self._packed is not None:
+            return np.frombuffer(self._packed, "<i4")
         return tokens_as_int32(self.tokens, _TOKENS)
+
+    def _has_negative(self) -> bool:
+        if self._packed is not None:
+            return not self._packed[3::4].isascii()  # the highest bit of the last byte is the sign
+        return len(self.tokens) > 0 and bool(min_of(self.tokens) < 0)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, EncodedTextChunk):
@@ -364,11 +375,8 @@ class ModelInput(Model):
     def _problems(self, path: str) -> Iterator[str]:
         """Yield the tokens that no model has, each with its place."""
         for index, chunk in enumerate(self.chunks):
-            if (
-                isinstance(chunk, EncodedTextChunk)
-                and len(chunk.tokens)
-                and (least := min_of(chunk.tokens)) < 0
-            ):
+            if isinstance(chunk, EncodedTextChunk) and chunk._has_negative():
+                least = min(chunk.tokens)
                 place = list(chunk.tokens).index(least)
                 yield f"{path}.chunks[{index}].tokens[{place}]: expected 0 or more, got {least}"
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-
-from attrs import frozen
+from typing import NamedTuple
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._observe import Event, ModelNamed, TokensUsed
@@ -18,8 +17,7 @@ from tinker_sync.runtime import _fork
 from tinker_sync.usage.counts import KINDS, TokenCounts
 
 
-@frozen
-class UsageSpan:
+class UsageSpan(NamedTuple):
     """The times of day of the first and the last result."""
 
     first_s: float

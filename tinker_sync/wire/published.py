@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from attrs import field, frozen
 
@@ -42,8 +42,7 @@ _NOTES: Final[Mapping[str, Mapping[Place, object]]] = {
 }
 
 
-@frozen
-class UsedField:
+class UsedField(NamedTuple):
     """A field that a request gives a value, though a server may not know it.
 
     >>> UsedField(("adam_params", "grad_clip_norm"), changes_result=True).name

@@ -13,6 +13,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -31,20 +32,76 @@ Run = Callable[[str, list[str]], str]
 """Trains at an address, adds the paths of acknowledged checkpoints to a list, and returns the last one."""
 
 
+def tries() -> Iterator[int]:
+    """Yield numbers up to a limit that no run comes near.
+
+    Raises:
+        AssertionError: training does not go on.
+    """
+    yield from range(100)
+    raise AssertionError("training does not go on")
+
+
 def train_with_journal(journal: Path) -> Run:
     """Return a run that is started again, with its journal, whenever it fails."""
 
     def run(url: str, acknowledged: list[str]) -> str:
-        while True:
-            try:
+        path = None
+        for _ in tries():
+            with suppress(TinkerError):
                 path = train(url, KEY, str(journal))
-            except TinkerError:
-                continue
-            lines = [json.loads(line) for line in journal.read_text().splitlines()]
-            acknowledged += [line["path"] for line in lines if line.get("path")]
-            return path
+                break
+        acknowledged += acknowledged_in(journal)
+        assert path is not None
+        return path
 
     return run
+
+
+def train_in_steps(service: ServiceClient, chance: random.Random) -> str | None:
+    """Train, and recover after failures. Return the path of the last checkpoint, or None to give up."""
+    training = service.create_lora_training_client(MODEL, rank=4, seed=1)
+    for _ in tries():
+        try:
+            for step in training.steps(STEPS):
+                training.forward_backward(batch(step), "cross_entropy")
+                training.optim_step(AdamParams(learning_rate=1e-2)).result(PATIENCE_S)
+                if step % 2:
+                    training.save_state(f"step-{step}").result(PATIENCE_S)
+            return training.save_state("final").result(PATIENCE_S).path
+        except TinkerError:
+            if chance.random() < 0.5:
+                return None
+            training = training.recover()
+    return None
+
+
+def train_and_recover_with_journal(journal: Path, chance: random.Random) -> Run:
+    """Return a run that recovers within its script, or is started again with its journal."""
+
+    def run(url: str, acknowledged: list[str]) -> str:
+        path = None
+        for _ in tries():
+            with (
+                suppress(TinkerError),
+                ServiceClient(base_url=url, api_key=KEY, journal=journal, pace=0.01) as service,
+            ):
+                path = train_in_steps(service, chance)
+                if path is None:
+                    raise TinkerError("this run has given up")
+            if path is not None:
+                break
+        acknowledged += acknowledged_in(journal)
+        assert path is not None
+        return path
+
+    return run
+
+
+def acknowledged_in(journal: Path) -> list[str]:
+    """Return the paths of the checkpoints that a journal knows."""
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    return [line["path"] for line in lines if line.get("path")]
 
 
 def train_and_recover(url: str, acknowledged: list[str]) -> str:
@@ -52,7 +109,7 @@ def train_and_recover(url: str, acknowledged: list[str]) -> str:
     with ServiceClient(base_url=url, api_key=KEY, pace=0.01) as service:
         training: TrainingClient | None = None
         first = 0
-        while True:
+        for _ in tries():
             try:
                 training = training or service.create_lora_training_client(MODEL, rank=4, seed=1)
                 for step in range(first, STEPS):
@@ -66,7 +123,8 @@ def train_and_recover(url: str, acknowledged: list[str]) -> str:
             except TinkerError:
                 training = training.recover() if training is not None and first else None
             else:
-                return acknowledged[-1]
+                break
+        return acknowledged[-1]
 
 
 class Ground:
@@ -148,8 +206,13 @@ def test_a_killed_server_keeps_what_it_acknowledged_and_training_goes_on(
     ground: Ground, tmp_path: Path, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
     for seed in count():
-        journal = tmp_path / f"{seed}.journal"
-        ground.survive(train_with_journal(journal) if seed % 2 else train_and_recover, random.Random(seed))
+        journal, chance = tmp_path / f"{seed}.journal", random.Random(seed)
+        runs = (
+            train_and_recover,
+            train_with_journal(journal),
+            train_and_recover_with_journal(journal, random.Random(-seed)),
+        )
+        ground.survive(runs[seed % len(runs)], chance)
         if ground.deaths >= KILLS:
             break
     assert ground.checked >= 3

@@ -1,12 +1,12 @@
 """`EmbeddedServer`: one embedded server, as its clients see it.
 
-Guarantees: one process is started, however many threads ask for it at once. Its key never appears in a
-command line. It ends when this process ends, because the pipe between them closes.
+Guarantees: one server process is started, however many threads ask for it at once. The key never appears in a
+command line. The server process ends when this process ends, because the pipe between them closes.
 
-States: *idle* (the port is known and does not listen), *running*, and *gone* (the process ended by itself;
-final). `start` leads from idle to running and `stop` back. A start that fails leaves the server idle.
+States: *idle* (the port is chosen, and no process listens on it), *running*, and *gone* (the process ended by
+itself; final). `start` leads from idle to running and `stop` back. A start that fails leaves the server idle.
 
-Any thread may come in. This module knows how to start a server and nothing about what it answers.
+Any thread may enter. This module starts and stops a server; it does not know the calls.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
     http1            bytes of connections to ASGI and back, framed by `wire.http1`
     serving          the life of a server: in a thread, or as long as a process
-    app              which call a request is, who may ask, what becomes of errors
-    flags            what kind of server this is
-    calls, service   what handlers are given; what they share
-    promises, lanes  results that are waited for; the numbered order of one model
-    adapters         which adapters samplers hold in memory, and which wait on disk
-    account … files  one module a noun: what each call does
+    app              finds the call of a request, checks the key, turns errors into responses
+    flags            the settings of a server
+    calls, service   the request and response of a handler; the state that handlers share
+    promises, lanes  results that clients wait for; the numbered order of one model
+    adapters         the adapters that samplers hold in memory, and those that wait on disk
+    account … files  the handlers, one module for each noun
 
-It computes through `tinker_sync.local.host` and keeps through `tinker_sync.local.store`. Everything here
-runs on the loop's thread; what blocks runs elsewhere and is awaited.
+`tinker_sync.local.host` computes, and `tinker_sync.local.store` keeps data that lasts. Handlers run on the
+thread of the loop. Work that blocks runs on other threads, and handlers await it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The service itself: settings, keys, health, what it offers, what was used, and what was done."""
+"""Calls about the service: its settings, keys, health, models, usage and audit log."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _EVENT_TYPES: Final = ("all", "checkpoints", "projects", "teams", "organizations
 
 @calls.of("client_config")
 async def client_config(service: Service, ask: Ask) -> Any:
-    """The settings meant for clients."""
+    """Return the settings for clients."""
     ask.read(ClientConfigRequest)
     settings: dict[str, Any] = json_codec.to_plain(service.flags.client)
     if not service.flags.client.create_model_via_load_weights:
@@ -54,14 +54,14 @@ async def client_config(service: Service, ask: Ask) -> Any:
 
 @calls.of("dynamic_config")
 async def dynamic_config(service: Service, ask: Ask) -> Any:
-    """The settings that may change while a client runs."""
+    """Return the settings that may change while a client runs."""
     ask.read(ClientConfigRequest)
     return service.flags.dynamic
 
 
 @calls.of("auth_token")
 async def auth_token(service: Service, ask: Ask) -> Any:
-    """A short-lived token in place of the key."""
+    """Return a short-lived token in place of the key."""
     ask.tree()
     return {"jwt": service.signer.token(service.flags.token_life_s)}
 
@@ -82,13 +82,13 @@ async def get_api_key(service: Service, ask: Ask) -> Any:  # noqa: ARG001
 
 @calls.of("revoke_api_key")
 async def revoke_api_key(service: Service, ask: Ask) -> Any:  # noqa: ARG001
-    """The key of this server lives as long as the server."""
+    """Refuse, because the key of this server lives as long as the server."""
     raise Refused(403, "the key of a local server ends with the server and cannot be revoked")
 
 
 @calls.of("healthz")
 async def healthz(service: Service, ask: Ask) -> Any:
-    """Report that it is up, and to holders of the key also which fields of requests it has ignored."""
+    """Report that the server is up. Holders of the key also get the fields of requests that it ignored."""
     if service.ignored and service.signer.knows(ask.credential):
         return {"status": "ok", "ignored_fields": sorted(service.ignored)}
     return {"status": "ok"}
@@ -96,14 +96,14 @@ async def healthz(service: Service, ask: Ask) -> Any:
 
 @calls.of("telemetry")
 async def telemetry(service: Service, ask: Ask) -> Any:  # noqa: ARG001
-    """Taken, and thrown away."""
+    """Accept a report and discard it."""
     ask.tree("session_id", "platform", "sdk_version", "events")
     return {"status": "accepted"}
 
 
 @calls.of("get_server_capabilities")
 async def get_server_capabilities(service: Service, ask: Ask) -> Any:  # noqa: ARG001
-    """The base models."""
+    """Return the base models."""
     models = [
         SupportedModel(
             model_name=model.name,

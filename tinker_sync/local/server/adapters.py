@@ -1,9 +1,10 @@
 """The adapters of samplers: the latest in memory, older ones on disk until the next sample needs them.
 
-A program that saves an adapter at every step leaves thousands behind; memory must not grow with them. Those
-that can be read again from a checkpoint are just dropped, the others are written to a file first. An adapter
-that left memory is forgotten by the samplers as well. Belongs to one event loop; files are touched in an
-executor.
+A program that saves an adapter at every step makes thousands of them, and memory must not grow with their
+number. An adapter that a checkpoint holds is dropped from memory. Another one is written to a file first. The
+samplers then forget it, too.
+
+An object belongs to one event loop. An executor reads and writes the files.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class Adapters:
     """Adapters by key.
 
     Args:
-        forget: Called with each adapter that leaves memory.
-        executor: Reads and writes the files.
-        limit_bytes: The most bytes in memory; the adapter in use may always stay.
+        forget: receives each adapter that leaves memory.
+        executor: reads and writes the files.
+        limit_bytes: the most bytes in memory; the adapter in use stays in any case.
     """
 
     def __init__(
@@ -68,15 +69,15 @@ class Adapters:
         return key in self._held or key in self._spilled
 
     async def put(self, key: str, params: LoraParams) -> None:
-        """Keep an adapter that cannot be had from anywhere else."""
+        """Keep an adapter that no checkpoint holds."""
         self._without_source.add(key)
         await self._hold(key, params)
 
     async def get(self, key: str, load: Callable[[], Awaitable[LoraParams]] | None = None) -> LoraParams:
-        """The adapter of a key, from memory, from where it was put aside, or by `load`.
+        """Return the adapter of a key from memory, from its file, or by `load`.
 
         Raises:
-            KeyError: it is nowhere, and there is no way to load it.
+            KeyError: it is neither in memory nor in a file, and `load` is None.
         """
         if key in self._held:
             self._held.move_to_end(key)
@@ -132,7 +133,7 @@ class Adapters:
             spilled.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Drop everything, files too."""
+        """Drop all adapters and their files."""
         self._held.clear()
         self._spilled.clear()
         if self._folder is not None:

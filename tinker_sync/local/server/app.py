@@ -1,7 +1,7 @@
-"""The application: finds out which call a request is and whether it may be made, and answers.
+"""The application: finds the call of a request, checks the key, runs the handler, and answers.
 
-An ASGI application with two methods that matter: it can be run by `tinker_sync.local.server.serving`, by any
-other ASGI server, and be wrapped.
+It is an ASGI application: `tinker_sync.local.server.serving` or any other ASGI server can run it, and another
+application can wrap it.
 """
 
 from __future__ import annotations
@@ -62,15 +62,14 @@ logger = logging.getLogger("tinker_sync.local")
 def build(
     store: Store, host: Host, *, key: str, flags: Flags | None = None, clock: Clock = SYSTEM_CLOCK
 ) -> App:
-    """The server as an ASGI application.
+    """Return the server as an ASGI application.
 
     Args:
-        store: Where everything durable is kept. The caller closes it, after the application has been shut
-            down.
-        host: What computes. The application closes it.
-        key: What clients have to send.
-        flags: What kind of server it is.
-        clock: What time it is, for tokens, addresses and sessions.
+        store: keeps all data that lasts. The caller closes it after the application has shut down.
+        host: computes. The application closes it.
+        key: the key that clients must send.
+        flags: the settings of the server.
+        clock: the time for tokens, addresses and sessions.
 
     Raises:
         ConfigurationError: there is no key, or a setting needs a package that is not installed.
@@ -195,7 +194,7 @@ class App:
 
 
 def _called(method: str, path: str) -> tuple[Endpoint, dict[str, str]] | None:
-    """The call a request is, experimental ones included."""
+    """Return the call of a request and the ids in its path, also for experimental calls."""
     for row in NEWER.values():
         ids = row.path.match(path) if row.method == method else None
         if ids is not None:
@@ -204,7 +203,7 @@ def _called(method: str, path: str) -> tuple[Endpoint, dict[str, str]] | None:
 
 
 class _Watch:
-    """The body of a request, and afterwards whether the other side is still there."""
+    """A reader of the body of a request, which then watches for the end of the connection."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -240,10 +239,10 @@ async def _send(answer: Answer, send: Send, *, head_only: bool) -> None:
 
 
 def _unpacked(body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
-    """A body as it was before it was compressed.
+    """Return a body decompressed.
 
     Raises:
-        Refused: it is damaged, too large, or compressed in a way that is not known here.
+        Refused: it is damaged, too large, or of an unknown compression.
     """
     coding = headers.get("content-encoding", "identity").strip().lower()
     if len(body) > limit:

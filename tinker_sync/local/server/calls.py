@@ -1,4 +1,4 @@
-"""Requests and answers of handlers, and the table of handlers."""
+"""The requests that handlers get, the answers that they return, and the table of handlers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ask:
     body: bytes
     credential: str = attrs.field(default="", repr=False)
     gone: Callable[[], asyncio.Future[Any]] | None = None
-    """Makes a future that is done once the other side has gone."""
+    """Makes a future that is done when the client has closed the connection."""
     ignored: set[str] = attrs.field(factory=set, init=False)
     """Unknown fields of the body, by name."""
 
@@ -62,7 +62,7 @@ class Ask:
         return PROTOBUF in self.headers.get("accept", "").lower()
 
     def number(self, name: str, default: int, *, least: int = 0, most: int = 10_000) -> int:
-        """A whole number of the query."""
+        """Return a whole number of the query. Raises `Refused` if it is out of range."""
         given = self.query.get(name, "")
         if not given:
             return default
@@ -75,18 +75,18 @@ class Ask:
 
 @attrs.frozen(eq=False)
 class Answer:
-    """Bytes and what they are."""
+    """The bytes of a response, with their status and type."""
 
     body: bytes = b""
     status: int = 200
     content_type: str = JSON
     headers: Mapping[str, str] = attrs.Factory(dict)
     stream: Callable[[Callable[[bytes], Awaitable[None]]], Awaitable[None]] | None = None
-    """In place of `body`: called with what writes a piece. `headers` then tell the length."""
+    """Writes the body in pieces, in place of `body`; its argument writes one. `headers` state the length."""
 
 
 Handler: TypeAlias = "Callable[[Service, Ask], Awaitable[Any]]"
-"""What it returns is an `Answer`, or something that has a JSON form."""
+"""A handler returns an `Answer`, or a value that has a JSON form."""
 
 
 class Calls(dict[str, "Handler"]):

@@ -1,4 +1,4 @@
-"""Values of the protocol to values of the engine, and back. Pure."""
+"""Conversion of values of the protocol to values of the engine, and back. Pure."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _OUTPUT_TYPE: Final = "ArrayRecord"
 
 
 def tokens_of(prompt: ModelInput, where: str) -> Array:
-    """The tokens of an input, for models that read nothing else.
+    """Return the tokens of an input, for models that read only text.
 
     Raises:
-        UserFault: there is something else in it.
+        UserFault: the input has a chunk of another kind.
     """
     parts = []
     for index, chunk in enumerate(prompt.chunks):
@@ -53,7 +53,7 @@ def tokens_of(prompt: ModelInput, where: str) -> Array:
 
 
 def examples(data: Sequence[Datum]) -> list[Example]:
-    """Training data as the engine takes them. Raises `UserFault`."""
+    """Return training data in the form of the engine. Raises `UserFault` for data that it cannot read."""
     return [
         Example(
             tokens_of(datum.model_input, f"data[{index}].model_input"),
@@ -81,7 +81,7 @@ def loss_output(output: LossOutput) -> ForwardBackwardOutput:
 def sample_spec(
     request: SampleRequest, base: BaseModel, params: LoraParams | None, seed: int, max_cells: int
 ) -> SampleSpec:
-    """A request as the sampler takes it. Raises `UserFault` for what the sampler could not even be asked."""
+    """Return a request in the form of the sampler. Raises `UserFault` if it has no such form."""
     prompt, asked = tokens_of(request.prompt, "prompt"), request.sampling_params
     targets = request.target_prompt_logprobs
     spec = SampleSpec(
@@ -107,7 +107,7 @@ def sample_spec(
 
 
 def _check_cells(spec: SampleSpec, most: int) -> None:
-    """Refuse answers that would be huge."""
+    """Refuse a request whose response would be too large."""
     length = len(spec.prompt)
     targets = spec.target_prompt_logprobs
     for name, cells in {
@@ -157,7 +157,7 @@ def _sequence(sample: Sampled, sequence_id: str | None) -> SampledSequence:
 
 
 def _topk(topk: TopK | None) -> TopkLogprobs | None:
-    """With empty cells where nothing was computed."""
+    """Return the likeliest tokens, with empty cells where none were computed."""
     if topk is None:
         return None
     missing = np.isnan(topk.logprobs)

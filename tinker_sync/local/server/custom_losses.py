@@ -1,8 +1,8 @@
-"""Custom losses: uploaded computations, looked at before they are taken, kept for the life of their session.
+"""Custom losses: computations that a client uploads. The server checks them and keeps them for a session.
 
-Computing them is not this module's business: `tinker_sync.local.engine.custom_graph` does, where it is
-there. Its `compile_custom_loss(inputs, graph)` is called when a loss is uploaded (ValueError refuses it);
-what it returns is called `rule(run, data, *, backward)` on the engine's thread and answers a `LossOutput`.
+`tinker_sync.local.engine.custom_graph` computes them. At the upload, this module calls its
+`compile_custom_loss(inputs, graph)`; a ValueError refuses the loss. The result is a rule:
+`rule(run, data, *, backward)` runs on the engine's thread and returns a `LossOutput`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MARKS: Final = frozenset(
 
 @attrs.frozen(eq=False)
 class CustomLoss:
-    """A loss that was taken."""
+    """A loss that passed the checks."""
 
     loss_id: str
     session_id: str
@@ -58,7 +58,7 @@ class CustomLoss:
 
 @calls.of("create_custom_loss")
 async def create_custom_loss(service: Service, ask: Ask) -> Any:
-    """Take a loss for a session."""
+    """Check a loss, and keep it for a session."""
     request = ask.read(CreateCustomLossRequest)
     session = await service.session(request.session_id)
     number = "loss", request.session_id, request.custom_loss_seq_id
@@ -100,7 +100,7 @@ def compute(
     *,
     backward: bool,
 ) -> LossOutput:
-    """A pass with an uploaded loss, on the engine's thread. Raises ValueError."""
+    """Compute a pass with an uploaded loss, on the engine's thread. Raises ValueError if it cannot."""
     settings = dict(given.loss_fn_config or {})
     loss_id = settings.pop("loss_id", None)
     if settings or not isinstance(loss_id, str):
@@ -123,7 +123,7 @@ def check(request: CreateCustomLossRequest) -> None:
     """Check an uploaded loss.
 
     Raises:
-        UserFault: it must not be computed; the text names the first problem.
+        UserFault: the loss is not allowed; the text names the first problem.
     """
     _check_inputs(request.inputs)
     nodes = request.graph.nodes

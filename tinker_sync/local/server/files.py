@@ -1,7 +1,7 @@
 """Files to download: exported checkpoints, archives, traces. Their addresses are signed and expire.
 
-An address opens its file without a key. Downloads can be resumed: there are ranges, and a
-tag that is the checksum of the content.
+A request to such an address needs no key. A client can resume a download: the server supports ranges, and the
+`ETag` is the checksum of the content.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _OCTETS: Final = "application/octet-stream"
 
 @calls.of("get_external_weights_urls")
 async def get_external_weights_urls(service: Service, ask: Ask) -> Any:
-    """An address for each file of an exported checkpoint."""
+    """Return an address for each file of an exported checkpoint."""
     key: tuple[str, CheckpointKind, str] = (ask.ids["run"], "external", ask.ids["name"])
     row = await service.on_disk(service.store.checkpoint, *key)
     files = await service.on_disk(service.store.checkpoint_files, *key)
@@ -63,7 +63,7 @@ async def get_external_weights_urls(service: Service, ask: Ask) -> Any:
 
 
 def signed_url(service: Service, ask: Ask, path: str) -> tuple[str, int]:
-    """An address that needs no key, and until when it is valid, in seconds."""
+    """Return an address that needs no key, and the time of day at which it expires, in seconds."""
     query, expires = service.signer.query(path, service.flags.url_life_s)
     return f"http://{ask.headers.get('host', 'localhost')}{path}?{query}", expires
 
@@ -95,7 +95,7 @@ async def export_session_trace(service: Service, ask: Ask) -> Any:
 
 @attrs.frozen(eq=False)
 class Download:
-    """Content and its checksum."""
+    """The content of a file and its checksum."""
 
     source: Path | bytes
     size: int
@@ -103,12 +103,12 @@ class Download:
 
     @property
     def tag(self) -> str:
-        """Changes when the content does."""
+        """The `ETag`, which changes when the content changes."""
         return f'"{self.sha256.hex()}"'
 
     @classmethod
     def of(cls, source: Path | bytes) -> Download:
-        """The checksum is computed now; call it where blocking is allowed."""
+        """Compute the checksum of a source. This blocks."""
         digest, size = hashlib.sha256(), 0
         with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
             while piece := file.read(_PIECE_BYTES):
@@ -118,7 +118,7 @@ class Download:
 
 
 async def fetch(service: Service, method: str, path: str, query: bytes, headers: dict[str, str]) -> Answer:
-    """A file, or the part of it that is asked for.
+    """Return a file, or the requested part of it.
 
     Raises:
         Refused: the address is not genuine or too old, or the range lies outside of the file.
@@ -131,7 +131,7 @@ async def fetch(service: Service, method: str, path: str, query: bytes, headers:
 
 
 def check_address(service: Service, path: str, query: bytes) -> None:
-    """Refuse addresses that are not genuine, or too old."""
+    """Refuse an address whose signature is wrong or too old."""
     given = parse_qs(query.decode("latin-1"))
     expires, signature = (given.get(name, [""])[0] for name in ("expires", "signature"))
     if not service.signer.allows(path, expires, signature):
@@ -154,7 +154,7 @@ async def _content(service: Service, path: str) -> Download:
 
 
 def _remembered(service: Service, path: Path) -> Download:
-    """Files never change, so a checksum is computed once."""
+    """Return the download of a file. Its checksum is computed once, because files never change."""
     known: Download | None = service.downloads.get(path)
     if known is None:
         if len(service.downloads) > _REMEMBERED:
@@ -173,7 +173,7 @@ def _trace(service: Service, session_id: str) -> bytes:
 
 
 def _archive(files: dict[str, Path]) -> bytes:
-    """The same files give the same bytes, so that a download can be resumed."""
+    """Pack files into an archive. Equal files give equal bytes, so that a client can resume a download."""
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped,

@@ -26,24 +26,24 @@ class Flags:
     """The settings of a server.
 
     Attributes:
-        client: What `client/config` answers.
-        dynamic: What `client/dynamic_config` answers.
-        json_only: Answer like a server from before `client/config`: JSON bodies and results, a call of its
-            own for forward passes, no sequence ids, and none of the newer calls.
-        hold_s: How long a question for a result is held open.
-        metadata_over_bytes: Results larger than this are first announced by their size, to clients that
-            allow it.
-        max_body_bytes: The most bytes of one request, before and after decompression.
-        gap_patience_s: How long requests wait for one with a smaller number that has not come. Then it is
+        client: the answer to `client/config`.
+        dynamic: the answer to `client/dynamic_config`.
+        json_only: answer like a server from before `client/config`: JSON bodies and results, a separate call
+            for forward passes, no sequence ids, and none of the newer calls.
+        hold_s: the longest time for which a poll is held open.
+        metadata_over_bytes: the size above which the server first states the size of a result, if the client
+            allows it.
+        max_body_bytes: the most bytes of one request, before and after decompression.
+        gap_patience_s: the time for which requests wait for a missing smaller number. Then the number is
             skipped.
-        abandoned_after_s: A session that was silent for so long loses its models and unsaved samplers.
-        token_life_s: How long an exchanged token is valid.
-        url_life_s: How long the addresses of exported files are.
-        max_rank: The largest adapter.
-        max_cells: The most top-k, target and alternative cells of one sample request.
-        kept_results_bytes: Results that were fetched are kept, for those whose answer was lost, up to this
-            size.
-        seed: Decides ids and what clients leave to the server, such as the seeds of samples. None: by chance.
+        abandoned_after_s: the silence after which a session loses its models and unsaved samplers.
+        token_life_s: the time for which an exchanged token is valid.
+        url_life_s: the time for which the address of a file is valid.
+        max_rank: the largest rank of an adapter.
+        max_cells: the most top-k, target and alternative cells of one sample request.
+        kept_results_bytes: the most bytes of fetched results to keep, for clients that lost the response.
+        seed: decides ids and the choices that clients leave to the server, such as the seeds of samples;
+            None: at random.
 
     >>> Flags.of(fwdbwd_max_chunk_len=2, hold_s=1).client.fwdbwd_max_chunk_len
     2

@@ -1,12 +1,11 @@
 """HTTP/1.1 for an ASGI application, on asyncio and nothing else.
 
-A connection is a protocol object of a few hundred bytes and, while a request is being answered, one task;
-there is no thread, timer or buffer for those who wait, so thousands of held questions cost next to nothing.
-A request is handed on when it is complete, so its size is bounded here: what is too large is refused by its
-head.
+A connection is a protocol object of a few hundred bytes and, during a request, one task. A held poll has no
+thread and no buffer, so thousands of them cost little. The application gets a request when it is complete.
+The server refuses a request that is too large as soon as its head states the size.
 
-Beyond ASGI there is one event, `ABORT`: an application (or what is wrapped around it) sends it to cut the
-connection, as a fault that is wanted.
+One event is not part of ASGI: an application, or a wrapper of it, sends `ABORT` to cut the connection. Tests
+use it as a fault.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ Send: TypeAlias = "Callable[[Message], Awaitable[None]]"
 Asgi: TypeAlias = "Callable[[Message, Receive, Send], Awaitable[None]]"
 
 ABORT = "tinker_sync.abort"
-"""Type of the event that cuts the connection; `scope["extensions"]` names it where it is understood.
+"""Type of the event that cuts the connection; a server that understands it names it in `scope["extensions"]`.
 
-With `"reset": False` in it the connection is closed in order, after what was sent."""
+With `"reset": False`, the server closes the connection in order, after the bytes that were sent."""
 
 HEAD_LIMIT_BYTES = 64 * 1024
 IDLE_S = 120.0
-"""A connection on which nothing is asked for so long is closed; clients reconnect without noticing."""
+"""The time after which an idle connection is closed. Clients reconnect without an error."""
 STALL_S = 60.0
-"""How long a request may come to a standstill before it is complete."""
+"""The longest silence in the middle of a request."""
 
 _CLOSING_ROUNDS = 3
 
@@ -51,7 +50,7 @@ _TLS_GREETING: Final = b"\x16\x03"
 
 
 class ClientConnection(asyncio.Protocol):
-    """One connection: requests one after another, each answered before the next is looked at."""
+    """One connection. It answers each request before it reads the next."""
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
@@ -125,7 +124,7 @@ class ClientConnection(asyncio.Protocol):
         self._server.spawn(self._exchange.run(self._server.app))
 
     def finished(self, *, keep_alive: bool) -> None:
-        """The exchange is over."""
+        """End the exchange, and continue with the next request or close the connection."""
         self._exchange = None
         if not keep_alive or self._ending or self._transport.is_closing():
             self._transport.close()
@@ -144,7 +143,7 @@ class ClientConnection(asyncio.Protocol):
     # -------------------------------------------------------------------------------------- answers
 
     async def write(self, data: bytes) -> None:
-        """Send, and wait while the other side is slow."""
+        """Send bytes, and wait while the client reads slowly."""
         if not self._transport.is_closing():
             self._transport.write(data)
         if self._writable is not None:
@@ -159,7 +158,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport.abort()
 
     def end(self) -> None:
-        """Close now if nothing is being answered, else after that."""
+        """Close the connection, after the answer under way if there is one."""
         self._ending = True
         if self._exchange is None:
             self._transport.close()
@@ -204,18 +203,18 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": b'{"detail":"internal error"}'})
 
     def hang_up(self) -> None:
-        """The connection is no more."""
+        """Note that the connection has ended."""
         self._hung_up = True
         self.leave()
 
     def leave(self) -> None:
-        """The other side sends no more, so that it is most likely gone."""
+        """Note that the client sends no more, which most likely means that it is gone."""
         self._left = True
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
 
     async def receive(self) -> Message:
-        """The request; after it, that the other side is gone, as soon as it is."""
+        """Return the request; at the next call, wait for the client to go and return the disconnect event."""
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -225,7 +224,7 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def send(self, event: Message) -> None:
-        """Part of the answer."""
+        """Send a part of the answer, or cut the connection after `ABORT`."""
         if event["type"] == "http.response.start":
             self._start = event
         elif event["type"] == "http.response.body":
@@ -271,7 +270,10 @@ def _status_line(status: int) -> bytes:
 
 
 class HttpServer:
-    """Listens, and lets one application answer. All of it on the loop it was started on."""
+    """A server that accepts connections and passes requests to one application.
+
+    It belongs to the event loop on which `start` is called.
+    """
 
     def __init__(self, app: Asgi, *, max_body_bytes: int = 256 * 1024 * 1024) -> None:
         self.app = app
@@ -282,7 +284,7 @@ class HttpServer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int, listening: socket.socket | None = None) -> int:
-        """Listen, on a free port if `port` is 0, or on a socket that has an address already.
+        """Listen on a port, on a free port if `port` is 0, or on a socket that is bound.
 
         Returns:
             The port.
@@ -295,7 +297,7 @@ class HttpServer:
         return int(address[1])
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Stop listening, let answers under way go out, close everything."""
+        """Stop listening, finish the answers under way within `grace_s`, and close all connections."""
         if self._listening is not None:
             self._listening.close()
         for connection in list(self.connections):

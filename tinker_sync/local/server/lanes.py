@@ -1,11 +1,11 @@
-"""The numbered requests of one model, done one after another in the order of their numbers.
+"""The numbered requests of one model, carried out one after another in the order of their numbers.
 
-A client sends several at once, and the first of a batch on purpose last, so requests come in any order. One
-that comes early waits; one that comes twice gets the promise of the first time; a number used for two
-different things is refused. A number that never comes is skipped after a while, since a client may have
-failed to send it. A number whose request was refused is skipped at once; see `ordered.py` for the rules.
+A client sends several requests at once, and the first of a batch last on purpose, so they arrive in any
+order. An early request waits. A repeated request gets the promise of the first one. A number that is used for
+two different requests is refused. A number that does not arrive is skipped after a time, because the client
+may have failed to send it. The number of a refused request is skipped at once; `ordered.py` has the rules.
 
-Belongs to the loop's thread.
+A lane belongs to the thread of the loop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Work: TypeAlias = Callable[[], Awaitable[Any]]
 
 REMEMBERED = 10_000
-"""Numbers whose promises are remembered, for requests that come twice."""
+"""The number of promises that are remembered for repeated requests."""
 
 
 @attrs.frozen(eq=False)
@@ -66,7 +66,7 @@ class Seen:
         return found[1]
 
     def add(self, number: Any, digest: bytes, answer: Any) -> None:
-        """Remember an answer; the oldest is forgotten."""
+        """Remember an answer. Beyond the limit, the oldest is forgotten."""
         self._found[number] = digest, answer
         if len(self._found) > self._limit:
             self._found.popitem(last=False)
@@ -76,8 +76,8 @@ class Lane:
     """The requests of one model.
 
     Args:
-        run: Does one step and settles its promise; never raises.
-        patience_s: How long to wait for a number that is missing.
+        run: carries out one step and settles its promise; never raises.
+        patience_s: the time to wait for a missing number.
     """
 
     def __init__(self, run: Callable[[Step], Awaitable[None]], *, patience_s: float) -> None:
@@ -95,7 +95,7 @@ class Lane:
         self._timer: asyncio.TimerHandle | None = None
 
     def known(self, number: int | None, digest: bytes) -> str | None:
-        """The id of the promise that this very request got before.
+        """Return the id of the promise that the same request got before, or None if it is new.
 
         Raises:
             Refused: the number was used for another request, or is too old to be new.
@@ -108,7 +108,7 @@ class Lane:
         return request_id
 
     def add(self, number: int | None, digest: bytes, step: Step) -> None:
-        """Take a new request in. Without a number its place is behind those that are ready."""
+        """Add a new request. Without a number, it follows the requests that are ready."""
         if not number:
             self._ready.append(step)
         else:
@@ -140,7 +140,7 @@ class Lane:
             self._refused.popitem(last=False)
 
     def _advance(self) -> None:
-        """Let go what need not wait any more; watch for what is missing."""
+        """Start the steps that need not wait any longer, and set the timer for a missing number."""
         self._step_up()
         if self._early and self._lost:
             self._skip_lost()
@@ -162,7 +162,7 @@ class Lane:
             self._expected += 1
 
     def _skip_lost(self) -> None:
-        """Skip what is missing when it can be no more than the requests whose numbers could not be read."""
+        """Skip a gap that is no larger than the number of refused requests without a readable number."""
         if max(self._early) - self._expected - len(self._early) - len(self._refused) >= self._lost:
             return  # too much is missing, without a look at each number
         missing = [
@@ -195,7 +195,7 @@ class Lane:
             self._worker = None
 
     async def close(self) -> list[Promise]:
-        """Stop, also what is being done. What was waiting is never done; these are its promises."""
+        """Stop, also the current step. Return the promises of the steps that will not be carried out."""
         if self._timer is not None:
             self._timer.cancel()
         undone = [step.promise for step in (*self._ready, *self._early.values())]

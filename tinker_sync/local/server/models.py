@@ -1,4 +1,4 @@
-"""Models: made, described, dropped; alone or out of a checkpoint."""
+"""Calls that make, describe and drop models, new or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DEFAULT_RANK = 32
 
 @calls.of("create_model")
 async def create_model(service: Service, ask: Ask) -> Any:
-    """A new adapter over a base model."""
+    """Make a new adapter for a base model."""
     request = ask.read(CreateModelRequest)
     await service.session(request.session_id)
     base = service.base_model(request.base_model)
@@ -65,16 +65,16 @@ async def create_model(service: Service, ask: Ask) -> Any:
 
 
 def check_optimizer(config: OptimizerConfigBase | None) -> None:
-    """Refuse families that are not computed here."""
+    """Refuse families of optimizers that this server does not compute."""
     if config is not None and not isinstance(config, AdamOptimizerConfig):
         raise UserFault(f"optimizer {config.type!r} is not computed by this server; it has adamw")
 
 
 def lora_settings(service: Service, config: LoraConfig, model_id: str) -> LoraSettings:
-    """An adapter as the engine has it; the server draws a seed where the client gave none.
+    """Return the settings of an adapter for the engine. Without a seed of the client, the server draws one.
 
     Raises:
-        UserFault: there is no such adapter.
+        UserFault: the settings are not valid, or the rank is too large.
     """
     if config.rank > service.flags.max_rank:
         raise UserFault(f"rank: at most {service.flags.max_rank}, got {config.rank}")
@@ -102,10 +102,10 @@ def start_model(
     user_metadata: dict[str, Any] | None,
     then: Callable[[], Awaitable[Any]],
 ) -> str:
-    """Make a model, do `then` with it, and promise what that gives.
+    """Make a model and run `then` on it. The promise has the result of `then`.
 
     Returns:
-        The id of the promise; for a request that comes again that of the first time.
+        The id of the promise; for a repeated request, the id of the first one.
 
     Raises:
         Refused: the number was used for another request.
@@ -151,7 +151,7 @@ def start_model(
 
 @calls.of("get_info")
 async def get_info(service: Service, ask: Ask) -> Any:
-    """Describe a model, also one that only the store has."""
+    """Describe a model in memory or in the store."""
     request = ask.read(GetInfoRequest)
     live = service.models.get(request.model_id)
     if live is not None:  # it may be on its way to the store still
@@ -176,7 +176,7 @@ async def get_info(service: Service, ask: Ask) -> Any:
 
 @calls.of("unload_model")
 async def unload_model(service: Service, ask: Ask) -> Any:
-    """Drop a model from memory after all that was asked of it; its checkpoints stay."""
+    """Drop a model from memory after all its requests. Its checkpoints stay."""
     request = ask.read(UnloadModelRequest)
     model = service.model(request.model_id)
     promise = service.promises.open("UnloadModel", model.session_id)

@@ -32,11 +32,11 @@ ORDERED: Final = frozenset(
         "save_weights_external", "load_weights",
     }
 )  # fmt: skip
-"""The calls that are done in the order of their `seq_id`."""
+"""The calls that the server carries out in the order of their `seq_id`."""
 
 _LARGE_BYTES: Final = 1024 * 1024
 _EDGE_BYTES: Final = 64 * 1024
-"""Clients write the number near one of the ends; a large body is looked at only there."""
+"""The size of the two ends of a large body that are searched. Clients write the number near one of them."""
 _MODEL: Final = re.compile(rb'"model_id"\s*:\s*("(?:[^"\\]|\\.)*")')
 _NUMBER: Final = re.compile(rb'"seq_id"\s*:\s*([0-9]{1,15})\b')
 
@@ -50,7 +50,7 @@ def count_as_used(
         models: the models in memory.
         headers: of the call, by lower-case name.
         body: of the call, unpacked as far as that was possible.
-        known_key: whether the call had a valid key.
+        known_key: True if the call had a valid key.
     """
     model_id, number = _place_of(headers, body)
     if model_id is not None:
@@ -63,7 +63,7 @@ def count_as_used(
 
 
 def _place_of(headers: Mapping[str, str], body: bytes) -> tuple[str | None, int | None]:
-    """The model and the number that a body names, as far as they can be read. 0 stands for no number."""
+    """Return the model and the number in a body, None for each that cannot be read, and 0 for no number."""
     if headers.get("content-type", "").partition(";")[0].strip().lower() == PROTOBUF:
         return peek_model_and_number(body)
     try:
@@ -91,7 +91,7 @@ def _text(literal: bytes) -> str | None:
 
 
 def _whole(number: Any) -> int | None:
-    """A number as the decoder takes it: also as digits, or as a whole float."""
+    """Return a number as the decoder reads it, also from digits or a whole float; None if it is invalid."""
     if number is None:
         return 0
     if isinstance(number, bool):

@@ -1,4 +1,4 @@
-"""Failures of requests: as a status at once, or as a promise that fails."""
+"""Failures of requests: a status at once, or a promise that fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]|\['([^']*)'\]")
 
 
 class Refused(Exception):
-    """A request that is answered with a status and a `detail`, and changed nothing."""
+    """The refusal of a request, with a status and a `detail`. The request has changed nothing."""
 
     def __init__(self, status: int, detail: Any, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -29,7 +29,7 @@ class Refused(Exception):
 
 
 class UserFault(ValueError):
-    """A request that cannot be carried out, also not when it is repeated."""
+    """A fault of the user: the request cannot be carried out, and repeating it does not help."""
 
 
 def refusal_of(problem: BaseException) -> Refused | None:
@@ -52,12 +52,12 @@ def refusal_of(problem: BaseException) -> Refused | None:
 
 
 def unfit(problem: WireError) -> list[dict[str, Any]]:
-    """Return the `detail` for a body that does not fit, with the place in it."""
+    """Return the `detail` for a body that does not fit its type, with the place of the problem."""
     return [{"loc": ["body", *place(problem.path)], "msg": str(problem), "type": "value_error"}]
 
 
 def place(path: str | None) -> list[str | int]:
-    """The steps of a path.
+    """Return the steps of a path in a body.
 
     >>> place("$.data[3].loss_fn_inputs['weights']"), place("loss_fn_config['']")
     (['data', 3, 'loss_fn_inputs', 'weights'], ['loss_fn_config', ''])
@@ -69,7 +69,7 @@ def place(path: str | None) -> list[str | int]:
 
 
 def failure_of(problem: BaseException) -> tuple[str, Category]:
-    """The text and category of a promise that an exception made fail."""
+    """Return the text and the category of the failure of a promise, for an exception."""
     if isinstance(problem, StoreError):
         return problem.message, "user" if problem.kind in _OF_THE_USER else "server"
     if isinstance(problem, UnknownRun):

@@ -1,7 +1,7 @@
-"""Promises: requests under way, results, and the long polls that wait for them.
+"""Promises: requests under way, their results, and the long polls that wait for them.
 
-All of it belongs to the thread of the loop. A long poll is a future in a set and a timer, and takes no
-thread. Fetched results are kept up to a budget in bytes, because the answer may have been lost on its way.
+Promises belong to the thread of the loop. A long poll is a future in a set and a timer, and needs no thread.
+Fetched results are kept up to a number of bytes, because the response may have been lost.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
     from tinker_sync.local.server.problems import Category
 
 _RETRIEVED_LIMIT = 20_000
-"""Fetched results that are kept, however small they are."""
+"""The most fetched results to keep, however small they are."""
 
 
 @attrs.frozen(eq=False)
 class Failure:
-    """Why a promise was not kept."""
+    """The failure of a promise, with its reason."""
 
     error: str
     category: Category
 
     def plain(self) -> dict[str, str]:
-        """As it is answered."""
+        """Return the failure in the form of a response."""
         return {"error": self.error, "category": self.category}
 
 
 @attrs.define(eq=False)
 class Result:
-    """A value and its forms on the wire, each made when it is first asked for."""
+    """A value and its forms on the wire, each made when it is first requested."""
 
     value: Any
     to_protobuf: Callable[[Any], bytes] | None = None
     _forms: dict[str, bytes] = attrs.field(factory=dict, init=False)
 
     def form(self, *, protobuf: bool) -> tuple[bytes, str]:
-        """The bytes and their content type: protobuf where that is wanted and there is such a form."""
+        """Return the bytes and their content type: protobuf if it is wanted and the value has that form."""
         kind = PROTOBUF if protobuf and self.to_protobuf is not None else JSON
         if kind not in self._forms:
             made = self.to_protobuf(self.value) if kind == PROTOBUF and self.to_protobuf else None
@@ -53,7 +53,7 @@ class Result:
 
     @property
     def size(self) -> int:
-        """The bytes of the largest form made so far."""
+        """The size of the largest form so far."""
         return max(map(len, self._forms.values()), default=0)
 
 
@@ -62,9 +62,9 @@ class Promise:
     """One request under way, or its outcome.
 
     Attributes:
-        kind: What was asked for, as `X-Tinker-Request-Type` has it.
-        waits_for: Why it is not being worked on, if it is not.
-        cancel: Stops the work, where that can be done.
+        kind: the kind of the request, as in `X-Tinker-Request-Type`.
+        waits_for: the reason for which the work has not begun, such as a missing number; else None.
+        cancel: stops the work; None if it cannot be stopped.
     """
 
     request_id: str
@@ -81,9 +81,9 @@ class Promises:
     """All promises of a server, by id.
 
     Args:
-        prefix: What ids begin with; another one for each start of the server, so that ids of before are
-            known as such.
-        kept_bytes: The budget for results that were fetched.
+        prefix: the beginning of the ids. Each start of the server has another one, so that it recognises
+            the ids of earlier starts.
+        kept_bytes: the most bytes of fetched results to keep.
     """
 
     def __init__(self, prefix: str, *, kept_bytes: int) -> None:
@@ -96,18 +96,18 @@ class Promises:
         self._closing = False
 
     def open(self, kind: str, session_id: str | None = None) -> Promise:
-        """A new promise."""
+        """Make a promise."""
         promise = Promise(f"{self._prefix}{self._next}", kind, session_id)
         self._next += 1
         self._promises[promise.request_id] = promise
         return promise
 
     def get(self, request_id: str) -> Promise | None:
-        """The promise of an id, if there still is one."""
+        """Return the promise of an id, or None if it is gone or never existed."""
         return self._promises.get(request_id)
 
     def is_gone(self, request_id: str) -> bool:
-        """Return True for an id of a dropped promise, also from before a restart."""
+        """Return True for the id of a dropped promise, also if an earlier start of the server made it."""
         head, _, number = request_id.rpartition("-")
         if not (head.startswith("req-") and number.isdigit()):
             return False
@@ -126,7 +126,7 @@ class Promises:
             wake(waiter)
 
     async def wait(self, promise: Promise, hold_s: float, gone: asyncio.Future[Any] | None = None) -> bool:
-        """Wait for the outcome, but no longer than `hold_s` or until `gone`; whether it is there."""
+        """Wait for the outcome, at most for `hold_s` or until `gone` is done. Return True if it is there."""
         if promise.outcome is None and hold_s > 0 and not self._closing:
             waiter = asyncio.get_running_loop().create_future()
             promise.waiters.add(waiter)
@@ -137,7 +137,7 @@ class Promises:
         return promise.outcome is not None
 
     def mark_retrieved(self, promise: Promise) -> None:
-        """Its outcome has been fetched; it may go when there is no room."""
+        """Note that a client has fetched the outcome, and drop the oldest such outcomes to make room."""
         name, size = promise.request_id, promise.outcome.size if isinstance(promise.outcome, Result) else 0
         self._retrieved_bytes += size - self._retrieved.pop(name, 0)
         self._retrieved[name] = size
@@ -156,7 +156,7 @@ class Promises:
                 self._retrieved_bytes -= self._retrieved.pop(name, 0)
 
     def close(self) -> None:
-        """Answer all who wait: not yet."""
+        """Wake all waiters, whose polls then answer that the result is not ready."""
         self._closing = True
         for promise in self._promises.values():
             for waiter in promise.waiters:
@@ -184,6 +184,6 @@ async def held(waiter: asyncio.Future[None], hold_s: float, gone: asyncio.Future
 
 
 def wake(waiter: asyncio.Future[None]) -> None:
-    """Let a waiter go on."""
+    """Wake a waiter."""
     if not waiter.done():
         waiter.set_result(None)

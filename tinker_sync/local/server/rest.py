@@ -1,4 +1,4 @@
-"""Runs and checkpoints as they are listed, changed and deleted."""
+"""Calls that list, change and delete runs and checkpoints."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def _check_scope(ask: Ask) -> None:
 
 @calls.of("get_training_run")
 async def get_training_run(service: Service, ask: Ask) -> Any:
-    """One run."""
+    """Return one run."""
     _check_scope(ask)
     return run_model(await service.on_disk(service.store.run, ask.ids["run"]))
 
 
 @calls.of("list_training_runs")
 async def list_training_runs(service: Service, ask: Ask) -> Any:
-    """A page of runs, the newest first."""
+    """Return a page of runs, the newest first."""
     _check_scope(ask)
     limit, offset = ask.number("limit", 20, least=1), ask.number("offset", 0, most=1 << 40)
     rows, total = await service.on_disk(service.store.list_runs, limit, offset, ask.query.get("project_id"))
@@ -58,7 +58,7 @@ async def list_training_runs(service: Service, ask: Ask) -> Any:
 
 
 def run_model(row: RunRow) -> TrainingRun:
-    """A run as it is listed."""
+    """Return a run in the form of the protocol."""
     newest, sampler = row.last_checkpoint, row.last_sampler_checkpoint
     return TrainingRun(
         training_run_id=row.run_id,
@@ -78,7 +78,7 @@ def run_model(row: RunRow) -> TrainingRun:
 
 
 def checkpoint_model(row: CheckpointRow) -> Checkpoint:
-    """A checkpoint as it is listed."""
+    """Return a checkpoint in the form of the protocol."""
     return Checkpoint(
         checkpoint_id=row.checkpoint_id,
         checkpoint_type=row.kind,
@@ -101,14 +101,14 @@ async def list_checkpoints(service: Service, ask: Ask) -> Any:
 
 @calls.of("list_model_checkpoints")
 async def list_model_checkpoints(service: Service, ask: Ask) -> Any:
-    """The same, as the oldest clients ask for it."""
+    """Return all checkpoints of a run, for the oldest clients."""
     rows = await service.on_disk(service.store.list_checkpoints, ask.ids["model"])
     return CheckpointsListResponse(checkpoints=[checkpoint_model(row) for row in rows])
 
 
 @calls.of("list_user_checkpoints")
 async def list_user_checkpoints(service: Service, ask: Ask) -> Any:
-    """A page of all checkpoints, the newest first."""
+    """Return a page of all checkpoints, the newest first."""
     limit, offset = ask.number("limit", 100, least=1), ask.number("offset", 0, most=1 << 40)
     rows, total = await service.on_disk(service.store.list_user_checkpoints, limit, offset)
     return CheckpointsListResponse(
@@ -155,8 +155,8 @@ async def _named(service: Service, ask: Ask) -> tuple[str, CheckpointKind, str]:
     """Return the checkpoint of a path. A bare name, as older clients send it, may have any kind.
 
     Raises:
-        Refused: it is no checkpoint id.
-        StoreError: there is none.
+        Refused: the path names no checkpoint.
+        StoreError: there is no such checkpoint.
     """
     run_id = ask.ids["run"]
     folder, slash, name = ask.ids["checkpoint"].partition("/")
@@ -174,7 +174,7 @@ async def _named(service: Service, ask: Ask) -> tuple[str, CheckpointKind, str]:
 
 @calls.of("delete_checkpoint")
 async def delete_checkpoint(service: Service, ask: Ask) -> Any:
-    """Gone, with its files."""
+    """Delete a checkpoint and its files."""
     key = await _named(service, ask)
     row = await service.on_disk(service.store.checkpoint, *key)
     await service.on_disk(service.store.delete_checkpoint, *key)
@@ -191,7 +191,7 @@ async def publish_checkpoint(service: Service, ask: Ask) -> Any:
 
 @calls.of("unpublish_checkpoint")
 async def unpublish_checkpoint(service: Service, ask: Ask) -> Any:
-    """Only its owner may read it."""
+    """Let only its owner read a checkpoint."""
     return await _publish(service, ask, published=False)
 
 
@@ -207,7 +207,7 @@ async def _publish(service: Service, ask: Ask, *, published: bool) -> Any:
 
 @calls.of("set_checkpoint_ttl")
 async def set_checkpoint_ttl(service: Service, ask: Ask) -> Any:
-    """When it expires; null is never."""
+    """Set the time until a checkpoint expires; with null it never does."""
     tree = ask.tree("ttl_seconds")
     if "ttl_seconds" not in tree:
         raise Refused(422, [{"loc": ["body", "ttl_seconds"], "msg": "is missing", "type": "missing"}])

@@ -1,4 +1,4 @@
-"""Results: asked for one by one or for all of a sampler, and requests that are given up."""
+"""Calls that poll for one result or for all results of a sampler, and calls that cancel a request."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 calls = Calls()
 
 CLONE = 10**9
-"""Sequence numbers of a sampler are those of the first clone from here on, of the second from twice this."""
+"""The first number of the first clone of a sampler; the second clone begins at twice this number."""
 _LOG = 100_000
-"""Ends that are remembered of one clone."""
+"""The number of ended requests that are remembered for each clone."""
 
 
 @calls.of("retrieve_future")
 async def retrieve_future(service: Service, ask: Ask) -> Any:
-    """The result, or its size, or that it failed, or that it is not there yet."""
+    """Return the result, its size, its failure, or the answer that it is not ready."""
     request = ask.read(FutureRetrieveRequest)
     promise = find(service, request.request_id)
     gone = ask.gone() if ask.gone is not None and promise.outcome is None else None
@@ -49,7 +49,7 @@ async def retrieve_future(service: Service, ask: Ask) -> Any:
 
 
 def find(service: Service, request_id: str) -> Promise:
-    """The promise of an id. Raises `Refused`."""
+    """Return the promise of an id. Raises `Refused` if there is none."""
     promise = service.promises.get(request_id)
     if promise is not None:
         return promise
@@ -107,7 +107,7 @@ async def retrieve_futures(service: Service, ask: Ask) -> Any:
 async def _news(
     service: Service, sampler: LiveSampler, clone: int, cursor: int, hold_s: float, ask: Ask
 ) -> None:
-    """Wait until something of this clone comes to an end, but not for ever."""
+    """Wait until a request of this clone ends, for a limited time."""
     loop = asyncio.get_running_loop()
     until = loop.time() + hold_s
     gone = ask.gone() if ask.gone is not None else None

@@ -29,7 +29,7 @@ calls = Calls()
 
 @calls.of("save_weights_for_sampler")
 async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
-    """Save to sample from: by name, or only for a sampler that is made along with it."""
+    """Save weights to sample from, by name or only for a sampler that the same call makes."""
     request = ask.read(SaveWeightsForSamplerRequest)
     model = service.model(request.model_id)
     if request.path is not None and request.sampling_session_seq_id is not None:

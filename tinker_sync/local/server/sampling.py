@@ -1,4 +1,4 @@
-"""Samplers and samples."""
+"""Calls that make samplers and take samples."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ calls = Calls()
 
 @calls.of("create_sampling_session")
 async def create_sampling_session(service: Service, ask: Ask) -> Any:
-    """A sampler of a base model or a checkpoint."""
+    """Make a sampler of a base model or a checkpoint."""
     request = ask.read(CreateSamplingSessionRequest)
     await service.session(request.session_id)
     sampler_id = f"{request.session_id}:sample:{request.sampling_session_seq_id}"
@@ -83,7 +83,7 @@ async def _source(
 
 @calls.of("join_sampling_session")
 async def join_sampling_session(service: Service, ask: Ask) -> Any:
-    """A number for one more process that shares a sampler."""
+    """Count one more process that shares a sampler, and return its number."""
     sampler = await service.sampler(ask.read(JoinSamplingSessionRequest).sampling_session_id)
     sampler.clones += 1
     return JoinSamplingSessionResponse(client_counter=sampler.clones)
@@ -91,7 +91,7 @@ async def join_sampling_session(service: Service, ask: Ask) -> Any:
 
 @calls.of("get_sampler")
 async def get_sampler(service: Service, ask: Ask) -> Any:
-    """Return the weights of a sampler."""
+    """Describe a sampler: its base model and its checkpoint."""
     row = await service.on_disk(service.store.sampler, ask.ids["sampler"])
     path = None if (row.model_path or "").startswith(UNSAVED) else row.model_path
     base = service.host.models.get(row.base_model)
@@ -105,7 +105,7 @@ async def get_sampler(service: Service, ask: Ask) -> Any:
 
 @calls.of("asample")
 async def asample(service: Service, ask: Ask) -> Any:
-    """Samples of one prompt. A request that comes again under its number gets its old promise."""
+    """Take samples of one prompt. A repeated request gets the promise of the first one."""
     request = ask.read(SampleRequest)
     sampler = await _sampler(service, request)
     digest = hashlib.sha256(ask.body).digest()
@@ -125,12 +125,12 @@ async def asample(service: Service, ask: Ask) -> Any:
 
 
 def sequence_ids(request_id: str, count: int) -> list[str]:
-    """The ids of the sequences a promise will have."""
+    """Return the ids of the sequences that the result of a promise will have."""
     return [f"{request_id}:{index}" for index in range(max(0, min(count, _MOST_IDS)))]
 
 
 _MOST_IDS = 65_536
-"""More samples than this are refused later; their ids need not be written out."""
+"""The most ids in an answer. Requests for more samples are refused later."""
 
 
 async def _sampler(service: Service, request: SampleRequest) -> LiveSampler:
@@ -158,7 +158,7 @@ class _Sampling:
         self._given_up = False
 
     def start(self) -> None:
-        """Begin; what is in memory already needs no task."""
+        """Begin. A request whose adapter is in memory needs no task."""
         self._promise.cancel = self._give_up
         clone = (self._request.seq_id or 0) // CLONE
         self._promise.on_done.append(
@@ -211,7 +211,7 @@ class _Sampling:
         order.future.add_done_callback(self._hand_over)
 
     def _hand_over(self, future: Future[SampleResult]) -> None:
-        """From the sampler's thread to the loop."""
+        """Pass the outcome from the thread of the sampler to the loop."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._service.loop.call_soon_threadsafe(self._computed, future)
 

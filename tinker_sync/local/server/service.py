@@ -1,7 +1,7 @@
 """The shared state of all handlers: the store, the host, the flags, sessions, models and samplers.
 
-Belongs to the loop's thread. What blocks (files, the database, large bodies) goes to a small executor; what
-computes goes to the host. Both come back as awaitables.
+The state belongs to the thread of the loop. Work that blocks (files, the database, large bodies) runs in a
+small executor, and computations run in the host. Handlers await both.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ T = TypeVar("T")
 
 SWEEP_S = 30.0
 RELEASE_S = 60.0
-"""How long after its end a session's models stay, for processes that still fetch results."""
+"""The time for which models stay after the end of their session, for processes that still fetch results."""
 UNSAVED = "unsaved:"
-"""What the path of a sampler begins with in the store when its weights are in memory only."""
+"""The beginning of the path of a sampler in the store if its weights are only in memory."""
 _DISK_THREADS = 2
 _TRACED = 10_000
 _MOST_IGNORED = 1000
@@ -68,14 +68,14 @@ class LiveSampler:
     """A sampler in memory.
 
     Attributes:
-        adapter: Key of the adapter; None for the base model itself.
-        model_path: The checkpoint it comes from; None also for weights that were never saved.
-        follows: The model whose inflight saves move `adapter`; None for a sampler that keeps its weights.
-        clones: The number of processes that joined.
-        seen: The answers by number.
-        finished: By clone, the ended requests: cursor and outcome.
-        news: The long polls that wait for the end of a request.
-        unnumbered: The number of requests without a number.
+        adapter: the key of the adapter; None for the base model itself.
+        model_path: the checkpoint that it comes from; None also for weights that were never saved.
+        follows: the model whose inflight saves move `adapter`; None for a sampler that keeps its weights.
+        clones: the number of processes that joined.
+        seen: the answers by number.
+        finished: by clone, the ended requests: cursor and outcome.
+        news: the long polls that wait for the end of a request.
+        unnumbered: the number of requests without a number.
     """
 
     sampler_id: str
@@ -99,7 +99,7 @@ def adapter_key(path: str, save: int | None) -> str:
 
 @attrs.define(eq=False)
 class LiveSession:
-    """A session that is in use."""
+    """An open session."""
 
     session_id: str
     seen_at_s: float
@@ -109,7 +109,7 @@ class LiveSession:
 
 
 class Service:
-    """See the module. `start` and `close` run on the loop."""
+    """The shared state of all handlers; see the module. `start` and `close` run on the loop."""
 
     def __init__(
         self, store: Store, host: Host, *, flags: Flags, key: str, clock: Clock = SYSTEM_CLOCK
@@ -142,7 +142,7 @@ class Service:
     # ------------------------------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Be ready for requests."""
+        """Prepare for requests."""
         self.loop = asyncio.get_running_loop()
         self.disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="tinker-disk")
         # Its threads start now, not whenever there happens to be much to do.
@@ -156,7 +156,7 @@ class Service:
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
 
     async def close(self) -> None:
-        """Answer those who wait, end what is under way, write what is not written yet."""
+        """Answer the polls that wait, end the work under way, and write the data that is not written yet."""
         for timer in [*self._timers, *([self._sweeper] if self._sweeper else [])]:
             timer.cancel()
         self.closing = True
@@ -177,7 +177,7 @@ class Service:
     # ------------------------------------------------------------------------------------ work elsewhere
 
     async def on_disk(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Do something that blocks."""
+        """Run a function that blocks in the executor, and return its result."""
         return await self.loop.run_in_executor(self.disk, lambda: work(*arguments, **options))
 
     async def computed(self, future: Future[T]) -> T:
@@ -191,7 +191,7 @@ class Service:
         task.add_done_callback(self._tasks.discard)
 
     def later(self, seconds: float, work: Callable[[], None]) -> None:
-        """Do something after a while, unless the server ends before."""
+        """Call a function after a time, unless the server ends before."""
 
         def due() -> None:
             self._timers.discard(timer)
@@ -203,18 +203,18 @@ class Service:
     # ------------------------------------------------------------------------------------ ids and chance
 
     def new_id(self) -> str:
-        """An id that nothing else has."""
+        """Return a new id."""
         return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
 
     def chance(self, *names: object) -> int:
-        """A number that depends on the server's seed and these names."""
+        """Return a number that depends only on the server's seed and these names."""
         text = "/".join(map(str, (self._seed, *names))).encode()
         return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 
     async def once(self, ask: Ask, work: Callable[[], Awaitable[str]]) -> str:
-        """Do something that makes a new thing.
+        """Run a function that makes an object, and return the id or path of the object.
 
-        For a request that comes again, by its idempotency key, it is what was made the first time.
+        A repeated request, recognised by its idempotency key, gets the object of the first one.
         """
         name = ask.endpoint.name, ask.headers.get("x-idempotency-key")
         if name[1] is None:
@@ -231,7 +231,7 @@ class Service:
     async def keep(
         self, promise: Promise, work: Awaitable[Any], to_protobuf: Callable[[Any], bytes] | None = None
     ) -> None:
-        """Settle a promise with what an awaitable gives or raises."""
+        """Settle a promise with the result or the exception of an awaitable."""
         started = self.clock.time()
         try:
             outcome: Result | Failure = Result(await work, to_protobuf)
@@ -252,7 +252,7 @@ class Service:
         return Failure(text, category)
 
     def trace(self, promise: Promise, started_s: float) -> None:
-        """Note when something was worked on."""
+        """Note the time of a piece of work for the trace."""
         session = self.sessions.get(promise.session_id or "")
         if session is not None:
             span = {
@@ -274,7 +274,7 @@ class Service:
                 logger.warning("ignored %s: this server does not know the field", name)
 
     def make_lane(self) -> Lane:
-        """The lane of a new model."""
+        """Make the lane of a new model."""
 
         async def run(step: Step) -> None:
             await self.keep(step.promise, step.work(), step.to_protobuf)
@@ -287,7 +287,7 @@ class Service:
         """Return an open session by its id.
 
         Raises:
-            Refused: it is over.
+            Refused: the session has ended.
             StoreError: it does not exist.
         """
         live = self.sessions.get(session_id)
@@ -301,7 +301,7 @@ class Service:
         return live
 
     def model(self, run_id: str) -> LiveModel:
-        """A model in memory. Raises `Refused`."""
+        """Return a model in memory. Raises `Refused` if it is not there."""
         model = self.models.get(run_id)
         if model is None:
             raise Refused(
@@ -349,14 +349,14 @@ class Service:
             return None
 
     def base_model(self, name: str) -> BaseModel:
-        """A base model by its name. Raises `UserFault`."""
+        """Return a base model by its name. Raises `UserFault` if it is not offered."""
         found = self.host.models.get(name)
         if found is None:
             raise UserFault(f"base model {name!r} is not offered; there are {', '.join(self.host.models)}")
         return found
 
     def release(self, session_id: str) -> None:
-        """Let go what a session that is over has in memory. Its checkpoints stay."""
+        """Drop the models, samplers and results of an ended session from memory. Its checkpoints stay."""
         self.sessions.pop(session_id, None)
         for model in [each for each in self.models.values() if each.session_id == session_id]:
             del self.models[model.run_id]

@@ -1,7 +1,7 @@
-"""Running the server: in a thread of this process, or on the loop of one of its own.
+"""The life of a server: in a thread of this process, or on the loop of its own process.
 
-`serve` is the whole life of a server as a coroutine: start-up of the application (ASGI lifespan), listening,
-waiting until it is to stop, shutdown. `ServerThread` runs it in a thread, for tests and short programs.
+The coroutine `serve` starts the application (ASGI lifespan), listens, waits for the signal to stop, and shuts
+down. `ServerThread` runs it in a thread, for tests and short programs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STOP_S = 30.0
 
 
 class _Lifespan:
-    """The application's start-up and shutdown, as ASGI has them."""
+    """The start-up and shutdown of the application, by the lifespan protocol of ASGI."""
 
     def __init__(self, app: Asgi) -> None:
         self._app = app
@@ -72,13 +72,13 @@ async def serve(
     """Serve until `stopped` is set, then end in order: held polls are answered, then connections close.
 
     Args:
-        app: The application.
-        stopped: Ends the server.
-        host: The address to listen on.
-        port: 0 for a free one.
-        ready: Called with the port once the server accepts requests.
-        max_body_bytes: The most bytes of one request.
-        listening: A socket that has an address already, instead of `host` and `port`.
+        app: the application.
+        stopped: ends the server.
+        host: the address to listen on.
+        port: the port, or 0 for a free one.
+        ready: receives the port when the server accepts requests.
+        max_body_bytes: the most bytes of one request.
+        listening: a bound socket, in place of `host` and `port`.
     """
     lifespan = _Lifespan(app)
     await lifespan.startup()
@@ -98,10 +98,10 @@ class ServerThread:
     """A server in a thread of this process. Thread-safe; `stop` may be called more than once.
 
     Args:
-        app: The application.
-        key: The key for clients, as an attribute for tests.
-        host: The address to listen on.
-        port: 0 for a free one.
+        app: the application.
+        key: the key for clients, as an attribute for tests.
+        host: the address to listen on.
+        port: the port, or 0 for a free one.
 
     Example::
 
@@ -126,7 +126,7 @@ class ServerThread:
         return f"http://{self._host}:{self.port}"
 
     def start(self) -> ServerThread:
-        """Start, and return when the server accepts requests.
+        """Start the server, and return when it accepts requests.
 
         Raises:
             OSError: the port is taken.
@@ -140,7 +140,7 @@ class ServerThread:
         return self
 
     def stop(self) -> None:
-        """Stop, and return when everything is closed and its thread has ended."""
+        """Stop the server, and return when its connections are closed and its thread has ended."""
         if self._loop is not None and self._stopped is not None and self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # it has just ended by itself
                 self._loop.call_soon_threadsafe(self._stopped.set)

@@ -1,4 +1,4 @@
-"""Sessions: opened, kept alive, ended, looked up."""
+"""Calls that open, keep alive, end and look up sessions."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ calls = Calls()
 
 _REASONS: Final = ("success", "errored", "interrupted")
 DEFAULT_PROJECT: Final = "default"
-"""The project of whatever was not given one."""
+"""The project of sessions for which the client names none."""
 
 
 @calls.of("create_session")
 async def create_session(service: Service, ask: Ask) -> Any:
-    """Open one. A repeated request, by its idempotency key, gets the same."""
+    """Open a session. A repeated request, recognised by its idempotency key, gets the same one."""
     request = ask.read(CreateSessionRequest)
 
     async def create() -> str:
@@ -54,7 +54,7 @@ async def create_session(service: Service, ask: Ask) -> Any:
 
 @calls.of("session_heartbeat")
 async def session_heartbeat(service: Service, ask: Ask) -> Any:
-    """It is still in use."""
+    """Note that a session is still in use."""
     request = ask.read(SessionHeartbeatRequest)
     await service.session(request.session_id)
     service.store.touch_session(request.session_id)
@@ -79,7 +79,7 @@ async def finish_session(service: Service, ask: Ask) -> Any:
 
 @calls.of("get_session")
 async def get_session(service: Service, ask: Ask) -> Any:
-    """Its runs and samplers."""
+    """Return a session with its runs and samplers."""
     store, session_id = service.store, ask.ids["session"]
     row = await service.on_disk(store.session, session_id)
     return GetSessionResponse(
@@ -92,7 +92,7 @@ async def get_session(service: Service, ask: Ask) -> Any:
 
 @calls.of("list_sessions")
 async def list_sessions(service: Service, ask: Ask) -> Any:
-    """The newest first."""
+    """Return a page of sessions, the newest first."""
     limit, offset = ask.number("limit", 20, least=1), ask.number("offset", 0, most=1 << 40)
     rows, _ = await service.on_disk(service.store.list_sessions, limit, offset)
     return ListSessionsResponse(sessions=[row.session_id for row in rows])
@@ -123,7 +123,7 @@ def _summary(row: SessionRow) -> SessionSummary:
 
 @calls.of("assign_session_project")
 async def assign_session_project(service: Service, ask: Ask) -> Any:
-    """Move it, with its runs."""
+    """Move a session and its runs to a project."""
     project_id, session_id = ask.tree("project_id").get("project_id"), ask.ids["session"]
     if not isinstance(project_id, str) or not project_id:
         raise Refused(400, "project_id must be text")
@@ -133,7 +133,7 @@ async def assign_session_project(service: Service, ask: Ask) -> Any:
 
 
 def texts(metadata: dict[str, Any] | None) -> dict[str, str] | None:
-    """Metadata as responses have it: text."""
+    """Return metadata with text values, as responses have it."""
     if metadata is None:
         return None
     return {name: value if isinstance(value, str) else _text(value) for name, value in metadata.items()}

@@ -1,4 +1,4 @@
-"""Keys, tokens and addresses that prove something: who asks, and what may be fetched without a key."""
+"""Checks of keys and tokens, and signed addresses, which need no key."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _HEADER: Final = {"alg": "HS256", "typ": "JWT"}
 
 
 class Signer:
-    """Checks keys, makes and checks tokens and signatures. Immutable; any thread may use it.
+    """A checker of keys, and a maker and checker of tokens and signatures. Immutable; any thread may use it.
 
     Args:
-        key: The key of the clients.
-        clock: Decides what has expired.
-        seed: Makes signatures repeatable, for tests; None takes a secret of this process.
+        key: the key of the clients.
+        clock: decides what has expired.
+        seed: makes signatures repeatable, for tests; None takes a secret of this process.
     """
 
     def __init__(self, key: str, clock: Clock, *, seed: int | None = None) -> None:
@@ -65,7 +65,7 @@ class Signer:
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode("ascii")
 
     def query(self, path: str, life_s: float) -> tuple[str, int]:
-        """Return the query that opens a path without a key, and the time of its end in seconds."""
+        """Return a query that signs a path, and the time of day at which it expires, in seconds."""
         expires = int(self._clock.time() + life_s)
         return f"expires={expires}&signature={self._mac(f'{path} {expires}')}", expires
 

@@ -1,4 +1,4 @@
-"""Passes and steps: what trains a model."""
+"""Calls that train a model: passes and optimizer steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 calls = Calls()
 
 _LARGE_BYTES = 256 * 1024
-"""Bodies from here on are taken apart beside the loop."""
+"""The size from which bodies are decoded on another thread."""
 
 
 def submit(
@@ -42,7 +42,7 @@ def submit(
     work: Work,
     to_protobuf: Callable[[Any], bytes] | None = None,
 ) -> UntypedAPIFuture:
-    """Give a numbered request its place in the order of its model. One that comes again gets its old promise.
+    """Put a numbered request into the order of its model. A repeated one gets the promise of the first.
 
     Raises:
         Refused: the number was used for another request.
@@ -84,7 +84,7 @@ async def forward_backward(service: Service, ask: Ask) -> Any:
 
 @calls.of("forward")
 async def forward(service: Service, ask: Ask) -> Any:
-    """A pass without gradients, as older clients ask for it."""
+    """Run a pass without gradients, for older clients, which have a separate call for it."""
     request = await _read(service, ask, lambda _: ask.read(ForwardRequest))
     return _pass(service, ask, request.forward_input, request, backward=False)
 
@@ -119,7 +119,7 @@ def _pass(
 def compute(
     service: Service, run: AdapterTrainer, model: LiveModel, given: ForwardBackwardInput, *, backward: bool
 ) -> ForwardBackwardOutput:
-    """One pass, on the engine's thread. Raises ValueError for what is wrong; then nothing changed."""
+    """Compute a pass on the engine's thread. A wrong input raises ValueError, and nothing has changed."""
     if not given.data:
         raise UserFault("data: is empty; give at least one datum")
     data = convert.examples(given.data)
@@ -141,7 +141,7 @@ def _to_protobuf(output: ForwardBackwardOutput) -> bytes:
 
 @calls.of("optim_step")
 async def optim_step(service: Service, ask: Ask) -> Any:
-    """One step of AdamW."""
+    """Run one step of AdamW."""
     request = ask.read(OptimStepRequest)
     model = service.model(request.model_id)
 

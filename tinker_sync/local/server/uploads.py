@@ -1,6 +1,6 @@
-"""Weights from elsewhere: files that are put at signed addresses, and become a checkpoint once all are there.
+"""Uploads of weights: a client sends files to signed addresses, and the files become a checkpoint.
 
-Experimental, as the calls are. What is under way is in memory, and gone after its time or with the server.
+These calls are experimental. An upload under way is in memory, until it expires or the server ends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ calls = Calls()
 
 FILES: Final = (peft.ADAPTER_FILE, peft.CONFIG_FILE)
 SESSION: Final = "uploads"
-"""The session of all that was uploaded."""
+"""The session of all uploaded checkpoints."""
 MOST_UNDER_WAY: Final = 16
 
 
@@ -61,7 +61,7 @@ class Upload:
 
 @calls.of("external_weights_upload_start")
 async def external_weights_upload_start(service: Service, ask: Ask) -> Any:
-    """An address for each file."""
+    """Begin an upload, and return an address for each file."""
     request = ask.read(ExternalWeightsUploadStartRequest)
     uploads = service.uploads
     for old in [each for each in uploads.values() if each.expires_s < service.clock.time()]:
@@ -82,7 +82,7 @@ async def external_weights_upload_start(service: Service, ask: Ask) -> Any:
 
 
 async def put(service: Service, path: str, query: bytes, body: bytes) -> Answer:
-    """Take a file. Raises `Refused`."""
+    """Store a file of an upload. Raises `Refused` if the upload does not allow it."""
     check_address(service, path, query)
     kind, upload_id, _, name = path.removeprefix(PREFIX).split("/")
     upload: Upload | None = service.uploads.get(upload_id)
@@ -94,7 +94,7 @@ async def put(service: Service, path: str, query: bytes, body: bytes) -> Answer:
 
 @calls.of("external_weights_upload_finish")
 async def external_weights_upload_finish(service: Service, ask: Ask) -> Any:
-    """Make a checkpoint of it. A second time gives the same."""
+    """Make a checkpoint of an upload. A repeated request gets the same one."""
     upload_id = ask.read(ExternalWeightsUploadFinishRequest).upload_id
     upload: Upload | None = service.uploads.get(upload_id)
     if upload is None:
@@ -135,7 +135,7 @@ def _save(service: Service, upload: Upload) -> str:
 
 
 def checked_arrays(upload: Upload) -> Mapping[str, Array]:
-    """The arrays of an upload, which must be those of the adapter that was announced. Raises `UserFault`."""
+    """Return the arrays of an upload. Raises `UserFault` if they do not fit the announced adapter."""
     try:
         config = json.loads(upload.files[peft.CONFIG_FILE])
         found = peft.from_file(safetensors.read(upload.files[peft.ADAPTER_FILE]))

@@ -1,4 +1,4 @@
-"""Checkpoints as training sees them: saved, loaded, copied."""
+"""Calls that save, load and copy the checkpoints of training."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _FIRST, _SECOND, _STEPS = "optimizer.first", "optimizer.second", "optimizer.step
 
 
 def checked_ttl(ttl_s: object) -> int | None:
-    """A time to live, as long as the service takes them. Raises `UserFault`."""
+    """Return a time to live. Raises `UserFault` if it is too short, too long or no whole number."""
     if ttl_s is None:
         return None
     if isinstance(ttl_s, bool) or not isinstance(ttl_s, int) or not MIN_TTL_S <= ttl_s <= MAX_TTL_S:
@@ -60,7 +60,7 @@ def checked_ttl(ttl_s: object) -> int | None:
 
 
 def parse(path: str) -> tuple[str, CheckpointKind, str]:
-    """Run, kind and name of a path. Raises `UserFault`."""
+    """Return the run, kind and name in a path. Raises `UserFault`."""
     try:
         parsed = ParsedCheckpointTinkerPath.from_tinker_path(path)
     except InvalidInputError as problem:
@@ -69,7 +69,7 @@ def parse(path: str) -> tuple[str, CheckpointKind, str]:
 
 
 def parse_state(path: str) -> tuple[str, CheckpointKind, str]:
-    """Run, kind and name of a path to train on from. Raises `UserFault`, also for weights of samplers."""
+    """Return the run, kind and name in a path to train from. Raises `UserFault`, also for sampler weights."""
     run_id, kind, name = parse(path)
     if kind == "sampler":
         raise UserFault(
@@ -80,7 +80,7 @@ def parse_state(path: str) -> tuple[str, CheckpointKind, str]:
 
 
 def parse_sampler(path: str) -> tuple[str, CheckpointKind, str]:
-    """Run, kind and name of a path to sample from. Raises `UserFault`, also for checkpoints of trainings."""
+    """Return the run, kind and name in a path to sample from. Raises `UserFault`, also for training state."""
     run_id, kind, name = parse(path)
     if kind == "training":
         raise UserFault(
@@ -94,7 +94,7 @@ def parse_sampler(path: str) -> tuple[str, CheckpointKind, str]:
 
 
 def info_of(base_model: str, lora: LoraSettings) -> dict[str, Any]:
-    """Return the facts in a checkpoint that loading it needs."""
+    """Return the facts about a run that a checkpoint needs in order to be loaded."""
     return {
         "base_model": base_model,
         "rank": lora.rank,
@@ -106,7 +106,7 @@ def info_of(base_model: str, lora: LoraSettings) -> dict[str, Any]:
 
 
 def _snapshot(run: AdapterTrainer, *, optimizer: bool) -> dict[str, Array]:
-    """Copies of a run's numbers, by name; on the engine's thread."""
+    """Copy the arrays of a run, by name, on the engine's thread."""
     arrays: dict[str, Array] = dict(run.params.snapshot().named())
     if optimizer:
         arrays[_FIRST] = run.optimizer.first.copy()
@@ -135,7 +135,7 @@ async def save(
 
 
 def about(row: CheckpointRow) -> dict[str, Any]:
-    """A checkpoint in the audit log."""
+    """Return the fields that identify a checkpoint in the audit log."""
     return {
         "training_run_id": row.run_id,
         "checkpoint_id": row.checkpoint_id,
@@ -150,7 +150,7 @@ def name_of(service: Service, request: SaveWeightsRequest | SaveWeightsForSample
 
 @calls.of("save_weights")
 async def save_weights(service: Service, ask: Ask) -> Any:
-    """Save to go on training from."""
+    """Save a state to train from."""
     request = ask.read(SaveWeightsRequest)
     model = service.model(request.model_id)
 
@@ -171,7 +171,7 @@ async def save_weights(service: Service, ask: Ask) -> Any:
 
 @calls.of("save_weights_external")
 async def save_weights_external(service: Service, ask: Ask) -> Any:
-    """Save as files to download."""
+    """Export weights as files to download."""
     request = ask.read(SaveWeightsExternalRequest)
     model = service.model(request.model_id)
 
@@ -194,10 +194,10 @@ async def save_weights_external(service: Service, ask: Ask) -> Any:
 async def read_checkpoint(
     service: Service, path: str, purpose: str
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return what was saved under a path.
+    """Return the facts and arrays that were saved under a path.
 
     Raises:
-        UserFault: it is no path.
+        UserFault: the path is malformed.
         StoreError: there is no such checkpoint, or it cannot be read.
     """
     run_id, kind, name = parse(path)
@@ -208,7 +208,7 @@ async def read_checkpoint(
 
 
 def settings_of(info: Mapping[str, Any]) -> LoraSettings:
-    """The adapter of a checkpoint."""
+    """Return the settings of the adapter in a checkpoint."""
     return LoraSettings(
         rank=info["rank"],
         seed=info["seed"],
@@ -219,7 +219,7 @@ def settings_of(info: Mapping[str, Any]) -> LoraSettings:
 
 
 def params_of(info: Mapping[str, Any], arrays: Mapping[str, Array], config: ModelConfig) -> LoraParams:
-    """The adapter that was saved, for a sampler: it cannot change."""
+    """Return the saved adapter for a sampler, read-only."""
     params = LoraParams.zeros(config, settings_of(info))
     for name, into in params.named().items():
         into[...] = arrays[name]
@@ -230,7 +230,7 @@ def params_of(info: Mapping[str, Any], arrays: Mapping[str, Array], config: Mode
 def _restore(
     run: AdapterTrainer, info: Mapping[str, Any], arrays: Mapping[str, Array], *, optimizer: bool
 ) -> None:
-    """Go on from a checkpoint; on the engine's thread. Raises `UserFault` when it is of another shape."""
+    """Load a checkpoint into a run, on the engine's thread. Raises `UserFault` if it has another shape."""
     saved, mine = settings_of(info), run.params.settings
     for name in ("rank", "train_attn", "train_mlp", "train_unembed"):
         if getattr(saved, name) != getattr(mine, name):
@@ -259,14 +259,14 @@ async def _load(service: Service, model: LiveModel, request: LoadWeightsRequest)
 
 
 def check_access(service: Service, token: str | None) -> None:
-    """Refuse tokens that open nothing here."""
+    """Refuse an access token for weights that is not a valid token of this server."""
     if token is not None and not service.signer.knows(token):
         raise UserFault("weights_access_token: gives no access to weights of this server")
 
 
 @calls.of("load_weights")
 async def load_weights(service: Service, ask: Ask) -> Any:
-    """Load into a model that is there, or into one that is made for it."""
+    """Load a checkpoint into a model, or into a new one that the call makes."""
     request = ask.read(LoadWeightsRequest)
     if request.model_id is None:
         return await _create_and_load(service, ask, request)
@@ -327,8 +327,10 @@ async def get_weights_info(service: Service, ask: Ask) -> Any:
 
 @calls.of("copy_weights")
 async def copy_weights(service: Service, ask: Ask) -> Any:
-    """A copy that belongs to another project, or to a model number of a session. A repeated request, by its
-    idempotency key, gets the same."""
+    """Copy a checkpoint to another project, or to a model number of a session.
+
+    A repeated request, recognised by its idempotency key, gets the same copy.
+    """
     request = ask.read(CopyWeightsRequest)
     to_session = request.session_id is not None and request.model_seq_id is not None
     if to_session == (request.destination_project_id is not None):

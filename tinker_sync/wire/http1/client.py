@@ -1,4 +1,4 @@
-"""The side of the client: the head of a request, and a parser for an answer."""
+"""HTTP/1.1 for a client: a writer for the head of a request, and a parser for a response. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of weak points in `tests/README.md` names tests that exist."""
+"""The tables in `tests/README.md` name tests that exist."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ NAMES = {
 }
 
 
+PLACES = re.findall(r"^\| .+ \| `(\w+(?:/\w+)*\.py)::(test_\w+)` \|$", LIST, re.MULTILINE)
+
+
 def test_the_list_is_complete_and_in_order() -> None:
     assert [int(number) for number, _ in ROWS] == list(range(1, 69))
 
@@ -26,3 +29,13 @@ def test_every_weak_point_has_a_test() -> None:
 
 def _matches(test: str, name: str) -> bool:
     return name.startswith(test) if test.endswith("_") else name == test
+
+
+def test_every_other_row_names_a_test() -> None:
+    missing = [
+        f"{path}::{name}" for path, name in PLACES if f"def {name}(" not in (TESTS / path).read_text("utf-8")
+    ]
+    assert missing == []
+    # Each table has its rows, so that a change of their form does not hide them.
+    assert LIST.count("| Result | Test |") == 4
+    assert len(PLACES) == sum(line.endswith("` |") and "::" in line for line in LIST.splitlines()) >= 44

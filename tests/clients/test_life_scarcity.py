@@ -1,0 +1,134 @@
+"""A process with few files, no more threads or no more memory: calls fail by name or wait, and none hangs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from textwrap import dedent
+
+import pytest
+from support.scripts import Script
+from support.tinker_stub import Stub, StubServer
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sets limits that only Linux keeps")
+
+START = """
+import resource
+
+def limit(kind, amount):
+    _, most = resource.getrlimit(kind)
+    resource.setrlimit(kind, (amount, most))
+
+limit(resource.RLIMIT_NOFILE, int(os.environ["FILES"]))
+service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
+sampler = service.create_sampling_client(base_model="stub/model")
+trainer = service.create_lora_training_client("stub/model")
+STEP = types.AdamParams()
+
+def memory():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+def name_of(call):
+    try:
+        call().result(60)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "a result"
+
+def sample():
+    return sampler.sample(PROMPT, 1, PARAMS)
+"""
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with StubServer(config={"custom_loss_server_side": False}) as stub:
+        yield stub
+
+
+def run(stub: Stub, text: str, files: int = 1024) -> Script:
+    return Script(START + dedent(text), URL=stub.url, FILES=str(files))
+
+
+def test_with_64_files_many_samples_take_turns(stub: Stub) -> None:
+    stub.behaviour.latency_s = 0.01
+    text = """
+    sampled = [sample() for _ in range(300)]
+    stepped = [trainer.optim_step(STEP) for _ in range(5)]
+    say({tuple(each.result(60).sequences[0].tokens) for each in sampled})
+    say([each.result(60).metrics["step:max"] for each in stepped])
+    """
+    with run(stub, text, files=64) as script:
+        assert script.hear() == "{(6, 7)}"
+        assert script.hear() == "[1.0, 2.0, 3.0, 4.0, 5.0]"
+        ended = script.wait()
+    assert (ended.code, ended.err) == (0, "")
+
+
+def test_without_a_single_file_calls_fail_by_name_and_later_ones_succeed(stub: Stub) -> None:
+    text = """
+    say(name_of(sample), name_of(lambda: trainer.optim_step(STEP)))
+    service.holder.http.forget_idle()
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    limit(resource.RLIMIT_NOFILE, taken[0] + 1)
+    say(name_of(lambda: sampler.sample(PROMPT, 1, PARAMS, deadline=1.0)))
+    limit(resource.RLIMIT_NOFILE, 1024)
+    say(name_of(sample), name_of(lambda: trainer.optim_step(STEP)))
+    """
+    with run(stub, text) as script:
+        assert script.hear() == "a result a result"
+        assert "Too many open files" in script.hear()
+        assert script.hear() == "a result a result"
+        assert script.wait().code == 0
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["from-the-start", "in-the-midst"])
+def test_without_another_thread_calls_fail_by_name_or_go_on(stub: Stub, *, warm: bool) -> None:
+    text = f"""
+    if {warm}:
+        sampler.result(60), trainer.result(60), sample().result(60)
+    usual = threading.stack_size(1 << 30)
+    limit(resource.RLIMIT_AS, memory() + (1 << 29))
+    try:
+        threading.Thread(target=print).start()
+    except RuntimeError as error:
+        say(error)
+    first = name_of(sample), name_of(lambda: trainer.optim_step(STEP))
+    limit(resource.RLIMIT_AS, resource.RLIM_INFINITY)
+    threading.stack_size(usual)
+    say("; ".join(first))
+    sampler = service.create_sampling_client(base_model="stub/model")
+    trainer = service.create_lora_training_client("stub/model")
+    say(name_of(sample), name_of(lambda: trainer.optim_step(STEP)))
+    """
+    with run(stub, text) as script:
+        assert script.hear() == "can't start new thread"
+        for word in script.hear().split("; "):
+            assert word == "a result" or "can't start new thread" in word
+        assert script.hear() == "a result a result"
+        ended = script.wait()
+    assert (ended.code, ended.err) == (0, "")
+
+
+def test_a_call_that_needs_more_memory_than_there_is_fails_alone(stub: Stub) -> None:
+    text = """
+    data = [types.Datum(PROMPT, {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})]
+    import numpy as np
+    long = np.full(6_000_000, 7)
+    large = [types.Datum(types.ModelInput.from_ints(long), {"target_tokens": long, "weights": long * 1.0})]
+    say(name_of(sample), name_of(lambda: trainer.forward_backward(data, "cross_entropy")))
+    sampled = [sample() for _ in range(50)]
+    limit(resource.RLIMIT_AS, memory() + (1 << 22))
+    refused = name_of(lambda: trainer.forward_backward(large, "cross_entropy"))
+    limit(resource.RLIMIT_AS, resource.RLIM_INFINITY)
+    say(refused)
+    say({tuple(each.result(60).sequences[0].tokens) for each in sampled})
+    say(name_of(lambda: trainer.optim_step(STEP)))
+    """
+    with run(stub, text) as script:
+        assert script.hear() == "a result a result"
+        assert script.hear().startswith("MemoryError")
+        assert script.hear() == "{(6, 7)}"
+        assert script.hear() == "a result"
+        assert script.wait().code == 0
