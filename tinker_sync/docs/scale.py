@@ -60,8 +60,8 @@ all of them, and they begin again with ten requests together. Without Ray each p
 and begins again with ten. The limits of samples and bytes in flight are those of a process: a hundred
 processes may have a hundred times as many in flight, and the service refuses what is too much.
 
-A budget (`ServiceClient.budget`) holds in one process. `tinker_sync.ray.cluster_usage` adds up the tokens
-of all.
+A budget (`ServiceClient.budget`) holds for the calls of its process, and for the workers of its pools
+(`tinker_sync.ray.SamplerPool` and `map`). `tinker_sync.ray.cluster_usage` adds up the tokens of all processes.
 """
 
 ASSUMPTIONS: Final = """

@@ -27,10 +27,12 @@ import ray
 from attrs import frozen
 from ray.exceptions import RayError, RayTaskError
 
+from tinker_sync._observe import TokensUsed
 from tinker_sync.batch.samples import Order, Window, map_samples
 from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError
 from tinker_sync.ray.board import find_board
 from tinker_sync.ray.sharing import share_limits
+from tinker_sync.runtime.admission import Admission, Plan, Pledge, length_of
 
 if TYPE_CHECKING:
     from tinker_sync.batch.item import BatchItem
@@ -231,14 +233,19 @@ class SamplerPool:
 
         Raises:
             ClientClosedError: the pool is closed.
+            BudgetExceededError: the sample could exceed a budget of the service client of this process.
         """
         future: Future[SampleResponse] = Future()
         waiting = _Waiting(_Call(prompt, num_samples, sampling_params, options), future)
+        self._reserve(waiting)
         with self._lock:
-            if self._closed:
-                raise ClientClosedError("the pool of samplers is closed")
-            self._waiting.append(waiting)
-            worker = self._idle.popleft() if self._idle else None
+            closed, worker = self._closed, None
+            if not closed:
+                self._waiting.append(waiting)
+                worker = self._idle.popleft() if self._idle else None
+        if closed:
+            future.cancel()
+            raise ClientClosedError("the pool of samplers is closed")
         if worker is not None:
             self._threads.submit(self._serve, worker)
         return future
@@ -261,6 +268,20 @@ class SamplerPool:
         order = Order(self, sampling_params, num_samples, options, tokenizer)
         window = Window(self.max_in_flight, ordered, on_error)
         return map_samples(prompts, order, window, save_to=save_to, progress=progress, total=total)
+
+    def _reserve(self, waiting: _Waiting) -> None:
+        """Ask the budgets of this process about a sample, because the workers do not know them."""
+        limiters = self._sampling.holder.admission.limiters
+        if limiters:
+            call, most = waiting.call, waiting.call.params.max_tokens
+            plan = Plan(
+                model=self._sampling.sampling_session_id,
+                prompt=length_of(call.prompt),
+                sampled=None if most is None else most * call.num_samples,
+            )
+            # The workers count the tokens, so this admission reports none.
+            pledge = Admission(lambda _: None).admitted(lambda: plan, limiters)
+            waiting.future.add_done_callback(partial(_settle, pledge, plan))
 
     def get_tokenizer(self) -> Any:
         """Return the tokenizer of the model, loaded in this process."""
@@ -353,6 +374,18 @@ class SamplerPool:
                 "path to the server"
             )
         return error
+
+
+def _settle(pledge: Pledge, plan: Plan, ended: Future[SampleResponse]) -> None:
+    """Replace the reservations of a sample by what it used."""
+    if not ended.cancelled() and ended.exception() is None:
+        response = ended.result()
+        cached = min(response.prompt_cache_hit_tokens, plan.prompt)
+        sampled = sum(sequence.length for sequence in response.sequences)
+        pledge.settle(
+            TokensUsed(model=plan.model, prompt=plan.prompt - cached, cached=cached, sampled=sampled)
+        )
+    pledge._release()
 
 
 def _resolve(future: Future[SampleResponse], outcome: SampleResponse | Exception) -> None:
