@@ -98,15 +98,16 @@ def test_each_prompt_gets_one_result(mishap: Any, world: World) -> None:
 
 def test_a_budget_of_the_driver_holds_for_its_workers(world: World) -> None:
     world.use(keep)
-    seen = []
+    seen: list[bool] = []
 
     def sample_all(pool: Any) -> None:
-        for item in pool.map(PROMPTS, PARAMS, progress=False):
-            seen.append(item.ok)
+        seen.extend(item.ok for item in pool.map(PROMPTS, PARAMS, progress=False))
 
-    with world.service.budget(tokens=41) as budget:
-        with pool_module.SamplerPool(world.sampling, workers=2, max_in_flight=4) as pool:
-            with pytest.raises(BudgetExceededError):
-                sample_all(pool)
+    with (
+        world.service.budget(tokens=41) as budget,
+        pool_module.SamplerPool(world.sampling, workers=2, max_in_flight=4) as pool,
+        pytest.raises(BudgetExceededError),
+    ):
+        sample_all(pool)
     assert seen == [True] * 10  # a sample takes two tokens and gives two
     assert budget.spent_tokens == 40

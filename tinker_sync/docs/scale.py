@@ -61,7 +61,7 @@ and begins again with ten. The limits of samples and bytes in flight are those o
 processes may have a hundred times as many in flight, and the service refuses what is too much.
 
 A budget (`ServiceClient.budget`) holds for the calls of its process, and for the workers of its pools
-(`tinker_sync.ray.SamplerPool` and `map`). `tinker_sync.ray.cluster_usage` adds up the tokens of all processes.
+(`tinker_sync.ray.SamplerPool` and `map`). `tinker_sync.ray.cluster_usage` adds up the tokens of all.
 """
 
 ASSUMPTIONS: Final = """
