@@ -123,7 +123,7 @@ def test_a_refusal_holds_for_all_processes() -> None:
     with StubServer(stub), service_of(stub) as service:
         stub.script("/asample", *[late] * 60, *[refusal] * refusals, *[late] * count)
         sampling = service.create_sampling_client(base_model="stub/model").result()
-        with SamplerPool(sampling, workers=WORKERS, max_in_flight=16 * WORKERS) as pool:
+        with SamplerPool(sampling, workers=WORKERS, max_in_flight=32 * WORKERS) as pool:
             items = list(pool.map(prompts(count), PARAMS, progress=False))
             answered = TokenCounts(prompt=3 * count, sampled=2 * count)
             until(lambda: cluster_usage(sampling) == {"stub/model": answered})  # a report may be on its way
