@@ -1,7 +1,8 @@
 """Measure this client beside the reference and beside floors, in one run; README.md explains it.
 
     python -m benchmarks --reference-python VENV/bin/python     all of it, some 40 minutes on two cores
-    python -m benchmarks --quick                                smaller sizes, some 6 minutes
+    python -m benchmarks --quick                                smaller sizes, some 8 minutes
+    python -m benchmarks --minutes 12                           full sizes, as many runs as fit
     python -m benchmarks --only start one                       some scenarios
 
 Every run is a fresh process against a stub server in a process of its own; subjects alternate. Printed are
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from _charts import draw_curves, draw_shares
+from _model import check_model
 from _processes import (
     Figures,
     allow_many_files,
@@ -39,6 +41,7 @@ REFERENCE = "tinker==0.38.0"
 # More than are in flight here, for both clients.
 CONFIG = {"sample_max_concurrent_requests": 40_000}
 OURS, THEIRS = "tinker_sync", "tinker"
+PYTEST = "pytest, one empty test"
 NOISY_SPREAD = 1.25
 
 
@@ -64,6 +67,8 @@ class Scenario(NamedTuple):
     latency_s: float = 0.0
     config: dict[str, Any] = {}  # noqa: RUF012  # never changed
     floors: tuple[str, ...] = ()
+    server: tuple[str, ...] = ()
+    """Options of the stub server."""
 
 
 CPU_A_SAMPLE = Bound("cpu_ms", "CPU a sample, ms", 1 / 8, chart=True)
@@ -86,18 +91,7 @@ SCENARIOS = {
     "crowd": Scenario(
         "samples with 400 in flight", "_clients.py", "crowd",
         (CPU_A_SAMPLE, Bound("wall_ms", "wall a sample, ms", 1 / 8)), 4000, 1000,
-    ),
-    "many": Scenario(
-        "10,000 samples in flight, 2 s each", "_clients.py", "many",
-        (Bound("wall_s", "wall, s", 1 / 4, chart=True), Bound("cpu_s", "CPU, s", 1 / 8),
-         Bound("threads", "threads"), Bound("growth_mb", "growth of memory, MB", 1 / 4, chart=True)),
-        10_000, 1000, 2.0,
-    ),
-    "together": Scenario(
-        "the same, with one poll for the session", "_clients.py", "many",
-        (Bound("wall_s", "wall, s", 1 / 4), Bound("cpu_s", "CPU, s", 1 / 8),
-         Bound("growth_mb", "growth of memory, MB", 1 / 4)),
-        10_000, 1000, 2.0, {"sample_use_retrieve_futures": True},
+        floors=("urllib3-400",),
     ),
     "steps": Scenario(
         "forward_backward and optim_step, pipelined", "_clients.py", "steps",
@@ -113,6 +107,36 @@ SCENARIOS = {
         "the same from lists, conversion included", "_clients.py", "lists",
         (Bound("cpu_s", "CPU, s", 1 / 2), Bound("wall_s", "wall, s")), 1024, 128,
     ),
+    "answer": Scenario(
+        "the 8 MB answer of a short pass", "_clients.py", "answer",
+        (Bound("cpu_s", "CPU, s", 1 / 3), Bound("wall_s", "wall, s")), 64, 64,
+        server=("--answer-tokens", "32768"),
+    ),
+    "prompts": Scenario(
+        "samples with prompts of 32,768 tokens, extra `speed`", "_clients.py", "prompts",
+        (Bound("cpu_ms", "CPU a sample, ms", 1 / 6), Bound("wall_ms", "wall a sample, ms")), 50, 20,
+    ),
+    "plain-prompts": Scenario(
+        "the same without extras", "_clients.py", "plain-prompts",
+        (Bound("cpu_ms", "CPU a sample, ms", 1 / 2), Bound("wall_ms", "wall a sample, ms")), 50, 20,
+    ),
+    "storm": Scenario(
+        "samples at once, from a server that works on 200 and refuses others", "_clients.py", "many",
+        (Bound("wall_s", "wall, s", 1 / 2), Bound("cpu_s", "CPU, s")), 2000, 1000, 0.5,
+        server=("--room", "200"),
+    ),
+    "many": Scenario(
+        "10,000 samples in flight, 2 s each", "_clients.py", "many",
+        (Bound("wall_s", "wall, s", 1 / 4, chart=True), Bound("cpu_s", "CPU, s", 1 / 8),
+         Bound("threads", "threads"), Bound("growth_mb", "growth of memory, MB", 1 / 4, chart=True)),
+        10_000, 1000, 2.0,
+    ),
+    "together": Scenario(
+        "the same, with one poll for the session", "_clients.py", "many",
+        (Bound("wall_s", "wall, s", 1 / 4), Bound("cpu_s", "CPU, s", 1 / 8),
+         Bound("growth_mb", "growth of memory, MB", 1 / 4)),
+        10_000, 1000, 2.0, {"sample_use_retrieve_futures": True},
+    ),
 }  # fmt: skip
 
 
@@ -126,16 +150,19 @@ class Growth(NamedTuple):
     latency_s: float = 0.0
     config: dict[str, Any] = {}  # noqa: RUF012  # never changed
     most_of_reference: int = 10_000
+    figure: str = "cpu_ms"
 
 
 GROWTHS = {
-    "inflight": Growth("CPU a sample, by samples in flight", "many", (10, 100, 1000, 10_000, 30_000),
-                       "samples in flight", 0.5),
+    "busy": Growth("wall time of a sample while the main thread computes, by samples in flight", "busy",
+                   (1, 10, 100, 400), "samples in flight", figure="wall_ms"),
     "datums": Growth("CPU a datum, by datums of a pass", "pass", (1, 8, 64, 512, 4096, 16_384), "datums",
                      most_of_reference=4096),
     "chunks": Growth("CPU a chunk, by chunks of a pass", "chunks", (1, 5, 20, 80, 200), "chunks",
                      config={"fwdbwd_max_chunk_len": 8}),
     "clients": Growth("CPU a client, by clients of a process", "clients", (1, 5, 20, 80, 200), "clients"),
+    "inflight": Growth("CPU a sample, by samples in flight", "many", (10, 100, 1000, 10_000, 30_000),
+                       "samples in flight", 0.5),
 }  # fmt: skip
 
 
@@ -173,12 +200,30 @@ class Quiet:
         }
 
 
+class Allotment:
+    """The time of a run, divided among its parts; what a part leaves goes to those after it."""
+
+    def __init__(self, minutes: float, parts: int) -> None:
+        self._ends_s = time.monotonic() + minutes * 60
+        self._parts = parts
+        self._over_s = 0.0
+
+    def begin_part(self) -> None:
+        now_s = time.monotonic()
+        self._over_s = now_s + (self._ends_s - now_s) / max(self._parts, 1)
+        self._parts -= 1
+
+    def is_over(self) -> bool:
+        """Return True if the part has had its time."""
+        return time.monotonic() > self._over_s
+
+
 # ---------------------------------------------------------------------------------------- running
 
 
 def run_once(scenario: Scenario, subject: str, python: str, size: int, quiet: Quiet) -> Figures:
     """Run one subject once, against a server of its own."""
-    with stub_server(scenario.latency_s, {**CONFIG, **scenario.config}) as server:
+    with stub_server(scenario.latency_s, {**CONFIG, **scenario.config}, scenario.server) as server:
         script = str(HERE / scenario.script)
         if subject in (OURS, THEIRS):
             command = [python, script, scenario.case, subject, server.url]
@@ -193,11 +238,15 @@ def run_once(scenario: Scenario, subject: str, python: str, size: int, quiet: Qu
     return figures
 
 
-def measure(scenario: Scenario, pythons: dict[str, str], rounds: int, size: int, quiet: Quiet) -> Any:
-    """Run all subjects in turn; return the figures of every run, by subject."""
+def measure(
+    scenario: Scenario, pythons: dict[str, str], rounds: int, size: int, quiet: Quiet, time_left: Allotment
+) -> Any:
+    """Run all subjects in turn, once at least; return the figures of every run, by subject."""
     subjects = {**pythons, **dict.fromkeys(scenario.floors, sys.executable)}
     runs: dict[str, list[Figures]] = {subject: [] for subject in subjects}
-    for _ in range(rounds):
+    for number in range(rounds):
+        if number and time_left.is_over():
+            break
         quiet.look()
         for subject, python in subjects.items():
             runs[subject].append(run_once(scenario, subject, python, size, quiet))
@@ -226,21 +275,24 @@ def measure_commands(
             quiet.look()
             runs["with the plugin"].append(run_command(pytest))
             runs["without"].append(run_command([*pytest, "-p", "no:tinker_sync"]))
-    found["pytest, one empty test"] = runs
+    found[PYTEST] = runs
     return found
 
 
-def measure_growth(growth: Growth, pythons: dict[str, str], quick: bool, quiet: Quiet) -> dict[str, Any]:
-    """Run a curve; a point is one run."""
+def measure_growth(
+    growth: Growth, pythons: dict[str, str], quick: bool, quiet: Quiet, time_left: Allotment
+) -> dict[str, Any]:
+    """Run a curve; a point is one run. Without time left, the reference has fewer points."""
     curves: dict[str, list[tuple[int, float]]] = {}
     sizes = growth.sizes[:-1] if quick else growth.sizes
     scenario = Scenario(growth.title, "_clients.py", growth.case, (), 0, 0, growth.latency_s, growth.config)
     for size in sizes:
         quiet.look()
         for subject, python in pythons.items():
-            if subject == OURS or size <= growth.most_of_reference:
+            few = size > growth.most_of_reference or (subject in curves and time_left.is_over())
+            if subject == OURS or not few:
                 figures = run_once(scenario, subject, python, size, quiet)
-                curves.setdefault(subject, []).append((size, figures["cpu_ms"]))
+                curves.setdefault(subject, []).append((size, figures[growth.figure]))
     return curves
 
 
@@ -249,7 +301,8 @@ def measure_growth(growth: Growth, pythons: dict[str, str], quick: bool, quiet: 
 
 def print_block(title: str, runs: dict[str, list[Figures]], bounds: tuple[Bound, ...]) -> dict[str, float]:
     """Print one block; return the shares for the chart."""
-    print(title)
+    counts = sorted({len(taken) for taken in runs.values()})
+    print(f"{title}; runs: {', '.join(map(str, counts))}")
     shares = {}
     for bound in bounds:
         for subject, taken in runs.items():
@@ -267,6 +320,15 @@ def print_block(title: str, runs: dict[str, list[Figures]], bounds: tuple[Bound,
                     shares[f"{title}: {bound.label.rpartition(',')[0]}"] = ratio
             print(line, flush=True)
     return shares
+
+
+def print_commands(found: dict[str, dict[str, list[Figures]]]) -> None:
+    bounds = (Bound("wall_ms", "wall, ms", 1 / 3), Bound("cpu_ms", "CPU, ms", 1 / 3))
+    for title, runs in found.items():
+        print_block(title, runs, bounds)
+    with_plugin, without = found[PYTEST].values()
+    more_ms = median_of(with_plugin, "cpu_ms") - median_of(without, "cpu_ms")
+    print(f"  the plugin takes {more_ms:.1f} ms of CPU, at most 5: {'ok' if more_ms <= 5 else 'MISSED'}")
 
 
 def median_of(runs: list[Figures], figure: str) -> float:
@@ -298,6 +360,9 @@ def main() -> int:
     parser.add_argument("--reference-python", help="interpreter with the reference; else one is installed")
     parser.add_argument("--without-reference", action="store_true", help="measure ours and the floors alone")
     parser.add_argument("--rounds", type=int, help="runs of each subject; 5, with --quick 3")
+    parser.add_argument(
+        "--minutes", type=float, default=1e4, help="start no more runs than fit into this time"
+    )
     parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer points")
     known = [*SCENARIOS, "commands", *GROWTHS]
     parser.add_argument(
@@ -318,23 +383,27 @@ def main() -> int:
 
 def run_all(options: argparse.Namespace, pythons: dict[str, str], rounds: int) -> int:
     quiet, results, curves, shares = Quiet(), {}, {}, {}
+    time_left = Allotment(options.minutes, len(options.only))
     for name in options.only:
+        time_left.begin_part()
         if name in SCENARIOS:
             scenario = SCENARIOS[name]
             size = scenario.quick if options.quick else scenario.size
-            results[name] = measure(scenario, pythons, rounds, size, quiet)
+            results[name] = measure(scenario, pythons, rounds, size, quiet, time_left)
             title = f"{scenario.title}{f' ({size:,})' if size else ''}"
             shares.update(print_block(title, results[name], scenario.bounds))
         elif name == "commands":
-            bounds = (Bound("wall_ms", "wall, ms", 1 / 3), Bound("cpu_ms", "CPU, ms", 1 / 3))
             results[name] = measure_commands(pythons, rounds, quiet)
-            for title, runs in results[name].items():
-                print_block(title, runs, bounds)
+            print_commands(results[name])
         else:
-            curves[name] = measure_growth(GROWTHS[name], pythons, options.quick, quiet)
+            curves[name] = measure_growth(GROWTHS[name], pythons, options.quick, quiet, time_left)
             print_curves(GROWTHS[name].title, curves[name])
+    print("the model, from the figures above")
+    sizes = {name: one.quick if options.quick else one.size for name, one in SCENARIOS.items()}
+    for line in check_model(results, curves, OURS, sizes):
+        print(f"  {line}")
     machine = quiet.report()
-    print(f"medians of {rounds} runs, lowest - highest; {json.dumps(machine)}")
+    print(f"medians, lowest - highest; {json.dumps(machine)}")
     if machine["noisy"]:
         print(f"THE MACHINE IS NOISY: one loop varied by a factor of {machine['spread']}; trust ratios alone")
     if options.json:

@@ -31,6 +31,9 @@ IN_FLIGHT = 400
 MANY_ROUNDS = 3
 STEP_DATA, STEP_TOKENS = 8, 64
 TOKENS = 2048
+LONG_TOKENS = 32_768
+BUSY_SAMPLES = 40
+SPEED = ("orjson", "zstandard")
 FLOAT_INPUTS = ("weights", "logprobs", "advantages")
 
 
@@ -91,12 +94,12 @@ class Sampler:
     """A sampling client of either package, and what it is asked."""
 
     def __init__(self, tinker: Any, service: Any) -> None:
-        self._client = service.create_sampling_client(base_model="stub/model")
+        self.client = service.create_sampling_client(base_model="stub/model")
         self._prompt = tinker.types.ModelInput.from_ints(list(range(20)))
         self._params = tinker.types.SamplingParams(max_tokens=8)
 
     def ask(self) -> Future[Any]:
-        future: Future[Any] = self._client.sample(self._prompt, 1, self._params)
+        future: Future[Any] = self.client.sample(self._prompt, 1, self._params)
         return future
 
     def warm_up(self) -> None:
@@ -111,6 +114,45 @@ def one_at_a_time(tinker: Any, service: Any, size: int) -> Figures:
         for _ in range(size):
             sampler.ask().result()
     return a_piece(figures, size)
+
+
+def long_prompts(tinker: Any, service: Any, size: int) -> Figures:
+    """Sample with prompts of 32,768 tokens, each a list of its own that is checked and encoded."""
+    sampler, figures = Sampler(tinker, service), Figures()
+    sampler.warm_up()
+    params = tinker.types.SamplingParams(max_tokens=8)
+    prompts = [list(range(number, number + LONG_TOKENS)) for number in range(size)]
+    with measured(figures):
+        for prompt in prompts:
+            sampler.client.sample(tinker.types.ModelInput.from_ints(prompt), 1, params).result()
+    return a_piece(figures, size)
+
+
+def beside_a_busy_thread(tinker: Any, service: Any, size: int) -> Figures:
+    """Keep `size` samples in flight while the main thread computes without a pause."""
+    sampler, figures = Sampler(tinker, service), Figures()
+    sampler.warm_up()
+    count, ended = max(4 * size, BUSY_SAMPLES), threading.Event()
+    began_s = time.perf_counter()
+
+    def ask_all() -> None:
+        room = threading.Semaphore(size)
+        futures = []
+        for _ in range(count):
+            room.acquire()
+            future = sampler.ask()
+            future.add_done_callback(lambda _: room.release())
+            futures.append(future)
+        check([future.result() for future in futures])
+        figures["wall_ms"] = (time.perf_counter() - began_s) / count * 1e3
+        ended.set()
+
+    threading.Thread(target=ask_all, daemon=True).start()
+    total = 0
+    while not ended.is_set():
+        for number in range(10_000):
+            total += number
+    return figures
 
 
 def check(results: list[Any]) -> None:
@@ -160,6 +202,31 @@ def one_pass(tinker: Any, service: Any, size: int) -> Figures:
         runs.append(dict(figures))
     # The first grows most: what it has returned to the allocator the next ones use again.
     return {**medians(runs), "growth_mb": runs[0]["growth_mb"], **a_piece(medians(runs), size)}
+
+
+def large_answer(tinker: Any, service: Any, size: int) -> Figures:
+    """Run passes of that many short data, each answered by 8 MB of log-probabilities; the median of five."""
+    trainer = service.create_lora_training_client(base_model="stub/model", rank=8)
+    data, runs = [_short_datum(tinker) for _ in range(size)], []
+    trainer.forward_backward(data, "cross_entropy").result()
+    for _ in range(5):
+        figures = Figures()
+        with measured(figures):
+            outputs = trainer.forward_backward(data, "cross_entropy").result().loss_fn_outputs
+        assert len(outputs) == size
+        assert float(outputs[-1]["logprobs"].to_numpy()[-1]) == -0.25
+        runs.append(figures)
+        del outputs
+    return medians(runs)
+
+
+def _short_datum(tinker: Any) -> Any:
+    # Sparse targets: of others the number would have to be that of the log-probabilities.
+    targets = tinker.types.TensorData(
+        data=[7, 8], dtype="int64", shape=[2, 9], sparse_crow_indices=[0, 1, 2], sparse_col_indices=[0, 3]
+    )
+    prompt = tinker.types.ModelInput.from_ints([1, 2])
+    return tinker.types.Datum(model_input=prompt, loss_fn_inputs={"target_tokens": targets})
 
 
 def listed_pass(tinker: Any, service: Any, size: int) -> Figures:
@@ -241,6 +308,10 @@ def _datum(tinker: Any, rng: np.random.Generator, length: int) -> Any:
 
 CASES = {
     "one": one_at_a_time,
+    "prompts": long_prompts,
+    "plain-prompts": long_prompts,
+    "busy": beside_a_busy_thread,
+    "answer": large_answer,
     "crowd": crowd,
     "many": many,
     "pass": one_pass,
@@ -254,6 +325,8 @@ CASES = {
 def main(case: str, package: str, url: str, size: str) -> None:
     """Run a case and end the process, whatever is still open."""
     sys.modules["torch"] = None  # type: ignore[assignment]  # an extra of both clients
+    if case == "plain-prompts" and package != "tinker":  # which needs them
+        sys.modules.update(dict.fromkeys(SPEED))  # type: ignore[arg-type]
     allow_many_files()
     tinker = importlib.import_module(package)
     figures = CASES[case](tinker, tinker.ServiceClient(base_url=url, api_key=KEY), int(size))

@@ -1,6 +1,7 @@
 """What the two requests of a sample cost without a client: a bare urllib3 pool, http.client, sockets.
 
     python _floors.py urllib3|http.client|sockets URL COUNT       prints CPU and wall time a sample
+    python _floors.py urllib3-400 URL COUNT                       the same from 400 threads
     python _floors.py memcpy - BYTES                              prints those of one copy
 
 Each does the same: POST `asample`, read the promise, POST `retrieve_future`, read the answer. None retries,
@@ -15,9 +16,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 WARM_UP = 20
+IN_FLIGHT = 400
 HEADERS = {"Content-Type": "application/json", "X-API-Key": "tml-benchmark", "Accept": "application/json"}
 
 Post = Callable[[str, bytes], bytes]
@@ -26,7 +29,7 @@ Post = Callable[[str, bytes], bytes]
 def with_urllib3(url: str) -> Post:
     import urllib3
 
-    pool = urllib3.connection_from_url(url, maxsize=1)
+    pool = urllib3.connection_from_url(url, maxsize=IN_FLIGHT)
     return lambda path, body: pool.urlopen("POST", path, body=body, headers=HEADERS).data
 
 
@@ -63,7 +66,12 @@ def with_sockets(url: str) -> Post:
     return post
 
 
-KINDS = {"urllib3": with_urllib3, "http.client": with_http_client, "sockets": with_sockets}
+KINDS = {
+    "urllib3": with_urllib3,
+    "urllib3-400": with_urllib3,
+    "http.client": with_http_client,
+    "sockets": with_sockets,
+}
 
 
 def samples(kind: str, url: str, count: int) -> dict[str, float]:
@@ -84,12 +92,13 @@ def samples(kind: str, url: str, count: int) -> dict[str, float]:
         wanted = json.dumps({"request_id": promise["request_id"], "allow_metadata_only": True})
         post("/api/v1/retrieve_future", wanted.encode())
 
-    for number in range(WARM_UP):
-        one(number)
-    began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    for number in range(WARM_UP, WARM_UP + count):
-        one(number)
-    wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    threads = IN_FLIGHT if kind.endswith("-400") else 1
+    with ThreadPoolExecutor(threads) as workers:
+        every = workers.map if threads > 1 else map
+        list(every(one, range(max(WARM_UP, threads))))
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        list(every(one, range(WARM_UP, WARM_UP + count)))
+        wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
     return {"wall_ms": wall_s / count * 1e3, "cpu_ms": cpu_s / count * 1e3}
 
 

@@ -55,10 +55,12 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def stub_server(latency_s: float, config: Mapping[str, Any]) -> Iterator[Server]:
+def stub_server(
+    latency_s: float, config: Mapping[str, Any], options: tuple[str, ...] = ()
+) -> Iterator[Server]:
     """Run a stub server that ends with the block."""
     command = [sys.executable, str(HERE / "_quick_stub.py")]
-    command += ["--latency", str(latency_s), "--config", json.dumps(dict(config))]
+    command += ["--latency", str(latency_s), "--config", json.dumps(dict(config)), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -1,7 +1,8 @@
 """The tests' stub server for benchmarks: it answers passes without reading their numbers.
 
 Of a forward_backward only the data are counted; the answer has an array of log-probabilities for each of
-them, as long as the first one's tokens. So the client under test is what takes the time.
+them, as long as the first one's tokens, or `--answer-tokens` long. So the client under test is what takes the
+time. With `--room` the server refuses samples while it works on that many.
 
     python _quick_stub.py --latency 2 --config '{"fwdbwd_max_chunk_len": 1024}'     prints its port
 
@@ -10,6 +11,8 @@ The process ends with the one that started it.
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import struct
 import sys
 from functools import lru_cache
@@ -20,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from _processes import allow_many_files
 from support import tinker_stub
-from support.tinker_stub import PROTO, Asked, Stub
+from support.tinker_stub import PROTO, Answer, Asked, Stub
 
 _LOGPROB = -0.25
 
@@ -28,8 +31,24 @@ _LOGPROB = -0.25
 class QuickStub(Stub):
     """Counts where the other one computes."""
 
+    answer_tokens = 0
+    room = 0
+    _working = 0
+
+    def on_asample(self, asked: Asked) -> Any:
+        if self.room:
+            if self._working >= self.room:
+                return Answer(429, {"detail": "too many samples"})
+            self._working += 1
+            asyncio.get_running_loop().call_later(self.behaviour.latency_s, self._end_one)
+        return super().on_asample(asked)
+
+    def _end_one(self) -> None:
+        self._working -= 1
+
     def on_forward_backward(self, asked: Asked) -> Any:
         data, tokens = _size_of(asked.body)
+        tokens = self.answer_tokens or tokens
         return self.promise("forward_backward", _output(data, tokens), content_type=PROTO)
 
 
@@ -67,5 +86,10 @@ def _output(data: int, tokens: int) -> bytes:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--answer-tokens", type=int, default=0)
+    parser.add_argument("--room", type=int, default=0)
+    options, sys.argv[1:] = parser.parse_known_args()
+    QuickStub.answer_tokens, QuickStub.room = options.answer_tokens, options.room
     allow_many_files()
     tinker_stub.main(QuickStub)

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+from benchmarks._model import check_model
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -16,11 +18,13 @@ def test_one_scenario_and_one_curve_from_end_to_end(tmp_path: Path) -> None:
     figures, charts = tmp_path / "figures.json", tmp_path / "charts"
     command = [sys.executable, "-m", "benchmarks", "--without-reference", "--quick", "--rounds", "1"]
     command += ["--only", "start", "chunks", "--json", str(figures), "--charts", str(charts)]
+    command += ["--minutes", "0"]  # every part makes one round all the same
     done = subprocess.run(
         command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "fresh interpreter to the first sample" in done.stdout
+    assert "chunks: a piece at 80 costs" in done.stdout
     found = json.loads(figures.read_text(encoding="utf-8"))
     [started] = found["scenarios"]["start"]["tinker_sync"]
     assert not started["numpy"]
@@ -28,3 +32,18 @@ def test_one_scenario_and_one_curve_from_end_to_end(tmp_path: Path) -> None:
     assert [size for size, _ in found["curves"]["chunks"]["tinker_sync"]] == [1, 5, 20, 80]
     drawn = ET.parse(charts / "chunks.svg").getroot()  # our own file
     assert len(drawn.findall(".//{http://www.w3.org/2000/svg}circle")) == 4
+
+
+def test_the_model_names_a_curve_that_bends_upward() -> None:
+    flat, bent = [(1, 2.0), (80, 1.0), (200, 1.1)], [(1, 2.0), (80, 1.0), (200, 1.6)]
+    crowd = [
+        {"cpu_ms": 0.5, "wall_ms": 1.0},
+        {"cpu_ms": 0.4, "wall_ms": 0.8},
+        {"cpu_ms": 0.5, "wall_ms": 0.8},
+    ]
+    lines = list(check_model({"crowd": {"us": crowd}}, {"a": {"us": flat}, "b": {"us": bent}}, "us", {}))
+    assert lines == [
+        "one core allows 1 / CPU a sample: 2,000 samples a second, measured 1,250",
+        "a: a piece at 200 costs 1.10 times the lowest",
+        "b: a piece at 200 costs 1.60 times the lowest, THE CURVE BENDS UPWARD",
+    ]

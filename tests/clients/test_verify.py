@@ -81,6 +81,26 @@ def test_a_good_checkpoint_is_saved_and_the_model_stays_as_it_is(
     assert (listed.user_metadata or {})["mine"] == "yes"
 
 
+def test_a_server_of_the_older_dialect() -> None:
+    with LocalServer(model=MODEL, json_only=True, hold_s=1.0) as server, server.service() as service:
+        path = trained(service).save_state("old", verify=True).result(PATIENCE_S).path
+        service.create_training_client_from_state_with_optimizer(path, verify=True).result(PATIENCE_S)
+
+
+def test_gradients_that_wait_for_their_step_stay_as_they_are(
+    server: LocalServer, service: ServiceClient
+) -> None:
+    states = []
+    for verify in (True, False):
+        training = trained(service)
+        training.forward_backward([DATUM], "cross_entropy")
+        training.save_state("between", verify=verify)
+        training.optim_step(AdamParams(learning_rate=1e-3))
+        states.append(state_of(server, training.save_state("after").result(PATIENCE_S).path))
+    verified, plain = states
+    assert all(np.array_equal(verified[name], plain[name]) for name in verified.keys() | plain.keys())
+
+
 def state_of(server: LocalServer, path: str) -> dict[str, Any]:
     backend: Any = server._backend
     run, _, name = path.removeprefix("tinker://").split("/")

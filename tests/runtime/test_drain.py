@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.sends import HandWorkers
 
-from tinker_sync.runtime.drain import Drain
+from tinker_sync.runtime.tickets import Drain
 
 
 class Bench:

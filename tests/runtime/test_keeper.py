@@ -179,14 +179,17 @@ def test_tls_with_a_private_authority_and_a_proxy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxied: bool
 ) -> None:
     authority = Authority(tmp_path)
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", authority.ca_file)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", Path(authority.ca_file).name)
     with (
         AnsweringServer(lambda seen: answer(b"{}"), tls=authority.server_context()) as server,
         ProxyServer(user="me", password="mine") as proxy,
     ):
         if proxied:
             monkeypatch.setenv("HTTPS_PROXY", proxy.url.replace("http://", "http://me:mine@"))
-        assert send_once(server.url)[0] == 200
+        status, orders = send_once(server.url)
+        assert status == 200
+        assert orders["tls"]["trusted"] == authority.ca_file  # the keeper has another working directory
         assert len(proxy.seen) == proxied
         monkeypatch.delenv("REQUESTS_CA_BUNDLE")
         assert send_once(server.url)[0] == 0  # an unknown authority

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinker_sync.runtime.merge import merge_metrics, merge_outputs
+from tinker_sync.runtime.answers import merge_metrics, merge_outputs
 from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.types.training import ForwardBackwardOutput
 

@@ -144,6 +144,31 @@ def test_a_connection_is_used_again() -> None:
         assert server.connections == 1
 
 
+def test_finished_requests_leave_neither_bodies_nor_many_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinker_sync.runtime.poller._STALE_EXPIRIES", 8)
+    last = threading.Event()
+
+    def reply(seen: Any) -> bytes:
+        if seen.body == b"long":
+            last.wait(PATIENCE_S)
+        return answer(seen.body)
+
+    sizes, calls = [], []
+    with AnsweringServer(reply) as server, closing(Held(server.url)) as held:
+        held.start(post(body=b"long"))
+        server.await_seen(1)
+        for _ in range(40):
+            ticket = held.start(post(body=b"short"))
+            assert held.reply().body == b"short"
+            calls.append(ticket.call)
+            sizes.append(len(held.poller._expiries))
+        last.set()
+        assert held.reply().body == b"long"
+    assert calls == [None] * 40
+    assert max(sizes) > 8  # the long request keeps the entries of those that are over
+    assert max(sizes) <= 8 + 2 * 2 + 1
+
+
 def test_tls_tickets_are_no_answer(authority: Authority) -> None:
     """TLS 1.3 sends session tickets after the handshake: readable, and yet nothing to read."""
     answered = threading.Event()
@@ -348,6 +373,9 @@ class Nowhere:
 
     def open(self, call: Call) -> Any:
         raise AssertionError("nothing was to be sent")
+
+    def has_idle_connection(self) -> bool:
+        return False
 
 
 @pytest.fixture
@@ -574,12 +602,16 @@ class Finished:
 class Immediate:
     """Answers each call with its own body."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, idle: bool = False) -> None:
         self.opened: list[bytes | None] = []
+        self._idle = idle
 
     def open(self, call: Call) -> Finished:
         self.opened.append(call.body)
         return Finished(call)
+
+    def has_idle_connection(self) -> bool:
+        return self._idle
 
 
 def do_when_there(workers: HandWorkers) -> None:
@@ -611,6 +643,36 @@ def test_a_worker_sends_the_first_request_that_follows_from_an_answer_and_leaves
             do_when_there(workers)
         assert sorted(opener.opened) == sorted(reached) == [b"a", b"a1", b"a2"]
         assert poller.under_way == 0
+
+
+@pytest.mark.parametrize(
+    ("idle", "size", "alone"), [(True, 2, True), (True, 10**6, False), (False, 2, False)]
+)
+def test_a_worker_sends_all_requests_that_cannot_hold_it_up(idle: bool, size: int, alone: bool) -> None:
+    opener, workers = Immediate(idle=idle), HandWorkers()
+
+    def start_both() -> None:
+        poller.start(post(body=b"a"), lambda _: None)
+        poller.start(post(body=b"b" * size), lambda _: None)
+
+    with closing(Poller(opener, workers)) as poller:
+        poller.step_on_worker(start_both)
+        assert len(opener.opened) == (2 if alone else 1)
+        until(lambda: len(workers.jobs) >= 1)  # the answers are there, or the other request waits
+    workers.jobs.clear()
+
+
+def test_a_job_follows_the_step_of_a_worker() -> None:
+    done: list[str] = []
+
+    def step() -> None:
+        assert poller.follow(lambda: done.append("job"))
+        done.append("step")
+
+    with closing(Poller(Immediate(), HandWorkers())) as poller:
+        assert not poller.follow(lambda: done.append("lost"))
+        poller.step_on_worker(step)
+    assert done == ["step", "job"]
 
 
 def test_a_long_chain_of_answers_does_not_lie_on_one_stack() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from support.clock import PATIENCE_S
 
-from tinker_sync.runtime.readiness import EpollReadiness, Readiness, SelectorReadiness
+from tinker_sync.runtime.tickets import EpollReadiness, Readiness, SelectorReadiness
 
 KINDS = [SelectorReadiness, *([EpollReadiness] if hasattr(select, "epoll") else [])]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -160,6 +161,17 @@ def _serve(order: dict[str, Any], tell: int) -> None:
     (directory / "calls").write_text(str(begun[0]))
 
 
+def _wait(pid: int) -> int:
+    """Wait for the end of a server, or end it when the process that gives the orders is gone."""
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if select.select([sys.stdin], [], [], 0.002)[0]:  # no order comes before the answer to this one
+            os.kill(pid, signal.SIGKILL)
+            sys.exit()
+
+
 def main() -> None:
     import tinker_sync.local.host.host
     import tinker_sync.local.process.assembly
@@ -172,7 +184,7 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         if "reap" in order:
-            answer: dict[str, Any] = {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}
+            answer: dict[str, Any] = {"code": _wait(pid)}
         else:
             hear, tell = os.pipe()
             pid = os.fork()

@@ -8,8 +8,7 @@ from typing import Any
 from support.proto_mutate import varint
 
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fields import Message
-from tinker_sync.wire.proto._varint import LENGTH, read_length, read_tag, skip
+from tinker_sync.wire.proto._fields import LENGTH, Message, read_length, read_tag, skip
 
 FREE = frozenset({"user_metadata", "loss_fn_inputs", "loss_fn_config", "args", "kwargs"})
 """Mappings whose names are the client's own; another name in them is no unknown field."""

@@ -8,8 +8,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from tinker_sync.wire.proto._fields import Field, FieldRule, Message
-from tinker_sync.wire.proto._scalars import Scalar
+from tinker_sync.wire.proto._fields import Field, FieldRule, Message, Scalar
 
 _RANGES = {
     "int32": (-(2**31), 2**31 - 1),

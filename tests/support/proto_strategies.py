@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from support.proto_random import normal
 
-from tinker_sync.wire.proto._fields import Field, FieldRule, Message
-from tinker_sync.wire.proto._scalars import Scalar
+from tinker_sync.wire.proto._fields import Field, FieldRule, Message, Scalar
 
 _SCALARS: dict[str, st.SearchStrategy[Any]] = {
     "int32": st.integers(-(2**31), 2**31 - 1),

@@ -16,10 +16,21 @@ from support.proto_strategies import messages
 
 from tinker_sync.errors import InvalidInputError, WireError
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fault import decoding
-from tinker_sync.wire.proto._fields import Message, plain, present, repeated
+from tinker_sync.wire.proto._fields import (
+    BOOL,
+    FLOAT,
+    INT32,
+    INT64,
+    STRING,
+    UINT32,
+    UINT64,
+    Message,
+    decoding,
+    plain,
+    present,
+    repeated,
+)
 from tinker_sync.wire.proto._reader import read_message
-from tinker_sync.wire.proto._scalars import BOOL, FLOAT, INT32, INT64, STRING, UINT32, UINT64
 from tinker_sync.wire.proto._writer import write_message
 
 

@@ -11,9 +11,8 @@ import pytest
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.wire.proto import _writer as writer
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fields import Message, plain, present, repeated
+from tinker_sync.wire.proto._fields import FLOAT, STRING, UINT64, Message, plain, present, repeated
 from tinker_sync.wire.proto._reader import read_message
-from tinker_sync.wire.proto._scalars import FLOAT, STRING, UINT64
 from tinker_sync.wire.proto._writer import Buffers, write_message
 
 KINDS = Message(

@@ -316,7 +316,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         )
         sampled = self._line.submit(request, self._until(deadline))
         from tinker_sync.runtime.combine import CombinedFuture
-        from tinker_sync.runtime.unread import asked_here, watch
+        from tinker_sync.runtime.naming import asked_here, watch
 
         scored: APIFuture[list[float | None]] = CombinedFuture(
             [sampled],
@@ -328,10 +328,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         return scored
 
     def _until(self, deadline: float | None) -> float:
-        core = self._core
-        return _deadlines.deadline_at(
-            core.clock.now(), deadline, core.settings.deadline_s, _deadlines.SAMPLE_S
-        )
+        return self._core.give_up_at(deadline, _deadlines.SAMPLE_S)
 
     # -------------------------------------------------------------------------------------- about it
 

@@ -811,10 +811,7 @@ class ServiceClient:
         return f"<ServiceClient {core.settings.base_url}>" if core else "<ServiceClient>"
 
     def _until(self, deadline: float | None) -> float:
-        core = self._core
-        return _deadlines.deadline_at(
-            core.clock.now(), deadline, core.settings.deadline_s, _deadlines.CREATE_S
-        )
+        return self._core.give_up_at(deadline, _deadlines.CREATE_S)
 
     get_tokenizer_async = blocking_twin(get_tokenizer)
     get_server_capabilities_async = blocking_twin(get_server_capabilities)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from functools import partial
@@ -46,7 +45,6 @@ from tinker_sync.types._console import training_run_url
 from tinker_sync.types.training import listed_data
 
 if TYPE_CHECKING:
-    from tinker_sync._clock import Clock
     from tinker_sync.clients import _verify as verification
     from tinker_sync.clients._models import LoadedModel, NewModel
     from tinker_sync.clients._recorded import RecordedModel
@@ -69,7 +67,6 @@ else:  # most training does not need these modules
 T = TypeVar("T")
 LossFnConfig = Mapping[str, float | str]
 
-_CURVE_POINTS: Final = 10_000
 
 _LOAD_NOTE: Final = (
     "{name} is on its way out: servers load weights only into a new model. "
@@ -116,9 +113,6 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         self._place = ModelPlace(core, self._line)
         self._model_seq_id = model_seq_id
         self._user_metadata: dict[str, Any] | None = None
-        self._curve: deque[tuple[float, float]] = deque(maxlen=_CURVE_POINTS)
-        self._passed = False
-        """True if a pass has accumulated gradients."""
         self._stepped: OptimParams | None = None
         """The settings of the last step with gradients."""
 
@@ -165,13 +159,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         ...     len(training.curve), training.curve[0][1] > 0
         (1, True)
         """
-        return list(self._curve)
-
-    def _drawn(self, passed: APIFuture[ForwardBackwardOutput]) -> APIFuture[ForwardBackwardOutput]:
-        """Add the loss of a pass to the curve when the pass ends."""
-        self._passed = True
-        passed.when_done(partial(_note_loss, self._curve, self._core.clock))
-        return passed
+        return list(self._line.curve)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -348,7 +336,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         custom.check_loss_type_input(loss_type_input)
         self._refuse()
         call = custom.custom_call(self._line, data, loss_fn, self._until(deadline))
-        return self._drawn(self._line.submit(call))
+        return self._line.submit(call)
 
     def forward_custom(
         self, data: Sequence[Datum], loss_fn: CustomLossFn, *, deadline: float | None = None
@@ -397,14 +385,13 @@ class TrainingClient(ClientFuture["TrainingClient"]):
                 raise TypeError(
                     "a loss of create_custom_loss is for forward_backward, without loss_fn_config"
                 )
-            return self._drawn(self._line.submit(custom.custom_call(self._line, data, loss_fn, deadline_at)))
+            return self._line.submit(custom.custom_call(self._line, data, loss_fn, deadline_at))
         check_loss_name(loss_fn)
         listed = listed_data(data)
         if loss_fn != "custom":
             listed = loss_data.without_reference(listed)
         whole = ForwardBackwardInput(listed, loss_fn, config)
-        passed = self._line.submit(PassCall(self._line, name, whole, deadline_at, forward_only=forward_only))
-        return passed if forward_only else self._drawn(passed)
+        return self._line.submit(PassCall(self._line, name, whole, deadline_at, forward_only=forward_only))
 
     # -------------------------------------------------------------------------------------- steps and weights
 
@@ -445,7 +432,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             )
         if isinstance(params, AdamParams):
             check_step(params)
-        if self._passed:
+        if self._line.passed:
             self._stepped = params
         request = OptimStepRequest(optim_params=params, model_id=self._line.model_id)
         return self._ordered("optim_step", request, OptimStepResponse, deadline, _deadlines.TRAIN_S)
@@ -564,9 +551,7 @@ class TrainingClient(ClientFuture["TrainingClient"]):
             )
         request = state.model_copy(update={"user_metadata": self._user_metadata})
         core = self._core
-        until = _deadlines.deadline_at(
-            core.clock.now(), deadline, core.settings.deadline_s, _deadlines.CREATE_S
-        )
+        until = core.give_up_at(deadline, _deadlines.CREATE_S)
         asked = LoadedModel.of(core, request, until, aside=True)
         return TrainingClient._make(core, asked, instead_of=self._line)
 
@@ -832,12 +817,12 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         if "tinker_sync.losses.two_passes" in sys.modules:  # without it, no loss is computed
             two_passes.refuse_inside_loss(self._line.queue)
         self._line.queue.refuse_inherited()
-        self._place.refuse_freed()
+        if self._place.freed:
+            self._place.refuse_freed()
         self._goes_ahead()
 
     def _until(self, deadline: float | None, usual_s: float = _deadlines.TRAIN_S) -> float:
-        core = self._core
-        return _deadlines.deadline_at(core.clock.now(), deadline, core.settings.deadline_s, usual_s)
+        return self._core.give_up_at(deadline, usual_s)
 
     forward_backward_async = future_twin(forward_backward)
     forward_async = future_twin(forward)
@@ -858,15 +843,3 @@ class TrainingClient(ClientFuture["TrainingClient"]):
 
 def _note_load(suffix: str) -> None:
     warn_caller(_LOAD_NOTE.format(name=f"load_state{suffix}", suffix=suffix), FutureWarning)
-
-
-def _note_loss(
-    curve: deque[tuple[float, float]], clock: Clock, passed: APIFuture[ForwardBackwardOutput]
-) -> None:
-    """Append the loss of a pass. Runs in the thread that ended the pass; holds no reference to the client."""
-    if passed.cancelled() or passed.failure is not None:
-        return
-    metrics = passed.result().metrics
-    loss = metrics.get("loss:mean", metrics.get("loss:sum"))
-    if loss is not None:
-        curve.append((clock.now(), loss))

@@ -26,8 +26,8 @@ from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import ClientClosedError, DeadlineError, TinkerError
 from tinker_sync.losses.data import backward_data, forward_data, read_logprobs
 from tinker_sync.losses.evaluate import Evaluate, Evaluated, make_evaluator
+from tinker_sync.runtime.answers import add_mean_loss
 from tinker_sync.runtime.futures import APIFuture, Submit
-from tinker_sync.runtime.merge import add_mean_loss
 from tinker_sync.runtime.naming import named
 from tinker_sync.runtime.progress import FutureState, Status, Timeline
 from tinker_sync.runtime.send_queue import Operation, SendQueue

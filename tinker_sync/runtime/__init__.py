@@ -10,8 +10,8 @@ The steps of a sample and of a training call, with the modules that take them:
 
     training.optim_step()  training_calls          OrderedCall, PassCall: checked, then prepared
       schedule             send_queue              order and number, chunk by chunk
-      submit               training_part, server   blocking, with the retries of `transport.caller`
-      poll, decode         fetcher, combine, merge chunks become one result
+      submit               training_part, poller   the same road; `transport.caller.Tries` decides on retries
+      poll, decode         fetcher, combine, answers   chunks become one result
 
 Glossary: a *request* is one HTTP request; a *promise* is the server's answer that names a request id; a
 *chunk* is a part of a training pass; to *submit* is to send the request that returns a promise; to *poll* is
@@ -31,13 +31,14 @@ The modules and what they own:
     workers                the pools: send, fetch, callback, loss, create, await, enter; their sizes
     sample_line            the sampler, the numbers and the body format of one client's samples
     sample_scheduler       the queue of a client's samples, and the policy for submits the server refuses
-    poller, tickets        the thread that watches the sockets of all requests under way, and the timers
-    readiness, drain       the readable sockets, and the few workers that read them
-    rate_limiter, byte_budget   the limits; samples and chunks wait there
+    poller, tickets        the thread that watches the sockets of all requests under way, and the timers; the
+                           readable sockets, and the few workers that read them
+    rate_limiter, byte_budget   the limits; samples and chunks wait there; the sizes of requests
     held_calls             calls on a client that is not ready yet
     session_poll           one poll for all samples of a session, if the server offers it
+    naming                 the public method that requests are sent for, the user's line that made a call, and
+                           failures that the user never looks at
     exits, _fork           the end of the process; forked children
-    naming                 the public method that requests are sent for
 
 Threads: those of the user (they check, prepare and queue), `tinker-enter` (queues training calls),
 `tinker-send-N`, `tinker-fetch-N`, `tinker-callback-N`, `tinker-loss-N`, `tinker-create-N`,

@@ -121,7 +121,7 @@ def _connection(orders: dict[str, Any]) -> http.client.HTTPConnection:
     return through
 
 
-def _context(trusted: str | None, cert: list[str] | None) -> Any:
+def _context(trusted: str | None, cert: list[str]) -> Any:
     import ssl
 
     if trusted is None:  # the user has switched the check off

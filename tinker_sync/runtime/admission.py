@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
-
-from attrs import frozen
+from typing import Any, NamedTuple, Protocol
 
 from tinker_sync._observe import TokensUsed
 from tinker_sync.runtime import _fork
@@ -17,8 +15,7 @@ from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.types.model_input import ModelInput, ModelInputChunk
 
 
-@frozen(kw_only=True)
-class Plan:
+class Plan(NamedTuple):
     """The tokens that a call takes or may take.
 
     >>> Plan(model="s:train:0", trained=12).sampled

@@ -1,20 +1,54 @@
-"""Checks of the results of training calls against their requests. Pure; any thread.
+"""The results of training calls: checked against their requests, and merged from the outputs of chunks.
 
-A result that is too short, or that belongs to another call, fails the call that waits for it. The checks of
-samples are in `sample_response`.
+The functions are pure, and any thread may call them. A result that is too short, or that belongs to another
+call, fails the call that waits for it. The checks of samples are in `sample_response`. No content of a
+server's metrics makes a merge raise.
+
+A metric key is `name:reduction` with exactly one colon. The reduction covers the chunks that have the key.
+The weight of a chunk is the number of its outputs:
+
+    mean            weighted mean; the plain mean if all weights are 0
+    sum, min, max   sum, smallest and largest value
+    slack           largest minus mean
+    hash2           sum of the whole parts modulo 2**64, an exact int
+    unique          every value, see below
+
+Three cases keep one value per chunk, as `unique` does: a key without exactly one colon, a reduction that is
+not in this list, and values that cannot be reduced (a hash2 of infinity, text, None). The first value keeps
+the key itself. Later values get `key_1`, `key_2` and so on; names that a chunk uses itself are skipped. Keys
+appear in the order in which the chunks first have them. The result has the keys of all chunks, not only those
+of the first.
+
+`loss` and `loss:sum` may both be present and do not affect each other. `loss:sum` is the loss of the whole
+call and takes precedence if one number is needed. A bare `loss` names no reduction, so it stays per
+chunk (`loss`, `loss_1`) and never becomes or replaces `loss:sum`. With a single chunk a bare `loss` is the
+loss of the whole call.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, count
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
+from tinker_sync._lazy import LazyModule
+from tinker_sync._numpy import np
+from tinker_sync._observe import TokensUsed
 from tinker_sync.errors import WireError
+from tinker_sync.runtime.fetcher import decode_with
 from tinker_sync.types.datum import Datum
-from tinker_sync.types.training import ForwardBackwardOutput
+from tinker_sync.types.tensor_data import TensorData
+from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardOutput
+from tinker_sync.wire import json as wire_json
+
+if TYPE_CHECKING:
+    from tinker_sync.runtime.admission import Pledge
+    from tinker_sync.wire.proto import outputs
+else:  # it needs numpy
+    outputs = LazyModule("tinker_sync.wire.proto.outputs")
 
 _TARGETS: Final = "target_tokens"
 _SCORES: Final = "logprobs"
@@ -71,7 +105,7 @@ class ExpectedOutputs:
             scores = record.get(_SCORES)
             if scores is None or expected is None:
                 continue
-            size = math.prod(scores._effective_shape)
+            size = scores._numpy.size if scores._crow is None else math.prod(scores._effective_shape)
             if size > expected or (self.whole and size < expected):
                 raise WireError(
                     f"expected {expected} values, one for each target, got {size}",
@@ -83,9 +117,9 @@ class ExpectedOutputs:
 def _target_count(datum: Datum) -> int | None:
     targets = datum.loss_fn_inputs.get(_TARGETS)
     # Of sparse targets a server may score those that are stored.
-    if targets is None or targets.sparse_crow_indices is not None:
+    if targets is None or targets._crow is not None:
         return None
-    return math.prod(targets._effective_shape)
+    return int(targets._numpy.size)
 
 
 def check_kind(name: str, tree: Any) -> None:
@@ -123,3 +157,193 @@ def check_model(model_id: str, result: Any) -> None:
     """
     if getattr(result, "model_id", None) not in (None, "", model_id):
         raise WireError("it belongs to another model", "model_id")
+
+
+_MASK: Final = 2**64 - 1
+_LOSS: Final = "loss:sum"
+
+
+def merge_outputs(outputs: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
+    """Return the output of a call, merged from the outputs of its chunks: at least one, in order.
+
+    >>> first = ForwardBackwardOutput("ArrayRecord", [{}], {"loss:sum": 1.5})
+    >>> second = ForwardBackwardOutput("ArrayRecord", [{}, {}], {"loss:sum": 2.0, "loss": 0.1})
+    >>> merged = merge_outputs([first, second])
+    >>> len(merged.loss_fn_outputs), merged.metrics
+    (3, {'loss:sum': 3.5, 'loss': 0.1})
+    """
+    assert outputs, "nothing to merge"  # noqa: S101
+    return ForwardBackwardOutput(
+        loss_fn_output_type=outputs[0].loss_fn_output_type,
+        loss_fn_outputs=list(chain.from_iterable(output.loss_fn_outputs for output in outputs)),
+        metrics=merge_metrics(
+            [output.metrics for output in outputs], [len(output.loss_fn_outputs) for output in outputs]
+        ),
+    )
+
+
+def add_mean_loss(output: ForwardBackwardOutput, trained: int) -> ForwardBackwardOutput:
+    """Return the output of a call with `loss:mean`: `loss:sum` divided by the number of tokens it counts.
+
+    A `loss:mean` from the server stays as it is.
+
+    >>> add_mean_loss(ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 6.0}), 4).metrics
+    {'loss:sum': 6.0, 'loss:mean': 1.5}
+    """
+    metrics = output.metrics
+    if not trained or "loss:sum" not in metrics or "loss:mean" in metrics:
+        return output
+    return output.model_copy(update={"metrics": {**metrics, "loss:mean": metrics["loss:sum"] / trained}})
+
+
+def add_loss(
+    output: ForwardBackwardOutput, weights: Sequence[TensorData | None] | None
+) -> ForwardBackwardOutput:
+    """Return the output with `loss:sum`, computed from its rows if the server does not send this metric.
+
+    The output stays as it is if its rows do not contain the needed values.
+
+    Args:
+        output: the output of one chunk.
+        weights: for a cross-entropy, the weights of each datum, with None for a datum whose weights are all
+            1. For another loss, None; its rows must contain the elements of the loss.
+
+    >>> rows = [{"logprobs": {"data": [-1.0, -2.0], "dtype": "float32"}}]
+    >>> add_loss(ForwardBackwardOutput("scalar", rows, {}), [None]).metrics
+    {'loss:sum': 3.0}
+    """
+    if _LOSS in output.metrics:
+        return output
+    try:
+        total = _sum_loss(output, weights)
+    except (KeyError, ValueError):  # an output without the tensor, or of another length
+        return output
+    return output.model_copy(update={"metrics": {**output.metrics, _LOSS: total}})
+
+
+def _sum_loss(output: ForwardBackwardOutput, weights: Sequence[TensorData | None] | None) -> float:
+    rows = output.loss_fn_outputs
+    if weights is None:
+        return float(sum(np.sum(row["elementwise_loss"].to_numpy()) for row in rows))
+    total = 0.0
+    for row, weight in zip(rows, weights, strict=True):
+        scores = row["logprobs"].to_numpy().reshape(-1)
+        # A token of weight 0 adds nothing, even if its score is infinite.
+        counted = np.ones(len(scores)) if weight is None else weight.to_numpy().reshape(-1)
+        total -= float(np.sum(np.where(counted != 0, scores, 0.0) * counted))
+    return total
+
+
+def merge_metrics(chunks: Sequence[Mapping[str, Any]], weights: Sequence[int]) -> dict[str, Any]:
+    """Return the metrics of a call, merged from the metrics of its chunks.
+
+    Args:
+        chunks: the metrics of each chunk.
+        weights: the number of outputs of each chunk.
+
+    >>> merge_metrics([{"a:mean": 1, "clock:unique": 7}, {"a:mean": 2, "clock:unique": 8}], [1, 3])
+    {'a:mean': 1.75, 'clock:unique': 7, 'clock:unique_1': 8}
+    """
+    keys = dict.fromkeys(chain.from_iterable(chunks))
+    merged: dict[str, Any] = {}
+    for key in keys:
+        having = [index for index, metrics in enumerate(chunks) if key in metrics]
+        values = [chunks[index][key] for index in having]
+        kept = _reduced(key, values, [weights[index] for index in having])
+        merged.update(zip(_names(key, keys), kept, strict=False))
+    return merged
+
+
+def _reduced(key: str, values: list[Any], weights: list[int]) -> list[Any]:
+    """Return one reduced value if the key names a reduction that works, else the values themselves."""
+    _, _, name = key.partition(":")
+    reduce = _REDUCTIONS.get(name)
+    if reduce is None:
+        return values
+    try:
+        with np.errstate(all="ignore"):
+            return [reduce(values, weights)]
+    except Exception:  # noqa: BLE001  # a bad metric must not cost the result it came with
+        return values
+
+
+def _names(key: str, taken: Mapping[str, object]) -> Iterator[str]:
+    yield key
+    for number in count(1):
+        name = f"{key}_{number}"
+        if name not in taken:
+            yield name
+
+
+def _mean(values: list[Any], weights: list[int]) -> Any:
+    return np.average(values, weights=weights if any(weights) else None)
+
+
+def _hash2(values: list[Any], _: list[int]) -> int:
+    return sum(int(value) & _MASK for value in values) & _MASK
+
+
+def _plain(reduced: Any) -> Any:
+    """Return a Python number for a numpy number. An int too large for numpy is a Python int already."""
+    return reduced.item() if isinstance(reduced, np.generic) else reduced
+
+
+_REDUCTIONS: Final[Mapping[str, Callable[[list[Any], list[int]], Any]]] = {
+    "mean": lambda values, weights: _plain(_mean(values, weights)),
+    "sum": lambda values, _: _plain(np.sum(values)),
+    "min": lambda values, _: _plain(np.min(values)),
+    "max": lambda values, _: _plain(np.max(values)),
+    "slack": lambda values, weights: _plain(np.max(values) - _mean(values, weights)),
+    "hash2": _hash2,
+}
+
+
+# ------------------------------------------------------------------------------------------ reading
+
+
+def weights_of(given: ForwardBackwardInput) -> list[TensorData | None] | None:
+    """Return the weights of a cross-entropy, for the computation of its loss; None for another loss."""
+    if given.loss_fn != "cross_entropy":
+        return None
+    return [datum.loss_fn_inputs.get("weights") for datum in given.data]
+
+
+def read_with_loss(decode: Any, weights: Any, reply: Any, tree: Any) -> ForwardBackwardOutput:
+    """Read a result of a server that leaves out the loss, and add the loss."""
+    return add_loss(decode(reply, tree), weights)
+
+
+def read_settled(
+    decode: Any, expected: ExpectedOutputs, pledge: Pledge, used: TokensUsed, reply: Any, tree: Any
+) -> ForwardBackwardOutput:
+    """Read a result, and count its tokens before the user gets it."""
+    output: ForwardBackwardOutput = decode(reply, tree)
+    pledge.settle(used)  # even if the check fails, because the server has computed it
+    return expected.check(output)
+
+
+def read_result(name: str, model_id: str, kind: type[Any], _reply: Any, tree: Any) -> Any:
+    """Return the result of a call with a JSON result."""
+    check_kind(name, tree)
+    result = wire_json.from_plain(tree, kind)
+    if name.startswith("save_"):
+        check_saved(result.path, getattr(result, "sampling_session_id", None))
+    check_model(model_id, result)
+    return result
+
+
+read_pass: Final = decode_with(
+    lambda data: outputs.decode_forward_backward_output(data),  # noqa: PLW0108  # the module loads on use
+    lambda tree: wire_json.from_plain(tree, ForwardBackwardOutput),
+)
+
+
+def decode_pass(merge: Any, reply: Any, tree: Any) -> ForwardBackwardOutput:
+    """Return the output of a call in one chunk, with its metrics reduced like those of several chunks."""
+    output: ForwardBackwardOutput = merge([read_pass(reply, tree)])
+    return output
+
+
+def merge_pass(trained: int, outputs: list[ForwardBackwardOutput]) -> ForwardBackwardOutput:
+    """Merge the outputs of a pass over so many trained tokens."""
+    return add_mean_loss(merge_outputs(outputs), trained)

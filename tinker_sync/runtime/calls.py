@@ -20,7 +20,7 @@ from tinker_sync.types.future import UntypedAPIFuture
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.adapt import json_body
 from tinker_sync.wire.dialect import Dialect
-from tinker_sync.wire.endpoints import Endpoint, Repeat, row_of
+from tinker_sync.wire.endpoints import ENDPOINTS, Endpoint, Repeat, row_of
 from tinker_sync.wire.paths import QueryValue, encode_query
 
 _IDS: Final = ("request_id", "session_id", "sampling_session_id")
@@ -57,7 +57,7 @@ def make_call(
         idempotency_key: the key to send; None if the caller draws one.
         sdk_method: the public method that the call is made for; None for the one that runs in this thread.
     """
-    row = row_of(name)
+    row = ENDPOINTS.get(name) or row_of(name)
     if body is None and row.body != "none":
         if dialect is not None and isinstance(request, Model):
             body = json_body(request, dialect)
@@ -65,8 +65,8 @@ def make_call(
             body = wire_json.encode({} if request is None else request)
     return Call(
         method=row.method,
-        path=row.path_for(**(path or {})),
-        query=encode_query(query or {}),
+        path=row.path_for(**(path or {})) if path or row.path.names else row.path.text,
+        query=encode_query(query) if query else "",
         body=body,
         headers=headers or {},
         content_type=content_type,
@@ -131,9 +131,10 @@ def read_promise(
         tree = wire_json.loads(reply.body)
     except WireError as error:
         raise odd_answer(row_of(name), reply, error, secrets) from error
-    if type(tree) is dict and tree.get("model_id") is None:  # the usual form; it needs no converter
+    if type(tree) is dict:  # the usual form; it needs no converter
         request_id, ids = tree.get("request_id"), tree.get("sample_sequence_ids")
         fits = ids is None or (type(ids) is list and set(map(type, ids)) <= {str})
+        fits = fits and type(tree.get("model_id")) in (str, type(None))
         if type(request_id) is str and request_id and fits:
             return request_id, ids
     promise: UntypedAPIFuture = read_reply(name, reply, secrets)

@@ -34,7 +34,7 @@ from tinker_sync.runtime.naming import carried
 from tinker_sync.runtime.notices import Notices
 from tinker_sync.runtime.once import Once
 from tinker_sync.runtime.pending import PENDING_LIMIT_S, PendingChanges
-from tinker_sync.runtime.poller import Poller
+from tinker_sync.runtime.poller import QUICK_BYTES, Poller
 from tinker_sync.runtime.rate_limiter import RateLimiter
 from tinker_sync.runtime.send_queue import Ended
 from tinker_sync.runtime.server import Machinery, Server, finite
@@ -177,6 +177,13 @@ class Core:
             pause_billing=pause_billing,
         )
 
+    def give_up_at(self, deadline_s: float | None, usual_s: float) -> float:
+        """Return the moment to give up, by the deadline of a call, else of the client, else the usual one."""
+        if deadline_s is None:
+            deadline_s = self.settings.deadline_s
+        limit_s = usual_s if deadline_s is None else deadline_s
+        return self.clock.now() + limit_s if math.isfinite(limit_s) else math.inf
+
     # -------------------------------------------------------------------------------------- jobs
 
     def future(self, *when_done: Callable[[APIFuture[Any]], object]) -> APIFuture[Any]:
@@ -238,6 +245,12 @@ class Core:
     def run_sending(self, job: Callable[[], object]) -> None:
         """Run a job that sends a training request, and send the first poll for its result on that worker."""
         self.send_pool.run(partial(self.poller.step_on_worker, job))
+
+    def follow_sending(self, part: training_part.TrainingPart, job: Callable[[], object]) -> bool:
+        """Send a small training request on this worker after its step. Return False if that may wait."""
+        made = self.server.made.made
+        quick = part.size <= QUICK_BYTES and made is not None and made.train_bytes.has_room
+        return quick and self.poller.follow(job)
 
     def training_sender(self) -> Callable[[training_part.TrainingPart, int, Ended], None]:
         """Return the function that sends the requests of one training client."""

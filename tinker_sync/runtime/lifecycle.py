@@ -20,9 +20,8 @@ from tinker_sync.errors import ClientClosedError, EarlierCallFailedError, Tinker
 from tinker_sync.runtime import exits
 from tinker_sync.runtime.failures import fresh
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import carried
+from tinker_sync.runtime.naming import carried, note_failure
 from tinker_sync.runtime.pending import PendingChanges
-from tinker_sync.runtime.unread import note_failure
 
 if TYPE_CHECKING:
     from tinker_sync.config import Settings

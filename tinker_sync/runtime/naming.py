@@ -4,21 +4,31 @@
 methods that it calls in turn do not change the name. A context variable of the calling thread holds the name.
 Work in another thread keeps the name in one of two ways: `carried` wraps a job, and a request that is sent
 later stores `current()` in a field when it is made.
+
+Failures that the user never looks at are logged once with the name of the call and the user's line. A call
+stores the line that made it. If it fails, its future gets an `Unread`. This logs the failure when the future
+is collected, when the process ends, or when a later call depends on the failed one. If the user looks at the
+future first, nothing is logged. Any thread may call the functions.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import os
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, Final, ParamSpec, TypeVar
 
+from tinker_sync.errors import ClientClosedError, EarlierCallFailedError
+from tinker_sync.runtime import _fork
 from tinker_sync.runtime.futures import APIFuture
 
 C = TypeVar("C", bound=type)
@@ -137,3 +147,63 @@ def _naming_coroutine(method: Callable[..., Any], name: str) -> Callable[..., An
             _set("")
 
     return naming
+
+
+Asked = tuple[str, CodeType, int]
+"""The public method of a call, and the code and line of the user that called it."""
+
+# These follow from a failure that is reported already, or from an action of the user.
+_EXPECTED: Final = (CancelledError, ClientClosedError, EarlierCallFailedError)
+
+_log = logging.getLogger("tinker_sync.clients")
+
+
+def asked_here() -> Asked:
+    """Return the public method that runs in this thread, and the line outside of this package that called it.
+
+    Thousands of samples call this, so it only walks up the frames.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return current(), frame.f_code, frame.f_lineno
+
+
+class Unread:
+    """A failure that the user has not looked at yet.
+
+    Args:
+        text: the text to log; "" once there is nothing to log.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._generation = _fork.generation()
+
+    def log(self) -> None:
+        """Log the failure, unless the user has seen it, it was logged, or it is from the parent process."""
+        text, self.text = self.text, ""
+        if text and self._generation == _fork.generation():
+            _log.warning("%s", text)
+
+
+def watch(future: APIFuture[Any], asked: Asked) -> None:
+    """Arrange that a failure of a call is logged if the user never looks at it."""
+    future.asked = asked
+    future.when_done(note_failure)
+
+
+def note_failure(future: APIFuture[Any]) -> None:
+    """Keep the failure of an ended future until the user looks at it."""
+    failure, asked = future.failure, future.asked
+    if failure is None or asked is None or isinstance(failure, _EXPECTED):
+        return
+    if future.looked_at or future.overlooked is not None:
+        return
+    name, code, line = asked
+    call = name.rpartition(".")[2] or "a call"
+    place = f"{os.path.basename(code.co_filename)}:{line}"
+    words = f"{type(failure).__name__}: {failure}"
+    unread = Unread(f"{call} at {place} failed, and its result was never looked at: {words}")
+    future.overlooked = unread
+    weakref.finalize(future, unread.log)

@@ -26,24 +26,27 @@ from typing import Any, Final
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync.runtime import _fork
-from tinker_sync.runtime.drain import Drain
-from tinker_sync.runtime.readiness import Readiness, make_readiness
 from tinker_sync.runtime.tickets import (
+    Drain,
     Leftovers,
     Opener,
     OpenRequest,
     Outcome,
+    Readiness,
     Runner,
     Ticket,
     abort,
     closed_failure,
     descriptor_of,
     files_to_use,
+    make_readiness,
     outcome_of,
 )
 from tinker_sync.transport.call import Call, SendFailed
 
 IDLE_S: Final = 5.0
+# A connection takes this many bytes at once, without waiting for the server to read.
+QUICK_BYTES: Final = 32 * 1024
 # A large answer, or the renewal of a token, may hold up a worker that reads. After this time another worker
 # takes over the answers that wait behind it.
 _HELD_UP_S: Final = 0.02
@@ -55,10 +58,9 @@ _log = logging.getLogger(__name__)
 
 
 class _NextOnThisWorker(threading.local):
-    """The request that the current worker sends itself after its current step."""
+    """The jobs that the current worker does itself after its current step."""
 
-    busy = False
-    ticket: Ticket | None = None
+    jobs: deque[Callable[[], object]] | None = None  # None outside of a step
 
 
 class Poller:
@@ -159,26 +161,34 @@ class Poller:
             self._start_or_wake(start, wake=False)
 
     def step_on_worker(self, step: Callable[..., object], *given: Any) -> None:
-        """Call `step(*given)` on this worker thread, and then send the first request that it started.
+        """Call `step(*given)` on this worker thread, and then do the short jobs that follow from it.
 
-        This is for short steps that end by starting a request. No other worker has to wake up for the
-        request, and it can use the connection whose answer led to it.
+        This is for short steps that end by starting requests. No other worker has to wake up for the
+        requests, and they can use the connection whose answer led to them.
         """
         following = self._next
-        if following.busy:
+        if following.jobs is not None:
             step(*given)
             return
-        following.busy = True
+        jobs = following.jobs = deque()
         try:
             step(*given)
-            while (ticket := following.ticket) is not None:
-                following.ticket = None
-                self._send(ticket)
+            while jobs:
+                jobs.popleft()()
         finally:
-            following.busy = False
-            ticket, following.ticket = following.ticket, None
-            if ticket is not None:
-                self._schedule_send(ticket)
+            following.jobs = None
+            for job in jobs:
+                try:
+                    self._workers.run(partial(self.step_on_worker, job))
+                except RuntimeError:  # the pool is closed, so the job fails at once
+                    job()
+
+    def follow(self, job: Callable[[], object]) -> bool:
+        """Do a short job on this worker after its current step. Return False if this thread is in no step."""
+        jobs = self._next.jobs
+        if jobs is not None:
+            jobs.append(job)
+        return jobs is not None
 
     @property
     def under_way(self) -> int:
@@ -223,15 +233,20 @@ class Poller:
     # -------------------------------------------------------------------------------------- on workers
 
     def _schedule_send(self, ticket: Ticket) -> None:
-        following = self._next
-        if following.busy and following.ticket is None:
-            following.ticket = ticket
+        jobs = self._next.jobs
+        if jobs is not None and (not jobs or self._is_quick(ticket)):
+            jobs.append(partial(self._send, ticket))
             return
         try:
             self._workers.run(partial(self.step_on_worker, self._send, ticket))
         except RuntimeError as error:
             # The pool is closed, so this thread ends the call.
             self._conclude(ticket, closed_failure(error))
+
+    def _is_quick(self, ticket: Ticket) -> bool:
+        """Return True if the request can probably be sent without waiting."""
+        body = None if ticket.call is None else ticket.call.body
+        return (body is None or len(body) <= QUICK_BYTES) and self._http.has_idle_connection()
 
     def _send(self, ticket: Ticket) -> None:
         call = ticket.call
@@ -275,6 +290,10 @@ class Poller:
         self._watched[descriptor] = ticket
         if expires_at_s < math.inf:
             heapq.heappush(self._expiries, (expires_at_s, next(self._sequence), ticket))
+            if len(self._expiries) > 2 * len(self._watched) + _STALE_EXPIRIES:
+                alive = set(map(id, self._watched.values()))
+                self._expiries = [entry for entry in self._expiries if id(entry[2]) in alive]
+                heapq.heapify(self._expiries)
 
     def _begin_watch(self, readiness: Readiness, ticket: Ticket, descriptor: int) -> None:
         try:
@@ -494,10 +513,6 @@ class Poller:
                 if self._watched.get(descriptor) is ticket:
                     del self._watched[descriptor]
                     over.append((descriptor, ticket))
-            if len(self._expiries) > 2 * len(self._watched) + _STALE_EXPIRIES:
-                alive = set(map(id, self._watched.values()))
-                self._expiries = [entry for entry in self._expiries if id(entry[2]) in alive]
-                heapq.heapify(self._expiries)
         for descriptor, _ in over:
             readiness.forget(descriptor)
         self._readable.add([ticket for _, ticket in over])

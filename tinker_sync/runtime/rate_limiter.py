@@ -59,7 +59,7 @@ def key_fingerprint(key: str) -> str:
     >>> key_fingerprint("tml-example") == key_fingerprint("tml-example")
     True
     """
-    return f"{hash(key):x}"  # hashlib would load OpenSSL
+    return f"{hash(key) & 0xFFFF_FFFF_FFFF_FFFF:016x}"  # hashlib would load OpenSSL
 
 
 class LimiterState(Enum):

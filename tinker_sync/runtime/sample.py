@@ -28,13 +28,12 @@ from tinker_sync._secret import HeaderMap
 from tinker_sync.errors import DeadlineError, TinkerError
 from tinker_sync.runtime import sample_response
 from tinker_sync.runtime.admission import Limiter, Plan, length_of
+from tinker_sync.runtime.byte_budget import estimate_prompt_bytes
 from tinker_sync.runtime.calls import read_promise
-from tinker_sync.runtime.chunking import estimate_prompt_bytes
 from tinker_sync.runtime.fetcher import Promise, decode_with
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import carried, current, named
+from tinker_sync.runtime.naming import asked_here, carried, current, named
 from tinker_sync.runtime.sample_scheduler import Refused, Throttled
-from tinker_sync.runtime.unread import asked_here
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.types.sampling import SampleRequest, SampleResponse
 from tinker_sync.wire import json as wire_json
@@ -166,7 +165,7 @@ class SampleJob:
             future = self._future or self.make_future()
             self._pledge.follow(future)
             self._began_at = core.clock.now()
-            if line.numbered:
+            if line.numbers.made is not None:
                 self._scheduler.put(self)
             else:
                 core.send_pool.run(carried(self._put_numbered))
@@ -222,7 +221,8 @@ class SampleJob:
             if not admitted:
                 self.fail(self._deadline_error())
             elif self._number is None:
-                self._number = self._line.next_number()
+                draw = self._line.numbers.made or self._line.next_number
+                self._number = draw()
         except Exception as error:  # noqa: BLE001  # it fails this sample only
             self.fail(error)
             return False
@@ -283,7 +283,7 @@ class SampleJob:
         if not self._body:
             core = self._line.core
             began_s = core.clock.now() if core.stopwatches else 0.0
-            bodies, _ = self._line.parts(self._machinery)
+            bodies, _ = self._line.parts.made or self._line.make_parts(self._machinery)
             self._body = bodies.encode(self._wire_request, self._number)
             if core.stopwatches:
                 core.note_encoded(self._sdk_method, began_s)
@@ -351,7 +351,7 @@ class SampleJob:
         future.mark_accepted(request_id)
         # The result may take hours. These are not needed again, except after a submission under a new number.
         self._body, self._call, self._ticket = b"", None, None
-        _, fetch = line.parts(self._machinery)
+        _, fetch = line.parts.made or line.make_parts(self._machinery)
         self._fetch = fetch(
             Promise(
                 request_id,

@@ -1,5 +1,7 @@
 """`SampleLine`: the parts that the samples of one client share: the sampler, the numbers, the body encoder.
 
+The JSON bodies of the samples differ in prompt and number, which `SampleBodies` splices in.
+
 Any thread may call the methods. Samples are held until the sampler exists; then they are scheduled in the
 order of the calls.
 """
@@ -9,20 +11,91 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.held_calls import HeldCalls
 from tinker_sync.runtime.once import Once
 from tinker_sync.runtime.sample import SampleJob
+from tinker_sync.types._structured import field_names
+from tinker_sync.types.model_input import EncodedTextChunk, ModelInput
 from tinker_sync.types.sampler import JoinSamplingSessionRequest
-from tinker_sync.wire.sample_bodies import SampleBodies
+from tinker_sync.types.sampling import SampleRequest, SamplingParams
+from tinker_sync.wire import json as wire_json
+from tinker_sync.wire.adapt import json_body
+from tinker_sync.wire.dialect import Dialect
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.core import Core
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.runtime.server import Machinery
     from tinker_sync.types.sampling import SampleRequest, SampleResponse
+
+# No text of the protocol holds it; a stop text that does is noticed.
+_MARK: Final = 1_999_999_999
+_MARKED: Final = b"[%d]" % _MARK
+_PARAMS: Final = "sampling_params"
+_key_of: Final = attrgetter(
+    *(name for name in field_names(SampleRequest) if name not in ("prompt", _PARAMS, "seq_id")),
+    *(f"{_PARAMS}.{name}" for name in field_names(SamplingParams) if name != "stop"),
+)
+
+
+class SampleBodies:
+    """Writes the bodies of one client's samples. Thread-safe.
+
+    >>> params = SamplingParams(max_tokens=4)
+    >>> request = SampleRequest(prompt=ModelInput.from_ints([1, 2]), sampling_params=params)
+    >>> bodies = SampleBodies(Dialect.of_vendor())
+    >>> bodies.encode(request, 0) == bodies.encode(request, 0), bodies.encode(request, 7)[:12]
+    (True, b'{"seq_id":7,')
+
+    Args:
+        dialect: what the server speaks.
+    """
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        # The fields of the last request, and its text before and after the tokens; replaced as a whole.
+        self._last: tuple[Any, bytes, bytes] = (None, b"", b"")
+
+    def encode(self, request: SampleRequest, number: int) -> bytes:
+        """Return the body of a request, which is fit for the server, under its number."""
+        chunks = request.prompt.chunks
+        if len(chunks) != 1 or type(chunks[0]) is not EncodedTextChunk or request.target_prompt_logprobs:
+            return self._encode_whole(request, number)
+        stop = request.sampling_params.stop
+        key = _key_of(request), tuple(stop) if type(stop) is list else stop
+        last: tuple[Any, bytes, bytes] | None = self._last
+        if self._last[0] != key:
+            last = self._learn(request, key)
+        if last is None:
+            return self._encode_whole(request, number)
+        tokens = chunks[0].tokens
+        listed = tokens if type(tokens) is list else _list(tokens)
+        return b'{"seq_id":%d,%b%b%b' % (number, last[1], wire_json.DEFAULT.write(listed), last[2])
+
+    def _learn(self, request: SampleRequest, key: Any) -> tuple[Any, bytes, bytes] | None:
+        """Keep the text around the tokens of a request; None if it cannot be told from them."""
+        marked = request.model_copy(update={"prompt": ModelInput.from_ints([_MARK])})
+        before, *others = self._body(marked)[1:].split(_MARKED)
+        if len(others) != 1:
+            return None
+        last = self._last = key, before, others[0]
+        return last
+
+    def _encode_whole(self, request: SampleRequest, number: int) -> bytes:
+        return wire_json.with_number(self._body(request), number)
+
+    def _body(self, request: SampleRequest) -> bytes:
+        return json_body(request, self._dialect)
+
+
+def _list(tokens: Any) -> list[int]:
+    listed: list[int] = tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
+    return listed
+
 
 CLONE_BLOCK: Final = 10**9
 """The size of a block of numbers. Each copy of a client numbers its samples in a block of its own."""
@@ -49,10 +122,12 @@ class SampleLine:
         self.base_model: str | None = None
         """The base model; None if it is not known. Set once."""
         # The original counts from 0 without asking the server. A copy first needs a block of its own.
-        self._numbers: Once[Callable[[], int]] = Once()
+        self.numbers: Once[Callable[[], int]] = Once()
+        """The function that draws numbers, once it is known. A copy has to ask the server for its numbers."""
         if not copied:
-            self._numbers.get(lambda: itertools.count().__next__)
-        self._parts: Once[tuple[SampleBodies, Callable[..., Any]]] = Once()
+            self.numbers.get(lambda: itertools.count().__next__)
+        self.parts: Once[tuple[SampleBodies, Callable[..., Any]]] = Once()
+        """The encoder of the bodies and the function that polls for results, once `make_parts` was called."""
         self._clone_id = 0
         _fork.renew_in_child(self)
 
@@ -82,32 +157,24 @@ class SampleLine:
 
     def make_numbers(self) -> None:
         """Prepare the numbers. The first call of a copy asks the server and blocks."""
-        self._numbers.get(self._join)
+        self.numbers.get(self._join)
         self.core.ready()
-
-    @property
-    def numbered(self) -> bool:
-        """Return True if the numbers are known."""
-        return self._numbers.made is not None
 
     def next_number(self) -> int:
         """Return the number for the next sample. The first call of a copy asks the server."""
-        draw = self._numbers.made or self._numbers.get(self._join)
-        return draw()
+        return self.numbers.get(self._join)()
 
-    def parts(self, machinery: Machinery) -> tuple[SampleBodies, Callable[..., Any]]:
+    def make_parts(self, machinery: Machinery) -> tuple[SampleBodies, Callable[..., Any]]:
         """Return the encoder of the bodies and the function that polls for results.
 
         A copy must have its numbers before this call.
         """
-        return self._parts.made or self._parts.get(
-            lambda: (SampleBodies(machinery.facts.dialect), self._choose_poll(machinery))
-        )
+        return self.parts.get(lambda: (SampleBodies(machinery.facts.dialect), self._choose_poll(machinery)))
 
     def renew_after_fork(self) -> None:
         """Begin as a copy: a forked child needs numbers of its own."""
-        self._numbers = Once()
-        self._parts = Once()
+        self.numbers = Once()
+        self.parts = Once()
 
     def _choose_poll(self, machinery: Machinery) -> Callable[..., Any]:
         """Return the function that polls for results: together if the server offers that, else one by one."""

@@ -14,7 +14,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
 from tinker_sync._policy import Meaning, Stage, delay_s, rule_for
@@ -22,6 +22,7 @@ from tinker_sync.errors import APIError, TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.billing import BillingPause
 from tinker_sync.runtime.fetcher import Fetcher
+from tinker_sync.runtime.poller import QUICK_BYTES
 from tinker_sync.runtime.rate_limiter import Gate, default_delay_s
 from tinker_sync.runtime.workers import no_thread
 from tinker_sync.transport import verdict
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.byte_budget import ByteBudget
     from tinker_sync.runtime.sample import SampleJob
     from tinker_sync.runtime.workers import Workers
-
-# A connection takes this many bytes at once, without waiting for the server to read.
-_QUICK_BYTES: Final = 32 * 1024
 
 
 class SampleScheduler:
@@ -153,7 +151,7 @@ class SampleScheduler:
             if self._leave():
                 self.poller.step_on_worker(job.submit)
                 return
-            if job.estimate_bytes <= _QUICK_BYTES and self._has_idle_connection():
+            if job.estimate_bytes <= QUICK_BYTES and self._has_idle_connection():
                 self.poller.step_on_worker(job.submit)
                 continue
             try:

@@ -51,7 +51,7 @@ from attrs import define
 from tinker_sync.errors import EarlierCallFailedError, TinkerError, with_words
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.failures import fresh
-from tinker_sync.runtime.futures import APIFuture, Submit
+from tinker_sync.runtime.futures import APIFuture, Job, Submit
 from tinker_sync.transport.body import PiecedBody
 
 _INHERITED: Final = (
@@ -123,11 +123,12 @@ class QueueState(Enum):
     CLOSED = "closed"
 
 
+# By value, because an enum hashes slowly.
 _MOVES = {
-    QueueState.IDLE: {QueueState.SENDING, QueueState.CLOSED},
-    QueueState.SENDING: {QueueState.IDLE, QueueState.BROKEN, QueueState.CLOSED},
-    QueueState.BROKEN: {QueueState.CLOSED},
-    QueueState.CLOSED: set(),
+    "idle": (QueueState.SENDING, QueueState.CLOSED),
+    "sending": (QueueState.IDLE, QueueState.BROKEN, QueueState.CLOSED),
+    "broken": (QueueState.CLOSED,),
+    "closed": (),
 }
 
 
@@ -185,6 +186,7 @@ class SendQueue(Generic[PartT]):
         send: Callable[[PartT, int, Ended], object],
         submit: Submit,
         send_nothing: Callable[[int, Ended], object] = lambda _, ended: ended(None),
+        follow: Callable[[PartT, Job], bool] = lambda _part, _job: False,
     ) -> None:
         """Make an empty queue.
 
@@ -192,10 +194,12 @@ class SendQueue(Generic[PartT]):
             send: sends a part under a number.
             submit: runs a job on a worker.
             send_nothing: sends a request without effect under a number, in the same way.
+            follow: does the job that sends a part soon on this thread; returns False if it does not.
         """
         self._send = send
         self._submit = submit
         self._send_nothing = send_nothing
+        self._follow = follow
         self._lock = threading.Lock()
         self._state = QueueState.IDLE  # guarded by _lock
         self._queue: deque[Operation[PartT]] = deque()  # guarded by _lock
@@ -354,7 +358,9 @@ class SendQueue(Generic[PartT]):
     def _launch(self, sending: _Sending[PartT], stage: Sequence[int]) -> None:
         for index in stage:
             try:
-                self._submit(partial(self._send_one, sending, index))
+                job = partial(self._send_one, sending, index)
+                if not self._follow(sending.operation.parts[index], job):
+                    self._submit(job)
             except RuntimeError as failure:  # the workers take no more
                 self._break(sending, index, failure)
 
@@ -487,7 +493,7 @@ class SendQueue(Generic[PartT]):
 
     def _move_locked(self, state: QueueState) -> None:
         before, self._state = self._state, state
-        legal = state in _MOVES[before]
+        legal = state in _MOVES[before.value]
         assert legal, f"{before} -> {state}"  # noqa: S101
 
 

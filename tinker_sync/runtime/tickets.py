@@ -1,21 +1,28 @@
-"""Tickets: the requests and timers that a poller holds, and the outcomes of requests.
+"""Parts of a poller: its tickets, the set of the sockets that it watches, and the queue for its workers.
 
-Any thread may call the methods. The first thread that takes the reaction of a ticket ends it.
+A `Ticket` is a request or a timer. The first thread that takes the reaction of a ticket ends it. A
+`Readiness` watches sockets until they become readable. A watch ends when its socket is readable; a new call
+of `watch` begins it again. If the system allows it, other threads can begin watches while one thread waits
+(`takes_effect_at_once`). A `Drain` is a queue of readable sockets: a single worker begins, and more join if
+they pile up, because threads that share one interpreter gain nothing from more workers.
+
+Any thread may call the methods.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import select
+import selectors
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime.workers import WorkersClosedError
 from tinker_sync.transport.call import Call, Reply, SendFailed
-
-if TYPE_CHECKING:
-    from tinker_sync.runtime.readiness import Readiness
 
 # Each open request uses a file of the process; the rest of the program needs some too.
 _SHARE_OF_FILES: Final = 0.5
@@ -40,6 +47,7 @@ class Opener(Protocol):
     """A sender of requests that does not wait for the answers."""
 
     def open(self, call: Call) -> OpenRequest: ...
+    def has_idle_connection(self) -> bool: ...
 
 
 class Runner(Protocol):
@@ -60,6 +68,7 @@ class Ticket:
         self.reaction = [action]
         """The action, which the thread that ends the ticket pops in one step. Empty after that."""
         self.call = call
+        """The request to send; None once the ticket has ended, because the poller keeps tickets longer."""
         self.request: OpenRequest | None = None
 
     def cancel(self) -> bool:
@@ -77,9 +86,11 @@ class Ticket:
     def take(self) -> Callable[..., object] | None:
         """Return the action to the first caller, and None to later ones."""
         try:
-            return self.reaction.pop()
+            action = self.reaction.pop()
         except IndexError:
             return None
+        self.call = None
+        return action
 
 
 class Leftovers:
@@ -156,3 +167,163 @@ def files_to_use() -> int:
     if soft == resource.RLIM_INFINITY or soft > _UNLIMITED_FILES:
         soft = _UNLIMITED_FILES
     return max(_FEWEST_OPEN, int(soft * _SHARE_OF_FILES))
+
+
+class Readiness(Protocol):
+    """A set of watched sockets. One thread waits; any thread may begin a watch."""
+
+    takes_effect_at_once: bool
+    """False if the waiting thread must be woken to notice a new watch."""
+
+    def watch(self, descriptor: int) -> None:
+        """Watch a socket until it is readable.
+
+        Raises:
+            OSError, ValueError: the socket or this set is closed.
+        """
+
+    def forget(self, descriptor: int) -> None:
+        """End the watch of a socket."""
+
+    def wait(self, timeout_s: float | None) -> list[int]:
+        """Wait for at most `timeout_s`; return the descriptors of the sockets that became readable."""
+
+    def close(self) -> None:
+        """End all watches."""
+
+
+class EpollReadiness:
+    """The `Readiness` of Linux, which needs one system call for a watch."""
+
+    takes_effect_at_once = True
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._never = select.EPOLLONESHOT
+        self._once = select.EPOLLIN | select.EPOLLONESHOT
+
+    def watch(self, descriptor: int) -> None:
+        try:
+            self._epoll.modify(descriptor, self._once)  # a connection in use again is still registered
+        except FileNotFoundError:
+            self._epoll.register(descriptor, self._once)
+
+    def forget(self, descriptor: int) -> None:
+        with suppress(OSError, ValueError):
+            self._epoll.modify(descriptor, self._never)
+
+    def wait(self, timeout_s: float | None) -> list[int]:
+        return [descriptor for descriptor, _ in self._epoll.poll(timeout_s)]
+
+    def close(self) -> None:
+        self._epoll.close()
+
+
+class SelectorReadiness:
+    """The `Readiness` of other systems."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        # A selector with a descriptor keeps its set of sockets in the kernel.
+        self.takes_effect_at_once = hasattr(self._selector, "fileno")
+
+    def watch(self, descriptor: int) -> None:
+        try:
+            self._selector.register(descriptor, selectors.EVENT_READ)
+        except KeyError:
+            self.forget(descriptor)
+            self._selector.register(descriptor, selectors.EVENT_READ)
+
+    def forget(self, descriptor: int) -> None:
+        with suppress(KeyError, ValueError, OSError):
+            self._selector.unregister(descriptor)
+
+    def wait(self, timeout_s: float | None) -> list[int]:
+        ready = [key.fd for key, _ in self._selector.select(timeout_s)]
+        for descriptor in ready:
+            self.forget(descriptor)
+        return ready
+
+    def close(self) -> None:
+        self._selector.close()
+
+
+make_readiness: Callable[[], Readiness] = EpollReadiness if hasattr(select, "epoll") else SelectorReadiness
+
+
+T = TypeVar("T")
+
+# One more worker starts for each group of this many waiting items.
+_ITEMS_PER_WORKER: Final = 32
+_MOST_WORKERS: Final = 8
+
+
+class Drain(Generic[T]):
+    """A queue of items that workers handle in order. Thread-safe. Owners make a new one in a forked child.
+
+    Args:
+        workers: the pool that runs `handle`.
+        handle: handles one item; it may block, and must not raise.
+        refuse: receives an item and the reason why no worker takes it.
+    """
+
+    def __init__(
+        self, workers: Runner, handle: Callable[[T], object], refuse: Callable[[T, Exception], object]
+    ) -> None:
+        self._workers = workers
+        self._handle = handle
+        self._refuse = refuse
+        self.items: deque[T] = deque()
+        """The waiting items; a worker takes the first one in one atomic step."""
+        self._lock = threading.Lock()
+        self._busy = 0  # guarded by _lock; the workers that handle items
+
+    @property
+    def first(self) -> T | None:
+        """The next item to handle; None if no item waits."""
+        try:
+            return self.items[0]
+        except IndexError:
+            return None
+
+    def add(self, items: Iterable[T], *, held_up: bool = False) -> None:
+        """Add items. With `held_up`, start one more worker, because the busy workers make no progress."""
+        self.items.extend(items)
+        with self._lock:
+            start = self._busy < _MOST_WORKERS and (
+                len(self.items) > self._busy * _ITEMS_PER_WORKER or (held_up and bool(self.items))
+            )
+            self._busy += start
+        if not start:
+            return
+        try:
+            self._workers.run(self._work)
+        except RuntimeError as error:
+            with self._lock:
+                self._busy -= 1
+            while (item := self._take()) is not None:
+                self._refuse(item, error)
+
+    def _take(self) -> T | None:
+        try:
+            return self.items.popleft()
+        except IndexError:
+            return None
+
+    def _work(self) -> None:
+        """Handle items on one worker until no item is left."""
+        while True:
+            item = self._take()
+            if item is None:
+                with self._lock:
+                    if not self.items:
+                        self._busy -= 1
+                        return
+                continue
+            try:
+                self._handle(item)
+            except BaseException:
+                with self._lock:
+                    self._busy -= 1
+                self.add(())
+                raise

@@ -22,17 +22,29 @@ from typing import TYPE_CHECKING, Any, Final
 from tinker_sync._lazy import LazyModule
 from tinker_sync._observe import TokensUsed
 from tinker_sync.runtime.admission import Limiter, Plan, Pledge, length_of
-from tinker_sync.runtime.answers import ExpectedOutputs, check_kind, check_model, check_saved
-from tinker_sync.runtime.chunking import DataChunk, split
+from tinker_sync.runtime.answers import (
+    ExpectedOutputs,
+    decode_pass,
+    merge_pass,
+    read_pass,
+    read_result,
+    read_settled,
+    read_with_loss,
+    weights_of,
+)
+from tinker_sync.runtime.byte_budget import DataChunk, split
 from tinker_sync.runtime.combine import CombinedFuture
-from tinker_sync.runtime.fetcher import decode_with
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.held_calls import HeldCalls
-from tinker_sync.runtime.merge import add_loss, add_mean_loss, merge_outputs
-from tinker_sync.runtime.naming import current, named
+from tinker_sync.runtime.naming import Unread, asked_here, current, named, watch
 from tinker_sync.runtime.send_queue import Ended, NotTaken, Operation, SendQueue
-from tinker_sync.runtime.training_part import TrainingPart
-from tinker_sync.runtime.unread import Unread, asked_here, watch
+from tinker_sync.runtime.training_part import (
+    TrainingPart,
+    leave_unnumbered,
+    number_json,
+    number_proto,
+    zstd_compressor,
+)
 from tinker_sync.transport.body import PiecedBody
 from tinker_sync.types.datum import Datum, count_trained
 from tinker_sync.types.model_input import ModelInput
@@ -52,24 +64,19 @@ from tinker_sync.wire.adapt import (
     refuse_unsupported,
 )
 from tinker_sync.wire.endpoints import ENDPOINTS, JSON, PROTOBUF
-from tinker_sync.wire.proto._varint import varint
-from tinker_sync.wire.proto._writer import Buffers
 
 if TYPE_CHECKING:
     from tinker_sync.journal.record import TrainingRecord
     from tinker_sync.runtime.core import Core
-    from tinker_sync.types.tensor_data import TensorData
     from tinker_sync.types.weights import SaveWeightsResponse
     from tinker_sync.wire.dialect import Dialect
-    from tinker_sync.wire.proto import outputs, requests
-else:  # they need numpy
-    outputs = LazyModule("tinker_sync.wire.proto.outputs")
+    from tinker_sync.wire.proto import requests
+else:  # it needs numpy
     requests = LazyModule("tinker_sync.wire.proto.requests")
 
-_SMALL_BYTES: Final = 64 * 1024
-_SEQ_ID_TAG: Final = b"\x10"  # field 2, varint; a message may hold its fields in any order
 _FORWARD: Final = "Forward"
 _NOTHING_S: Final = 60.0
+_CURVE_POINTS: Final = 10_000
 
 Operations = Sequence[Operation[TrainingPart]]
 
@@ -86,10 +93,16 @@ class TrainingLine:
         # A weak reference, because the line holds the queue: a cycle would keep a dropped client alive until
         # a garbage collection.
         send_nothing = partial(_send_nothing, weakref.ref(self))
-        self.queue: SendQueue[TrainingPart] = SendQueue(self._send, core.run_sending, send_nothing)
+        self.queue: SendQueue[TrainingPart] = SendQueue(
+            self._send, core.run_sending, send_nothing, core.follow_sending
+        )
         self.held = HeldCalls()
         self.model_id = ""
         """The id of the model; empty until the model exists. Set once."""
+        self.passed = False
+        """True once a pass was made that accumulates gradients."""
+        self.curve: deque[tuple[float, float]] = deque(maxlen=_CURVE_POINTS)
+        """The moment and the loss of each such pass that has ended."""
         self._steps = 0
         self._failed_passes: deque[Unread] = deque()
         self.last_state: LoadWeightsRequest | None = None
@@ -120,11 +133,17 @@ class TrainingLine:
             self.core.lifecycle.note_change(future)
         watch(future, asked_here())
         if call.name.startswith("forward_backward"):
+            self.passed = True
             future.when_done(partial(self._note_pass, self._steps))
         return future
 
     def _note_pass(self, steps: int, passed: APIFuture[Any]) -> None:
-        """Keep the failure of a pass for the next step, or log it if a step followed the pass already."""
+        """Note the loss of a pass. Keep its failure for the next step, or log it if a step came before."""
+        if not passed.cancelled() and passed.failure is None:
+            metrics = passed.result(timeout=0).metrics
+            loss = metrics.get("loss:mean", metrics.get("loss:sum"))
+            if loss is not None:
+                self.curve.append((self.core.clock.now(), loss))
         unread = passed.overlooked
         if unread is None:
             return
@@ -290,8 +309,8 @@ class OrderedCall(TrainingCall):
             future,
             self.name,
             ENDPOINTS[self.name].promises or self.name,
-            partial(_numbered_json if self.numbered else _unnumbered, json_body(request, dialect)),
-            partial(_read_result, name, request.model_id, kind),
+            partial(number_json if self.numbered else leave_unnumbered, json_body(request, dialect)),
+            partial(read_result, name, request.model_id, kind),
             size=0,
             content_type=JSON,
             deadline_at=self.deadline_at,
@@ -330,7 +349,7 @@ class PassCall(TrainingCall):
         whole.validate()
         self._whole = whole
         self._forward_only = forward_only
-        self._merge = partial(_merge, count_trained(whole.data))
+        self._merge = partial(merge_pass, count_trained(whole.data))
 
     def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
         self._limiters = limiters
@@ -356,7 +375,7 @@ class PassCall(TrainingCall):
             pledge.parts = len(chunks)
             # The metrics of several chunks are reduced once, together.
             combined = len(chunks) > 1 or self._future is not None
-            decode = _read_pass if combined else partial(_decode_pass, self._merge)
+            decode = read_pass if combined else partial(decode_pass, self._merge)
             began_s = core.clock.now()
             parts = [self._part(chunk, facts.dialect, pledge, decode) for chunk in chunks]
             core.note_encoded(self.sdk_method, began_s)
@@ -386,7 +405,7 @@ class PassCall(TrainingCall):
         refuse_unsupported(part_input, dialect)
         part_input = normalise_forward_backward(part_input, dialect)
         if dialect.reads_data_only:
-            decode = partial(_read_with_loss, decode, _weights(part_input))
+            decode = partial(read_with_loss, decode, weights_of(part_input))
         headers: dict[str, str] = {}
         if dialect.protobuf and (dialect.forward_only or not forward_only):
             buffers = requests.encode_forward_backward_request(
@@ -396,7 +415,7 @@ class PassCall(TrainingCall):
             compress = zstd_compressor() if dialect.zstd else None
             if compress is not None:
                 headers["Content-Encoding"] = "zstd"
-            encoded: Callable[[int], bytes | PiecedBody] = partial(_numbered_proto, buffers, compress)
+            encoded: Callable[[int], bytes | PiecedBody] = partial(number_proto, buffers, compress)
         else:
             kind: type[Any] = ForwardRequest if forward_only else ForwardBackwardRequest
             endpoint, content_type = "forward" if forward_only else "forward_backward", JSON
@@ -407,7 +426,7 @@ class PassCall(TrainingCall):
             _FORWARD if forward_only else "ForwardBackward",
             encoded,
             partial(
-                _settled,
+                read_settled,
                 decode,
                 ExpectedOutputs.of(chunk.data, whole=not dialect.reads_data_only),
                 pledge,
@@ -423,83 +442,3 @@ class PassCall(TrainingCall):
 
 def _tokens(data: Sequence[Datum]) -> int:
     return sum(length_of(datum.model_input) for datum in data)
-
-
-def _weights(given: ForwardBackwardInput) -> list[TensorData | None] | None:
-    """Return the weights of a cross-entropy, for the computation of its loss; None for another loss."""
-    if given.loss_fn != "cross_entropy":
-        return None
-    return [datum.loss_fn_inputs.get("weights") for datum in given.data]
-
-
-def _read_with_loss(decode: Any, weights: Any, reply: Any, tree: Any) -> ForwardBackwardOutput:
-    return add_loss(decode(reply, tree), weights)
-
-
-def _settled(
-    decode: Any, expected: ExpectedOutputs, pledge: Pledge, used: TokensUsed, reply: Any, tree: Any
-) -> ForwardBackwardOutput:
-    """Read a result, and count its tokens before the user gets it."""
-    output: ForwardBackwardOutput = decode(reply, tree)
-    pledge.settle(used)  # even if the check fails, because the server has computed it
-    return expected.check(output)
-
-
-def _read_result(name: str, model_id: str, kind: type[Any], _reply: Any, tree: Any) -> Any:
-    """Return the result of a call with a JSON result."""
-    check_kind(name, tree)
-    result = wire_json.from_plain(tree, kind)
-    if name.startswith("save_"):
-        check_saved(result.path, getattr(result, "sampling_session_id", None))
-    check_model(model_id, result)
-    return result
-
-
-_numbered_json: Final = wire_json.with_number
-
-
-def _unnumbered(body: bytes, _number: int) -> bytes:
-    return body
-
-
-def _numbered_proto(
-    buffers: Buffers, compress: Callable[[PiecedBody], bytes] | None, number: int
-) -> bytes | PiecedBody:
-    """Return a body with its number. A small body becomes one piece, which shares a packet with its head."""
-    pieces = [*buffers, _SEQ_ID_TAG, varint(number)]
-    if compress is not None:
-        return compress(PiecedBody(pieces))
-    return b"".join(pieces) if buffers.size <= _SMALL_BYTES else PiecedBody(pieces)
-
-
-def zstd_compressor() -> Callable[[PiecedBody], bytes] | None:
-    """Return a function that compresses a body, or None without the optional dependency.
-
-    With None, bodies are sent uncompressed.
-    """
-    try:
-        import zstandard
-    except ImportError:
-        return None
-
-    def compress(body: PiecedBody) -> bytes:
-        stream = zstandard.ZstdCompressor().compressobj(size=len(body))
-        return b"".join([*map(stream.compress, body), stream.flush()])
-
-    return compress
-
-
-_read_pass: Final = decode_with(
-    lambda data: outputs.decode_forward_backward_output(data),  # noqa: PLW0108  # the module loads on use
-    lambda tree: wire_json.from_plain(tree, ForwardBackwardOutput),
-)
-
-
-def _decode_pass(merge: Any, reply: Any, tree: Any) -> ForwardBackwardOutput:
-    """Return the output of a call in one chunk, with its metrics reduced like those of several chunks."""
-    output: ForwardBackwardOutput = merge([_read_pass(reply, tree)])
-    return output
-
-
-def _merge(trained: int, outputs: list[ForwardBackwardOutput]) -> ForwardBackwardOutput:
-    return add_mean_loss(merge_outputs(outputs), trained)

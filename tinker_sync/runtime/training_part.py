@@ -33,7 +33,10 @@ from tinker_sync.runtime.send_queue import Ended, NotTaken
 from tinker_sync.runtime.tickets import own_failure
 from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.endpoints import ENDPOINTS
+from tinker_sync.wire.proto._fields import varint
+from tinker_sync.wire.proto._writer import Buffers
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.byte_budget import ByteBudget
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.session import Session
     from tinker_sync.transport.caller import Tries
 
+_SMALL_BYTES: Final = 64 * 1024
+_SEQ_ID_TAG: Final = b"\x10"  # field 2, varint; a message may hold its fields in any order
 # About eight small chunks are under way at once.
 _LEAST_TRAIN_BYTES: Final = 2_000_000
 
@@ -181,7 +186,7 @@ class Submission:
     def _prepare(self, number: int) -> None:
         sender, part = self._sender, self._part
         machinery = sender.server.start()
-        if sender.session is not None:
+        if sender.session is not None and sender.session._lost is not None:
             sender.session.refuse_lost()
         left_s = part.deadline_at - sender.clock.now()
         if left_s <= 0:
@@ -195,7 +200,7 @@ class Submission:
             content_type=part.content_type,
             deadline_s=None if math.isinf(left_s) else left_s,
             dialect=machinery.facts.dialect,
-            idempotency_key=machinery.scheduler.next_key(),
+            idempotency_key=sender.server.connection.caller.next_key(),
             sdk_method=part.sdk_method,
         )
         limit_s = sender.server.connection.settings.deadline_s
@@ -300,3 +305,42 @@ def _too_late(part: TrainingPart, clock: Clock) -> DeadlineError:
         waited_s=clock.now() - part.made_at,
         last_words="it waited for its turn",
     )
+
+
+# ------------------------------------------------------------------------------------------ bodies
+
+
+number_json: Final = wire_json.with_number
+"""Return a JSON body with its number."""
+
+
+def leave_unnumbered(body: bytes, _number: int) -> bytes:
+    """Return the body of a request that takes no number."""
+    return body
+
+
+def number_proto(
+    buffers: Buffers, compress: Callable[[PiecedBody], bytes] | None, number: int
+) -> bytes | PiecedBody:
+    """Return a body with its number. A small body becomes one piece, which shares a packet with its head."""
+    pieces = [*buffers, _SEQ_ID_TAG, varint(number)]
+    if compress is not None:
+        return compress(PiecedBody(pieces))
+    return b"".join(pieces) if buffers.size <= _SMALL_BYTES else PiecedBody(pieces)
+
+
+def zstd_compressor() -> Callable[[PiecedBody], bytes] | None:
+    """Return a function that compresses a body, or None without the optional dependency.
+
+    With None, bodies are sent uncompressed.
+    """
+    try:
+        import zstandard
+    except ImportError:
+        return None
+
+    def compress(body: PiecedBody) -> bytes:
+        stream = zstandard.ZstdCompressor().compressobj(size=len(body))
+        return b"".join([*map(stream.compress, body), stream.flush()])
+
+    return compress

@@ -8,7 +8,6 @@ after the last heartbeat.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Final
 
 from tinker_sync.errors import ClientClosedError, UnsupportedByServerError
@@ -40,7 +39,8 @@ class ModelPlace:
         self._server = core.server
         self._settings = core.settings
         self._line = line
-        self._freed = threading.Event()
+        self.freed = False
+        """True once the model is unloaded; final."""
         core.lifecycle.owe(self)
 
     def refuse_freed(self) -> None:
@@ -49,14 +49,14 @@ class ModelPlace:
         Raises:
             ClientClosedError: the model was unloaded.
         """
-        if self._freed.is_set():
+        if self.freed:
             raise ClientClosedError("the model of this training client was unloaded; make a new one")
 
     def call(self, deadline_at: float) -> UnloadCall:
         """Return the call that unloads the model, and refuse later calls of the client."""
         request = UnloadModelRequest(model_id=self._line.model_id)
         call = UnloadCall(self._line, _NAME, request, UnloadModelResponse, deadline_at)
-        self._freed.set()
+        self.freed = True
         return call
 
     def last_call(self) -> Call | None:
@@ -66,7 +66,7 @@ class ModelPlace:
         the session ends.
         """
         made, model_id = self._server.made.made, self._line.model_id
-        if not model_id or self._freed.is_set() or made is None:
+        if not model_id or self.freed or made is None:
             return None
         dialect = made.facts.dialect
         if dialect.offers("finish_session"):

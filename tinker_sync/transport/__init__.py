@@ -1,6 +1,6 @@
 """Round trips to a server. The package does not depend on the runtime.
 
-    caller                 the retries of blocking calls: a call becomes a reply or a public error
+    caller                 the retries: `Tries` decides after each try; `Caller` makes blocking calls
     verdict                the decision about an answer or a failure, by `tinker_sync._policy`
     http, exchange         one attempt: sends it over an idle or a new connection, lets a poller or the
                            caller read the answer, follows redirects

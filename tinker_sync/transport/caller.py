@@ -10,11 +10,12 @@ Many threads may call at the same time. Each waits in its own call and holds no 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol, TypeVar
 
 from tinker_sync._clock import SYSTEM_CLOCK, Clock
@@ -81,6 +82,7 @@ class Caller:
         self._secrets = secrets or (lambda: settings.secrets)
         self._judge = Judge(settings.base_url, clock, self._secrets)
         self._closing = threading.Event()
+        self._keys = _unique_keys()
         self._notes_lock = threading.Lock()
         self._notes: set[str] = set()  # guarded by _notes_lock; deprecation notes already logged
 
@@ -103,6 +105,10 @@ class Caller:
             if isinstance(found, Reply):
                 return found
             self._clock.wait(self._closing, found * self._settings.pace)
+
+    def next_key(self) -> str:
+        """Return a key that no other call has, so that the server recognises a repetition."""
+        return next(self._keys)
 
     def tries(self, call: Call) -> Tries:
         """Return the tries of a call, for code that sends without this caller."""
@@ -143,6 +149,7 @@ class Caller:
         closing, self._closing = self._closing.is_set(), threading.Event()
         if closing:
             self._closing.set()
+        self._keys = _unique_keys()
         self._notes_lock = threading.Lock()
 
     def note_deprecation(self, reply: Reply, call: Call) -> None:
@@ -231,7 +238,7 @@ class Tries:
 
     def next_try(self) -> Call:
         """Return the call to send now. If it has a deadline, its new deadline is the time left."""
-        if not self._cuts_tries:
+        if not self._cuts_tries or (self._call.attempt == 1 and self._call.deadline_s is not None):
             return self._call
         return self._call.but(deadline_s=max(self._until_s - self._now_s(), 0.0))
 
@@ -248,6 +255,8 @@ class Tries:
             found: Verdict = caller.judge.failure(outcome, call)
         else:
             caller.note_deprecation(outcome, call)
+            if 200 <= outcome.status < 300:
+                return outcome
             judged = caller.judge.reply(outcome, call)
             if judged is None:
                 return outcome
@@ -294,6 +303,11 @@ def _may_have_been_done(error: APIError) -> bool:
     if error.ambiguous or not isinstance(error, InternalServerError):
         return error.ambiguous
     return rule_for(error.status_code, Stage.CALL).meaning is not Meaning.UNTOUCHED
+
+
+def _unique_keys() -> Iterator[str]:
+    """Return an iterator from which any thread may draw: see "Threads" in the docstring of `runtime`."""
+    return map(f"{uuid.uuid4()}-{{}}".format, itertools.count())
 
 
 def _keyed(call: Call) -> Call:

@@ -57,11 +57,16 @@ class Way(NamedTuple):
 
     @property
     def certificates(self) -> dict[str, Any]:
-        """The file or folder of trusted certificates, None if all are trusted, and the client's own files."""
+        """The file or folder of trusted certificates, None if all are trusted, and the client's own files.
+
+        The paths are absolute, for a process with another working directory.
+        """
         verify, cert = self.options["verify"], self.options["cert"]
+        trusted = None if verify is False else verify if isinstance(verify, str) else _usual_bundle()
+        files = () if cert is None else (cert,) if isinstance(cert, str) else cert
         return {
-            "trusted": None if verify is False else verify if isinstance(verify, str) else _usual_bundle(),
-            "cert": [cert] if isinstance(cert, str) else cert and list(cert),
+            "trusted": None if trusted is None else os.path.abspath(trusted),
+            "cert": [os.path.abspath(file) for file in files],
         }
 
 

@@ -356,7 +356,7 @@ def tokens_as_int32(tokens: Any, where: str) -> Int32Array:
 
 def min_of(tokens: Any) -> int:
     """Return the least of at least one token id."""
-    return int(tokens.min()) if is_array(tokens) else min(tokens)
+    return int(np.minimum.reduce(tokens, axis=None)) if is_array(tokens) else min(tokens)
 
 
 def packed_int32(tokens: Sequence[Any]) -> bytes | None:

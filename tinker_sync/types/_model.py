@@ -20,7 +20,18 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import date, datetime
 from functools import cache, partial, wraps
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    overload,
+)
 
 import attrs
 
@@ -262,10 +273,11 @@ def _converter(made: list[Any], name: str) -> Callable[[Any], Any]:
     """Return the conversion of a field of the made class; the first value has it read the annotation."""
     exact: type | None = None
     nullable = False
+    choices: frozenset[Any] = frozenset()  # of a literal of texts
     convert: Callable[[Any], Any]
 
     def prepare(value: Any) -> Any:
-        nonlocal exact, nullable, convert
+        nonlocal exact, nullable, choices, convert
         (cls,) = made
         field = getattr(fields_of(cls), name)
         where = f"{cls.__name__}.{name}"
@@ -274,13 +286,15 @@ def _converter(made: list[Any], name: str) -> Callable[[Any], Any]:
         kinds = exact_kinds(field.type)
         nullable = type(None) in kinds
         exact = next(iter(kinds - {type(None)}), None)
+        if get_origin(field.type) is Literal and set(map(type, get_args(field.type))) == {str}:
+            exact, choices = None, frozenset(get_args(field.type))
         return convert(value)
 
     convert = prepare
 
     def converted(value: Any) -> Any:
         # Nearly all values are of the declared class, and comparing it here is faster than a call.
-        if type(value) is exact or (nullable and value is None):
+        if type(value) is exact or (nullable and value is None) or (type(value) is str and value in choices):
             return value
         return convert(value)
 

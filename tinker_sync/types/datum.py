@@ -263,7 +263,10 @@ class Datum(Model):
 
     def _negative_targets(self, targets: TensorData, path: str) -> Iterator[str]:
         """Yield the problem of negative targets that count. Those with a weight of 0, often -100, do not."""
-        counted = targets._numpy < 0
+        tokens = targets._numpy
+        if not tokens.size or np.minimum.reduce(tokens, axis=None) >= 0:
+            return
+        counted = tokens < 0
         weights = self.loss_fn_inputs.get("weights")
         if weights is not None and weights._numpy.shape == counted.shape:
             counted &= weights._numpy != 0
@@ -284,8 +287,8 @@ class Datum(Model):
         if targets is not None:
             yield from self._negative_targets(targets, f"{path}.loss_fn_inputs['target_tokens']")
         for name, tensor in self.loss_fn_inputs.items():
-            one = name in _ONE_FOR_ALL and _may_have_length(tensor, 1)
-            if name in _PER_TOKEN and rows is not None and not one and not _may_have_length(tensor, rows):
+            fits = tensor._crow is None and tensor._numpy.shape[:1] == (rows,)
+            if not fits and rows is not None and not _may_stand_for(name, tensor, rows):
                 where = f"{path}.loss_fn_inputs[{name!r}]"
                 yield f"{where}: has length {_rows(tensor)}, target_tokens has {rows}"
             if name in _FINITE and not _is_finite(tensor):
@@ -305,7 +308,7 @@ def count_trained(data: Sequence[Datum]) -> int:
         inputs = datum.loss_fn_inputs
         factors = inputs.get("weights", inputs.get("advantages"))
         if factors is not None:
-            values = factors.to_numpy()
+            values = factors._numpy if factors._crow is None else factors.to_numpy()
             flat = values.ndim < 2 or values.shape[-1] == 1
             total += int(np.count_nonzero(values if flat else values.any(axis=-1)))
         elif (targets := inputs.get("target_tokens")) is not None:
@@ -313,15 +316,21 @@ def count_trained(data: Sequence[Datum]) -> int:
     return total
 
 
+def _may_stand_for(name: str, tensor: TensorData, rows: int) -> bool:
+    """Return True if a tensor can hold an input of that name for so many targets."""
+    one = name in _ONE_FOR_ALL and _may_have_length(tensor, 1)
+    return name not in _PER_TOKEN or one or _may_have_length(tensor, rows)
+
+
 def _rows(tensor: TensorData) -> int | None:
     """Return the first dimension; None for a scalar."""
-    shape = tensor._effective_shape
+    shape = tensor._numpy.shape if tensor._crow is None else tensor._effective_shape
     return shape[0] if shape else None
 
 
 def _may_have_length(tensor: TensorData, length: int) -> bool:
     """Return True if the tensor can hold one row or value for each of `length` positions."""
-    shape = tensor._effective_shape
+    shape = tensor._numpy.shape if tensor._crow is None else tensor._effective_shape
     return not shape or shape[0] == length or math.prod(shape) == length
 
 

@@ -110,7 +110,8 @@ class ForwardBackwardInput(Model):
             ...
         tinker_sync.errors.InvalidInputError: data: is empty; give at least one Datum
         """
-        refuse_all(list(self._problems()))
+        if problems := list(self._problems()):
+            refuse_all(problems)
 
     def _problems(self) -> Iterator[str]:
         if not self.data:

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Final, Literal
-
-from attrs import frozen
+from typing import Any, Final, Literal, NamedTuple
 
 from tinker_sync.wire.paths import PathTemplate
 
@@ -33,8 +31,7 @@ class Repeat(str, Enum):
     """It is repeated only if the server surely did not receive it."""
 
 
-@frozen(kw_only=True)
-class Endpoint:
+class Endpoint(NamedTuple):
     """One call of the protocol.
 
     >>> ENDPOINTS["get_training_run"].path_for(run="run-1")

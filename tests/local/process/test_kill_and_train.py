@@ -32,17 +32,28 @@ Run = Callable[[str, list[str]], str]
 """Trains at an address, adds the paths of acknowledged checkpoints to a list, and returns the last one."""
 
 
+def tries() -> Iterator[int]:
+    """Yield numbers up to a limit that no run comes near.
+
+    Raises:
+        AssertionError: training does not go on.
+    """
+    yield from range(100)
+    raise AssertionError("training does not go on")
+
+
 def train_with_journal(journal: Path) -> Run:
     """Return a run that is started again, with its journal, whenever it fails."""
 
     def run(url: str, acknowledged: list[str]) -> str:
-        while True:
-            try:
+        path = None
+        for _ in tries():
+            with suppress(TinkerError):
                 path = train(url, KEY, str(journal))
-            except TinkerError:
-                continue
-            acknowledged += acknowledged_in(journal)
-            return path
+                break
+        acknowledged += acknowledged_in(journal)
+        assert path is not None
+        return path
 
     return run
 
@@ -50,7 +61,7 @@ def train_with_journal(journal: Path) -> Run:
 def train_in_steps(service: ServiceClient, chance: random.Random) -> str | None:
     """Train, and recover after failures. Return the path of the last checkpoint, or None to give up."""
     training = service.create_lora_training_client(MODEL, rank=4, seed=1)
-    while True:
+    for _ in tries():
         try:
             for step in training.steps(STEPS):
                 training.forward_backward(batch(step), "cross_entropy")
@@ -62,6 +73,7 @@ def train_in_steps(service: ServiceClient, chance: random.Random) -> str | None:
             if chance.random() < 0.5:
                 return None
             training = training.recover()
+    return None
 
 
 def train_and_recover_with_journal(journal: Path, chance: random.Random) -> Run:
@@ -69,7 +81,7 @@ def train_and_recover_with_journal(journal: Path, chance: random.Random) -> Run:
 
     def run(url: str, acknowledged: list[str]) -> str:
         path = None
-        while path is None:
+        for _ in tries():
             with (
                 suppress(TinkerError),
                 ServiceClient(base_url=url, api_key=KEY, journal=journal, pace=0.01) as service,
@@ -77,7 +89,10 @@ def train_and_recover_with_journal(journal: Path, chance: random.Random) -> Run:
                 path = train_in_steps(service, chance)
                 if path is None:
                     raise TinkerError("this run has given up")
+            if path is not None:
+                break
         acknowledged += acknowledged_in(journal)
+        assert path is not None
         return path
 
     return run
@@ -94,7 +109,7 @@ def train_and_recover(url: str, acknowledged: list[str]) -> str:
     with ServiceClient(base_url=url, api_key=KEY, pace=0.01) as service:
         training: TrainingClient | None = None
         first = 0
-        while True:
+        for _ in tries():
             try:
                 training = training or service.create_lora_training_client(MODEL, rank=4, seed=1)
                 for step in range(first, STEPS):
@@ -108,7 +123,8 @@ def train_and_recover(url: str, acknowledged: list[str]) -> str:
             except TinkerError:
                 training = training.recover() if training is not None and first else None
             else:
-                return acknowledged[-1]
+                break
+        return acknowledged[-1]
 
 
 class Ground:

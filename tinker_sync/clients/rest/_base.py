@@ -17,10 +17,9 @@ from tinker_sync.errors import (
 )
 from tinker_sync.runtime.core import Core
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import carried, warn_caller
+from tinker_sync.runtime.naming import asked_here, carried, warn_caller
 from tinker_sync.runtime.published import explain_missing_route
 from tinker_sync.runtime.rate_limiter import key_fingerprint
-from tinker_sync.runtime.unread import asked_here
 from tinker_sync.types import ParsedCheckpointTinkerPath
 from tinker_sync.wire.endpoints import NEWER
 from tinker_sync.wire.paths import segment, segments

@@ -220,8 +220,10 @@ class ReplyParser:
 
     def _enter(self, state: _State) -> None:
         self._state = state
-        self.done = state is _State.DONE
-        self._step = _STEPS[state]
+        if state is _State.DONE:
+            self.done = True
+        else:
+            self._step = ReplyParser._take_counted if state is _State.LENGTH else _STEPS[state]
 
     def _skip_interim(self) -> None:
         self._interim += 1
@@ -295,7 +297,6 @@ _STEPS: Final = {
     _State.LENGTH: ReplyParser._take_counted,
     _State.CHUNKS: ReplyParser._take_chunks,
     _State.UNTIL_CLOSE: ReplyParser._take_all,
-    _State.DONE: None,
 }
 
 

@@ -1,16 +1,319 @@
-"""The classes of the field tables: a `Message` holds `Field`s, a `Field` its kind and its rule.
+"""The field tables: a `Message` holds `Field`s, a `Field` its kind and its rule.
 
-Tables are immutable data, which the reader and the writer walk. Any thread may use them.
+Tables are immutable data, which the reader and the writer walk. The module has the parts that both need:
+
+- A `FieldFault` has a path that grows while it unwinds: each level prepends its part, so valid messages cost
+  nothing extra. The outermost function converts the fault to the public error.
+- Each reader of a varint, a length or a scalar takes a flat view of bytes, a position and an end, and reads
+  nothing beyond the end. A `write` of a scalar returns the bytes that follow the tag.
+
+Any thread may use this.
 """
 
 from __future__ import annotations
 
 import enum
+import operator
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import attrs
 
-from tinker_sync.wire.proto._scalars import STRING, Scalar
-from tinker_sync.wire.proto._varint import LENGTH, varint
+from tinker_sync.errors import InvalidInputError, WireError
+
+_LONGEST_KEY = 60
+"""The longest map key in a path; keys can be as long as the message."""
+
+
+def name_entry(name: str, key: object) -> str:
+    """Return the path segment of a map entry.
+
+    >>> name_entry("fields", "logprobs")
+    "fields['logprobs']"
+    """
+    shown = key if not isinstance(key, str) or len(key) <= _LONGEST_KEY else f"{key[:_LONGEST_KEY]}…"
+    return f"{name}[{shown!r}]"
+
+
+class FieldFault(Exception):
+    """A value or a byte that does not fit its field; this package converts it before it returns."""
+
+    def __init__(self, reason: str, path: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.path = path
+
+    def under(self, segment: str) -> FieldFault:
+        """Prepend a segment to the path; return the fault."""
+        dot = "." if self.path and not self.path.startswith("[") else ""
+        self.path = f"{segment}{dot}{self.path}"
+        return self
+
+
+@contextmanager
+def translate_refusals(segment: str) -> Iterator[None]:
+    """Convert a type's refusal of a value in the block to a fault at this segment."""
+    try:
+        yield
+    except FieldFault as fault:
+        raise fault.under(segment) from None
+    except InvalidInputError as error:
+        raise FieldFault(str(error), segment) from None
+
+
+class _Decoding:
+    """A context manager written as a class, because a generator costs several times as much per answer."""
+
+    __slots__ = ("_message",)
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, FieldFault):
+            raise WireError(
+                f"cannot decode {self._message}: {error.reason}", path=error.path or "$"
+            ) from None
+        if isinstance(error, InvalidInputError):  # the type is stricter than the message
+            raise WireError(f"cannot decode {self._message}: {error}", path="$") from None
+
+
+def decoding(message: str) -> _Decoding:
+    """Convert faults in the block to `WireError`: the received bytes are wrong."""
+    return _Decoding(message)
+
+
+@contextmanager
+def encoding(message: str) -> Iterator[None]:
+    """Convert faults in the block to `InvalidInputError`: the user's values cannot be sent."""
+    try:
+        yield
+    except FieldFault as fault:
+        raise InvalidInputError(f"{fault.path or message}: {fault.reason}") from None
+
+
+VARINT, FIXED64, LENGTH, GROUP_START, GROUP_END, FIXED32 = range(6)
+"""The wire types, the low three bits of a tag."""
+
+_ONE_BYTE = tuple(bytes((n,)) for n in range(0x80))
+_MASK64 = 0xFFFF_FFFF_FFFF_FFFF
+
+GROUP_DEPTH = 100
+"""The deepest nesting of unknown groups, as in other protobuf implementations."""
+
+
+def varint(number: int) -> bytes:
+    """Encode a number as a varint; a negative one as its 64-bit two's complement, in ten bytes.
+
+    >>> varint(300).hex(), varint(-1).hex()
+    ('ac02', 'ffffffffffffffffff01')
+    """
+    if 0 <= number < 0x80:
+        return _ONE_BYTE[number]
+    if 0 <= number < 0x4000:  # most lengths: the arrays of a datum have some kilobytes
+        return bytes((number & 0x7F | 0x80, number >> 7))
+    number &= _MASK64
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def read_varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
+    """Return the unsigned 64-bit number at `at`, and the position behind it.
+
+    >>> read_varint(memoryview(b"\\xac\\x02"), 0, 2)
+    (300, 2)
+    """
+    number = shift = 0
+    while at < end:
+        byte = view[at]
+        at += 1
+        if byte < 0x80:
+            # The tenth byte can exceed 64 bits; readers drop the rest.
+            return number | byte << shift if shift < 63 else (number | byte << shift) & _MASK64, at
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if shift == 70:
+            raise FieldFault("a varint is longer than 10 bytes")
+    raise FieldFault("a varint does not end")
+
+
+def read_tag(view: memoryview, at: int, end: int) -> tuple[int, int]:
+    """Return the tag (field number and wire type) at `at`, and the position behind it."""
+    tag, at = read_varint(view, at, end)
+    if not 8 <= tag <= 0xFFFF_FFFF:
+        raise FieldFault(f"{tag >> 3} is not a field number")
+    return tag, at
+
+
+def read_length(view: memoryview, at: int, end: int) -> tuple[int, int]:
+    """Return the start and the end of the payload announced at `at`; all its bytes are present."""
+    length, at = read_varint(view, at, end)
+    if length > end - at:
+        raise FieldFault(f"{length} bytes announced, {end - at} present")
+    return at, at + length
+
+
+def skip(view: memoryview, at: int, end: int, tag: int) -> int:
+    """Return the position behind an unknown field whose tag ends at `at`; skip groups as a whole."""
+    open_groups: list[int] = []
+    while True:
+        wire = tag & 7
+        if wire == GROUP_START:
+            open_groups.append(tag >> 3)
+            if len(open_groups) > GROUP_DEPTH:
+                raise FieldFault(f"groups nest deeper than {GROUP_DEPTH}")
+        elif wire == GROUP_END:
+            if not open_groups or open_groups.pop() != tag >> 3:
+                raise FieldFault("a group ends that did not begin")
+        else:
+            at = _skip_value(view, at, end, wire)
+        if not open_groups:
+            return at
+        if at >= end:
+            raise FieldFault("a group does not end")
+        tag, at = read_tag(view, at, end)
+
+
+def _skip_value(view: memoryview, at: int, end: int, wire: int) -> int:
+    if wire == VARINT:
+        return read_varint(view, at, end)[1]
+    if wire == LENGTH:
+        return read_length(view, at, end)[1]
+    if wire not in (FIXED64, FIXED32):
+        raise FieldFault(f"{wire} is not a wire type")
+    size = 8 if wire == FIXED64 else 4
+    if size > end - at:
+        raise FieldFault(f"a fixed {size}-byte value ends after {end - at}")
+    return at + size
+
+
+Reader = Callable[[memoryview, int, int], "tuple[Any, int]"]
+
+
+@attrs.frozen(eq=False)
+class Scalar:
+    """One scalar kind. Immutable."""
+
+    name: str
+    wire: int
+    read: Reader = attrs.field(repr=False)
+    write: Callable[[Any], bytes] = attrs.field(repr=False)
+    default: Any
+
+
+# --------------------------------------------------------------------------------------------- whole numbers
+
+
+def _make_integer(name: str, bits: int, signed: bool) -> Scalar:
+    """Make a varint kind. The reader keeps the low bits, as protobuf readers do; the writer refuses more."""
+    mask, half = (1 << bits) - 1, 1 << (bits - 1)
+    low, high = (-half, half - 1) if signed else (0, mask)
+
+    def read(view: memoryview, at: int, end: int) -> tuple[int, int]:
+        number, at = read_varint(view, at, end)
+        number &= mask
+        return (number - mask - 1 if signed and number >= half else number), at
+
+    def write(value: Any) -> bytes:
+        try:
+            number = operator.index(value)
+        except TypeError:
+            raise FieldFault(f"expected a whole number, got {type(value).__name__}") from None
+        if not low <= number <= high:
+            raise FieldFault(f"{number} does not fit {name}")
+        return varint(number)
+
+    return Scalar(name, VARINT, read, write, 0)
+
+
+def _read_bool(view: memoryview, at: int, end: int) -> tuple[bool, int]:
+    number, at = read_varint(view, at, end)
+    return number != 0, at
+
+
+def _write_bool(value: Any) -> bytes:
+    if value is True or value is False:
+        return b"\x01" if value else b"\x00"
+    raise FieldFault(f"expected true or false, got {type(value).__name__}")
+
+
+INT32 = _make_integer("int32", 32, signed=True)
+INT64 = _make_integer("int64", 64, signed=True)
+UINT32 = _make_integer("uint32", 32, signed=False)
+UINT64 = _make_integer("uint64", 64, signed=False)
+ENUM = _make_integer("enum", 32, signed=True)
+"""Enums are open: numbers without a name are kept."""
+BOOL = Scalar("bool", VARINT, _read_bool, _write_bool, False)
+
+
+# ---------------------------------------------------------------------------------------------- real numbers
+
+
+def _make_real(name: str, wire: int, layout: str) -> Scalar:
+    codec = struct.Struct(layout)
+
+    def read(view: memoryview, at: int, end: int) -> tuple[float, int]:
+        if codec.size > end - at:
+            raise FieldFault(f"a {name} ends after {end - at} bytes")
+        return codec.unpack_from(view, at)[0], at + codec.size
+
+    def write(value: Any) -> bytes:
+        try:
+            return codec.pack(value)
+        except struct.error:
+            raise FieldFault(f"expected a number, got {type(value).__name__}") from None
+        except OverflowError:
+            raise FieldFault(f"{value} does not fit {name}") from None
+
+    return Scalar(name, wire, read, write, 0.0)
+
+
+DOUBLE = _make_real("double", FIXED64, "<d")
+FLOAT = _make_real("float", FIXED32, "<f")
+
+
+# -------------------------------------------------------------------------------------------- text and bytes
+
+
+def _read_string(view: memoryview, at: int, end: int) -> tuple[str, int]:
+    start, stop = read_length(view, at, end)
+    try:
+        return str(view[start:stop], "utf-8"), stop
+    except UnicodeDecodeError as error:
+        raise FieldFault(f"the text is not UTF-8 at byte {error.start}") from None
+
+
+def _write_string(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise FieldFault(f"expected text, got {type(value).__name__}")
+    try:
+        encoded = value.encode()
+    except UnicodeEncodeError as error:
+        raise FieldFault(f"the text has no UTF-8 form: a lone surrogate at {error.start}") from None
+    return varint(len(encoded)) + encoded
+
+
+def _read_bytes(view: memoryview, at: int, end: int) -> tuple[memoryview, int]:
+    start, stop = read_length(view, at, end)
+    return view[start:stop], stop
+
+
+def _refuse_non_bytes(value: Any) -> bytes:
+    """Refuse a value; the writer takes bytes as pieces of the message and calls this for other types."""
+    raise FieldFault(f"expected bytes, got {type(value).__name__}")
+
+
+STRING = Scalar("string", LENGTH, _read_string, _write_string, "")
+BYTES = Scalar("bytes", LENGTH, _read_bytes, _refuse_non_bytes, b"")
 
 
 class FieldRule(enum.Enum):

@@ -16,9 +16,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from tinker_sync.wire.proto._fault import FieldFault, decoding, name_entry
-from tinker_sync.wire.proto._fields import Field, FieldRule, Message
-from tinker_sync.wire.proto._varint import LENGTH, read_length, read_tag, skip
+from tinker_sync.wire.proto._fields import (
+    LENGTH,
+    Field,
+    FieldFault,
+    FieldRule,
+    Message,
+    decoding,
+    name_entry,
+    read_length,
+    read_tag,
+    skip,
+)
 
 Plain = dict[str, Any]
 Readable = bytes | bytearray | memoryview
@@ -66,7 +75,11 @@ def _read(table: Message, view: memoryview, at: int, end: int, into: Plain, unkn
                 if unknown is not None and len(unknown) < _MOST_NOTED:
                     unknown.add(f"{table.name}.{tag >> 3}")
             elif isinstance(field.kind, Message):
-                start, at = read_length(view, at, end)
+                size = view[at] if at < end else 0x80
+                if size < 0x80 and size < end - at:  # a length of one byte, and all its bytes are present
+                    start, at = at + 1, at + 1 + size
+                else:
+                    start, at = read_length(view, at, end)
                 _read_submessage(field, field.kind, view, start, at, into, unknown)
             elif field.rule is FieldRule.REPEATED:
                 at = _read_list(field, view, at, end, tag, into)

@@ -19,7 +19,7 @@ from tinker_sync._numpy import np
 from tinker_sync.types._csr import csr_problem
 from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fault import FieldFault
+from tinker_sync.wire.proto._fields import FieldFault
 
 if TYPE_CHECKING:
     from tinker_sync._numpy import AnyArray, Int64Array

@@ -10,10 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tinker_sync.wire.proto._fault import FieldFault, encoding, name_entry
-from tinker_sync.wire.proto._fields import Field, FieldRule, Message
-from tinker_sync.wire.proto._scalars import BYTES, Scalar
-from tinker_sync.wire.proto._varint import varint
+from tinker_sync.wire.proto._fields import (
+    BYTES,
+    Field,
+    FieldFault,
+    FieldRule,
+    Message,
+    Scalar,
+    encoding,
+    name_entry,
+    varint,
+)
 
 Piece = bytes | bytearray | memoryview
 

@@ -14,7 +14,7 @@ from tinker_sync._numpy import np
 from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.types.training import ForwardBackwardOutput
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fault import FieldFault, decoding, encoding, name_entry
+from tinker_sync.wire.proto._fields import FieldFault, decoding, encoding, name_entry
 from tinker_sync.wire.proto._reader import Plain, Readable, read_message
 from tinker_sync.wire.proto._tensors import INT64, find_wire_dtype, payload, split_batch
 from tinker_sync.wire.proto._writer import Buffers, check_size, write_plain

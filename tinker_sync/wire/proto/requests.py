@@ -16,9 +16,22 @@ from tinker_sync.types.model_input import DmelChunk, EncodedTextChunk, ImageChun
 from tinker_sync.types.tensor_data import TensorData
 from tinker_sync.types.training import ForwardBackwardInput, ForwardBackwardRequest
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fault import FieldFault, decoding, encoding, name_entry, translate_refusals
+from tinker_sync.wire.proto._fields import (
+    LENGTH,
+    STRING,
+    VARINT,
+    FieldFault,
+    decoding,
+    encoding,
+    name_entry,
+    read_length,
+    read_tag,
+    read_varint,
+    skip,
+    translate_refusals,
+    varint,
+)
 from tinker_sync.wire.proto._reader import Plain, Readable, read_message
-from tinker_sync.wire.proto._scalars import STRING
 from tinker_sync.wire.proto._tensors import (
     INT32,
     OWN_INT32,
@@ -28,7 +41,6 @@ from tinker_sync.wire.proto._tensors import (
     tensor_to_plain,
     view_array,
 )
-from tinker_sync.wire.proto._varint import LENGTH, VARINT, read_length, read_tag, read_varint, skip, varint
 from tinker_sync.wire.proto._writer import Buffers, check_size, write_plain
 
 Span = PromptProvenanceSpan | SampledProvenanceSpan
@@ -138,7 +150,7 @@ def _chunk_to_plain(chunk: ModelInputChunk) -> Plain:
 
 
 def _write_tensor(name: str, tensor: TensorData, out: Buffers) -> None:
-    if tensor.is_sparse:
+    if tensor._crow is not None:
         out.extend(write_plain(tables.DATUM, {"loss_fn_inputs": {name: tensor_to_plain(tensor)}}))
         return
     dtype, layout = find_wire_dtype(tensor)

@@ -18,7 +18,7 @@ from tinker_sync.types.sampling import (
     TopkLogprobs,
 )
 from tinker_sync.wire.proto import tables
-from tinker_sync.wire.proto._fault import FieldFault, decoding, encoding
+from tinker_sync.wire.proto._fields import FieldFault, decoding, encoding
 from tinker_sync.wire.proto._reader import Plain, Readable, read_message
 from tinker_sync.wire.proto._writer import Buffers, check_size, write_plain
 

@@ -6,8 +6,7 @@ names; a change here changes the bytes on the wire. Tables are immutable; any th
 
 from __future__ import annotations
 
-from tinker_sync.wire.proto._fields import Message, mapping, oneof, plain, present, repeated
-from tinker_sync.wire.proto._scalars import (
+from tinker_sync.wire.proto._fields import (
     BOOL,
     BYTES,
     DOUBLE,
@@ -16,6 +15,12 @@ from tinker_sync.wire.proto._scalars import (
     INT64,
     STRING,
     UINT32,
+    Message,
+    mapping,
+    oneof,
+    plain,
+    present,
+    repeated,
 )
 
 # ----------------------------------------------------------------------------------------------------- enums

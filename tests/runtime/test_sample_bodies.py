@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tinker_sync.runtime.sample_line import SampleBodies
 from tinker_sync.types import (
     EncodedTextChunk,
     ImageChunk,
@@ -16,7 +17,6 @@ from tinker_sync.types import (
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.adapt import json_body
 from tinker_sync.wire.dialect import Dialect
-from tinker_sync.wire.sample_bodies import SampleBodies
 
 VENDOR = Dialect.of_vendor()
 TWO = ModelInput.from_ints([1, 2])
