@@ -22,7 +22,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -110,6 +110,8 @@ class APIFuture(Future[T]):
             when_done: called inline, one after the other, in the thread that ends the future.
         """
         super().__init__()
+        # The lock itself: Ctrl-C within `Condition.__enter__` would leave it locked for ever.
+        self._guard: Any = self._condition._lock  # type: ignore[attr-defined]
         self._done_callbacks: list[Callable[[Any], object]] = [*when_done]
         self._submit = submit
         self._clock = clock
@@ -323,8 +325,9 @@ class APIFuture(Future[T]):
         """Wait for the end in slices. Return the time that is left for the last slice."""
         left_s = math.inf if timeout is None else timeout
         while not self.done() and (now_s := slice_of(left_s)) < left_s:
-            with suppress(FutureTimeoutError, CancelledError):
-                super().exception(now_s)
+            with self._guard:
+                if self._state not in _ENDED:
+                    self._condition.wait(now_s)
             left_s -= now_s
         return None if timeout is None else left_s
 
@@ -371,7 +374,7 @@ class APIFuture(Future[T]):
         True
         """
         self._note_look()
-        with self._condition:
+        with self._guard:
             if self._callbacks is not None:
                 self._callbacks.append(fn)
                 return
@@ -392,7 +395,14 @@ class APIFuture(Future[T]):
         done
         True
         """
-        super().add_done_callback(fn)
+        with self._guard:
+            if self._state not in _ENDED:
+                self._done_callbacks.append(fn)
+                return
+        try:
+            fn(self)
+        except Exception:  # noqa: BLE001  # as in every `Future`
+            _log.exception("a callback of %r failed", self)
 
     def _hand_over_all(self) -> None:
         with self._condition:
