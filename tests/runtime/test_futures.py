@@ -102,7 +102,7 @@ class TestARealFuture:
 
         assert asyncio.run(main()) == 7
 
-    def test_future_is_itself(self) -> None:
+    def test_the_future_method_returns_the_future(self) -> None:
         """`future()` returns the future itself, which is a future of the standard library."""
         future = APIFuture[int]()
         assert future.future() is future
