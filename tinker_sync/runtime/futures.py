@@ -33,6 +33,7 @@ from tinker_sync._display import repr_html
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.progress import FutureState, Status, Timeline
+from tinker_sync.runtime.safe_condition import SafeCondition
 
 T = TypeVar("T")
 
@@ -110,6 +111,7 @@ class APIFuture(Future[T]):
             when_done: called inline, one after the other, in the thread that ends the future.
         """
         super().__init__()
+        self._condition = SafeCondition()  # type: ignore[assignment]  # it has what a future uses
         self._done_callbacks: list[Callable[[Any], object]] = [*when_done]
         self._submit = submit
         self._clock = clock
