@@ -11,8 +11,8 @@ in a process of its own and computes nothing.
 at once, a worker of `SamplerPool`, and the map stage of Ray Data. CPU is that of the actor's process, Ray's
 own threads included, from the first prompt to the last. Ratios count; a round has all three subjects.
 
-`scale` gives the workers equal shares of the prompts. A sample takes a second at the server, as long
-generations do, so one process is limited by its window, and the machine by the CPU of a sample.
+`scale` gives the workers equal shares of the prompts. A sample takes a second at the server (--latency), so
+one process is limited by its window, and the machine by the CPU of a sample.
 
 `rollouts` uses the embedded server. It runs the examples `rewards` and `cluster.ray_rollouts` with several
 seeds and compares the rewards at the end. Then it delays each sample, and compares the time of a step of four
@@ -282,9 +282,8 @@ def started_ray(processors: int = 2, objects_mb: int = 200) -> Iterator[Any]:
 
 def measure_samples(options: argparse.Namespace) -> dict[str, Any]:
     """Run `cost` or `scale` against the stub server."""
-    latency_s = options.latency if options.what == "scale" else 0.0
     measure = measure_scale if options.what == "scale" else measure_cost
-    with stub_server(latency_s, CONFIG) as server, started_ray() as ray:
+    with stub_server(options.latency, CONFIG) as server, started_ray() as ray:
         with tinker_sync.ServiceClient(base_url=server.url, api_key=KEY) as service:
             sampling = service.create_sampling_client(base_model=MODEL).result()
             figures: dict[str, Any] = measure(ray, sampling, options)
@@ -304,7 +303,7 @@ def main() -> None:
     parser.add_argument(
         "--window", type=int, default=WINDOW, help="samples in flight of each worker of `scale`"
     )
-    parser.add_argument("--latency", type=float, default=1.0, help="seconds that a sample of `scale` takes")
+    parser.add_argument("--latency", type=float, default=1.0, help="seconds that a sample takes")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of `rollouts`")
     parser.add_argument("--steps", type=int, default=12, help="steps of `rollouts`")
     parser.add_argument("--json", type=Path, help="write the figures to this file")

@@ -284,7 +284,7 @@ def test_servers_that_repeat_what_they_got(status: int, body: str) -> None:
         assert_hidden(repr(error.body), "the parsed body")
 
 
-def test_texts_that_are_cut_short() -> None:
+def test_a_secret_that_is_cut_short_is_hidden() -> None:
     """A text that is cut in the middle of a secret shows no part of the secret."""
     key = PLANTED["default header"]
     for cut in range(1, len(key)):

@@ -354,7 +354,7 @@ def test_a_restarted_client_recovers_from_the_checkpoints_of_its_journal(
         assert list(counted(training.recover(), until=4)) == [2, 3]
 
 
-def test_a_script_that_counts_no_steps_repeats_its_calls_on_the_model_it_asked_for(
+def test_a_script_without_a_step_count_repeats_no_call(
     server: LocalServer, journal: Path, ledger: Ledger
 ) -> None:
     """The second run gets the results of the first, and the engine does each step once."""

@@ -220,7 +220,7 @@ def test_a_poll_whose_token_is_rejected_is_sent_once_more(path: str, act: Act) -
         assert stub.exchanges == 2
 
 
-def test_samples_rejected_together_share_one_exchange() -> None:
+def test_samples_with_a_rejected_token_share_one_exchange() -> None:
     """Samples whose token is rejected share one exchange of the key for a new token."""
     with world(TOKENS, Rejecting) as (stub, client):
         sampler = sampler_of(client)

@@ -218,7 +218,7 @@ def test_copies_are_made_once_however_often_they_are_asked_for(stub: Stub, rest:
     assert not any(b"tml-other" in each.body for each in asked)
 
 
-def test_where_an_archive_is(stub: Stub, rest: RestClient) -> None:
+def test_the_address_of_an_archive_is_not_fetched(stub: Stub, rest: RestClient) -> None:
     """The client returns the address of an archive and its expiry, and does not fetch the archive."""
     where = "/training_runs/run-1/checkpoints/sampler_weights/a/archive"
     headers = {

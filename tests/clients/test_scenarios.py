@@ -89,7 +89,7 @@ def sampler_of(client: ServiceClient) -> SamplingClient:
     [(True, [{2, 3, 4}, {1}, {5}, {7}, {6}]), (False, [{1}, {2}, {3}, {4}, {5}, {6}, {7}])],
     ids=["parallel", "serial"],
 )
-def test_chunks_of_a_pass_a_step_and_another_pass(parallel: bool, batches: list[set[int]]) -> None:
+def test_training_calls_arrive_in_order(parallel: bool, batches: list[set[int]]) -> None:
     """If chunks are parallel, the first chunk of a pass arrives last; else numbers arrive in order."""
     with world({"fwdbwd_max_chunk_len": 2, "parallel_fwdbwd_chunks": parallel}) as (stub, client):
         trainer = client.create_lora_training_client("stub/model").result()

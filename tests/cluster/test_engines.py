@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from support.isolation import hold_embedded_server
 
+from tinker_sync.examples import cluster
 from tinker_sync.examples.cluster import processes
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +53,13 @@ def test_other_engines(name: str, engine: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "100% of the sums were right" in done.stdout
+
+
+def test_the_examples_are_short_and_listed() -> None:
+    for name in ("processes", "joblib_lots", "dask_lots", "data_loader"):
+        path = Path(processes.__file__).with_name(f"{name}.py")
+        assert len(path.read_text(encoding="utf-8").splitlines()) < 60, path
+        assert f"python -m tinker_sync.examples.cluster.{name}" in (cluster.__doc__ or "")
 
 
 @pytest.mark.parametrize("module", ["pickle", "cloudpickle", "ray.cloudpickle", "distributed.protocol"])

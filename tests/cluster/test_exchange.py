@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 import tinker_sync
+from tinker_sync.errors import BudgetExceededError
 from tinker_sync.testing import LocalServer
 from tinker_sync.types import ModelInput, SamplingParams
 
@@ -54,30 +55,59 @@ def lose_worker(actor: FakeActor, args: tuple[Any, ...]) -> bytes:
     return actor.worker.exchange(*args)
 
 
+class World(NamedTuple):
+    """A client, and a double of Ray whose workers have another client."""
+
+    service: tinker_sync.ServiceClient
+    sampling: tinker_sync.SamplingClient
+    use: Callable[[Any], None]
+    """Put the double in place of Ray, with actors that meet with a mishap."""
+
+
 @pytest.fixture
-def sampling(monkeypatch: pytest.MonkeyPatch) -> Iterator[tinker_sync.SamplingClient]:
-    limits = types.SimpleNamespace(report_usage=lambda: None)
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    limits = types.SimpleNamespace(own_usage=lambda: ("server", "a", {}))
     monkeypatch.setattr(pool_module, "share_limits", lambda _: limits)
     monkeypatch.setattr(pool_module, "find_board", lambda: None)
-    with LocalServer(model=MODEL) as server, server.service() as service:
-        yield service.create_sampling_client(base_model=MODEL).result()
+    with LocalServer(model=MODEL) as server, server.service() as service, server.service() as elsewhere:
+        far = elsewhere.create_sampling_client(base_model=MODEL).result()
+
+        def use(mishap: Any) -> None:
+            def remote(kind: Any) -> Any:
+                made = types.SimpleNamespace(remote=lambda _: FakeActor(lambda: kind(far), mishap))
+                return types.SimpleNamespace(options=lambda **_: made)
+
+            fake = types.SimpleNamespace(remote=remote, get=lambda call: call(), kill=lambda _: None)
+            monkeypatch.setattr(pool_module, "ray", fake)
+
+        yield World(service, service.create_sampling_client(base_model=MODEL).result(), use)
 
 
 @pytest.mark.parametrize("mishap", [keep, lose_reply, lose_worker])
-def test_each_prompt_gets_one_result(
-    mishap: Any, sampling: tinker_sync.SamplingClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def remote(kind: Any) -> Any:
-        made = types.SimpleNamespace(remote=lambda client: FakeActor(lambda: kind(client), mishap))
-        return types.SimpleNamespace(options=lambda **_: made)
-
-    fake = types.SimpleNamespace(remote=remote, get=lambda call: call(), kill=lambda _: None)
-    monkeypatch.setattr(pool_module, "ray", fake)
-    with pool_module.SamplerPool(sampling, workers=2, max_in_flight=8) as pool:
+def test_each_prompt_gets_one_result(mishap: Any, world: World) -> None:
+    world.use(mishap)
+    with pool_module.SamplerPool(world.sampling, workers=2, max_in_flight=8) as pool:
         items = list(pool.map(PROMPTS, PARAMS, progress=False))
         again = pool.sample(ModelInput.from_ints(PROMPTS[3]), 1, PARAMS).result(PATIENCE_S)
-    alone = [item.result() for item in sampling.map(PROMPTS, PARAMS, progress=False)]
+    alone = [item.result() for item in world.sampling.map(PROMPTS, PARAMS, progress=False)]
     assert [item.result().sequences[0].tokens for item in items] == [
         each.sequences[0].tokens for each in alone
     ]
     assert again.sequences[0].tokens == alone[3].sequences[0].tokens
+
+
+def test_a_budget_of_the_driver_holds_for_its_workers(world: World) -> None:
+    world.use(keep)
+    seen: list[bool] = []
+
+    def sample_all(pool: Any) -> None:
+        seen.extend(item.ok for item in pool.map(PROMPTS, PARAMS, progress=False))
+
+    with (
+        world.service.budget(tokens=41) as budget,
+        pool_module.SamplerPool(world.sampling, workers=2, max_in_flight=4) as pool,
+        pytest.raises(BudgetExceededError),
+    ):
+        sample_all(pool)
+    assert seen == [True] * 10  # a sample takes two tokens and gives two
+    assert budget.spent_tokens == 40

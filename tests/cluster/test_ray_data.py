@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster.conftest import KEY, ROOT, SETTINGS, WORKERS
+from support.tinker_stub import StubServer
 
 import tinker_sync
 from tinker_sync.testing import LocalServer
@@ -34,11 +37,12 @@ def sampled(
     data: list[dict[str, Any]],
     *,
     stage: Any = None,
+    model: str = MODEL,
     **options: Any,
 ) -> Any:
     from tinker_sync.ray import Sampler
 
-    sampling = service.create_sampling_client(base_model=MODEL).result()
+    sampling = service.create_sampling_client(base_model=model).result()
     ray.data.DataContext.get_current().enable_progress_bars = False
     ray.data.DataContext.get_current().execution_options.preserve_order = True
     return ray.data.from_items(data).map_batches(
@@ -48,6 +52,19 @@ def sampled(
         batch_size=50,
         num_cpus=0.5,
     )
+
+
+@contextmanager
+def stub_process() -> Iterator[str]:
+    """Run a stub server in a process of its own, and yield its address."""
+    command = [sys.executable, "-m", "support.tinker_stub", "--port", "0"]
+    known = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    with subprocess.Popen(command, env=known, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.kill()
 
 
 def growth(levels: list[float]) -> float:
@@ -76,8 +93,9 @@ def test_rows_keep_their_order_and_memory_is_flat(cluster: Any, record_property:
 
     own: list[float] = []
     memory: dict[int, list[float]] = {}
-    with LocalServer(model=MODEL, key=KEY, process=True) as server, server.service() as service:
-        for number, row in enumerate(sampled(cluster, service, rows(ROWS), stage=Probe).iter_rows()):
+    with stub_process() as url, tinker_sync.ServiceClient(base_url=url, api_key=KEY) as service:
+        found = sampled(cluster, service, rows(ROWS), stage=Probe, model="stub/model")
+        for number, row in enumerate(found.iter_rows()):
             assert (row["id"], row["error"]) == (f"row {number}", None)
             assert (len(row["tokens"]), len(row["tokens"][0]), len(row["logprobs"][0])) == (1, 2, 2)
             memory.setdefault(row["process"], []).append(row["memory"])
@@ -120,7 +138,8 @@ from cluster.test_ray_data import ROWS, rows, sampled
 
 ray.init(address={address!r}, _node_ip_address="127.0.0.1", log_to_driver=False, logging_level="ERROR")
 with tinker_sync.ServiceClient() as service:
-    for number, row in enumerate(sampled(ray, service, rows(ROWS), key="id", save_to={saved!r}).iter_rows()):
+    found = sampled(ray, service, rows(ROWS), model="stub/model", key="id", save_to={saved!r})
+    for number, row in enumerate(found.iter_rows()):
         print(number, flush=True)
 """
 
@@ -129,17 +148,17 @@ def test_a_killed_driver_goes_on_where_it_was(cluster: Any, tmp_path: Path) -> N
     saved = tmp_path / "rows"
     address = cluster.get_runtime_context().gcs_address
     script = DRIVER.format(tests=str(ROOT / "tests"), saved=str(saved), address=address)
-    with LocalServer(model=MODEL, key=KEY, process=True) as server:
-        known = os.environ | SETTINGS | {"TINKER_BASE_URL": server.url}
+    with StubServer() as stub:
+        known = os.environ | SETTINGS | {"TINKER_BASE_URL": stub.url}
         command = [sys.executable, "-c", script]
         with subprocess.Popen(command, env=known, stdout=subprocess.PIPE, text=True) as first:
             assert first.stdout is not None
             for _ in range(ROWS // 4):
                 assert first.stdout.readline()
             first.kill()
-        before = len(server.calls_to("asample"))
+        before = len(stub.asked("/asample"))
         second = subprocess.run(command, env=known, capture_output=True, text=True, timeout=1200, check=False)
-        submitted = len(server.calls_to("asample"))
+        submitted = len(stub.asked("/asample"))
     assert second.returncode == 0, second.stderr[-4000:]
     assert len(second.stdout.split()) == ROWS
     found = [

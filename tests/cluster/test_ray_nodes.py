@@ -39,7 +39,9 @@ with tinker_sync.ServiceClient() as service:
         cluster.remove_node(second, allow_graceful=False)
         seen += list(items)
         left = set(pool.node_ids())
-print(len(nodes), len(left), len(seen), all(item.ok for item in seen), len({item.index for item in seen}))
+print()
+different = {item.index for item in seen}
+print("seen", len(nodes), len(left), len(seen), all(item.ok for item in seen), len(different))
 ray.shutdown()
 cluster.shutdown()
 """
@@ -71,4 +73,4 @@ def test_a_lost_machine_loses_no_prompt(tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.splitlines()[-1].split() == ["2", "1", "200", "True", "200"]
+    assert "seen 2 1 200 True 200" in done.stdout.splitlines(), done.stdout[-4000:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -12,11 +13,13 @@ from typing import Any
 import pytest
 from cluster.conftest import KEY, WORKERS
 from support.crowd import until
+from support.tinker_stub import Answer, Asked, Behaviour, Stub, StubServer
 
 import tinker_sync
 from tinker_sync.runtime.rate_limiter import FIRST_WINDOW
-from tinker_sync.testing import FaultPlan, LocalServer, faults
+from tinker_sync.testing import LocalServer
 from tinker_sync.types import SamplingParams
+from tinker_sync.usage.counts import TokenCounts
 
 # CLUSTER_PROMPTS=5000 is the long form.
 PROMPTS = int(os.environ.get("CLUSTER_PROMPTS", "300"))
@@ -29,6 +32,23 @@ pytestmark = pytest.mark.usefixtures("cluster")
 def prompts(count: int = PROMPTS) -> Iterator[list[int]]:
     """Prompts that differ from each other."""
     return ([1 + number % 97, 1 + number // 97, 3] for number in range(count))
+
+
+def service_of(stub: Any) -> tinker_sync.ServiceClient:
+    return tinker_sync.ServiceClient(base_url=stub.url, api_key=KEY)
+
+
+class TimedStub(Stub):
+    """A stub that notes the times at which samples arrive."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        super().__init__(behaviour)
+        self.arrivals: list[float] = []
+
+    async def answer(self, asked: Asked) -> Answer:
+        if asked.path.endswith("/asample"):
+            self.arrivals.append(time.monotonic())
+        return await super().answer(asked)
 
 
 def sampler(service: tinker_sync.ServiceClient) -> tinker_sync.SamplingClient:
@@ -51,8 +71,8 @@ def test_every_prompt_has_its_response() -> None:
 def test_a_killed_worker_loses_and_doubles_nothing() -> None:
     from tinker_sync.ray import SamplerPool, cluster_usage, share_limits
 
-    with LocalServer(model=MODEL, key=KEY, process=True) as server, server.service() as service:
-        sampling = sampler(service)
+    with StubServer() as stub, service_of(stub) as service:
+        sampling = service.create_sampling_client(base_model="stub/model").result()
         with SamplerPool(sampling, workers=WORKERS, max_in_flight=64) as pool:
             items = pool.map(prompts(), PARAMS, progress=False, ordered=False)
             seen = [next(items) for _ in range(PROMPTS // 4)]
@@ -60,13 +80,13 @@ def test_a_killed_worker_loses_and_doubles_nothing() -> None:
             os.kill(victims[0], signal.SIGKILL)
             seen += list(items)
             assert len(set(pool.process_ids()) - set(victims)) == 1
-            billed = service.reconcile().billed
+            sampled = 2 * len(stub.asked("/asample"))
             # The samples under way in the killed process were sampled again, and it could not report them.
-            until(lambda: 0 <= billed.sampled - cluster_usage(sampling)[MODEL].sampled <= 2 * 64)
+            until(lambda: 0 <= sampled - cluster_usage(sampling)["stub/model"].sampled <= 2 * 64)
         share_limits(sampling).stop()
     assert sorted(item.index for item in seen) == list(range(PROMPTS))
     assert all(item.ok for item in seen)
-    assert 2 * PROMPTS <= billed.sampled <= 2 * (PROMPTS + 64)
+    assert 2 * PROMPTS <= sampled <= 2 * (PROMPTS + 64)
 
 
 def test_a_refused_prompt_is_an_item() -> None:
@@ -93,31 +113,32 @@ def test_leaving_the_loop_ends_the_workers() -> None:
 
 
 def test_a_refusal_holds_for_all_processes() -> None:
-    from tinker_sync.ray import SamplerPool
+    from tinker_sync.ray import SamplerPool, cluster_usage, share_limits
 
     count, pause_s = max(150, PROMPTS), 8.0
     answer_s, refusals = (0.5, 5) if PROMPTS < 1000 else (1.0, 16 * WORKERS + 20)
-    plan = (
-        FaultPlan()
-        .latency("asample", answer_s)
-        .on("asample", faults.too_many_requests(retry_after=pause_s), nth=range(60, 60 + refusals))
-    )
-    with LocalServer(plan, model=MODEL, key=KEY, pace=1.0) as server, server.service() as service:
-        with SamplerPool(sampler(service), workers=WORKERS, max_in_flight=16 * WORKERS) as pool:
+    late = Answer(usual=True, delay_s=answer_s)
+    refusal = Answer(429, {"detail": "too many"}, {"Retry-After": str(pause_s)})
+    stub = TimedStub(Behaviour())
+    with StubServer(stub), service_of(stub) as service:
+        stub.script("/asample", *[late] * 60, *[refusal] * refusals, *[late] * count)
+        sampling = service.create_sampling_client(base_model="stub/model").result()
+        with SamplerPool(sampling, workers=WORKERS, max_in_flight=32 * WORKERS) as pool:
             items = list(pool.map(prompts(count), PARAMS, progress=False))
-        arrivals = sorted((call.at_s, call.status) for call in server.calls_to("asample"))
+            answered = TokenCounts(prompt=3 * count, sampled=2 * count)
+            until(lambda: cluster_usage(sampling) == {"stub/model": answered})  # a report may be on its way
+        share_limits(sampling).stop()
+    arrivals = stub.arrivals
     assert all(item.ok for item in items)
-    assert [status for _, status in arrivals].count(429) == refusals
+    assert len(arrivals) == count + refusals
     # A process that has not yet heard of the refusal goes on, so a busy machine shortens the common pause.
-    pauses = [
-        (after, before) for (before, _), (after, _) in pairwise(arrivals) if after - before > pause_s / 2
-    ]
+    pauses = [after for before, after in pairwise(arrivals) if after - before > pause_s / 2]
     assert pauses, "the processes went on while the server refused one of them"
-    for reopened_s, _ in pauses:
+    for reopened_s in pauses:
         # Answers take `answer_s`, so these are sent before the first success widens a window.
-        first = [at_s for at_s, _ in arrivals if reopened_s <= at_s < reopened_s + answer_s]
+        first = [at_s for at_s in arrivals if reopened_s <= at_s < reopened_s + answer_s]
         assert 1 <= len(first) <= FIRST_WINDOW
-    assert pauses[-1][0] > max(at_s for at_s, status in arrivals if status == 429)
+    assert pauses[-1] > arrivals[60 + refusals - 1]
 
 
 def test_usage_of_all_processes_is_what_the_server_bills() -> None:
@@ -166,11 +187,13 @@ def test_without_a_key_the_error_names_the_variable() -> None:
                 future.result()
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_reinforcement_learning_with_rollouts_elsewhere(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("ahead", "steps"), [(0, 1), (1, 2)])
+def test_reinforcement_learning_with_rollouts_elsewhere(
+    ahead: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tinker_sync.examples.cluster import ray_rollouts
 
     with LocalServer(key=KEY, process=True) as server:
         monkeypatch.setenv("TINKER_API_KEY", KEY)
-        rewards = ray_rollouts.main(["--steps", "2", "--base-url", server.url], ahead=ahead)
-    assert len(rewards) == 2
+        rewards = ray_rollouts.main(["--steps", str(steps), "--base-url", server.url], ahead=ahead)
+    assert len(rewards) == steps

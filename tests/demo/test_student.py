@@ -132,7 +132,7 @@ def test_each_request_has_its_own_seed() -> None:
     assert len({params.seed for params in server.asked}) == len(server.asked) == 6 * ANIMALS_PER_STEP
 
 
-def test_examples_weigh_only_their_answers() -> None:
+def test_only_the_answer_of_an_example_has_weight() -> None:
     """The tokens of the answer have weight 1, and those of the prompt weight 0."""
     server = Server()
     loss = student(server).learn_sorting(0, 0.25)

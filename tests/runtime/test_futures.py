@@ -102,7 +102,7 @@ class TestARealFuture:
 
         assert asyncio.run(main()) == 7
 
-    def test_future_is_itself(self) -> None:
+    def test_the_future_method_returns_the_future(self) -> None:
         """`future()` returns the future itself, which is a future of the standard library."""
         future = APIFuture[int]()
         assert future.future() is future
@@ -560,3 +560,23 @@ def test_a_wait_in_a_forked_child_is_an_error() -> None:
         "assert open_one.result() == 9\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_ctrl_c_cannot_leave_a_future_locked() -> None:
+    future: APIFuture[int] = APIFuture()
+    entered = threading.Condition.__enter__.__code__  # type: ignore[attr-defined]
+
+    def interrupt(frame: Any, event: str, _: object) -> None:
+        if event == "return" and frame.f_code is entered:
+            raise KeyboardInterrupt
+
+    for use in (future.when_done, future.add_done_callback):
+        sys.setprofile(interrupt)
+        try:
+            use(lambda _: None)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+    threading.Thread(target=future.resolve, args=(7,), daemon=True).start()
+    assert future.result(PATIENCE_S) == 7

@@ -322,7 +322,7 @@ def test_versions_never_mix(tmp_path: Path, version: dict[str, Any]) -> None:
     assert bool(asked) == (version["etag"] == '"v2"' or "modified" in version)
 
 
-def test_unnamed_version_resumes_when_unchanged(tmp_path: Path) -> None:
+def test_a_file_without_etag_resumes_when_unchanged(tmp_path: Path) -> None:
     """A file without an `ETag` is compared with what has arrived, and continues if it is the same."""
     with FileServer({"a": 6 * MIB}, etag=None) as server:
         stopped_halfway(server, tmp_path / "out")

@@ -195,7 +195,7 @@ def test_a_rotated_key_is_fetched_anew_from_the_command(tmp_path: Path) -> None:
     assert ring.credential() == "key-2"
 
 
-def test_a_static_key_has_no_other_source(tmp_path: Path) -> None:
+def test_a_given_key_cannot_be_renewed(tmp_path: Path) -> None:
     """A key that the user gave cannot be renewed after a rejection."""
     ring = KeyRing(settings(tmp_path, arg="tml-a"), clock=FakeClock())
     assert ring.renewed(Secret(ring.credential())) is None

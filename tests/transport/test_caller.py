@@ -91,7 +91,7 @@ def test_w19_the_servers_wish_is_honoured_however_long() -> None:
     ) == pytest.approx([0.33, 0.22, 2.2, 101.0])
 
 
-def test_a_wish_beyond_the_deadline_ends_the_call_at_once() -> None:
+def test_a_retry_after_beyond_the_deadline_ends_the_call_at_once() -> None:
     """A `Retry-After` that ends after the deadline makes the call fail without a pause."""
     clock = FakeClock()
     caller = caller_for(ScriptedHttp(status(429, retry_after="3600")), clock)

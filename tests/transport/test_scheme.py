@@ -43,7 +43,7 @@ def port_that_answers(answer: bytes | None) -> Iterator[int]:
         pytest.param(bytes.fromhex("15030300020228"), True, id="an alert"),
     ],
 )
-def test_the_answer_to_a_greeting_tells_tls(answer: bytes | None, tls: bool) -> None:
+def test_the_answer_to_a_handshake_shows_tls(answer: bytes | None, tls: bool) -> None:
     """`speaks_tls` recognises a port with TLS by its answer to the first message of a handshake."""
     with port_that_answers(answer) as port:
         assert speaks_tls("127.0.0.1", port, PATIENCE_S) is tls

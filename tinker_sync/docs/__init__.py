@@ -2,6 +2,7 @@
 
     names     the public names with their signatures, descriptions and examples
     tables    losses, errors, environment variables, servers, and what scripts of the reference client change
+    scale     one process and many: figures, limits, and what servers support
     markup    the house's docstrings as HTML
     page      the page: one file, searchable, in light and dark, for narrow and wide windows
 

@@ -6,7 +6,7 @@ from html import escape
 from typing import Final
 
 from tinker_sync._version import __version__
-from tinker_sync.docs import tables
+from tinker_sync.docs import scale, tables
 from tinker_sync.docs.markup import inline, summary, to_html
 from tinker_sync.docs.names import NameEntry, modules
 
@@ -129,10 +129,9 @@ def make_page() -> str:
     (True, False)
     """
     found = list(modules())
-    navigation = [
-        _group("Tables", [(f"#{anchor}", title, title) for anchor, title, *_ in _TABLES], opened=True)
-    ]
-    body = [_table_section(*table) for table in _TABLES]
+    guides = [*((anchor, title) for anchor, title, *_ in _TABLES), (scale.ANCHOR, scale.TITLE)]
+    navigation = [_group("Tables", [(f"#{anchor}", title, title) for anchor, title in guides], opened=True)]
+    body = [*(_table_section(*table) for table in _TABLES), scale.section()]
     for path, title, doc, entries in found:
         if not entries:
             continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 import ray
@@ -50,6 +51,7 @@ class _SharingGroup:
     closed_until_s: float = 0.0
     closed_by: str = ""
     seen_at_s: dict[str, float] = field(factory=dict)
+    left: set[str] = field(factory=set)
     usage: dict[str, dict[str, TokenCounts]] = field(factory=dict)
 
 
@@ -82,34 +84,44 @@ class Board:
         """Wait for news after `version`, for at most `hold_s`, and return them."""
         with self._changed:
             found = self._group_locked(group)
-            joined = process not in found.seen_at_s
-            found.seen_at_s[process] = time.monotonic()
-            if joined:
+            joins = process not in found.seen_at_s and process not in found.left
+            self._see_locked(found, process)
+            if joins:
                 self._forget_locked(found)
                 found.version += 1
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: found.version > version, timeout=hold_s)
-            found.seen_at_s[process] = time.monotonic()
+            self._changed.wait_for(lambda: found.version > version or process in found.left, timeout=hold_s)
+            self._see_locked(found, process)
             left_s = found.closed_until_s - time.monotonic()
             return News(
                 version=found.version,
                 delay_s=max(left_s, 0.0) if found.closed_by != process else 0.0,
                 processes=len(found.seen_at_s),
-                rank=sorted(found.seen_at_s).index(process),
+                rank=sum(other < process for other in found.seen_at_s),
             )
 
     def leave(self, group: str, process: str) -> None:
         """Remove a process that no longer follows; its usage stays."""
         with self._changed:
             found = self._group_locked(group)
-            if found.seen_at_s.pop(process, None) is not None:
-                found.version += 1
-                self._changed.notify_all()
+            found.left.add(process)
+            found.seen_at_s.pop(process, None)
+            found.version += 1
+            self._changed.notify_all()
 
     def record_usage(self, group: str, process: str, usage: dict[str, TokenCounts]) -> None:
-        """Replace the usage of a process so far, by base model."""
+        """Replace the usage of a process so far, by base model. Ignore a report that is older than the last.
+
+        >>> board = Board()
+        >>> for sampled in (5, 9, 7):
+        ...     board.record_usage("server", "a", {"org/base": TokenCounts(sampled=sampled)})
+        >>> board.usage("server")
+        {'org/base': TokenCounts(trained=0, prompt=0, cached=0, sampled=9)}
+        """
         with self._changed:
-            self._group_locked(group).usage[process] = usage
+            known = self._group_locked(group).usage
+            if _total(usage) >= _total(known.get(process, {})):
+                known[process] = usage
 
     def usage(self, group: str) -> dict[str, TokenCounts]:
         """Return the usage of all processes of a group, by base model."""
@@ -123,12 +135,20 @@ class Board:
     def _group_locked(self, group: str) -> _SharingGroup:
         return self._groups.setdefault(group, _SharingGroup())
 
+    def _see_locked(self, group: _SharingGroup, process: str) -> None:
+        if process not in group.left:
+            group.seen_at_s[process] = time.monotonic()
+
     def _forget_locked(self, group: _SharingGroup) -> None:
         """Remove processes that no longer call `follow` and have not left."""
         gone_before_s = time.monotonic() - _FORGET_S
         for process, seen_at_s in list(group.seen_at_s.items()):
             if seen_at_s < gone_before_s:
                 del group.seen_at_s[process]
+
+
+def _total(usage: Mapping[str, TokenCounts]) -> int:
+    return sum(counts.total for counts in usage.values())
 
 
 def find_board() -> Any:

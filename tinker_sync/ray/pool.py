@@ -9,10 +9,12 @@ the thread sends their prompts again. Each prompt has one future in the driver, 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import pickle
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,10 +27,12 @@ import ray
 from attrs import frozen
 from ray.exceptions import RayError, RayTaskError
 
+from tinker_sync._observe import TokensUsed
 from tinker_sync.batch.samples import Order, Window, map_samples
 from tinker_sync.errors import ClientClosedError, InvalidInputError, TinkerError
 from tinker_sync.ray.board import find_board
 from tinker_sync.ray.sharing import share_limits
+from tinker_sync.runtime.admission import Admission, Plan, Pledge, length_of
 
 if TYPE_CHECKING:
     from tinker_sync.batch.item import BatchItem
@@ -38,8 +42,12 @@ if TYPE_CHECKING:
 
 # A call of Ray takes as much CPU as some samples. So a worker returns when half of its samples have ended, or
 # a moment after the first one.
-_GATHER_S: Final = 0.1
+_GATHER_S: Final = 0.25
+# The longest waits for the first one: shorter while the worker could take more prompts.
 _HOLD_S: Final = 1.0
+_BRIEF_HOLD_S: Final = 0.1
+_REPORT_S: Final = 1.0
+_PER_WORKER: Final = 256
 
 
 @frozen
@@ -81,15 +89,14 @@ class _Worker:
             hold_s: the longest wait for the first outcome.
 
         Returns:
-            a packed list of numbers and outcomes, and the numbers of the samples under way.
+            a packed list of numbers and outcomes, the numbers of the samples under way, and the usage so far.
         """
         for number, call in pickle.loads(packed):  # noqa: S301  # from the driver
             self._under_way.add(number)
             self._start(number, call)
         outcomes = self._gather(hold_s)
         self._under_way.difference_update(number for number, _ in outcomes)
-        self._shared.report_usage()
-        return _pack((outcomes, self._under_way))
+        return _pack((outcomes, self._under_way, self._shared.own_usage()))
 
     def _start(self, number: int, call: _Call) -> None:
         try:
@@ -123,6 +130,33 @@ class _Worker:
         return outcomes
 
 
+class _Reports:
+    """The reports of usage of one worker on their way to the board. One thread uses it."""
+
+    def __init__(self, board: Any) -> None:
+        self._board = board
+        self._last: Any = None
+        self._passed_on_s = -math.inf
+
+    def pass_on(self, usage: tuple[str, str, Any], *, at_once: bool) -> None:
+        """Send a report to the board if the last one was sent a while ago.
+
+        Args:
+            usage: the arguments of `Board.record_usage`.
+            at_once: send it in any case.
+        """
+        last, self._last = self._last, usage
+        if last is not None and last[1] != usage[1]:
+            self._send(last)  # the final report of a process that died
+        if at_once or time.monotonic() > self._passed_on_s + _REPORT_S:
+            self._send(usage)
+
+    def _send(self, usage: tuple[str, str, Any]) -> None:
+        self._passed_on_s = time.monotonic()
+        with suppress(Exception):  # without a board nothing is counted
+            self._board.record_usage.remote(*usage)
+
+
 def _pack(values: Any) -> bytes:
     """Pickle values. Ray's own pickler takes twice the time, and is needed only for foreign errors."""
     try:
@@ -139,7 +173,7 @@ class SamplerPool:
     Args:
         sampling: the client to copy. Its copies find their key in `TINKER_API_KEY` of the workers.
         workers: the number of processes.
-        max_in_flight: the most prompts under way at once, over all workers.
+        max_in_flight: the most prompts under way at once, over all workers; None for 256 in each.
         ray_options: options of the actors, such as ``{"num_cpus": 1}``. A worker reserves no CPU by default,
             because it waits most of the time.
 
@@ -153,20 +187,24 @@ class SamplerPool:
         sampling: SamplingClient,
         *,
         workers: int = 2,
-        max_in_flight: int = 256,
+        max_in_flight: int | None = None,
         ray_options: Mapping[str, Any] | None = None,
     ) -> None:
-        for name, value in (("workers", workers), ("max_in_flight", max_in_flight)):
+        for name, value in (
+            ("workers", workers),
+            ("max_in_flight", 1 if max_in_flight is None else max_in_flight),
+        ):
             if type(value) is not int or value < 1:
                 raise InvalidInputError(f"SamplerPool: {name}: expected 1 or more, got {value!r}")
         self._sampling = sampling
-        find_board()  # made by this process, so that it does not end with a worker
+        # Made by this process, so that it does not end with a worker.
+        self._board = find_board()
         self._lock = threading.Lock()
         self._waiting: deque[_Waiting] = deque()  # guarded by _lock
         self._closed = False  # guarded by _lock
         self._numbers = itertools.count()
-        self._share = -(-max_in_flight // workers)
-        self.max_in_flight = max_in_flight
+        self.max_in_flight = workers * _PER_WORKER if max_in_flight is None else max_in_flight
+        self._share = -(-self.max_in_flight // workers)
         options = {
             "num_cpus": 0,
             "max_restarts": -1,
@@ -195,14 +233,19 @@ class SamplerPool:
 
         Raises:
             ClientClosedError: the pool is closed.
+            BudgetExceededError: the sample could exceed a budget of the service client of this process.
         """
         future: Future[SampleResponse] = Future()
         waiting = _Waiting(_Call(prompt, num_samples, sampling_params, options), future)
+        self._reserve(waiting)
         with self._lock:
-            if self._closed:
-                raise ClientClosedError("the pool of samplers is closed")
-            self._waiting.append(waiting)
-            worker = self._idle.popleft() if self._idle else None
+            closed, worker = self._closed, None
+            if not closed:
+                self._waiting.append(waiting)
+                worker = self._idle.popleft() if self._idle else None
+        if closed:
+            future.cancel()
+            raise ClientClosedError("the pool of samplers is closed")
         if worker is not None:
             self._threads.submit(self._serve, worker)
         return future
@@ -225,6 +268,20 @@ class SamplerPool:
         order = Order(self, sampling_params, num_samples, options, tokenizer)
         window = Window(self.max_in_flight, ordered, on_error)
         return map_samples(prompts, order, window, save_to=save_to, progress=progress, total=total)
+
+    def _reserve(self, waiting: _Waiting) -> None:
+        """Ask the budgets of this process about a sample, because the workers do not know them."""
+        limiters = self._sampling.holder.admission.limiters
+        if limiters:
+            call, most = waiting.call, waiting.call.params.max_tokens
+            plan = Plan(
+                model=self._sampling.sampling_session_id,
+                prompt=length_of(call.prompt),
+                sampled=None if most is None else most * call.num_samples,
+            )
+            # The workers count the tokens, so this admission reports none.
+            pledge = Admission(lambda _: None).admitted(lambda: plan, limiters)
+            waiting.future.add_done_callback(partial(_settle, pledge, plan))
 
     def get_tokenizer(self) -> Any:
         """Return the tokenizer of the model, loaded in this process."""
@@ -271,6 +328,7 @@ class SamplerPool:
         """Exchange prompts for responses with a worker, until no prompt waits and none is under way."""
         held: dict[int, _Waiting] = {}
         lost: list[int] = []
+        reports = _Reports(self._board)
         while (taken := self._take(worker, len(held))) is not None:
             new = [
                 (next(self._numbers), each) for each in taken if each.future.set_running_or_notify_cancel()
@@ -279,13 +337,15 @@ class SamplerPool:
             calls = [(number, held[number].call) for number in (*lost, *(number for number, _ in new))]
             if not held:
                 continue
-            hold_s = _HOLD_S if len(held) >= self._share else _GATHER_S
+            hold_s = _HOLD_S if len(held) >= self._share else _BRIEF_HOLD_S
             try:
                 reply = ray.get(worker.exchange.remote(_pack(calls), hold_s))
-                outcomes, under_way = pickle.loads(reply)  # noqa: S301  # from a worker
+                outcomes, under_way, usage = pickle.loads(reply)  # noqa: S301  # from a worker
             except Exception as error:  # noqa: BLE001  # it becomes the error of each prompt
                 explained = self._explain(error)
                 outcomes, under_way = [(number, explained) for number in held], ()
+            else:
+                reports.pass_on(usage, at_once=len(outcomes) == len(held))
             for number, outcome in outcomes:
                 # A reply that was lost on its way can bring an outcome twice.
                 if (each := held.pop(number, None)) is not None:
@@ -316,6 +376,18 @@ class SamplerPool:
         return error
 
 
+def _settle(pledge: Pledge, plan: Plan, ended: Future[SampleResponse]) -> None:
+    """Replace the reservations of a sample by what it used."""
+    if not ended.cancelled() and ended.exception() is None:
+        response = ended.result()
+        cached = min(response.prompt_cache_hit_tokens, plan.prompt)
+        sampled = sum(sequence.length for sequence in response.sequences)
+        pledge.settle(
+            TokensUsed(model=plan.model, prompt=plan.prompt - cached, cached=cached, sampled=sampled)
+        )
+    pledge._release()
+
+
 def _resolve(future: Future[SampleResponse], outcome: SampleResponse | Exception) -> None:
     if isinstance(outcome, Exception):
         future.set_exception(outcome)
@@ -330,7 +402,7 @@ def map(  # noqa: A001  # the name of `SamplingClient.map`
     num_samples: int = 1,
     *,
     workers: int = 2,
-    max_in_flight: int = 256,
+    max_in_flight: int | None = None,
     ray_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Generator[BatchItem, None, None]:
@@ -345,7 +417,7 @@ def map(  # noqa: A001  # the name of `SamplingClient.map`
         sampling_params: length, temperature, stops and so on.
         num_samples: the number of continuations of each prompt.
         workers: the number of processes.
-        max_in_flight: the most prompts that are pulled ahead.
+        max_in_flight: the most prompts that are pulled ahead; None for 256 for each worker.
         ray_options: options of the actors.
         options: further arguments of `SamplingClient.map`.
     """

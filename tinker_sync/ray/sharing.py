@@ -99,8 +99,12 @@ class SharedLimits:
 
     def report_usage(self) -> None:
         """Send the usage of this process to the board. Does not wait for the board."""
+        self._ask("record_usage", *self.own_usage())
+
+    def own_usage(self) -> tuple[str, str, dict[str, TokenCounts]]:
+        """Return the arguments of `Board.record_usage` for this process."""
         used = {name or "": counts for name, counts in self.meter.by_model().items()}
-        self._ask("record_usage", self.group, self.process, used)
+        return self.group, self.process, used
 
     def usage(self) -> dict[str, TokenCounts]:
         """Return the usage that all processes have reported, by base model."""

@@ -22,7 +22,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -325,8 +325,9 @@ class APIFuture(Future[T]):
         """Wait for the end in slices. Return the time that is left for the last slice."""
         left_s = math.inf if timeout is None else timeout
         while not self.done() and (now_s := slice_of(left_s)) < left_s:
-            with suppress(FutureTimeoutError, CancelledError):
-                super().exception(now_s)
+            with self._condition:
+                if self._state not in _ENDED:
+                    self._condition.wait(now_s)
             left_s -= now_s
         return None if timeout is None else left_s
 
@@ -394,7 +395,14 @@ class APIFuture(Future[T]):
         done
         True
         """
-        super().add_done_callback(fn)
+        with self._condition:
+            if self._state not in _ENDED:
+                self._done_callbacks.append(fn)
+                return
+        try:
+            fn(self)
+        except Exception:  # noqa: BLE001  # as in every `Future`
+            _log.exception("a callback of %r failed", self)
 
     def _hand_over_all(self) -> None:
         with self._condition:

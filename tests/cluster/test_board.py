@@ -1,0 +1,34 @@
+"""The board of a cluster, in this process: processes join, hear of refusals, and leave."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+pytest.importorskip("ray", reason="no Ray: pip install 'tinker-sync[ray]'")
+
+from tinker_sync.ray.board import Board
+
+PATIENCE_S = 60.0
+
+
+def test_a_process_that_leaves_while_it_waits_is_gone() -> None:
+    board = Board()
+    joined = board.follow("server", "a", version=0, hold_s=0)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(board.follow, "server", "a", joined.version, PATIENCE_S)
+        board.leave("server", "a")
+        assert waiting.result(PATIENCE_S).version >= joined.version
+    assert board.follow("server", "b", version=0, hold_s=0).processes == 1
+
+
+def test_a_refusal_ends_the_wait_of_the_others() -> None:
+    board = Board()
+    versions = [board.follow("server", process, version=0, hold_s=0).version for process in ("a", "b")]
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(board.follow, "server", "a", versions[-1], PATIENCE_S)
+        board.announce("server", "b", 30.0)
+        news = waiting.result(PATIENCE_S)
+    assert news.delay_s > 0
+    assert board.follow("server", "b", version=0, hold_s=0).delay_s == 0
