@@ -442,7 +442,8 @@ def test_the_thread_stays_while_it_is_needed(monkeypatch: pytest.MonkeyPatch) ->
         asked.release()
         return needed.is_set()
 
-    poller = Poller(http_for("http://127.0.0.1:9"), HandWorkers(), needed=is_needed)
+    workers = Workers("fetch", 1)
+    poller = Poller(http_for("http://127.0.0.1:9"), workers, needed=is_needed)
     poller.reserve()
     thread = poller._thread
     poller.reserve()
@@ -454,6 +455,7 @@ def test_the_thread_stays_while_it_is_needed(monkeypatch: pytest.MonkeyPatch) ->
     poller.close()
     poller.reserve()
     assert poller._thread is None
+    assert workers.close(PATIENCE_S)
 
 
 def test_a_thread_that_fails_fails_those_who_wait(

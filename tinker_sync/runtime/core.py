@@ -77,10 +77,12 @@ class Core:
         self.keys, self.secrets = connection.keys, connection.secrets
         self.http, self.caller = connection.http, connection.caller
         pending = PendingChanges()
-        self.pools = pools = WorkerPools(pending.__len__)
+        self.pools = pools = WorkerPools(pending.under_way)
         self.send_pool, self.fetch_pool = pools.send, pools.fetch
         self.loss_pool, self.callback_pool = pools.loss, pools.callback
-        self.poller = Poller(connection.http, pools.fetch, clock, pace=settings.pace, needed=pending.__len__)
+        self.poller = Poller(
+            connection.http, pools.fetch, clock, pace=settings.pace, needed=pending.under_way
+        )
         self.lifecycle = Lifecycle(connection, self.poller, pools.in_order_of_end(), pending)
         self.server = Server(
             connection, self.poller, pools, self.lifecycle, self.notices, facts=facts, limiter=limiter

@@ -33,6 +33,7 @@ from tinker_sync._display import repr_html
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime import _fork
 from tinker_sync.runtime.progress import FutureState, Status, Timeline
+from tinker_sync.runtime.safe_condition import SafeCondition
 
 T = TypeVar("T")
 
@@ -110,8 +111,7 @@ class APIFuture(Future[T]):
             when_done: called inline, one after the other, in the thread that ends the future.
         """
         super().__init__()
-        # The lock itself: Ctrl-C within `Condition.__enter__` would leave it locked for ever.
-        self._guard: Any = self._condition._lock  # type: ignore[attr-defined]
+        self._condition = SafeCondition()  # type: ignore[assignment]  # it has what a future uses
         self._done_callbacks: list[Callable[[Any], object]] = [*when_done]
         self._submit = submit
         self._clock = clock
@@ -325,7 +325,7 @@ class APIFuture(Future[T]):
         """Wait for the end in slices. Return the time that is left for the last slice."""
         left_s = math.inf if timeout is None else timeout
         while not self.done() and (now_s := slice_of(left_s)) < left_s:
-            with self._guard:
+            with self._condition:
                 if self._state not in _ENDED:
                     self._condition.wait(now_s)
             left_s -= now_s
@@ -374,7 +374,7 @@ class APIFuture(Future[T]):
         True
         """
         self._note_look()
-        with self._guard:
+        with self._condition:
             if self._callbacks is not None:
                 self._callbacks.append(fn)
                 return
@@ -395,7 +395,7 @@ class APIFuture(Future[T]):
         done
         True
         """
-        with self._guard:
+        with self._condition:
             if self._state not in _ENDED:
                 self._done_callbacks.append(fn)
                 return

@@ -160,7 +160,7 @@ class Lifecycle:
 
         The threads that the call needs start now, because none can start when Python 3.12 ends.
         """
-        first = not self.pending
+        first = not self.pending.under_way()
         self.pending.add(future, name)
         if first:
             self._poller.reserve()

@@ -55,6 +55,10 @@ class PendingChanges:
     def __len__(self) -> int:
         return len(self._names)
 
+    def under_way(self) -> bool:
+        """Return True if a call has not ended. Ctrl-C may leave calls in the count that have ended."""
+        return any(not future.done() for future in list(self._names))
+
     def describe(self) -> str:
         """Return the names of the calls, each with its count if that is not 1."""
         counts = Counter(list(self._names.values()))

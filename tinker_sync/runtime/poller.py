@@ -53,6 +53,8 @@ _HELD_UP_S: Final = 0.02
 # Requests that are over stay in the heap of expiries until there are this many more entries than twice the
 # watched requests.
 _STALE_EXPIRIES: Final = 1024
+# The longest wait for a worker that starts the thread ahead.
+_RESERVE_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -154,11 +156,27 @@ class Poller:
         return ticket
 
     def reserve(self) -> None:
-        """Start the thread if there is none. Without it, the first request starts it."""
-        if self._thread is None:
+        """Start the thread if there is none, and wait for that. Without it, the first request starts it.
+
+        A worker starts the thread: in the main thread, Ctrl-C could come between the note of the thread and
+        its start.
+        """
+        if self._thread is not None:
+            return
+        started = threading.Event()
+        try:
+            self._workers.run(partial(self._start_ahead, started))
+        except RuntimeError:  # closed, or the system gives no thread; a request shows why
+            return
+        started.wait(_RESERVE_S)
+
+    def _start_ahead(self, started: threading.Event) -> None:
+        try:
             with self._lock:
                 start = None if self._closed else self._wanted_locked()
             self._start_or_wake(start, wake=False)
+        finally:
+            started.set()
 
     def step_on_worker(self, step: Callable[..., object], *given: Any) -> None:
         """Call `step(*given)` on this worker thread, and then do the short jobs that follow from it.

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from support.clock import PATIENCE_S
+from support.crowd import start, until
+
+from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.safe_condition import SafeCondition
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda future: future.when_done(lambda _: None),
+        lambda future: future.add_done_callback(lambda _: None),
+        lambda future: future.result(timeout=0),
+        lambda future: future.running(),
+    ],
+    ids=["when_done", "add_done_callback", "result", "running"],
+)
+def test_ctrl_c_while_the_lock_of_a_future_is_taken(call: Callable[[Any], object]) -> None:
+    """It comes as soon as the method of a `threading.Condition` has taken the lock, if that is one."""
+
+    def interrupt(frame: Any, event: str, _: Any) -> None:
+        if event == "return" and frame.f_code is threading.Condition.__enter__.__code__:
+            raise KeyboardInterrupt
+
+    future: APIFuture[int] = APIFuture()
+    sys.setprofile(interrupt)
+    try:
+        with suppress(KeyboardInterrupt, TimeoutError):
+            call(future)
+    finally:
+        sys.setprofile(None)
+    assert start(lambda: future.resolve(7)).result(PATIENCE_S)
+    assert future.result(0) == 7
+
+
+def test_waits_end_with_a_notice_or_in_time() -> None:
+    condition = SafeCondition()
+
+    def wait() -> bool:
+        with condition, condition:  # however often it is held
+            return condition.wait(PATIENCE_S)
+
+    waits = [start(wait) for _ in range(3)]
+    until(lambda: len(condition._waiters) == 3)
+    with condition:
+        condition.notify_all()
+    assert [each.result(PATIENCE_S) for each in waits] == [True] * 3
+    with condition:
+        assert not condition.wait(0.0)
+        assert not condition.wait(0.001)
+    assert not condition._waiters
+
+
+def test_a_wait_gives_the_lock_back_when_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def acquire(self, *_: Any) -> bool:
+            if threading.current_thread() is threading.main_thread() and _:
+                raise KeyboardInterrupt
+            return True
+
+    monkeypatch.setattr("tinker_sync.runtime.safe_condition.allocate_lock", Broken)
+    condition = SafeCondition()
+    with pytest.raises(KeyboardInterrupt), condition:
+        condition.wait()
+    assert start(lambda: condition.acquire(timeout=PATIENCE_S)).result(PATIENCE_S)
+    assert not condition._waiters
