@@ -17,6 +17,7 @@ import os
 import threading
 import traceback
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, wait
@@ -32,6 +33,7 @@ from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
 from tinker_sync.errors import ClientClosedError, TinkerError
+from tinker_sync.runtime.core import Core
 from tinker_sync.testing import LocalServer
 
 MODEL = "tinker-sync/random"
@@ -152,6 +154,7 @@ class World:
         self.copies: list[SamplingClient] = []
         self.asked: list[Asked] = []
         self._histories: list[History] = []
+        self._dropped: list[weakref.ref[Core]] = []
 
     def next_mark(self) -> int:
         return next(self._ground.marks)
@@ -207,7 +210,10 @@ class World:
 
     def drop(self, served: Served) -> None:
         """Drop every reference to a service client and what it made; what is under way goes on."""
-        self._let_go(served)
+        client = self._let_go(served)
+        if client is not None:
+            self._dropped.append(weakref.ref(client.holder))
+        del client
         gc.collect()
 
     def _let_go(self, served: Served) -> ServiceClient | None:
@@ -348,6 +354,7 @@ class World:
         self.problems += [f"never ended: {future!r}" for future in unfinished]
         if self.passing:
             self._judge_creations()
+        self._await_dropped()
         for copied in self.copies:
             copied.holder.close("success").result(120)
         for served in self.services:
@@ -364,6 +371,18 @@ class World:
         for asked in self.asked:
             self._judge_end(asked)
         return self.problems
+
+    def _await_dropped(self) -> None:
+        """Wait for the clients that dropped services still make: without the proxy they try for minutes."""
+        pause = threading.Event()
+        for dropped in self._dropped:
+            for _ in range(int(DEADLINE_S / 0.01)):
+                core = dropped()
+                under_way = core is not None and core.lifecycle.unfinished
+                del core
+                if not under_way:
+                    break
+                pause.wait(0.01)
 
     def _judge_creations(self) -> None:
         for each in (*self.models, *self.samplers):

@@ -47,7 +47,7 @@ class ServerFacts(NamedTuple):
     dialect: Dialect
 
 
-@frozen
+@frozen(eq=False)
 class _Said:
     """An answer and its JSON. The repr hides the JSON, because servers may repeat secrets in it."""
 

@@ -106,7 +106,7 @@ class QueueNotice(NamedTuple):
     reason: str | None
 
 
-@define
+@define(eq=False)
 class Retrieval:
     """The state of one promise, for one thread at a time.
 

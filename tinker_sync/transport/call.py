@@ -15,7 +15,7 @@ __all__ = ["Call", "Reply", "SendFailed"]
 _NONE: Final = HeaderMap()
 
 
-@define(kw_only=True, repr=False)
+@define(eq=False, kw_only=True, repr=False)
 class Call:
     """One call of the API, which can be sent repeatedly. Its repr shows no header and no body.
 

@@ -54,7 +54,7 @@ class RedirectRefused(Exception):
     """The refusal to follow a redirect. The text names the reason and holds no credentials."""
 
 
-@frozen(repr=False)
+@frozen(eq=False, repr=False)
 class Hop:
     """A request on its way to one address."""
 
@@ -193,7 +193,7 @@ class HeaderLayers:
         return headers
 
 
-@frozen(repr=False)
+@frozen(eq=False, repr=False)
 class _Written:
     """The part of a head that several requests share, as text. Its repr shows no header."""
 

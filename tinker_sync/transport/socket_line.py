@@ -28,7 +28,7 @@ _SEND_BYTES: Final = 256 * 1024
 _MOST_PIECES: Final = 1024
 
 
-@define
+@define(eq=False)
 class RawReply:
     """An answer as received, with its content encoding still in place."""
 

@@ -84,7 +84,7 @@ def _value_at(tree: Any, place: Place) -> Any:
     return tree
 
 
-@frozen
+@frozen(eq=False)
 class PublishedApi:
     """What one server publishes. Immutable.
 
