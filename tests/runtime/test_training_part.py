@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from support.crowd import until
 from support.engine_ledger import Ledger, engine_ledger, step_of
 
 from tinker_sync.errors import EarlierCallFailedError, TinkerError
 from tinker_sync.testing import Fault, FaultPlan, LocalServer, faults
 
 PATIENCE_S = 120.0
-SHORT_S = 0.3
+SHORT_S = 2.0  # long enough for the first try, also on a busy machine
 
 
 @pytest.fixture
@@ -39,6 +40,8 @@ def test_a_request_without_an_answer_keeps_its_number(ledger: Ledger, fault: Fau
         with pytest.raises(EarlierCallFailedError):
             training.optim_step(step_of(2)).result(PATIENCE_S)
         assert server.calls_to("optim_step") == []
+        if arrives:  # the engine may still be at work
+            until(lambda: marks(ledger) == [1])
     assert marks(ledger) == ([1] if arrives else [])
 
 

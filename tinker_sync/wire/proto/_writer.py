@@ -32,9 +32,7 @@ class Buffers:
     """An encoded message: pieces of bytes in order, and their total size.
 
     Pieces may be views of arrays: join or send them before the arrays change. A buffer belongs to one thread
-        while
-    it grows.
-
+    while it grows.
 
     >>> parts = Buffers([b"ab", memoryview(b"cd")])
     >>> parts.size, parts.join()
