@@ -111,4 +111,4 @@ def test_the_awaited_method_gives_what_the_example_shows(
     with warnings.catch_warnings():
         failed = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append).failed
     assert not failed, "".join(said)
-    assert awaiting.awaited == 1
+    assert awaiting.awaited  # the example calls the method
