@@ -4,7 +4,7 @@
 and prints for each tenth of it the memory, threads, files, and requests per second of processor time. The
 suite runs it for a moment, which is too short to judge the memory.
 
-The server runs in this process and keeps the models of sessions that no client finishes, about 100 kB for each
+The server runs in this process and keeps the models of sessions that no client finishes, about 100 kB a
 seed. So the memory of a long run grows with the clients that the programs drop.
 """
 
