@@ -3,6 +3,9 @@
 `FAULT_SOAK_S=1800 pytest -s tests/faults/test_soak.py` runs for half an hour, from the seed `FAULT_FIRST` on,
 and prints for each tenth of it the memory, threads, files, and requests per second of processor time. The
 suite runs it for a moment, which is too short to judge the memory.
+
+The server runs in this process and keeps the models of sessions that no client finishes, about 100 kB a
+seed. So the memory of a long run grows with the clients that the programs drop.
 """
 
 from __future__ import annotations
