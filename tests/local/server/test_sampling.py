@@ -49,7 +49,8 @@ def test_a_sampler_is_made_once(server: Running) -> None:
         ({"base_model": "no/model"}, 400, "no/model"),
         ({"model_path": "nonsense"}, 400, "tinker://"),
         ({"model_path": "tinker://a/b/c"}, 400, "tinker://"),
-        ({"model_path": "tinker://nobody/weights/x"}, 404, "nobody"),
+        ({"model_path": "tinker://nobody/sampler_weights/x"}, 404, "nobody"),
+        ({"model_path": "tinker://nobody/weights/x"}, 400, "sampler_weights"),
         ({"model_path": None}, 400, "base_model"),
     ],
 )
