@@ -4,8 +4,8 @@
 and prints for each tenth of it the memory, threads, files, and requests per second of processor time. The
 suite runs it for a moment, which is too short to judge the memory.
 
-The server runs in this process and keeps the models of sessions that no client finishes, about 100 kB a
-seed. So the memory of a long run grows with the clients that the programs drop.
+The server runs in this process. It keeps the models of a session that no client finishes until the session
+is silent for `_ABANDONED_S`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ FIRST = int(os.environ.get("FAULT_FIRST", "0"))
 # Until then memory grows: modules load, and the server keeps its first models and results.
 _WARM_S = min(SECONDS / 3, 90.0)
 _RELEASE_S = 1.0
+_ABANDONED_S = 20.0
 _SLACK = 0.02
 # A shorter run does not judge the memory.
 _JUDGED_S = 300.0
@@ -87,7 +88,7 @@ def describe(looks: list[Look]) -> Iterator[str]:
 def test_threads_files_and_memory_stay_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     # The server keeps the models of a session for a minute after its end, which is as long as a short run.
     monkeypatch.setattr("tinker_sync.local.server.sessions.RELEASE_S", _RELEASE_S)
-    with ground(kept_results_bytes=1_000_000) as land:
+    with ground(kept_results_bytes=1_000_000, abandoned_after_s=_ABANDONED_S) as land:
         threads, files = isolation.our_threads(), len(list(_FILES.iterdir()))
         began, looks = time.monotonic(), []
         for seed in itertools.count(FIRST):
