@@ -9,6 +9,7 @@ Without a board, each process uses its own limiter and looks for a board every f
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import uuid
@@ -182,7 +183,11 @@ def share_limits(client: SamplingClient | ServiceClient) -> SharedLimits:
     core = client.holder
     key = core.settings.api_key
     fingerprint = key_fingerprint(key.reveal() if key is not None else "")
-    group = f"{core.settings.base_url.rstrip('/')} {fingerprint}"
+    # The fingerprint of a limiter differs from process to process; the group must not.
+    stable = hashlib.sha256(
+        b"tinker_sync group" + (key.reveal() if key is not None else "").encode()
+    ).hexdigest()
+    group = f"{core.settings.base_url.rstrip('/')} {stable[:16]}"
     limiter = shared_rate_limiter(core.settings.base_url, fingerprint, clock=core.clock)
     shared = _known.get(group, lambda: SharedLimits(group, limiter))
     shared.start()
