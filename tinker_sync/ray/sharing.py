@@ -182,12 +182,11 @@ def share_limits(client: SamplingClient | ServiceClient) -> SharedLimits:
         raise ConfigurationError("share_limits: Ray is not started; call ray.init() first")
     core = client.holder
     key = core.settings.api_key
-    fingerprint = key_fingerprint(key.reveal() if key is not None else "")
-    # The fingerprint of a limiter differs from process to process; the group must not.
-    stable = hashlib.sha256(
-        b"tinker_sync group" + (key.reveal() if key is not None else "").encode()
-    ).hexdigest()
-    group = f"{core.settings.base_url.rstrip('/')} {stable[:16]}"
+    secret = key.reveal() if key is not None else ""
+    fingerprint = key_fingerprint(secret)
+    # The fingerprint of a key differs from process to process; the group must not.
+    digest = hashlib.sha256(b"tinker_sync group" + secret.encode()).hexdigest()
+    group = f"{core.settings.base_url.rstrip('/')} {digest[:16]}"
     limiter = shared_rate_limiter(core.settings.base_url, fingerprint, clock=core.clock)
     shared = _known.get(group, lambda: SharedLimits(group, limiter))
     shared.start()
